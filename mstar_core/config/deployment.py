@@ -1,0 +1,117 @@
+"""What one deployment is: resolved configuration, placement and limits. Written to spec.json by `up`, read by children."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class NodePlacement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a node runs. walks: only for these walks (None = all). replicas: one tuple of tp_size ranks each."""
+
+    node: str
+    replicas: tuple[tuple[int, ...], ...]
+    walks: tuple[str, ...] | None = None
+    tp_size: int = 1
+
+
+class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker process and its device: `cpu` or `cuda:INDEX`."""
+
+    rank: int
+    device: str
+    nodes: tuple[str, ...]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The placement of a model's nodes on ranks."""
+
+    ranks: tuple[RankPlan, ...]
+    placements: tuple[NodePlacement, ...]
+
+    def replicas(self, node: str, walk: str) -> tuple[tuple[int, ...], ...]:
+        """Replicas that run `node` in `walk`; a placement scoped to the walk wins over one for all walks."""
+        for placement in self.placements:
+            if placement.node == node and placement.walks is not None and walk in placement.walks:
+                return placement.replicas
+        for placement in self.placements:
+            if placement.node == node and placement.walks is None:
+                return placement.replicas
+        return ()
+
+
+class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Page pool of every KV node. pages or tokens fix its size; else memory_fraction of what is free."""
+
+    page_size: int = 16
+    pages: int | None = None
+    tokens: int | None = None
+    memory_fraction: float = 0.85
+    prefix_cache: bool = True
+
+
+class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The api's address and limits (docs/http-api.md). Sizes in bytes, times in seconds."""
+
+    host: str = "0.0.0.0"  # noqa: S104  the documented default; `up` warns when no key is set
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    metrics_open: bool = False
+    bind_when_ready: bool = False
+    strict_model: bool = False
+    unknown_params: str = "error"
+    timeout_s: float = 600.0
+    stall_timeout_s: float = 30.0
+    max_body_bytes: int = 128 * 1024 * 1024
+    max_text_bytes: int = 1024 * 1024
+    max_files: int = 32
+    max_speech_chars: int = 4096
+    pool_processes: int = 1
+
+
+class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a child needs to know of its deployment.
+
+    folder: checkpoint folder (None: random weights are refused, so every model names one).
+    max_concurrent_requests: requests that run at once; max_queue: requests that wait beyond them.
+    weights_source: `tiny`, `folder` or `official`.
+    """
+
+    name: str
+    model: str
+    plugin: str
+    run_dir: str
+    log_dir: str
+    plan: Plan
+    folder: str | None = None
+    weights_source: str = "folder"
+    model_kwargs: dict[str, Any] = {}
+    max_seq_len: int = 8192
+    max_concurrent_requests: int = 32
+    max_queue: int = 128
+    kv_cache: KVCacheConfig = KVCacheConfig()
+    dtype: str | None = None
+    token_budget: int = 2048
+    transport: str = "SHM"
+    api: ApiConfig = ApiConfig()
+    log_level: str = "INFO"
+    drain_timeout_s: float = 120.0
+    stall_s: float = 120.0
+    config_file: str | None = None
+    argv: tuple[str, ...] = ()
+    versions: dict[str, str] = {}
+
+    @property
+    def ipc_dir(self) -> Path:
+        return Path(self.run_dir) / "ipc"
+
+    def encode(self) -> bytes:
+        """JSON as written to spec.json."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1)
+
+    @classmethod
+    def load(cls, path: Path) -> DeploymentSpec:
+        """Read spec.json. Raises msgspec.ValidationError when the file is of another version."""
+        return msgspec.json.decode(path.read_bytes(), type=cls)

@@ -1,0 +1,36 @@
+"""What a KV module sees of the cache during one forward. Made by the KV engine, used by `mstar_core.layers`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class KVView(Protocol):
+    """The cache of the packed rows of one step.
+
+    A forward works on T packed tokens of all rows of the step. `attend` appends this layer's keys and values
+    (after rotary) to each row's pages, unless the row only reads, and attends over everything the row may see.
+    """
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """Attention of one layer.
+
+        query: [T, heads, head_dim]; key, value: [T, kv_heads, head_dim]; scale: default head_dim ** -0.5.
+        Returns [T, heads, head_dim] in the query's dtype.
+        """
+
+
+class KVModule(Protocol):
+    """What the KV engine runs. One forward for single, batched, chunked and captured steps.
+
+    forward(kv=..., positions=..., **ports) -> {"hidden": [T, width], ...}. The port `tokens` (or the carried id
+    port) arrives packed as int64 [T]; `embeds`-like ports as [T, width]; positions int64 [T].
+    head(hidden [n, width]) -> float32 logits [n, vocab], called by the engine on the rows that need logits.
+    """
+
+    def __call__(self, *, kv: KVView, positions: Tensor, **ports: Tensor) -> dict[str, Tensor]: ...
+
+    def head(self, hidden: Tensor) -> Tensor: ...

@@ -1,0 +1,163 @@
+"""Nodes and their ports: what a component is, before any walk uses it. Read by every process."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+from mstar_core.errors import GraphError
+
+
+class EngineKind(enum.StrEnum):
+    """How a node is run. KV_CACHE keeps a paged cache per request; STATELESS keeps nothing."""
+
+    KV_CACHE = "kv_cache"
+    STATELESS = "stateless"
+
+
+KV_CACHE: Final = EngineKind.KV_CACHE
+STATELESS: Final = EngineKind.STATELESS
+
+STEP: Final = "$step"
+"""Input name: the iteration index of the enclosing loop, per request, kept on the device."""
+
+CLIENT: Final = "$client"
+"""Edge target: the value leaves the graph as an output of the request."""
+
+MAIN: Final = "main"
+"""The cache branch that every request has."""
+
+_PORT = re.compile(r"^(?P<dtype>[a-z]+\d+|any)(?:\[(?P<shape>[^\]]*)\])?(?P<optional>\?)?$")
+DTYPES: Final = frozenset({"i64", "i32", "i16", "u8", "b8", "f32", "f16", "bf16", "any"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortType:
+    """A port's type, read from text such as `"i64[n]"` or `"f32[n,2048]?"`.
+
+    A dimension is a number (fixed) or a name (any size). `optional` ports may be absent.
+    """
+
+    dtype: str
+    shape: tuple[int | str, ...] = ()
+    optional: bool = False
+
+    @classmethod
+    def parse(cls, text: str, where: str = "port") -> PortType:
+        """Read a port type. Raises GraphError naming `where`."""
+        match = _PORT.match(text.replace(" ", ""))
+        if match is None or match["dtype"] not in DTYPES:
+            raise GraphError(f"{where}: {text!r} is not a port type", hint=f'write "i64[n]" with one of {sorted(DTYPES)}', place=where)
+        dims = [d for d in (match["shape"] or "").split(",") if d]
+        shape = tuple(int(d) if d.isdigit() else d for d in dims)
+        return cls(dtype=match["dtype"], shape=shape, optional=bool(match["optional"]))
+
+    def accepts(self, other: PortType) -> bool:
+        """Whether a value of type `other` may flow into this port (rank and fixed sizes agree)."""
+        if "any" not in (self.dtype, other.dtype) and self.dtype != other.dtype:
+            return False
+        if not self.shape or not other.shape or len(self.shape) != len(other.shape):
+            return not self.shape or not other.shape
+        pairs = zip(self.shape, other.shape, strict=True)
+        return all(isinstance(a, str) or isinstance(b, str) or a == b for a, b in pairs)
+
+    def __str__(self) -> str:
+        shape = f"[{','.join(map(str, self.shape))}]" if self.shape else ""
+        return f"{self.dtype}{shape}{'?' if self.optional else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSpec:
+    """Shape of a node's cache. `page` overrides the deployment's page size (in tokens)."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    branches: tuple[str, ...] = (MAIN,)
+    page: int | None = None
+
+    def bytes_per_token(self, dtype_bytes: int) -> int:
+        """Cache bytes of one token over all layers, keys and values."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * dtype_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attend:
+    """How one use of a KV node attends and whether it appends to the cache.
+
+    mask: `causal` or `full` inside the segment; every earlier cached token is always visible.
+    positions: `running` (one per token), `shared` (all tokens of the segment take one position), `given` (a port).
+    write: whether keys and values are appended to the cache.
+    """
+
+    mask: Literal["causal", "full"] = "causal"
+    positions: Literal["running", "shared", "given"] = "running"
+    write: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """The node samples ids from its head into `port`, with the parameters named by `prefix`.
+
+    prefix: `"talker_"` makes the engine read `talker_temperature` and so on from the request.
+    history: which ids count as seen for the repetition penalty (`all` = prompt and output, `output`, or `none`).
+    """
+
+    port: str
+    prefix: str = ""
+    history: Literal["all", "output", "none"] = "all"
+    suppress: tuple[range, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """One component of the graph, declared once and referred to by the object.
+
+    ports: name -> port type text. batch_key: names of ports whose shapes must agree inside one batch.
+    requires_capture: batch sizes or token buckets where the defaults do not fit.
+    of: for `on_branch` nodes, the node whose weights and ranks they share unless the config places them.
+    """
+
+    name: str
+    engine: EngineKind
+    ports: dict[str, str] = field(default_factory=dict)
+    kv: KVSpec | None = None
+    sampling: Sampling | None = None
+    dtype: str | None = None
+    batch_key: tuple[str, ...] = ()
+    capture_sizes: tuple[int, ...] = ()
+    tensor_parallel: bool = False
+    branch: str = MAIN
+    of: NodeSpec | None = None
+    doc: str = ""
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def port(self, name: str) -> PortType:
+        """The type of the port called `name`. Raises GraphError when there is none."""
+        if name not in self.ports:
+            from mstar_core.errors import did_you_mean
+
+            raise GraphError(f"node {self.name!r} has no port {name!r}", hint=did_you_mean(name, self.ports), place=self.name)
+        return PortType.parse(self.ports[name], where=f"{self.name}.{name}")
+
+    def on_branch(self, name: str, branch: str) -> NodeSpec:
+        """The same component on another cache branch; it folds into this node unless the config places it."""
+        return replace(self, name=name, branch=branch, of=self)
+
+
+CHUNK_FIRST: Final = "$first"
+"""Input name inside a loop over a stream: true (b8, 0-d) in the first chunk of the request."""
+
+CHUNK_LAST: Final = "$last"
+"""Input name inside a loop over a stream: true (b8, 0-d) in the final flush of the request."""
+
+PARAM_PREFIX: Final = "$param:"
+
+
+def from_param(name: str) -> str:
+    """Input name that takes its value from the request's parameter: a number, a bool, or a choice's index (0-d)."""
+    return PARAM_PREFIX + name

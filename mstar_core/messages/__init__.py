@@ -1,0 +1,1 @@
+"""Messages between processes: one module per link, one wire format. No torch."""

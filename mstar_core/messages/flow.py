@@ -1,0 +1,82 @@
+"""worker -> worker and worker -> api: values on their way. One message per step and destination."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mstar_core.messages.tensors import TensorRef
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A task's output port for a consumer on another rank. iteration: loop indices, outermost first."""
+
+    handle: int
+    run: int
+    task: int
+    port: str
+    iteration: list[int]
+    ref: TensorRef | None = None
+
+
+class Values(msgspec.Struct, frozen=True, kw_only=True, tag="values"):
+    """Worker to worker: values that crossed in one step. ref None: the port was not produced in that iteration."""
+
+    items: list[Value]
+
+
+class StreamItems(msgspec.Struct, frozen=True, kw_only=True, tag="stream_items"):
+    """Worker to worker: ids put on a stream in one step, one per row. index: number of the item in its stream."""
+
+    stream: str
+    handles: list[int]
+    index: list[int]
+    ids: list[int]
+
+
+class StreamTensor(msgspec.Struct, frozen=True, kw_only=True, tag="stream_tensor"):
+    """Worker to worker: one tensor item of a stream."""
+
+    stream: str
+    handle: int
+    index: int
+    ref: TensorRef
+
+
+class LoopEnd(msgspec.Struct, frozen=True, kw_only=True, tag="loop_end"):
+    """Worker to worker: the leading rank ended a loop after `iterations`."""
+
+    handle: int
+    run: int
+    loop: str
+    outer: list[int]
+    iterations: int
+    reason: str
+
+
+class TensorFreed(msgspec.Struct, frozen=True, kw_only=True, tag="tensor_freed"):
+    """Reader to owner: these (slot, generation) pairs may be reused."""
+
+    slots: list[tuple[int, int]]
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One value for the client. seq: number of the output of this request on this worker, from 0."""
+
+    handle: int
+    seq: int
+    port: str
+    modality: str
+    ref: TensorRef
+    meta: dict[str, Any] = {}
+
+
+class Outputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
+    """Worker to api: all outputs of one step. worker: the sender's name."""
+
+    worker: str
+    items: list[Output]
+
+
+FlowMessage = Values | StreamItems | StreamTensor | LoopEnd | TensorFreed | Outputs

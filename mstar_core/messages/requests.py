@@ -1,0 +1,74 @@
+"""api <-> conductor: a request's life, seen from outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mstar_core.messages.tensors import TensorRef
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error as it travels: the public sentence, its code and HTTP status. detail goes to logs only."""
+
+    message: str
+    code: str = "internal_error"
+    status: int = 500
+    param: str | None = None
+    detail: str = ""
+
+
+class SegmentRef(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt segment: its kind, length in tokens, and tensors by walk input name."""
+
+    kind: str
+    length: int
+    inputs: dict[str, TensorRef]
+
+
+class NewRequest(msgspec.Struct, frozen=True, kw_only=True, tag="new_request", omit_defaults=True):
+    """Api to conductor: an admitted request. handle is unique for the api's incarnation and never reused.
+
+    params: checked values by parameter name. deadline_s: seconds left to live.
+    """
+
+    handle: int
+    request_id: str
+    params: dict[str, Any]
+    outputs: list[str]
+    inputs: dict[str, TensorRef] = {}
+    segments: list[SegmentRef] = []
+    seed: int = 0
+    deadline_s: float = 600.0
+    prompt_tokens: int = 0
+
+
+class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_request"):
+    """Api to conductor. why: `disconnect`, `by_id`, `deadline`, `stalled`, `drain`."""
+
+    handle: int
+    why: str = "by_id"
+
+
+class RequestFinished(msgspec.Struct, frozen=True, kw_only=True, tag="request_finished", omit_defaults=True):
+    """Conductor to api: every partition ended. emitted: outputs each worker sent; the api waits for all of them.
+
+    reason: `stop` or `length`. counts: loop and port counts over all walks. cached_tokens: prompt tokens from caches.
+    """
+
+    handle: int
+    reason: str
+    emitted: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    cached_tokens: int = 0
+
+
+class RequestFailed(msgspec.Struct, frozen=True, kw_only=True, tag="request_failed"):
+    """Conductor to api: the request ended in an error; nothing follows."""
+
+    handle: int
+    error: ErrorInfo
+
+
+RequestMessage = NewRequest | CancelRequest | RequestFinished | RequestFailed

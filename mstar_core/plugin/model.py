@@ -1,0 +1,44 @@
+"""The model contract: how a worker builds the nodes it holds. Names torch only for type checkers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mstar_core.graph import NodeSpec
+from mstar_core.plugin.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+WeightProgress = Callable[[int, int, str], None]
+"""Called with (bytes so far, total bytes, file name) while weights are read or downloaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelContext:
+    """What a model needs to build a node on one rank. tp_rank and tp_size describe the tensor-parallel group."""
+
+    spec: ModelSpec
+    folder: Path | None
+    device: torch.device
+    dtype: torch.dtype
+    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    progress: WeightProgress | None = None
+    tp_rank: int = 0
+    tp_size: int = 1
+
+
+class Model(Protocol):
+    """Made once per worker: `Model(ctx)`."""
+
+    def __init__(self, ctx: ModelContext) -> None: ...
+
+    def get_submodule(self, node: NodeSpec) -> nn.Module:
+        """Build one node with its weights on ctx.device in ctx.dtype (or the node's own dtype)."""
+
+    def vocab_size(self, node: NodeSpec) -> int:
+        """Vocabulary of a sampling node's head; 0 for others."""

@@ -1,0 +1,83 @@
+"""The processor contract: what a model does to a request before it enters the graph and to what comes out.
+
+Runs in the api's process pool. No torch, no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaPart:
+    """One uploaded file after its type was sniffed. data: its bytes; name: the client's label only."""
+
+    modality: str
+    data: bytes
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRequest:
+    """What the api hands to a processor: text and media in the order given, and the checked parameters.
+
+    order: indices into (texts, media) as (modality, index) pairs. seed: already chosen.
+    """
+
+    text: str | None
+    media: Sequence[MediaPart] = ()
+    order: Sequence[tuple[str, int]] = ()
+    params: Any = None
+    outputs: frozenset[str] = frozenset()
+    seed: int = 0
+    max_seq_len: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentInputs:
+    """One prompt segment's arrays under walk input names."""
+
+    kind: str
+    arrays: Mapping[str, np.ndarray]
+    length: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a processor returns. arrays: walk input name -> array. prompt_tokens: what the language model reads.
+
+    params: the parameters to go on with (for instance with a limit lowered to the context), None = unchanged.
+    """
+
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    segments: Sequence[SegmentInputs] = ()
+    prompt_tokens: int = 0
+    max_output_tokens: int | None = None
+    params: Any = None
+    warnings: Sequence[str] = ()
+
+
+class Detokenizer(Protocol):
+    """Turns ids into text piece by piece; never gives half a character."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class Processor(Protocol):
+    """Made once per pool process: `Processor(folder, model_kwargs)`."""
+
+    def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None: ...
+
+    def process_prompt(self, request: PromptRequest) -> Inputs:
+        """Turn a request into arrays. Raises RequestError naming the field for the user's mistakes."""
+
+    def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
+        """One chunk for the client and its metadata; the same code for stream and whole."""

@@ -1,0 +1,127 @@
+"""What a model's program sees and yields. Programs are plain generators that the conductor drives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mstar_core.graph.nodes import MAIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFact:
+    """A named input of the request as a program sees it: facts, never the tensor.
+
+    shape and dtype are those of the tensor behind it; `name` is what a Run refers to.
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: str = "any"
+
+    def __len__(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One piece of an interleaved prompt, in the order given. inputs: walk input name -> its tensor's facts."""
+
+    kind: str
+    index: int
+    length: int = 0
+    is_last: bool = False
+    inputs: Mapping[str, InputFact] = field(default_factory=dict)
+
+    @property
+    def is_text(self) -> bool:
+        return self.kind == "text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRequest:
+    """The request as its programs see it. params: the model's own parameter dataclass."""
+
+    params: Any
+    inputs: Mapping[str, InputFact] = field(default_factory=dict)
+    segments: Sequence[Segment] = ()
+    outputs: frozenset[str] = frozenset()
+
+    @property
+    def generates_image(self) -> bool:
+        return "image" in self.outputs
+
+    @property
+    def generates_audio(self) -> bool:
+        return "audio" in self.outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """A value that a walk left behind, by port; usable as input of a later Run. Held = alive, dropped = freed."""
+
+    port: str
+    key: int
+    shape: tuple[int, ...] = ()
+    dtype: str = "any"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalkResult:
+    """How a walk ended. reason: `done`, `stop` or `length`. counts: loop name -> iterations, port -> items."""
+
+    reason: str = "done"
+    counts: Mapping[str, int] = field(default_factory=dict)
+    signals: Mapping[str, Signal] = field(default_factory=dict)
+
+
+RunInput = InputFact | Segment | Signal
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Run:
+    """A program's wish to take a walk.
+
+    max_iters: limit of the walk's loop, or {loop: limit} when there are several; None = until it stops itself.
+    branches: cache branches that take part. rows: batch rows of this request (candidates).
+    sample: whether a prefill samples from its last row. inputs: walk input -> request input, segment or signal.
+    """
+
+    walk: str
+    max_iters: int | Mapping[str, int] | None
+    branches: tuple[str, ...]
+    rows: int
+    sample: bool
+    inputs: Mapping[str, RunInput]
+
+    def __init__(
+        self,
+        walk: str,
+        *,
+        max_iters: int | Mapping[str, int] | None = None,
+        branches: Sequence[str] = (MAIN,),
+        rows: int = 1,
+        sample: bool = True,
+        **inputs: RunInput,
+    ) -> None:
+        object.__setattr__(self, "walk", walk)
+        object.__setattr__(self, "max_iters", max_iters)
+        object.__setattr__(self, "branches", tuple(branches))
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "sample", sample)
+        object.__setattr__(self, "inputs", dict(inputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Make branch `into` a copy-on-write copy of `source`; rides with the next Run and gives back nothing."""
+
+    source: str
+    into: str
+
+
+Wish = Run | Fork | list[Run]
+Answer = WalkResult | list[WalkResult] | None
+ProgramGenerator = Generator[Wish, Any, None]
+Program = Callable[[ProgramRequest], ProgramGenerator]
