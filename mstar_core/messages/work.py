@@ -35,12 +35,15 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
 
 
 class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One walk to take. run: number of the run within the request. homes: nodes placed elsewhere for this walk."""
+    """One walk to take. run: number of the run within the request. homes: nodes placed elsewhere for this walk.
+
+    branches: cache branches that take part; none named means the main one.
+    """
 
     run: int
     walk: str
     max_iters: int | dict[str, int] | None = None
-    branches: list[str] = ["main"]
+    branches: list[str] = []
     rows: int = 1
     sample: bool = True
     inputs: dict[str, RunInputRef] = {}
