@@ -1,0 +1,60 @@
+"""Names of element types in tensor handles, and how their bytes look to numpy. Used by every tensor transport."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from mstar_core.errors import TransportError, did_you_mean
+
+Array = npt.NDArray[np.generic]
+
+# numpy has no bfloat16: its bits travel as uint16, and the reader with torch views them as what they are.
+STORAGE: dict[str, np.dtype[np.generic]] = {
+    name: np.dtype(stored).newbyteorder("<")
+    for name, stored in {
+        "bool": "bool",
+        "int8": "int8",
+        "int16": "int16",
+        "int32": "int32",
+        "int64": "int64",
+        "uint8": "uint8",
+        "uint16": "uint16",
+        "uint32": "uint32",
+        "uint64": "uint64",
+        "float16": "float16",
+        "float32": "float32",
+        "float64": "float64",
+        "complex64": "complex64",
+        "bfloat16": "uint16",
+    }.items()
+}
+
+
+def storage(name: str) -> np.dtype[np.generic]:
+    """Return the numpy type in which elements called `name` are stored. Raises TransportError for other names."""
+    try:
+        return STORAGE[name]
+    except KeyError:
+        raise TransportError(f"tensors of type {name!r} cannot be sent", hint=did_you_mean(name, STORAGE)) from None
+
+
+def name_of(array: Array, dtype: str | None) -> str:
+    """Return the handle's type name for `array`. dtype: the true name where numpy cannot say it (bfloat16 as uint16).
+
+    Raises TransportError when the type cannot be sent or `dtype` is not stored the way the array is.
+    """
+    name = dtype or array.dtype.name
+    if storage(name) != array.dtype.newbyteorder("<"):
+        raise TransportError(
+            f"an array of {array.dtype.name} is no {name}", f"{name} is stored as {storage(name).name}"
+        )
+    return name
+
+
+def check_size(name: str, shape: tuple[int, ...], size_bytes: int) -> None:
+    """Raise TransportError unless `size_bytes` is what a tensor of this type and shape takes."""
+    if any(length < 0 for length in shape) or math.prod(shape) * storage(name).itemsize != size_bytes:
+        raise TransportError("a tensor handle contradicts itself", f"{name}{list(shape)} in {size_bytes} bytes")

@@ -1,0 +1,151 @@
+"""A process's one inbox: a bound PULL socket that is drained, never awaited message by message.
+
+Owned by the main loop of api, conductor, worker and supervisor, used from that one thread.
+The descriptor of a ZMQ socket is edge triggered: it may stay silent while messages wait, so every reader here drains
+until the socket says Again, or comes back by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, Self, TypeVar
+
+import zmq
+
+from mstar_core.errors import TransportError
+from mstar_core.transport.address import check_path, socket_file
+from mstar_core.transport.codec import Decodes
+
+M = TypeVar("M")
+
+DRAIN_LIMIT = 256  # messages per turn of a loop: 0.3 ms at one microsecond each, so that timers stay on time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Malformed:
+    """Bytes that are no message. Takes the place of the message, so that its neighbours are not disturbed."""
+
+    error: str
+    size_bytes: int
+
+
+class Mailbox(Generic[M]):
+    """The inbox of one process. `received` and `malformed` count what came out of it."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, codec: Decodes[M], *, queue_messages: int = 1000
+    ) -> None:
+        """Bind `endpoint`. queue_messages: what ZMQ may hold per sender before the sender is told to wait.
+
+        Raises TransportError when the path is too long, taken, or lies in a directory that others can open.
+        """
+        self.endpoint = endpoint
+        self.received = 0
+        self.malformed = 0
+        self._decode = codec.decode
+        self._file = socket_file(endpoint)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._callback: Callable[[list[M | Malformed]], None] | None = None
+        self._again: asyncio.Handle | None = None
+        if self._file is not None:
+            check_path(self._file)
+        self._socket = context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RCVHWM, queue_messages)
+        try:
+            self._socket.bind(endpoint)
+            if self._file is not None:
+                os.chmod(self._file, 0o600)
+        except (zmq.ZMQError, OSError) as error:
+            self._socket.close(0)
+            raise TransportError("a mailbox cannot be opened", f"{endpoint}: {error}") from error
+
+    @property
+    def fd(self) -> int:
+        """The edge-triggered descriptor. After each wake-up drain until the list is shorter than its limit."""
+        return int(self._socket.getsockopt(zmq.FD))
+
+    def drain(self, limit: int = DRAIN_LIMIT) -> list[M | Malformed]:
+        """Take up to `limit` waiting messages in order. Never blocks, never raises for what a peer sent.
+
+        A list as long as `limit` means that more may wait.
+        """
+        taken: list[M | Malformed] = []
+        receive = self._socket.recv
+        try:
+            while len(taken) < limit:
+                taken.append(self._open(receive(zmq.NOBLOCK)))
+        except zmq.Again:
+            pass
+        self.received += len(taken)
+        return taken
+
+    def wait(self, timeout_s: float, *, fds: Iterable[int] = (), writable: Iterable[zmq.Socket[bytes]] = ()) -> bool:
+        """Wait until a message, one of `fds` to read, or one of the `writable` sockets is ready. For loops of their own.
+
+        writable: `Courier.blocked()`, so that a loop that waits also goes on with its unsent messages.
+        Returns False when `timeout_s` passed.
+        """
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        for fd in fds:
+            poller.register(fd, zmq.POLLIN)
+        for socket in writable:
+            poller.register(socket, zmq.POLLOUT)
+        return bool(poller.poll(math.ceil(timeout_s * 1000)))
+
+    def attach(self, loop: asyncio.AbstractEventLoop, callback: Callable[[list[M | Malformed]], None]) -> None:
+        """Call `callback` on `loop` with each batch of messages until `detach`."""
+        if self._loop is not None:
+            raise TransportError("a mailbox is attached already", self.endpoint)
+        self._loop, self._callback = loop, callback
+        loop.add_reader(self.fd, self._turn)
+        self._again = loop.call_soon(self._turn)  # what came before add_reader gives no edge any more
+
+    def detach(self) -> None:
+        """Stop calling back. Messages stay in the mailbox. Safe to call twice."""
+        if self._loop is None:
+            return
+        self._loop.remove_reader(self.fd)
+        if self._again is not None:
+            self._again.cancel()
+        self._loop = self._callback = self._again = None
+
+    def close(self) -> None:
+        """Drop what waits, free the socket and remove its file. Safe to call twice."""
+        if self._socket.closed:
+            return
+        self.detach()
+        self._socket.close(0)
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _turn(self) -> None:
+        loop, callback = self._loop, self._callback
+        if loop is None or callback is None:
+            return
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        taken = self.drain()
+        if len(taken) == DRAIN_LIMIT:
+            self._again = loop.call_soon(self._turn)  # set before the callback, which may raise or detach
+        if taken:
+            callback(taken)
+
+    def _open(self, data: bytes) -> M | Malformed:
+        try:
+            return self._decode(data)
+        except Exception as error:  # noqa: BLE001  isolation boundary: one message
+            self.malformed += 1
+            return Malformed(error=f"{type(error).__name__}: {error}", size_bytes=len(data))

@@ -1,0 +1,87 @@
+"""Tensors between processes of one host: small ones in the message, large ones in pooled shared memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from mstar_core.messages.tensors import InlineTensor, TensorRef
+from mstar_core.transport.address import arena_path
+from mstar_core.transport.arena import MIB, Arena
+from mstar_core.transport.arena_reader import ArenaReader
+from mstar_core.transport.dtypes import Array
+from mstar_core.transport.fd_server import FdServer
+from mstar_core.transport.tensors import inline, inline_array
+
+INLINE_BYTES = 32 * 1024  # below this a copy through the socket costs less than a loan and its return
+
+
+class ShmTransport:
+    """`TensorTransport` over an `Arena`. Owns the arena, its descriptor server and the mappings of peers."""
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        directory: Path,
+        *,
+        segment_bytes: int = 64 * MIB,
+        max_bytes: int = 4096 * MIB,
+        inline_bytes: int = INLINE_BYTES,
+    ) -> None:
+        """name, incarnation: of this process's mailbox. directory: where sockets are, mode 0700.
+
+        Raises TransportError when the socket or the memory cannot be made.
+        """
+        self._inline_bytes = inline_bytes
+        self._reader = ArenaReader()
+        self.arena = Arena(name, incarnation=incarnation, segment_bytes=segment_bytes, max_bytes=max_bytes)
+        try:
+            self._server = FdServer(arena_path(directory, name, incarnation), self.arena)
+        except BaseException:
+            self.arena.close()
+            raise
+
+    @property
+    def endpoint(self) -> str:
+        return str(self._server.path)
+
+    @property
+    def live(self) -> int:
+        return self.arena.live
+
+    @property
+    def used_bytes(self) -> int:
+        return self.arena.used_bytes
+
+    def put(self, array: Array, to: str, *, dtype: str | None = None) -> TensorRef:
+        if array.nbytes <= self._inline_bytes:
+            return inline(array, dtype)
+        return self.arena.put(array, to, dtype=dtype)
+
+    def get(self, ref: TensorRef) -> Array:
+        return inline_array(ref) if isinstance(ref, InlineTensor) else self._reader.open(ref)
+
+    def copy(self, ref: TensorRef) -> Array:
+        return inline_array(ref).copy() if isinstance(ref, InlineTensor) else self._reader.copy(ref)
+
+    def release(self, slot: int, generation: int) -> bool:
+        return self.arena.release(slot, generation)
+
+    def connect(self, peer: str, endpoint: str, incarnation: int) -> None:
+        self._reader.connect(peer, Path(endpoint), incarnation)
+
+    def reclaim(self, peer: str, incarnation: int | None = None) -> int:
+        self._reader.forget(peer, incarnation)
+        return self.arena.reclaim(peer)
+
+    def close(self) -> None:
+        self._server.close()
+        self._reader.close()
+        self.arena.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
