@@ -1,0 +1,91 @@
+"""Logs of a child: one JSON object a line on standard output. Set up by each process's main, read by the supervisor.
+
+A message may hold ids, numbers and names of parts; never a prompt, never a key.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+LINE_LIMIT_BYTES: Final = 1024 * 1024
+"""A longer line is cut: the supervisor reads line by line and must not hold more than this."""
+
+HIDDEN: Final = "[hidden]"
+
+REQUEST_ID: ContextVar[str] = ContextVar("mstar_request_id", default="")
+"""The client's id of the request that this task serves; put into each line it logs."""
+
+
+@contextmanager
+def request_scope(request_id: str) -> Iterator[None]:
+    """Name the request in every line that is logged inside the block."""
+    token = REQUEST_ID.set(request_id)
+    try:
+        yield
+    finally:
+        REQUEST_ID.reset(token)
+
+
+class JsonFormatter(logging.Formatter):
+    """Makes the line. JSON escapes line breaks and control characters, so no value can forge a line.
+
+    Facts are passed as `extra={"facts": {...}}` and stand under their own names.
+    """
+
+    def __init__(self, child: str, secrets: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._child = child
+        self._secrets = tuple(secret for secret in secrets if secret)
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "child": self._child,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        request_id = REQUEST_ID.get()
+        if request_id:
+            line["request"] = request_id
+        facts = getattr(record, "facts", None)
+        if isinstance(facts, dict):
+            line |= {key: value for key, value in facts.items() if key not in line}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return self._bounded(line)
+
+    def _bounded(self, line: dict[str, Any]) -> str:
+        text = self._hide(json.dumps(line, default=str))
+        if len(text) <= LINE_LIMIT_BYTES:
+            return text
+        kept = {key: line[key] for key in ("time", "level", "child", "logger")}
+        kept["message"] = str(line["message"])[:4096]
+        kept["cut"] = len(text)
+        return self._hide(json.dumps(kept))
+
+    def _hide(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, HIDDEN)
+        return text
+
+
+def start_logging(
+    child: str, level: str = "INFO", *, secrets: Sequence[str] = (), stream: TextIO | None = None
+) -> None:
+    """Send every logger of this process to `stream` (standard output) as JSON lines. Replaces earlier handlers."""
+    handler = logging.StreamHandler(stream or sys.stdout)
+    handler.setFormatter(JsonFormatter(child, secrets))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    logging.captureWarnings(True)
