@@ -1,0 +1,25 @@
+"""`mstarctl completion`: the script that makes a shell complete commands and names."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+COMPLETE_VARIABLE = "_MSTARCTL_COMPLETE"
+
+
+class Shell(enum.StrEnum):
+    """Shells that have a script."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def completion(shell: Annotated[Shell, typer.Argument(help="the shell to complete in")]) -> None:
+    """Print the completion script of a shell: eval "$(mstarctl completion bash)"."""
+    from typer.completion import get_completion_script
+
+    print(get_completion_script(prog_name="mstarctl", complete_var=COMPLETE_VARIABLE, shell=shell.value))

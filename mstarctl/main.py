@@ -1,0 +1,213 @@
+"""Entry point of `mstarctl`: one lazy table of verbs, global flags, errors and exit codes. Imports no verb."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+from typer.core import TyperGroup, TyperOption
+
+from mstar_core.errors import ExitCode, MstarError, UsageError, did_you_mean
+from mstarctl.output.errors import render_error, save_traceback
+from mstarctl.output.options import FORMATS, GlobalOptions
+
+PROGRAM = "mstarctl"
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One row of the command tree. target: "module:function" or "module:typer_app", imported when the verb is used."""
+
+    name: str
+    target: str
+    help: str
+    group: str
+
+
+# Verbs that print life-cycle data live in commands/NAME.py; help is the first line of the target's docstring.
+DEPLOYMENTS, MODELS, TOOLS = "Deployments", "Models and configuration", "Tools"
+VERBS: tuple[Verb, ...] = (
+    Verb("models", "mstarctl.commands.models:app", "List, show and draw the models of the installed plugins.", MODELS),
+    Verb("config", "mstarctl.commands.config:app", "Check, show and explain deployment files.", MODELS),
+    Verb("plugins", "mstarctl.commands.plugins:app", "List, check and start plugins.", MODELS),
+    Verb("completion", "mstarctl.commands.completion:completion", "Print the completion script of a shell.", TOOLS),
+    Verb("version", "mstarctl.commands.version:version", "Show the versions of the tool, the plugin API and the plugins.", TOOLS),
+    Verb("help", "mstarctl.commands.help:show_help", "Explain a command, or the exit codes.", TOOLS),
+)
+
+
+class LazyGroup(TyperGroup):
+    """The root group. Resolves a verb when it is called; help and completion read the table alone."""
+
+    def __init__(self, verbs: Sequence[Verb], **attrs: Any) -> None:
+        super().__init__(rich_markup_mode=None, invoke_without_command=False, **attrs)
+        self.verbs = {verb.name: verb for verb in verbs}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.verbs)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        verb = self.verbs.get(cmd_name)
+        return None if verb is None else resolve(verb)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name = args[0]
+        if name not in self.verbs and not ctx.resilient_parsing:
+            raise UsageError(f"no command {name!r}", hint=did_you_mean(name, self.verbs))
+        return name, self.get_command(ctx, name), args[1:]
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        from typer.core import CompletionItem  # type: ignore[attr-defined]  # typer re-exports it without saying so
+
+        return [CompletionItem(v.name, help=v.help) for v in self.verbs.values() if v.name.startswith(incomplete)]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for group in dict.fromkeys(verb.group for verb in self.verbs.values()):
+            with formatter.section(group):
+                formatter.write_dl([(verb.name, verb.help) for verb in self.verbs.values() if verb.group == group])
+
+
+def resolve(verb: Verb) -> Any:
+    """Import a verb's target and make its command, global flags included."""
+    module, _, attribute = verb.target.partition(":")
+    target = getattr(importlib.import_module(module), attribute)
+    if isinstance(target, typer.Typer):
+        app = target
+    else:
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(name=verb.name)(target)
+    command = typer.main.get_command(app)
+    command.name = verb.name
+    for part in _with_parts(command):
+        part.rich_markup_mode = None
+        taken = {word for option in part.params for word in option.opts}
+        part.params = [*part.params, *(o for o in global_options() if not taken.intersection(o.opts))]
+    return command
+
+
+def _with_parts(command: Any) -> Iterator[Any]:
+    yield command
+    for part in getattr(command, "commands", {}).values():
+        yield from _with_parts(part)
+
+
+def global_options() -> list[TyperOption]:
+    """The flags that every verb takes. Each writes into the command line's GlobalOptions."""
+    return [
+        _flag(["-o", "--output"], _set_output, f"form of the data: {'|'.join(FORMATS)}", metavar="FORM", is_flag=False),
+        _flag(["--no-color"], _setter("color", False), "no colour; NO_COLOR does the same"),
+        _flag(["-q", "--quiet"], _setter("quiet", True), "no narration on stderr"),
+        _flag(["-v", "--verbose"], _setter("verbose", True), "more narration on stderr"),
+        _flag(["--debug"], _setter("debug", True), "show tracebacks"),
+        _flag(["--yes"], _setter("assume_yes", True), "answer every question with yes"),
+    ]
+
+
+def _flag(words: list[str], callback: Any, text: str, *, metavar: str | None = None, is_flag: bool = True) -> TyperOption:
+    name = words[-1].lstrip("-").replace("-", "_") + "_"
+    return TyperOption(
+        param_decls=[name, *words], callback=callback, help=text, metavar=metavar, is_flag=is_flag,
+        default=False if is_flag else None, expose_value=False, is_eager=True, rich_help_panel="Global options",
+    )  # fmt: skip
+
+
+def _setter(field: str, value: bool) -> Any:
+    def set_field(ctx: Any, param: Any, given: Any) -> None:
+        if given and isinstance(ctx.obj, GlobalOptions):
+            setattr(ctx.obj, field, value)
+
+    return set_field
+
+
+def _set_output(ctx: Any, param: Any, given: str | None) -> None:
+    if given is None or ctx.resilient_parsing:
+        return
+    if given not in FORMATS:
+        raise UsageError(f"no output form {given!r}", hint=did_you_mean(given, FORMATS))
+    ctx.obj.output = given
+
+
+def _show_version(ctx: Any, param: Any, given: Any) -> None:
+    if given and not ctx.resilient_parsing:
+        from mstarctl.commands.version import client_version
+
+        print(f"{PROGRAM} {client_version()}")
+        raise typer.Exit
+
+
+def root() -> LazyGroup:
+    """The whole command line."""
+    return LazyGroup(
+        VERBS, name=PROGRAM, params=[*global_options(), _flag(["--version"], _show_version, "show the version")],
+        help="Serve multimodal models, and see what they do.",
+        epilog="mstarctl COMMAND --help explains one command; mstarctl help exit-codes lists the exit codes.",
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )  # fmt: skip
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code. Prints every error; raises none but SystemExit."""
+    options = GlobalOptions()
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    is_completing = "_MSTARCTL_COMPLETE" in os.environ
+    try:
+        if is_completing:
+            from typer.completion import completion_init
+
+            completion_init()
+        code = root().main(arguments, prog_name=PROGRAM, standalone_mode=False, obj=options)
+        return code if isinstance(code, int) else ExitCode.DONE
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except typer.Abort:
+        print("nothing was changed", file=sys.stderr)
+        return ExitCode.USAGE
+    except typer.TyperException as error:
+        usage = UsageError(error.format_message().rstrip("."), hint=_help_hint(error))
+        return _fail(usage, options)
+    except MstarError as error:
+        return _fail(error, options)
+    except Exception as error:  # the isolation boundary of one command line: a bug becomes a file and exit 1
+        return ExitCode.DONE if is_completing else _crash(error, options)
+
+
+def _help_hint(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    return "" if context is None or "Did you mean" in error.message else f"{context.command_path} --help"
+
+
+def _fail(error: MstarError, options: GlobalOptions) -> int:
+    if options.debug:
+        _print_traceback(error)
+    width = min(shutil.get_terminal_size().columns, 104) if sys.stderr.isatty() else 0
+    text = render_error(error, width=width)
+    if options.is_coloured(sys.stderr):
+        text = text.replace("error:", typer.style("error:", fg="red", bold=True), 1)
+    print(text, file=sys.stderr, flush=True)
+    return error.exit_code
+
+
+def _crash(error: Exception, options: GlobalOptions) -> int:
+    path = save_traceback(error)
+    if options.debug:
+        _print_traceback(error)
+    detail = f"{type(error).__name__}: {error}"
+    log = {} if path is None else {"log": str(path)}
+    return _fail(MstarError("this is a bug in mstarctl", detail, "run it again with --debug and report the saved traceback", **log), GlobalOptions(color=options.color))
+
+
+def _print_traceback(error: BaseException) -> None:
+    import traceback
+
+    traceback.print_exception(error)
+
+
+def main() -> None:
+    """Console script."""
+    sys.exit(run())

@@ -1,0 +1,70 @@
+"""Tables as lines of text: pure layout, cell widths measured, control characters shown escaped."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MISSING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table. key: the item's field. is_wide: shown with `-o wide` only."""
+
+    title: str
+    key: str
+    is_wide: bool = False
+    is_right: bool = False
+
+
+def render_table(items: Sequence[Mapping[str, Any]], columns: Sequence[Column], *, is_wide: bool = False) -> list[str]:
+    """Lines of a table with a header. Values are shown by `cell_text`; the last column is not padded."""
+    shown = [column for column in columns if is_wide or not column.is_wide]
+    rows = [[column.title for column in shown]]
+    rows += [[cell_text(item.get(column.key)) for column in shown] for item in items]
+    widths = [max(cell_width(row[i]) for row in rows) for i in range(len(shown))]
+    return [_line(row, shown, widths) for row in rows]
+
+
+def _line(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    cells = []
+    for text, column, width in zip(row, columns, widths, strict=True):
+        space = " " * (width - cell_width(text))
+        cells.append(space + text if column.is_right else text + space)
+    return "  ".join(cells).rstrip()
+
+
+def cell_text(value: Any) -> str:
+    """One cell: `-` for nothing, lists joined by commas, control characters escaped."""
+    if value is None or value == "" or value == [] or value == ():
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return ", ".join(cell_text(item) for item in value)
+    return escape(str(value))
+
+
+def escape(text: str) -> str:
+    """Text that cannot drive the terminal: control and direction characters become escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def cell_width(text: str) -> int:
+    """Terminal cells that `text` takes: two for wide characters, none for combining ones."""
+    if text.isascii():
+        return len(text)
+    return sum(_char_width(char) for char in text)
+
+
+def _char_width(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
