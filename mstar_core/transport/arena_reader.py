@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import mmap
 import os
 from dataclasses import dataclass
@@ -59,8 +59,8 @@ class ArenaReader:
         """
         mapping = self._mapping(ref)
         self._check(ref, mapping)
-        array: Array = np.ndarray(ref.shape, storage(ref.dtype), buffer=mapping.memory, offset=ref.offset)
-        return array
+        count = math.prod(ref.shape)
+        return np.frombuffer(mapping.memory, storage(ref.dtype), count, ref.offset).reshape(ref.shape)
 
     def copy(self, ref: ShmTensor) -> Array:
         """Return a writable copy. Raises as `open` does, also when the loan ended during the copy."""
@@ -76,13 +76,9 @@ class ArenaReader:
         known = self._owners.get(owner)
         if known is None or (incarnation is not None and known.incarnation > incarnation):
             return
+        # Never closed by hand: each array in use holds the mapping, and the last reference unmaps it. Closing it under
+        # an array would be a segmentation fault at the next read.
         del self._owners[owner]
-        mapping, known.mapping = known.mapping, None
-        if mapping is not None:
-            memory = mapping.memory
-            del mapping  # its table is a view too
-            with contextlib.suppress(BufferError):  # arrays in use hold it; the last of them unmaps it
-                memory.close()
 
     def close(self) -> None:
         """Forget all owners. Safe to call twice."""

@@ -1,0 +1,233 @@
+"""The outbox: never blocks, keeps order, loses nothing it accepted, and a stalled peer costs only its own messages."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mstar_core.errors import PeerStalled, TransportError
+from mstar_core.transport import Courier, Mailbox, Malformed, OutboxLimits, Pending, mailbox_endpoint
+
+WAIT_S = 20.0
+BULK = 64 * 1024  # large enough that the buffers of the system fill after a few
+LIMITS = OutboxLimits(messages=20, size_bytes=1 << 30, queue_messages=2)
+
+
+def bulk(number: int) -> bytes:
+    return b"%06d" % number + bytes(BULK)
+
+
+def number_of(message: bytes | Malformed) -> int:
+    assert isinstance(message, bytes)
+    return int(message[:6])
+
+
+@pytest.fixture
+def mailbox(context, codec, directory):
+    with Mailbox(context, mailbox_endpoint(directory, "worker-0", 1), codec, queue_messages=2) as opened:
+        yield opened
+
+
+@pytest.fixture
+def courier(context, codec, mailbox):
+    with Courier(context, codec, LIMITS) as opened:
+        opened.connect("worker-0", mailbox.endpoint, 1)
+        yield opened
+
+
+def fill(courier: Courier[bytes], name: str = "worker-0") -> int:
+    """Send until the peer counts as stalled. Returns how many messages were accepted."""
+    for number in range(10_000):
+        try:
+            courier.send(name, bulk(number))
+        except PeerStalled:
+            return number
+    raise AssertionError("an unread peer took ten thousand messages")
+
+
+def drain_all(mailbox: Mailbox[bytes], courier: Courier[bytes], count: int) -> list[int]:
+    taken: list[int] = []
+    while len(taken) < count:
+        assert mailbox.wait(WAIT_S, writable=courier.blocked()), f"only {len(taken)} of {count} came"
+        courier.flush()
+        taken += [number_of(message) for message in mailbox.drain()]
+    return taken
+
+
+def test_a_peer_that_does_not_read_is_an_error_for_the_message_and_nothing_else(courier, mailbox):
+    accepted = fill(courier)
+    assert courier.pending("worker-0") == Pending(messages=20, size_bytes=20 * (BULK + 6))
+    assert courier.counters.stalled == 1
+    assert drain_all(mailbox, courier, accepted) == list(range(accepted))
+    assert courier.pending("worker-0") == Pending()
+    assert courier.blocked() == []
+    assert courier.counters.sent == accepted
+
+
+def test_a_stalled_peer_does_not_hold_up_another(context, codec, directory, courier):
+    with Mailbox(context, mailbox_endpoint(directory, "worker-1", 1), codec) as other:
+        courier.connect("worker-1", other.endpoint, 1)
+        fill(courier)
+        assert courier.send("worker-1", b"hello")
+        assert other.wait(WAIT_S)
+        assert other.drain() == [b"hello"]
+
+
+def test_the_outbox_is_bounded_in_bytes_too(context, codec, mailbox):
+    limits = OutboxLimits(messages=10_000, size_bytes=3 * BULK, queue_messages=1)
+    with Courier(context, codec, limits) as courier:
+        courier.connect("worker-0", mailbox.endpoint, 1)
+        with pytest.raises(PeerStalled) as stalled:
+            for number in range(10_000):
+                courier.send("worker-0", bulk(number))
+        assert courier.pending("worker-0").size_bytes <= 3 * BULK
+        assert stalled.value.facts["peer"] == "worker-0"
+
+
+def test_a_later_message_does_not_overtake_those_that_wait(courier, mailbox):
+    accepted = fill(courier)
+    taken = [number_of(message) for message in mailbox.drain()]
+    sent_late = 0
+    while len(taken) < accepted + sent_late or sent_late < 30:
+        if sent_late < 30:
+            try:
+                courier.send("worker-0", bulk(accepted + sent_late))
+                sent_late += 1
+            except PeerStalled:
+                pass
+        assert mailbox.wait(WAIT_S, writable=courier.blocked())
+        courier.flush()
+        taken += [number_of(message) for message in mailbox.drain(limit=3)]
+    assert taken == list(range(accepted + 30))
+
+
+def test_an_unknown_peer_is_a_counted_drop(courier):
+    assert courier.send("nobody", b"x") is False
+    assert courier.counters.unknown_peer == 1
+    assert courier.pending("nobody") == Pending()
+
+
+def test_a_message_over_the_limit_is_refused_alone(context, codec, mailbox):
+    with Courier(context, codec, OutboxLimits(message_bytes=10)) as courier:
+        courier.connect("worker-0", mailbox.endpoint, 1)
+        with pytest.raises(TransportError, match="11 bytes for worker-0, the limit is 10"):
+            courier.send("worker-0", bytes(11))
+        courier.send("worker-0", bytes(10))
+        assert mailbox.wait(WAIT_S)
+        assert mailbox.drain() == [bytes(10)]
+
+
+def test_a_message_that_does_not_encode_changes_nothing(context, mailbox):
+    class Refusing:
+        def encode(self, message: bytes, /) -> bytes:
+            raise TypeError("cannot be encoded")
+
+    with Courier(context, Refusing()) as courier:
+        courier.connect("worker-0", mailbox.endpoint, 1)
+        with pytest.raises(TypeError):
+            courier.send("worker-0", b"x")
+        assert courier.counters.sent == 0
+
+
+def test_a_dead_peer_loses_its_outbox_and_the_count_says_so(courier):
+    fill(courier)
+    assert courier.disconnect("worker-0") == 20
+    assert courier.counters.peer_down == 20
+    assert courier.send("worker-0", b"x") is False
+    assert courier.disconnect("worker-0") == 0
+
+
+def test_nothing_of_an_earlier_life_reaches_the_successor(context, codec, directory, courier):
+    fill(courier)
+    with Mailbox(context, mailbox_endpoint(directory, "worker-0", 2), codec) as successor:
+        assert courier.connect("worker-0", successor.endpoint, 2)
+        assert courier.peers == {"worker-0": 2}
+        courier.send("worker-0", b"first of the second life")
+        assert successor.wait(WAIT_S)
+        assert successor.drain() == [b"first of the second life"]
+        assert not successor.wait(0.05)
+
+
+def test_late_and_doubled_announcements_change_nothing(courier, mailbox):
+    assert not courier.connect("worker-0", mailbox.endpoint, 1)
+    assert not courier.connect("worker-0", mailbox.endpoint, 0)
+    assert courier.disconnect("worker-0", incarnation=0) == 0
+    assert courier.peers == {"worker-0": 1}
+    courier.disconnect("worker-0", incarnation=1)
+    assert not courier.connect("worker-0", mailbox.endpoint, 1), "the news of its death came first"
+    assert courier.peers == {}
+
+
+def test_news_of_a_death_may_come_before_the_birth(courier):
+    courier.disconnect("worker-7", incarnation=4)
+    assert not courier.connect("worker-7", "ipc:///nowhere/worker-7.4", 4)
+
+
+def test_a_peer_announced_before_it_is_bound_gets_everything(context, codec, directory, courier):
+    endpoint = mailbox_endpoint(directory, "late", 1)
+    courier.connect("late", endpoint, 1)
+    courier.send("late", b"early word")
+    with Mailbox(context, endpoint, codec) as late:
+        assert late.wait(WAIT_S)
+        assert late.drain() == [b"early word"]
+
+
+def test_an_endpoint_that_zmq_refuses_leaves_the_old_connection(courier):
+    with pytest.raises(TransportError, match="worker-0 at nonsense://x"):
+        courier.connect("worker-0", "nonsense://x", 9)
+    assert courier.peers == {"worker-0": 1}
+
+
+def test_a_loop_flushes_as_soon_as_the_peer_reads(courier, mailbox):
+    """No call to flush: the descriptor alone must wake the loop, each time, until the outbox is empty."""
+
+    async def run() -> list[int]:
+        loop = asyncio.get_running_loop()
+        accepted = fill(courier)
+        courier.attach(loop)
+        complete = asyncio.Event()
+        taken: list[int] = []
+
+        def collect(batch: list[bytes | Malformed]) -> None:
+            taken.extend(number_of(message) for message in batch)
+            if len(taken) == accepted:
+                complete.set()
+
+        mailbox.attach(loop, collect)
+        await asyncio.wait_for(complete.wait(), WAIT_S)
+        mailbox.detach()
+        courier.detach()
+        return taken
+
+    taken = asyncio.run(run())
+    assert taken == list(range(len(taken)))
+    assert courier.pending("worker-0") == Pending()
+
+
+def test_a_peer_that_stalls_while_attached_is_watched_and_its_end_unwatched(courier, mailbox):
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        courier.attach(loop)
+        fill(courier)
+        courier.disconnect("worker-0")
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert courier.peers == {}
+
+
+def test_two_processes_that_both_stall_do_not_deadlock(context, codec, directory):
+    """Both send into full sockets before either reads: the case where blocking sends stop for ever."""
+    ends = {}
+    for name in ("left", "right"):
+        mailbox = Mailbox(context, mailbox_endpoint(directory, name, 1), codec, queue_messages=2)
+        ends[name] = (mailbox, Courier(context, codec, LIMITS))
+    ends["left"][1].connect("right", ends["right"][0].endpoint, 1)
+    ends["right"][1].connect("left", ends["left"][0].endpoint, 1)
+    to_right, to_left = fill(ends["left"][1], "right"), fill(ends["right"][1], "left")
+    assert drain_all(ends["right"][0], ends["left"][1], to_right) == list(range(to_right))
+    assert drain_all(ends["left"][0], ends["right"][1], to_left) == list(range(to_left))
+    for mailbox, courier in ends.values():
+        courier.close()
+        mailbox.close()
