@@ -1,0 +1,90 @@
+"""A process for the tests to stop and kill: `peer.py ROLE DIRECTORY`. Takes a command per line, answers with a line."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import zmq
+
+from mstar_core.messages.tensors import TensorRef
+from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
+from mstar_core.transport.shm import ShmTransport
+
+INCARNATION = 1
+
+
+class RawCodec:
+    def encode(self, message: bytes, /) -> bytes:
+        return message
+
+    def decode(self, data: bytes, /) -> bytes:
+        return data
+
+
+def lend(directory: Path) -> None:
+    """`put BYTES FILL`: lend a tensor, answer with its handle."""
+    with ShmTransport("owner", INCARNATION, directory, segment_bytes=1 << 20) as transport:
+        answer(transport.endpoint)
+        for line in sys.stdin:
+            _, size, fill = line.split()
+            ref = transport.put(np.full(int(size), int(fill), dtype=np.uint8), "reader")
+            answer(msgspec.json.encode(ref).decode())
+
+
+def read(directory: Path) -> None:
+    """`ENDPOINT HANDLE`: map the tensor, keep it, answer with its sum."""
+    held = []
+    with ShmTransport("reader", INCARNATION, directory) as transport:
+        answer(transport.endpoint)
+        for line in sys.stdin:
+            endpoint, _, handle = line.partition(" ")
+            transport.connect("owner", endpoint, INCARNATION)
+            held.append(transport.get(msgspec.json.decode(handle, type=TensorRef)))  # type: ignore[arg-type]  # a union
+            answer(str(int(held[-1].sum())))
+
+
+def listen(directory: Path) -> None:
+    """`take COUNT`: wait for that many messages, answer with the numbers they begin with."""
+    with (
+        zmq.Context() as context,
+        Mailbox(context, mailbox_endpoint(directory, "peer", INCARNATION), RawCodec(), queue_messages=2) as mailbox,
+    ):
+        answer(mailbox.endpoint)
+        for line in sys.stdin:
+            numbers: list[int] = []
+            while len(numbers) < int(line.split()[1]) and mailbox.wait(20.0):
+                numbers += [int(bytes(message)[:6]) for message in mailbox.drain() if isinstance(message, bytes)]
+            answer(",".join(map(str, numbers)))
+
+
+def echo(directory: Path) -> None:
+    """Send every message back to the mailbox named on the first line, until a message is empty."""
+    with (
+        zmq.Context() as context,
+        Mailbox(context, mailbox_endpoint(directory, "echo", INCARNATION), RawCodec()) as mailbox,
+        Courier(context, RawCodec()) as courier,
+    ):
+        answer(mailbox.endpoint)
+        courier.connect("asker", sys.stdin.readline().strip(), INCARNATION)
+        while mailbox.wait(60.0, writable=courier.blocked()):
+            courier.flush()
+            for message in mailbox.drain():
+                if message == b"":
+                    return
+                if isinstance(message, bytes):
+                    courier.send("asker", message)
+
+
+def answer(line: str) -> None:
+    print(line, flush=True)
+
+
+ROLES = {"lend": lend, "read": read, "listen": listen, "echo": echo}
+
+if __name__ == "__main__":
+    signal.alarm(120)  # whatever happens to the test, this process ends
+    ROLES[sys.argv[1]](Path(sys.argv[2]))
