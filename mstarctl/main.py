@@ -173,7 +173,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         return _fail(usage, options)
     except MstarError as error:
         return _fail(error, options)
-    except Exception as error:  # the isolation boundary of one command line: a bug becomes a file and exit 1
+    except Exception as error:  # noqa: BLE001  the isolation boundary of one command line: a bug becomes a file and exit 1
         return ExitCode.DONE if is_completing else _crash(error, options)
 
 

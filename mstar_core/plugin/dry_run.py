@@ -1,0 +1,189 @@
+"""Runs a model's programs on a sample without a model: every wish is checked against the walks. Called at load."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from mstar_core.errors import GraphError, MstarError, did_you_mean
+from mstar_core.graph import CLIENT, GraphEdge, GraphNode, Loop, NodeSpec, Walk, graph_nodes, loops
+from mstar_core.plugin.params import parse_params
+from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
+from mstar_core.plugin.spec import ModelSpec, Partition, Sample
+
+MOST_WISHES: Final = 100_000
+"""A program that wishes more often than this for one sample does not end."""
+
+Ending = Literal["stop", "length"]
+
+
+@dataclass(slots=True)
+class Dry:
+    """One dry run: which walks each partition took, in order. Made by `dry_run`."""
+
+    spec: ModelSpec
+    request: ProgramRequest
+    ending: Ending
+    walks: dict[str, list[str]] = field(default_factory=dict)
+    keys: Iterator[int] = field(default_factory=itertools.count)
+
+
+def sample_request(spec: ModelSpec, sample: Sample) -> ProgramRequest:
+    """The request that a sample describes. Raises RequestError for parameters that the model refuses."""
+    segments = []
+    for index, (kind, inputs) in enumerate(sample.segments):
+        facts = {name: InputFact(name=name, shape=tuple(shape)) for name, shape in inputs.items()}
+        length = max((len(fact) for fact in facts.values()), default=0)
+        segments.append(Segment(kind=kind, index=index, length=length, is_last=index == len(sample.segments) - 1, inputs=facts))
+    return ProgramRequest(
+        params=parse_params(spec.params, sample.params).params,
+        inputs={name: InputFact(name=name, shape=tuple(shape)) for name, shape in sample.inputs.items()},
+        segments=tuple(segments),
+        outputs=sample.outputs,
+    )
+
+
+def dry_run(spec: ModelSpec, sample: Sample) -> dict[str, list[str]]:
+    """Drive every partition that the sample starts, twice: loops that stop themselves, and loops that use their limit.
+
+    Returns the walks taken by each partition (of the second pass). Raises GraphError naming partition, walk and input.
+    """
+    request = sample_request(spec, sample)
+    walks: dict[str, list[str]] = {}
+    endings: tuple[Ending, ...] = ("stop", "length")
+    for ending in endings:
+        dry = Dry(spec, request, ending)
+        for partition in spec.active_partitions(request):
+            _drive(dry, partition)
+        walks = dry.walks
+    return walks
+
+
+def _drive(dry: Dry, partition: Partition) -> None:
+    place = f"{dry.spec.name}: program of partition {partition.name!r}"
+    taken = dry.walks.setdefault(partition.name, [])
+    try:
+        generator = partition.program(dry.request)
+        if not inspect.isgenerator(generator):
+            raise GraphError(f"{place} is no generator", hint="write it with yield", place=partition.name)
+        answer: Any = None
+        for _ in range(MOST_WISHES):
+            wish = generator.send(answer)
+            answer = _answer(dry, partition, wish, taken)
+    except StopIteration:
+        return
+    except MstarError:
+        raise
+    except Exception as error:  # noqa: BLE001  the isolation boundary of a plugin's program
+        raise GraphError(f"{place} raised {type(error).__name__}: {error}", place=partition.name) from error
+    raise GraphError(f"{place} does not end", f"{MOST_WISHES} runs for one sample", place=partition.name)
+
+
+def _answer(dry: Dry, partition: Partition, wish: Any, taken: list[str]) -> WalkResult | list[WalkResult] | None:
+    match wish:
+        case Run():
+            return _run(dry, partition, wish, taken)
+        case Fork(source=source, into=into):
+            for branch in (source, into):
+                _check_branch(dry.spec, partition, branch, "Fork")
+            return None
+        case list():
+            return [_run(dry, partition, run, taken) for run in wish]
+        case _:
+            raise GraphError(
+                f"{dry.spec.name}: partition {partition.name!r} yielded {type(wish).__name__}",
+                hint="yield a Run, a list of Runs or a Fork", place=partition.name,
+            )  # fmt: skip
+
+
+def _run(dry: Dry, partition: Partition, run: Any, taken: list[str]) -> WalkResult:
+    if not isinstance(run, Run):
+        raise GraphError(f"{dry.spec.name}: a list of {type(run).__name__} in partition {partition.name!r}", hint="a list holds Runs only")
+    walk = partition.walks.get(run.walk)
+    if walk is None:
+        hint = did_you_mean(run.walk, partition.walks)
+        raise GraphError(f"{dry.spec.name}: program of partition {partition.name!r} runs walk {run.walk!r}", hint=hint, place=partition.name)
+    taken.append(run.walk)
+    place = f"{dry.spec.name}: Run({run.walk!r})"
+    _check_inputs(dry.spec, walk, run, place)
+    for branch in run.branches:
+        _check_branch(dry.spec, partition, branch, place)
+    if run.rows < 1:
+        raise GraphError(f"{place} has rows={run.rows}", hint="at least 1", place=run.walk)
+    counts = _check_limits(dry, walk, run, place)
+    ports = {port: Signal(port=port, key=next(dry.keys)) for use in graph_nodes(walk) for port in use.spec.ports}
+    stops = any(loop.stop is not None for loop in loops(walk))
+    reason = "done" if not counts else dry.ending if stops else "length"
+    return WalkResult(reason=reason, counts=counts, signals=ports)
+
+
+def _check_limits(dry: Dry, walk: Walk, run: Run, place: str) -> dict[str, int]:
+    known = {loop.name: loop for loop in loops(walk)}
+    if isinstance(run.max_iters, Mapping):
+        for name in run.max_iters:
+            if name not in known:
+                raise GraphError(f"{place} limits loop {name!r}", hint=did_you_mean(name, known), place=run.walk)
+    counts: dict[str, int] = {}
+    for loop in known.values():
+        limit = run.max_iters.get(loop.name) if isinstance(run.max_iters, Mapping) else run.max_iters
+        if limit is None and loop.stop is None and loop.over is None:
+            raise GraphError(f"{place}: loop {loop.name!r} never ends", hint="pass max_iters", place=run.walk)
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+            raise GraphError(f"{place}: max_iters of loop {loop.name!r} is {limit!r}", hint="a whole number", place=run.walk)
+        counts[loop.name] = max(0, min(limit, 2) if limit is not None and dry.ending == "stop" else limit or 2)
+    return counts
+
+
+def _check_branch(spec: ModelSpec, partition: Partition, branch: str, place: str) -> None:
+    used = {use.spec for walk in partition.walks.values() for use in graph_nodes(walk)}
+    known = {name for node in used if node.kv is not None for name in node.kv.branches} or {"main"}
+    if branch not in known:
+        hint = did_you_mean(branch, known)
+        raise GraphError(f"{place} names cache branch {branch!r} in partition {partition.name!r} of {spec.name}", hint=hint, place=partition.name)
+
+
+def _check_inputs(spec: ModelSpec, walk: Walk, run: Run, place: str) -> None:
+    uses = list(graph_nodes(walk))
+    takes = {name for use in uses for name in use.inputs if not name.startswith("$")}
+    for name, value in run.inputs.items():
+        if name not in takes:
+            raise GraphError(f"{place} gives input {name!r}", hint=did_you_mean(name, takes), place=run.walk)
+        if not isinstance(value, InputFact | Segment | Signal):
+            raise GraphError(f"{place}: input {name!r} is a {type(value).__name__}", hint="pass a request input, a segment or a signal", place=run.walk)
+        if isinstance(value, Segment) and name not in value.inputs and len(value.inputs) != 1:
+            hint = did_you_mean(name, value.inputs)
+            raise GraphError(f"{place}: segment {value.index} ({value.kind}) holds no {name!r}", hint=hint, place=run.walk)
+    fed = fed_ports(spec, walk)
+    for use in uses:
+        for name in use.inputs:
+            if name in run.inputs or name.startswith("$") or (use.spec.name, name) in fed:
+                continue
+            if name in use.spec.ports and use.spec.port(name).optional:
+                continue
+            raise GraphError(f"{place} lacks input {name!r} of node {use.spec.name!r}", hint=f"pass {name}=...", place=run.walk)
+
+
+def fed_ports(spec: ModelSpec, walk: Walk) -> set[tuple[str, str]]:
+    """(node, input port) pairs that edges inside the walk, carries and streams fill; the others come from the Run."""
+    fed = {(stream.into[0].name, stream.into[1]) for stream in spec.streams}
+    for use in graph_nodes(walk):
+        fed |= {target for edge in use.outputs if (target := _target(edge)) is not None}
+    for loop in loops(walk):
+        fed |= {target for edge in loop.outputs if (target := _target(edge)) is not None}
+        fed |= _carried(loop)
+    return fed
+
+
+def _target(edge: Any) -> tuple[str, str] | None:
+    if not isinstance(edge, GraphEdge) or edge.to == CLIENT or not isinstance(edge.to, NodeSpec):
+        return None
+    return edge.to.name, edge.target_port
+
+
+def _carried(loop: Loop) -> set[tuple[str, str]]:
+    ports = set(loop.carry.values())
+    uses: Iterator[GraphNode] = graph_nodes(loop.body)
+    return {(use.spec.name, name) for use in uses for name in use.inputs if name in ports}

@@ -1,0 +1,144 @@
+"""Rules of a whole ModelSpec: names, graph, parameters, samples. Called when a plugin is loaded and by `plugins check`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from mstar_core.errors import GraphError, MstarError, PluginError, did_you_mean
+from mstar_core.graph import CLIENT, GraphEdge, graph_nodes, loops
+from mstar_core.plugin.dry_run import dry_run
+from mstar_core.plugin.modality import MODALITY_NAMES
+from mstar_core.plugin.params import check_value, param_specs
+from mstar_core.plugin.spec import ModelSpec
+
+ROUTES: Final = ("chat", "speech", "image", "image_edit", "transcription", "robot_policy")
+"""Routes of the api that a model may map."""
+
+_NAME = re.compile(r"^[a-z][a-z0-9_.-]*$")
+_TARGET = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+
+
+def check_spec(spec: ModelSpec) -> list[MstarError]:
+    """Every way in which a spec contradicts itself; empty when it is sound."""
+    found: list[MstarError] = [*_names(spec), *_targets(spec), *_params(spec)]
+    if not any(isinstance(error, GraphError) for error in found):
+        graph = _graph(spec)
+        found += graph or _programs(spec)
+    return found
+
+
+def _names(spec: ModelSpec) -> Iterator[MstarError]:
+    for name in (spec.name, *spec.aliases):
+        if not _NAME.match(name):
+            yield PluginError(f"model name {name!r} is not usable", hint="lower case letters, digits and _ . -, a letter first")
+    yield from _twice("model alias", (spec.name, *spec.aliases), spec)
+    yield from _twice("node", (node.name for node in spec.nodes), spec)
+    yield from _twice("stream", (stream.name for stream in spec.streams), spec)
+    yield from _twice("partition", (partition.name for partition in spec.partitions), spec)
+    yield from _twice("walk", (walk for partition in spec.partitions for walk in partition.walks), spec)
+    yield from _twice("sample", (sample.name for sample in spec.samples), spec)
+    if not spec.partitions:
+        yield GraphError(f"{spec.name} has no partition", hint="a model has at least one partition with a walk", place=spec.name)
+    for route in sorted(spec.routes):
+        if route not in ROUTES:
+            yield PluginError(f"{spec.name} maps route {route!r}", hint=did_you_mean(route, ROUTES))
+    walks = {walk for partition in spec.partitions for walk in partition.walks}
+    for alias, walk in spec.walk_aliases.items():
+        if walk not in walks:
+            yield GraphError(f"walk alias {alias!r} names walk {walk!r}", hint=did_you_mean(walk, walks), place=alias)
+
+
+def _twice(kind: str, names: Iterable[str], spec: ModelSpec) -> Iterator[MstarError]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield GraphError(f"{spec.name} has two {kind}s called {name!r}", hint="each name once", place=name)
+        seen.add(name)
+
+
+def _targets(spec: ModelSpec) -> Iterator[MstarError]:
+    targets = {"processor": spec.processor, "model": spec.model, "tiny": spec.tiny, "resolve": spec.resolve}
+    for field, target in targets.items():
+        if target is not None and not _TARGET.match(target):
+            yield PluginError(f"{spec.name}: {field} is {target!r}", hint='write "package.module:Name"')
+    if bool(spec.configs) != bool(spec.default_config):
+        yield PluginError(f"{spec.name}: configs and default_config go together", hint='configs="package:folder", default_config="file stem"')
+
+
+def _params(spec: ModelSpec) -> Iterator[MstarError]:
+    try:
+        specs = param_specs(spec.params)
+    except MstarError as error:
+        yield error
+        return
+    for item in specs:
+        if not item.doc:
+            yield PluginError(f"{spec.name}: parameter {item.name!r} has no documentation", hint="write a line in param()", phase="params")
+        if item.required or item.default is None and item.nullable:
+            continue
+        try:
+            check_value(item, item.default)
+        except MstarError as error:
+            yield PluginError(f"{spec.name}: default of parameter {item.name!r} is refused", error.title, phase="params")
+    flags = [(stop.unless, loop.name) for p in spec.partitions for w in p.walks.values() for loop in loops(w) if (stop := loop.stop) and getattr(stop, "unless", None)]
+    names = [item.name for item in specs]
+    for flag, place in flags:
+        if flag not in names:
+            yield GraphError(f"{spec.name}: loop {place!r} reads parameter {flag!r}", hint=did_you_mean(str(flag), names), place=place)
+
+
+def _graph(spec: ModelSpec) -> list[MstarError]:
+    names = frozenset(item.name for item in param_specs(spec.params))
+    check_graph = _graph_rules()
+    found: list[MstarError] = [] if check_graph is None else list(check_graph(spec.nodes, spec.streams, spec.partitions, names))
+    emitted = {edge.modality: place for edge, place in _client_edges(spec)}
+    kinds = [modality.kind for modality in spec.outputs]
+    for modality, place in emitted.items():
+        if modality is None or modality not in MODALITY_NAMES:
+            hint = did_you_mean(modality or "", MODALITY_NAMES)
+            found.append(GraphError(f"{spec.name}: walk {place!r} emits modality {modality!r}", hint=hint, place=place))
+        elif modality not in kinds:
+            found.append(GraphError(f"{spec.name}: walk {place!r} emits {modality}, which is not in outputs", hint=did_you_mean(modality, kinds), place=place))
+    for partition in spec.partitions:
+        if partition.wants is not None and partition.wants not in kinds:
+            hint = did_you_mean(partition.wants, kinds)
+            found.append(GraphError(f"{spec.name}: partition {partition.name!r} wants {partition.wants!r}", hint=hint, place=partition.name))
+    return found
+
+
+def _graph_rules() -> Any:
+    try:
+        from mstar_core.graph.check import check_graph
+    except ModuleNotFoundError:
+        return None
+    return check_graph
+
+
+def _client_edges(spec: ModelSpec) -> Iterator[tuple[GraphEdge, str]]:
+    for partition in spec.partitions:
+        for name, walk in partition.walks.items():
+            edges = [edge for use in graph_nodes(walk) for edge in use.outputs]
+            edges += [edge for loop in loops(walk) for edge in loop.outputs]
+            yield from ((edge, name) for edge in edges if isinstance(edge, GraphEdge) and edge.to == CLIENT)
+
+
+def _programs(spec: ModelSpec) -> list[MstarError]:
+    found: list[MstarError] = []
+    for sample in spec.samples:
+        try:
+            dry_run(spec, sample)
+        except MstarError as error:
+            found.append(PluginError(f"{error.title} (sample {sample.name!r})", error.detail, error.hint, phase="samples"))
+    return found
+
+
+def require_sound(specs: Sequence[ModelSpec]) -> None:
+    """Raise the first error of any spec; its detail names the others."""
+    for spec in specs:
+        errors = check_spec(spec)
+        if errors:
+            first, *rest = errors
+            detail = "\n".join(part for part in (first.detail, *(f"also: {error.title}" for error in rest)) if part)
+            raise PluginError(first.title, detail, first.hint, phase="spec")
