@@ -32,6 +32,8 @@ STORAGE: dict[str, np.dtype[np.generic]] = {
     }.items()
 }
 
+_NAMES = {stored: name for name, stored in STORAGE.items() if name != "bfloat16"}  # asking numpy costs a microsecond
+
 
 def storage(name: str) -> np.dtype[np.generic]:
     """Return the numpy type in which elements called `name` are stored. Raises TransportError for other names."""
@@ -46,8 +48,9 @@ def name_of(array: Array, dtype: str | None) -> str:
 
     Raises TransportError when the type cannot be sent or `dtype` is not stored the way the array is.
     """
-    name = dtype or array.dtype.name
-    if storage(name) != array.dtype.newbyteorder("<"):
+    stored = array.dtype if array.dtype in _NAMES else array.dtype.newbyteorder("<")
+    name = dtype or _NAMES.get(stored) or array.dtype.name
+    if storage(name) != stored:
         raise TransportError(
             f"an array of {array.dtype.name} is no {name}", f"{name} is stored as {storage(name).name}"
         )
@@ -56,5 +59,5 @@ def name_of(array: Array, dtype: str | None) -> str:
 
 def check_size(name: str, shape: tuple[int, ...], size_bytes: int) -> None:
     """Raise TransportError unless `size_bytes` is what a tensor of this type and shape takes."""
-    if any(length < 0 for length in shape) or math.prod(shape) * storage(name).itemsize != size_bytes:
+    if min(shape, default=0) < 0 or math.prod(shape) * storage(name).itemsize != size_bytes:
         raise TransportError("a tensor handle contradicts itself", f"{name}{list(shape)} in {size_bytes} bytes")

@@ -18,6 +18,7 @@ from mstar_core.transport.arena import Arena, ArenaShape
 GREETING = struct.Struct("<QQ")  # size_bytes, slots
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid (unix(7), SO_PEERCRED)
 _SEND_TIMEOUT_S = 1.0
+_RETRY_S = 0.1
 
 
 class FdServer:
@@ -39,6 +40,7 @@ class FdServer:
         except OSError as error:
             self._socket.close()
             raise TransportError("shared memory cannot be offered", f"{path}: {error}") from error
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="mstar-arena-fd", daemon=True)
         self._thread.start()
 
@@ -46,19 +48,19 @@ class FdServer:
         """Stop listening and remove the socket file. Safe to call twice."""
         if self._socket.fileno() == -1:
             return
+        self._closing.set()
         self._socket.shutdown(socket.SHUT_RDWR)  # ends the accept of the thread
         self._thread.join()
         self._socket.close()
         self.path.unlink(missing_ok=True)
 
     def _serve(self) -> None:
-        while True:
+        while not self._closing.is_set():
             try:
                 connection, _ = self._socket.accept()
-            except ConnectionAbortedError:
+            except OSError:  # closing, or out of descriptors: then the reader waits until some are free again
+                self._closing.wait(_RETRY_S)
                 continue
-            except OSError:
-                return
             with connection:
                 self._greet(connection)
 

@@ -1,8 +1,7 @@
-"""TCP and RDMA between hosts. This version refuses them with what is missing; it never falls back to another way."""
+"""TCP and RDMA between hosts. This version refuses them and says what is missing; it never falls back to another way."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,13 +26,9 @@ def open_rdma(name: str, incarnation: int, directory: Path) -> NoReturn:
 
 
 def _refuse(protocol: str) -> NoReturn:
-    if importlib.util.find_spec("mooncake") is None:
-        choices = ", ".join(f"{name} ({use})" for name, use in DISTRIBUTIONS.items())
-        detail = f"it also needs the Mooncake transfer engine, which is not installed: one of {choices}"
-    else:
-        detail = "the Mooncake transfer engine is installed, and not used yet"
+    choices = ", ".join(f"{name} ({use})" for name, use in DISTRIBUTIONS.items())
     raise TransportError(
         f"tensors do not move by {protocol} in this version",
-        detail,
+        f"between hosts they need the Mooncake transfer engine, which is not used yet: one of {choices}",
         "use --tensor-comm-protocol SHM, with all ranks on one host",
     )

@@ -31,6 +31,8 @@ class ShmTransport:
     ) -> None:
         """name, incarnation: of this process's mailbox. directory: where sockets are, mode 0700.
 
+        segment_bytes, max_bytes: of the arena. inline_bytes: up to this size elements travel in the message (-1: none).
+
         Raises TransportError when the socket or the memory cannot be made.
         """
         self._inline_bytes = inline_bytes

@@ -118,7 +118,7 @@ def loan_of(ref: TensorRef) -> Loan | None:
 def inline(array: Array, dtype: str | None = None) -> InlineTensor:
     """Return a handle that carries the elements of `array` itself. Raises TransportError for a type it cannot send."""
     name = name_of(array, dtype)
-    data = np.ascontiguousarray(array, dtype=storage(name)).tobytes()
+    data = array.astype(storage(name), copy=False).tobytes()  # in C order whatever the strides are
     return InlineTensor(dtype=name, shape=array.shape, data=data)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import zmq
 
 from mstar_core.messages.tensors import TensorRef
-from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
+from mstar_core.transport import Mailbox, mailbox_endpoint
 from mstar_core.transport.shm import ShmTransport
 
 INCARNATION = 1
@@ -43,7 +43,7 @@ def read(directory: Path) -> None:
         for line in sys.stdin:
             endpoint, _, handle = line.partition(" ")
             transport.connect("owner", endpoint, INCARNATION)
-            held.append(transport.get(msgspec.json.decode(handle, type=TensorRef)))  # type: ignore[arg-type]  # a union
+            held.append(transport.get(msgspec.json.decode(handle, type=TensorRef)))
             answer(str(int(held[-1].sum())))
 
 
@@ -61,29 +61,11 @@ def listen(directory: Path) -> None:
             answer(",".join(map(str, numbers)))
 
 
-def echo(directory: Path) -> None:
-    """Send every message back to the mailbox named on the first line, until a message is empty."""
-    with (
-        zmq.Context() as context,
-        Mailbox(context, mailbox_endpoint(directory, "echo", INCARNATION), RawCodec()) as mailbox,
-        Courier(context, RawCodec()) as courier,
-    ):
-        answer(mailbox.endpoint)
-        courier.connect("asker", sys.stdin.readline().strip(), INCARNATION)
-        while mailbox.wait(60.0, writable=courier.blocked()):
-            courier.flush()
-            for message in mailbox.drain():
-                if message == b"":
-                    return
-                if isinstance(message, bytes):
-                    courier.send("asker", message)
-
-
 def answer(line: str) -> None:
     print(line, flush=True)
 
 
-ROLES = {"lend": lend, "read": read, "listen": listen, "echo": echo}
+ROLES = {"lend": lend, "read": read, "listen": listen}
 
 if __name__ == "__main__":
     signal.alarm(120)  # whatever happens to the test, this process ends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 
 import numpy as np
@@ -324,7 +325,8 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         super().__init__()
         self.arena = Arena("owner", incarnation=5, segment_bytes=8 * KIB, max_bytes=64 * KIB, slots=12)
         # The model reads the memory as a reader would, through a mapping of its own.
-        self.memory = np.memmap(os.fdopen(os.dup(self.arena.reader_fd), "rb"), dtype=np.uint8, mode="r")
+        mapping = mmap.mmap(self.arena.reader_fd, self.arena.shape.size_bytes, prot=mmap.PROT_READ)
+        self.memory = np.frombuffer(mapping, dtype=np.uint8)
         self.lent: dict[tuple[int, int], tuple[ShmTensor, bytes, str]] = {}
 
     @rule(target=refs, size=st.integers(0, 20 * KIB), to=st.sampled_from(["api", "worker-1"]), fill=st.integers(0, 255))

@@ -203,3 +203,37 @@ def test_a_killed_peer_never_blocks_its_senders(start, context, codec):
         assert send_until_stalled(courier) >= LIMITS.messages
         assert courier.disconnect("peer") == LIMITS.messages
         assert courier.send("peer", b"x") is False
+
+
+def test_descriptors_are_handed_out_again_after_they_ran_out(directory):
+    """An owner at its descriptor limit must not lose the thread that serves its readers."""
+    script = """
+import os, resource, sys
+from pathlib import Path
+import numpy as np
+from mstar_core.transport import ArenaReader
+from mstar_core.transport.shm import ShmTransport
+
+with ShmTransport("owner", 1, Path(sys.argv[1])) as owner:
+    ref = owner.put(np.ones(100_000), "reader")
+    probe = os.dup(0)
+    os.close(probe)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 1, hard))  # room for the reader's socket, none for accept
+    reader = ArenaReader(timeout_s=0.3)
+    reader.connect("owner", Path(owner.endpoint), 1)
+    try:
+        reader.open(ref)
+        raise SystemExit("a descriptor was handed out although there was none")
+    except Exception as error:
+        assert "cannot be mapped" in str(error), error
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    reader = ArenaReader(timeout_s=20.0)
+    reader.connect("owner", Path(owner.endpoint), 1)
+    print(int(reader.open(ref).sum()))
+    del reader
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(directory)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout.strip(), done.stderr) == ("100000", "")
