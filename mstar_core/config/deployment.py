@@ -87,6 +87,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     folder: str | None = None
     weights_source: str = "folder"
+    cache_dir: str | None = None
     model_kwargs: dict[str, Any] = {}
     max_seq_len: int = 8192
     max_concurrent_requests: int = 32
@@ -99,6 +100,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "INFO"
     drain_timeout_s: float = 120.0
     stall_s: float = 120.0
+    hang_s: float = 10.0
     config_file: str | None = None
     argv: tuple[str, ...] = ()
     versions: dict[str, str] = {}

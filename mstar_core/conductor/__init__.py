@@ -1,0 +1,1 @@
+"""Owns each request's life: programs, routing, the end. No tensors."""

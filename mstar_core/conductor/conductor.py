@@ -1,0 +1,312 @@
+"""Owns each request's life: drives its programs, hands walks to ranks, sees the end, cancels, fails.
+
+Called by `main.py` with one message at a time. Iterations of loops never visit it.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from mstar_core.conductor.request import PartitionRun, PendingRun, Request, facts_of, run_message, signal_map
+from mstar_core.conductor.router import Router
+from mstar_core.config.deployment import Plan
+from mstar_core.errors import EngineError, MstarError, TimedOut, WorkerLost
+from mstar_core.graph import KV_CACHE, StreamingGraphEdge, graph_nodes, loops
+from mstar_core.messages.life import PeerDown, PeerReady
+from mstar_core.messages.requests import CancelRequest, ErrorInfo, NewRequest, RequestFailed, RequestFinished
+from mstar_core.messages.wire import Message
+from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, ReleaseSignal, RunWalk, RunWalks, WalkDone, WorkFailed
+from mstar_core.plugin.program import Answer, Fork, Run
+from mstar_core.plugin.spec import ModelSpec, Partition
+
+log = logging.getLogger(__name__)
+
+API = "api"
+
+
+class Sender(Protocol):
+    """Where messages go: never blocks, False when the peer is unknown."""
+
+    def send(self, name: str, message: Message) -> bool: ...
+
+
+def worker_name(rank: int) -> str:
+    """The mailbox name of a rank's worker."""
+    return f"worker-{rank}"
+
+
+def rank_of(name: str) -> int | None:
+    """The rank of a worker's mailbox name, None for other processes."""
+    kind, _, number = name.partition("-")
+    return int(number) if kind == "worker" and number.isdigit() else None
+
+
+class Conductor:
+    """All requests in flight. One bad message or program fails one request."""
+
+    def __init__(
+        self, spec: ModelSpec, plan: Plan, send: Sender, *, max_seq_len: int, clock: Callable[[], float]
+    ) -> None:
+        self.spec = spec
+        self.router = Router(spec, plan)
+        self.requests: dict[int, Request] = {}
+        self.unknown = 0
+        self.finished = 0
+        self.failed = 0
+        self._max_seq_len = max_seq_len
+        self._send = send
+        self._clock = clock
+        self._producers = _producers(spec)
+        self._stopping_walks = _walks_with_stop(spec)
+
+    def on(self, message: Message) -> None:
+        """Take one message. Never raises: what goes wrong fails the request that it belongs to."""
+        try:
+            self._dispatch(message)
+        except Exception as error:  # isolation boundary: one message, one request
+            handle = getattr(message, "handle", None)
+            log.exception("message %s failed", type(message).__name__)
+            if isinstance(handle, int) and handle in self.requests:
+                self._fail(handle, error)
+
+    def _dispatch(self, message: Message) -> None:
+        match message:
+            case NewRequest():
+                self._admit(message)
+            case WalkDone():
+                self._walk_done(message)
+            case WorkFailed():
+                self._fail_with(message.handle, message.error)
+            case CancelRequest():
+                self._cancel(message)
+            case PeerReady():
+                self._worker_ready(message)
+            case PeerDown():
+                self._peer_down(message)
+            case _:
+                self.unknown += 1
+
+    def expire(self) -> None:
+        """Fail requests past their deadline; the api fails them first, this is the net below it."""
+        now = self._clock()
+        late = [handle for handle, request in self.requests.items() if request.deadline < now]
+        for handle in late:
+            self._fail(handle, TimedOut("the request took longer than its deadline", hint="raise timeout_s or ask for less"))
+
+    # -- a request begins -------------------------------------------------------------------------------------
+
+    def _admit(self, message: NewRequest) -> None:
+        if message.handle in self.requests:
+            self.unknown += 1
+            return
+        try:
+            facts = facts_of(message, self.spec)
+            partitions = self.spec.active_partitions(facts)
+            homes = self.router.choose(partitions)
+        except Exception as error:  # isolation boundary: a request that cannot begin
+            self._tell_failed(message.handle, error)
+            return
+        runs = {p.name: PartitionRun(p, p.program(facts)) for p in partitions}
+        request = Request(message, facts, homes, runs, deadline=self._clock() + message.deadline_s + 1.0)
+        self.requests[message.handle] = request
+        self.router.opened(homes)
+        self._open_on_ranks(request)
+        for run in runs.values():
+            if message.handle in self.requests:
+                self._step(request, run, None, first=True)
+
+    def _open_on_ranks(self, request: Request) -> None:
+        message = request.message
+        limit = getattr(request.facts.params, "max_output_tokens", None)
+        tokens = self._max_seq_len if limit is None else min(self._max_seq_len, message.prompt_tokens + int(limit))
+        opened = OpenRequest(
+            handle=message.handle,
+            params=message.params,
+            seed=message.seed,
+            homes=dict(request.homes.by_node),
+            max_tokens=tokens,
+            outputs=message.outputs,
+        )
+        for rank in sorted(request.homes.ranks):
+            self._send.send(worker_name(rank), opened)
+
+    # -- its programs go on -----------------------------------------------------------------------------------
+
+    def _step(self, request: Request, run: PartitionRun, answer: Answer, *, first: bool = False) -> None:
+        forks: list[tuple[str, str]] = []
+        try:
+            wish = run.advance(answer, first=first)
+            while isinstance(wish, Fork):
+                forks.append((wish.source, wish.into))
+                wish = run.advance(None)
+            if wish is None:
+                self._partition_ended(request, run)
+            else:
+                run.batch = isinstance(wish, list)
+                self._hand_out(request, run, wish if isinstance(wish, list) else [wish], forks)
+        except Exception as error:  # isolation boundary: a program's error fails its request
+            self._fail(request.handle, error)
+
+    def _hand_out(self, request: Request, run: PartitionRun, wanted: list[Run], forks: list[tuple[str, str]]) -> None:
+        if not wanted:
+            self._step(request, run, [])
+            return
+        per_rank: dict[int, list[RunWalk]] = {}
+        for number, wish in enumerate(wanted):
+            message = run_message(request, wish, forks if number == 0 else [])
+            partition, walk = self.spec.walk(wish.walk)
+            if partition.name != run.partition.name:
+                raise EngineError(f"the program of partition {run.partition.name} asked for walk {wish.walk} of {partition.name}")
+            homes = request.homes.of(wish.walk)
+            ranks = {homes[use.spec.name] for use in graph_nodes(walk)}
+            run.pending[message.run] = PendingRun(wish.walk, waiting=set(ranks))
+            run.order.append(message.run)
+            for rank in ranks:
+                per_rank.setdefault(rank, []).append(message)
+        for rank, messages in per_rank.items():
+            self._send.send(worker_name(rank), RunWalks(handle=request.handle, partition=run.partition.name, runs=messages))
+
+    def _walk_done(self, done: WalkDone) -> None:
+        request = self.requests.get(done.handle)
+        run = request and next((r for r in request.partitions.values() if done.run in r.pending), None)
+        if request is None or run is None:
+            self.unknown += 1
+            return
+        request.take(done)
+        pending = run.pending[done.run]
+        if done.reason == "length" and pending.walk in self._stopping_walks:
+            request.length_stop = True
+        for port, signal in signal_map(done).items():
+            pending.signals[port] = signal
+            weakref.finalize(signal, self._release, request.handle, signal.rank, signal.key)
+        if run.report(done):
+            self._step(request, run, run.answer())
+
+    def _release(self, handle: int, rank: int, key: int) -> None:
+        if handle in self.requests:
+            self._send.send(worker_name(rank), ReleaseSignal(handle=handle, key=key))
+
+    def _partition_ended(self, request: Request, run: PartitionRun) -> None:
+        for stream, consumer in self._producers.get(run.partition.name, ()):
+            rank = request.homes.by_node.get(consumer)
+            if rank is not None:
+                end = EndStream(handle=request.handle, stream=stream, total=request.stream_total(stream))
+                self._send.send(worker_name(rank), end)
+        if request.is_finished:
+            self._finish(request)
+
+    # -- it ends ----------------------------------------------------------------------------------------------
+
+    def _finish(self, request: Request) -> None:
+        emitted = {worker_name(rank): count for rank, count in request.emitted.items() if count}
+        finished = RequestFinished(
+            handle=request.handle,
+            reason="length" if request.length_stop else "stop",
+            emitted=emitted,
+            counts=request.counts,
+            cached_tokens=request.cached_tokens,
+        )
+        self.finished += 1
+        self._end(request)
+        self._send.send(API, finished)
+
+    def _cancel(self, message: CancelRequest) -> None:
+        request = self.requests.get(message.handle)
+        if request is None:
+            self.unknown += 1
+            return
+        self._end(request)
+        error = ErrorInfo(message="the request was cancelled", code="cancelled", status=499)
+        self._send.send(API, RequestFailed(handle=message.handle, error=error))
+
+    def _fail(self, handle: int, error: BaseException) -> None:
+        self._fail_with(handle, error_info(error))
+
+    def _fail_with(self, handle: int, error: ErrorInfo) -> None:
+        request = self.requests.get(handle)
+        if request is None:
+            self.unknown += 1
+            return
+        self.failed += 1
+        self._end(request)
+        self._send.send(API, RequestFailed(handle=handle, error=error))
+
+    def _tell_failed(self, handle: int, error: BaseException) -> None:
+        self.failed += 1
+        self._send.send(API, RequestFailed(handle=handle, error=error_info(error)))
+
+    def _end(self, request: Request) -> None:
+        """The one place where a request leaves: forget it, free its ranks, end its generators."""
+        del self.requests[request.handle]
+        self.router.closed(request.homes)
+        for rank in request.homes.ranks:
+            self._send.send(worker_name(rank), CloseRequest(handle=request.handle))
+        for run in request.partitions.values():
+            try:
+                run.generator.close()
+            except Exception:  # isolation boundary: clean-up of one program must not stop the others
+                log.exception("a program raised while it was closed")
+
+    # -- peers come and go ------------------------------------------------------------------------------------
+
+    def _worker_ready(self, message: PeerReady) -> None:
+        rank = rank_of(message.name)
+        if rank is not None:
+            self.router.ready.add(rank)
+            self.router.lost.pop(rank, None)
+
+    def _peer_down(self, message: PeerDown) -> None:
+        rank = rank_of(message.name)
+        if rank is not None:
+            self.router.ready.discard(rank)
+            self.router.lost[rank] = message.cause
+            error = WorkerLost(f"worker {rank} died", message.cause, "send the request again", rank=rank)
+            for handle in [h for h, r in self.requests.items() if rank in r.homes.ranks]:
+                self._fail(handle, error)
+        elif message.name == API:
+            for request in list(self.requests.values()):
+                self._end(request)
+
+
+def error_info(error: BaseException) -> ErrorInfo:
+    """An error as it travels: MstarErrors keep their words, others only say that something broke."""
+    if isinstance(error, MstarError):
+        param = error.facts.get("field")
+        return ErrorInfo(
+            message=error.public,
+            code=error.code,
+            status=error.status,
+            param=None if param is None else str(param),
+            detail=error.detail,
+        )
+    return ErrorInfo(message="the model's program failed", code="engine_error", status=500, detail=f"{type(error).__name__}: {error}")
+
+
+def _producers(spec: ModelSpec) -> dict[str, list[tuple[str, str]]]:
+    """Partition -> the (stream, consuming node) pairs that its walks feed."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for partition in spec.partitions:
+        streams = {edge.stream.name: edge.stream.into[0].name for edge in _stream_edges(partition)}
+        found[partition.name] = sorted(streams.items())
+    return found
+
+
+def _stream_edges(partition: Partition) -> Iterable[StreamingGraphEdge]:
+    for walk in partition.walks.values():
+        edges = [edge for use in graph_nodes(walk) for edge in use.outputs]
+        edges += [edge for loop in loops(walk) for edge in loop.outputs]
+        yield from (edge for edge in edges if isinstance(edge, StreamingGraphEdge))
+
+
+def _walks_with_stop(spec: ModelSpec) -> frozenset[str]:
+    """Walks whose loop has a stop rule: there, running into the limit is reported as `length`."""
+    names = set()
+    for partition in spec.partitions:
+        for name, walk in partition.walks.items():
+            samples = any(use.spec.engine is KV_CACHE for use in graph_nodes(walk))
+            if samples and any(loop.stop is not None for loop in loops(walk)):
+                names.add(name)
+    return frozenset(names)

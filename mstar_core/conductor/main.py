@@ -1,0 +1,112 @@
+"""The conductor's process: one mailbox, one thread, every wait an event."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from pathlib import Path
+
+import zmq
+
+from mstar_core.conductor.conductor import Conductor
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.errors import PeerStalled
+from mstar_core.messages.wire import Envelope, Message, WireCodec
+from mstar_core.observe.child import ChildLife, prepare_process
+from mstar_core.observe.logs import start_logging
+from mstar_core.plugin.served import bound_model
+from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
+
+log = logging.getLogger(__name__)
+
+NAME = "conductor"
+EXPIRE_S = 1.0
+TELEMETRY_S = 0.1
+
+
+class PatientSender:
+    """Sends for the conductor: a peer that does not read is logged; its death or its watchdog decides its requests."""
+
+    def __init__(self, courier: Courier[Message]) -> None:
+        self._courier = courier
+
+    def send(self, name: str, message: Message) -> bool:
+        try:
+            return self._courier.send(name, message)
+        except PeerStalled as error:
+            log.error("%s", error)
+            return False
+
+
+class Loop:
+    """The process's main loop. Owns the mailbox, the courier and the conductor."""
+
+    def __init__(self, conductor: Conductor, mailbox: Mailbox[Envelope], courier: Courier[Message], life: ChildLife) -> None:
+        self._conductor = conductor
+        self._mailbox = mailbox
+        self._courier = courier
+        self._life = life
+        self._next_expire = 0.0
+        self._next_report = 0.0
+        self._last_report: dict[str, float] = {}
+
+    def run(self) -> None:
+        """Turn until the supervisor asks for the end or is lost."""
+        while self._life.stop_reason is None:
+            now = time.monotonic()
+            self._life.beat(now, steps=self._conductor.finished)
+            self._timers(now)
+            self._mailbox.wait(self._life.wait_s(now), writable=self._courier.blocked())
+            self._courier.flush()
+            for item in self._mailbox.drain():
+                if not isinstance(item, Envelope):
+                    log.warning("a message could not be read: %s", item.error)
+                elif not self._life.on(item.body):
+                    self._conductor.on(item.body)
+        log.info("conductor ends: %s", self._life.stop_reason)
+
+    def _timers(self, now: float) -> None:
+        if now >= self._next_expire:
+            self._next_expire = now + EXPIRE_S
+            self._conductor.expire()
+        if now >= self._next_report:
+            self._next_report = now + TELEMETRY_S
+            self._report()
+
+    def _report(self) -> None:
+        conductor = self._conductor
+        values = {
+            "conductor.in_flight": float(len(conductor.requests)),
+            "conductor.finished": float(conductor.finished),
+            "conductor.failed": float(conductor.failed),
+            "conductor.unknown_messages": float(conductor.unknown),
+            **{f"conductor.load.{rank}": float(load) for rank, load in conductor.router.load.items()},
+        }
+        if values != self._last_report:
+            self._last_report = values
+            self._life.telemetry(values, [], [])
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point: `python -m mstar_core.conductor SPEC --incarnation N --supervisor ENDPOINT`."""
+    parser = argparse.ArgumentParser(prog="mstar_core.conductor")
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--supervisor", default="")
+    args = parser.parse_args(argv)
+    prepare_process()
+    spec = DeploymentSpec.load(args.spec)
+    start_logging(NAME, spec.log_level)
+    codec = WireCodec(NAME, args.incarnation)
+    with zmq.Context() as context, Courier[Message](context, codec) as courier:
+        life = ChildLife(NAME, args.incarnation, spec, courier, supervisor=args.supervisor)
+        with life.guarded():
+            model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
+            endpoint = mailbox_endpoint(spec.ipc_dir, NAME, args.incarnation)
+            with Mailbox[Envelope](context, endpoint, codec) as mailbox:
+                conductor = Conductor(
+                    model, spec.plan, PatientSender(courier), max_seq_len=spec.max_seq_len, clock=time.monotonic
+                )
+                life.phase("ready")
+                Loop(conductor, mailbox, courier, life).run()

@@ -1,0 +1,173 @@
+"""The conductor's side of one request: its programs, what it waits for, what it has produced so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mstar_core.conductor.router import Homes
+from mstar_core.errors import EngineError
+from mstar_core.messages.requests import NewRequest
+from mstar_core.messages.work import RunInputRef, RunWalk, SignalRef, WalkDone
+from mstar_core.plugin.program import (
+    Answer,
+    InputFact,
+    ProgramGenerator,
+    ProgramRequest,
+    Run,
+    RunInput,
+    Segment,
+    Signal,
+    WalkResult,
+    Wish,
+)
+from mstar_core.plugin.spec import ModelSpec, Partition
+
+
+@dataclass(slots=True)
+class PendingRun:
+    """One run in flight: which ranks have not reported their share yet."""
+
+    walk: str
+    waiting: set[int]
+    reason: str = "done"
+    counts: dict[str, int] = field(default_factory=dict)
+    signals: dict[str, Signal] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class PartitionRun:
+    """A partition's program on its way. batch: whether it waits for a list of runs."""
+
+    partition: Partition
+    generator: ProgramGenerator
+    pending: dict[int, PendingRun] = field(default_factory=dict)
+    order: list[int] = field(default_factory=list)
+    batch: bool = False
+    finished: bool = False
+
+    def advance(self, answer: Answer, *, first: bool = False) -> Wish | None:
+        """Give the program its answer and return its next wish, or None when it ended."""
+        try:
+            return next(self.generator) if first else self.generator.send(answer)
+        except StopIteration:
+            self.finished = True
+            return None
+
+    def report(self, done: WalkDone) -> bool:
+        """Take one rank's report; True when every run of the wish is complete."""
+        run = self.pending[done.run]
+        run.waiting.discard(done.rank)
+        run.counts.update(done.counts)
+        if done.reason != "done":
+            run.reason = done.reason
+        return not any(pending.waiting for pending in self.pending.values())
+
+    def answer(self) -> Answer:
+        """The results of the wish that just completed, and forget them."""
+        runs = [self.pending.pop(number) for number in self.order]
+        self.order.clear()
+        results = [WalkResult(reason=run.reason, counts=run.counts, signals=run.signals) for run in runs]
+        return results if self.batch else results[0]
+
+
+@dataclass(slots=True)
+class Request:
+    """Everything the conductor knows of one request. Owned by `Conductor`; ended by `Conductor._end` alone."""
+
+    message: NewRequest
+    facts: ProgramRequest
+    homes: Homes
+    partitions: dict[str, PartitionRun]
+    deadline: float
+    runs: int = 0
+    length_stop: bool = False
+    emitted: dict[int, int] = field(default_factory=dict)
+    streamed: dict[int, dict[str, int]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    cached_tokens: int = 0
+
+    @property
+    def handle(self) -> int:
+        return self.message.handle
+
+    @property
+    def is_finished(self) -> bool:
+        return all(run.finished for run in self.partitions.values())
+
+    def take(self, done: WalkDone) -> None:
+        """Add one rank's counts to the request's."""
+        self.emitted[done.rank] = max(done.emitted, self.emitted.get(done.rank, 0))
+        self.streamed.setdefault(done.rank, {}).update(done.streamed)
+        self.cached_tokens += done.cached_tokens
+        for name, count in done.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+
+    def stream_total(self, stream: str) -> int:
+        """Items put on a stream so far by every rank."""
+        return sum(counts.get(stream, 0) for counts in self.streamed.values())
+
+
+def facts_of(message: NewRequest, spec: ModelSpec) -> ProgramRequest:
+    """The request as its programs see it: facts of tensors, never tensors."""
+    inputs = {name: InputFact(name=name, shape=tuple(ref.shape), dtype=ref.dtype) for name, ref in message.inputs.items()}
+    last = len(message.segments) - 1
+    segments = [
+        Segment(
+            kind=segment.kind,
+            index=index,
+            length=segment.length,
+            is_last=index == last,
+            inputs={n: InputFact(name=f"{index}/{n}", shape=tuple(r.shape), dtype=r.dtype) for n, r in segment.inputs.items()},
+        )
+        for index, segment in enumerate(message.segments)
+    ]
+    params = spec.params(**{name: tuple(v) if isinstance(v, list) else v for name, v in message.params.items()})
+    return ProgramRequest(params=params, inputs=inputs, segments=segments, outputs=frozenset(message.outputs))
+
+
+def run_message(request: Request, run: Run, forks: list[tuple[str, str]]) -> RunWalk:
+    """A program's Run as it is sent to ranks. Raises EngineError when it names an input that the request lacks."""
+    request.runs += 1
+    limits = run.max_iters if run.max_iters is None or isinstance(run.max_iters, int) else dict(run.max_iters)
+    inputs = {port: _input(request.message, port, value) for port, value in run.inputs.items()}
+    return RunWalk(
+        run=request.runs,
+        walk=run.walk,
+        max_iters=limits,
+        branches=list(run.branches),
+        rows=run.rows,
+        sample=run.sample,
+        inputs=inputs,
+        forks=forks,
+        homes=dict(request.homes.by_walk.get(run.walk, {})),
+    )
+
+
+def _input(message: NewRequest, port: str, value: RunInput) -> RunInputRef:
+    match value:
+        case Signal():
+            return SignalRef(key=value.key, rank=value.rank)
+        case Segment():
+            inputs = message.segments[value.index].inputs
+            found = inputs.get(port) or (next(iter(inputs.values())) if len(inputs) == 1 else None)
+        case InputFact():
+            found = _fact_input(message, value)
+    if found is None:
+        raise EngineError(f"the program asks for input {port!r}, which the request does not have")
+    return found
+
+
+def _fact_input(message: NewRequest, fact: InputFact) -> RunInputRef | None:
+    index, slash, name = fact.name.partition("/")
+    if slash and index.isdigit():
+        return message.segments[int(index)].inputs.get(name)
+    return message.inputs.get(fact.name)
+
+
+def signal_map(done: WalkDone) -> Mapping[str, Signal]:
+    """The values that a rank kept for the program, by port."""
+    return {
+        port: Signal(port=port, key=key, rank=done.rank, dtype=dtype, shape=tuple(shape))
+        for port, (key, dtype, shape) in done.signals.items()
+    }

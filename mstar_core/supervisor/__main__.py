@@ -1,0 +1,7 @@
+"""Runs a deployment's supervisor; started by `mstarctl up`."""
+
+from __future__ import annotations
+
+from mstar_core.supervisor.main import main
+
+main()

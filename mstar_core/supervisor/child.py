@@ -1,0 +1,168 @@
+"""One child process: how it is started, watched and ended. Owned by the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.run_dir import RunDirectory
+from mstar_core.supervisor.log_file import LINE_LIMIT, LogFile, pump
+
+PARENT_PATH = os.pathsep.join(p for p in sys.path if p)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildKind:
+    """What a child runs: its mailbox name, module and further arguments."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Child:
+    """A child's present incarnation. State words: spawned, known, ready, ended."""
+
+    kind: ChildKind
+    log: LogFile
+    incarnation: int = 0
+    process: asyncio.subprocess.Process | None = None
+    state: str = "ended"
+    endpoint: str = ""
+    fd_endpoint: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    phase: str = ""
+    phase_done: int = 0
+    phase_total: int = 0
+    detail: str = ""
+    last_progress: float = 0.0
+    last_beat: float = 0.0
+    last_steps: int = -1
+    last_step_change: float = 0.0
+    started: float = 0.0
+    phases_s: dict[str, float] = field(default_factory=dict)
+    restarts: list[float] = field(default_factory=list)
+    ending: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process is not None else None
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    async def spawn(self, spec: DeploymentSpec, run: RunDirectory, supervisor: str) -> None:
+        """Start the next incarnation. Raises OSError when no process can be made."""
+        self.incarnation += 1
+        self.state, self.endpoint, self.phase, self.facts = "spawned", "", "spawn", {}
+        self.started = self.last_progress = self.last_beat = self.last_step_change = time.monotonic()
+        self.phases_s = {}
+        (run.children / f"{self.name}.fatal.json").unlink(missing_ok=True)
+        command = [
+            sys.executable, "-m", self.kind.module, str(run.spec),
+            "--incarnation", str(self.incarnation), "--supervisor", supervisor, *self.kind.arguments,
+        ]  # fmt: skip
+        self.process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=LINE_LIMIT,
+            start_new_session=True,
+            env=child_environment(spec),
+            cwd="/",
+        )
+
+    async def watch(self) -> int:
+        """Pump its output and return its exit status (negative: signal) when it has ended."""
+        process = self.process
+        if process is None or process.stdout is None:
+            return 0
+        await pump(process.stdout, self.log)
+        return await process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to its whole process group. A group that is gone is fine."""
+        if self.process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+
+    def enter_phase(self, phase: str, now: float) -> None:
+        """Note that a start-up phase began; the time since the last one is charged to that one."""
+        if phase != self.phase:
+            begun = self.started + sum(self.phases_s.values())
+            self.phases_s[self.phase] = self.phases_s.get(self.phase, 0.0) + max(0.0, now - begun)
+            self.phase = phase
+            self.phase_done = self.phase_total = 0
+            self.last_progress = now
+
+
+def child_environment(spec: DeploymentSpec) -> dict[str, str]:
+    """The environment of children: one compute thread each, our modules on the path, output unbuffered."""
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if all(r.device == "cpu" for r in spec.plan.ranks) else {}
+    return {**os.environ, **threads, "PYTHONPATH": PARENT_PATH, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def death_record(child: Child, run: RunDirectory, status: int) -> dict[str, Any]:
+    """Why a child ended: what it wrote itself, or what its exit status tells."""
+    path = run.children / f"{child.name}.fatal.json"
+    with suppress(OSError, ValueError):
+        record = json.loads(path.read_text())
+        if isinstance(record, dict) and record.get("pid") == child.pid:
+            return {**record, "status": status, "log": str(child.log.path)}
+    return {
+        "name": child.name,
+        "pid": child.pid,
+        "monotonic": time.monotonic(),
+        "time": time.time(),
+        "class": "ProcessDied",
+        "code": "process_died",
+        "message": f"{child.name} {describe_status(status)}",
+        "detail": _last_words(child.log),
+        "hint": _status_hint(status),
+        "status": status,
+        "log": str(child.log.path),
+    }
+
+
+def describe_status(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"ended with exit status {status}"
+    with suppress(ValueError):
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"was killed by signal {-status}"
+
+
+def _status_hint(status: int) -> str:
+    if status == -signal.SIGKILL:
+        return "if nobody sent that signal, the kernel ran out of memory: see the host's kernel log"
+    if status in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL):
+        return "its stacks are at the end of its log"
+    return ""
+
+
+def _last_words(log: LogFile) -> str:
+    for line in reversed(log.tail):
+        with suppress(ValueError):
+            message = json.loads(line).get("message")
+            return f"its last words: {message}"
+        if line.strip():
+            return f"its last words: {line.strip()[:300]}"
+    return ""
+
+

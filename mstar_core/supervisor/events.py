@@ -1,0 +1,45 @@
+"""The life-cycle feed of a deployment: numbered, in memory for clients, in a file for later."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+RING: Final = 2000
+log = logging.getLogger(__name__)
+
+
+class Events:
+    """Owned by the supervisor; read by the admin socket's streams, which wait on `changed`."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.ring: deque[dict[str, Any]] = deque(maxlen=RING)
+        self.number = 0
+        self._path = path
+        self._changed = asyncio.Event()
+
+    def add(self, kind: str, **facts: Any) -> None:
+        """Record one event: its type and plain facts."""
+        self.number += 1
+        event = {"n": self.number, "time": round(time.time(), 3), "type": kind, **facts}
+        self.ring.append(event)
+        log.info("%s %s", kind, " ".join(f"{key}={value}" for key, value in facts.items()))
+        if self._path is not None:
+            with suppress(OSError), self._path.open("a") as file:
+                file.write(json.dumps(event, default=str) + "\n")
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def since(self, number: int) -> list[dict[str, Any]]:
+        """Events after `number`, oldest first."""
+        return [event for event in self.ring if event["n"] > number]
+
+    async def wait(self) -> None:
+        """Return when another event came."""
+        await self._changed.wait()

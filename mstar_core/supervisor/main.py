@@ -1,0 +1,108 @@
+"""The supervisor's process: takes the run directory, opens the mailbox and the admin socket, runs the deployment."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import zmq
+
+from mstar_core.admin.server import AdminServer, bind_admin
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.run_dir import RunDirectory
+from mstar_core.errors import ExitCode, MstarError, StartError
+from mstar_core.messages.wire import Envelope, Message, WireCodec
+from mstar_core.observe.logs import start_logging
+from mstar_core.supervisor.outcome import outcome, write_outcome
+from mstar_core.supervisor.supervisor import Supervisor
+from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
+
+log = logging.getLogger(__name__)
+
+NAME = "supervisor"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point: `python -m mstar_core.supervisor SPEC`. Exits with the deployment's code."""
+    parser = argparse.ArgumentParser(prog="mstar_core.supervisor")
+    parser.add_argument("spec", type=Path)
+    args = parser.parse_args(argv)
+    spec = DeploymentSpec.load(args.spec)
+    log_dir = Path(spec.log_dir)
+    with (log_dir / "supervisor.log").open("a") as file:
+        start_logging(NAME, spec.log_level, secrets=spec.api.api_keys, stream=file)
+        run = RunDirectory(Path(spec.run_dir))
+        code, record = _serve(spec, run)
+        write_outcome(log_dir, record)
+    sys.exit(int(code))
+
+
+def _serve(spec: DeploymentSpec, run: RunDirectory) -> tuple[ExitCode, dict[str, object]]:
+    try:
+        lock = run.acquire()
+    except MstarError as error:
+        return error.exit_code, _failed(error)
+    try:
+        run.clean()
+        run.spec.write_bytes(spec.encode())
+        check_port(spec.api.host, spec.api.port)
+        admin = bind_admin(run.admin_socket)
+        return asyncio.run(_run(spec, run, admin))
+    except MstarError as error:
+        log.error("%s", error)
+        return ExitCode.START_FAILED if error.exit_code is ExitCode.INTERNAL else error.exit_code, _failed(error)
+    finally:
+        run.remove()
+        os.close(lock)
+
+
+def _failed(error: MstarError) -> dict[str, object]:
+    record = {"name": NAME, "message": error.title, "detail": error.detail, "hint": error.hint, "code": error.code,
+              "monotonic": time.monotonic()}  # fmt: skip
+    return outcome([record], error.exit_code, error.title)
+
+
+async def _run(spec: DeploymentSpec, run: RunDirectory, admin: socket.socket) -> tuple[ExitCode, dict[str, object]]:
+    loop = asyncio.get_running_loop()
+    codec = WireCodec(NAME, 0)
+    endpoint = mailbox_endpoint(run.ipc, NAME, 0)
+    with (
+        zmq.Context() as context,
+        Courier[Message](context, codec) as courier,
+        Mailbox[Envelope](context, endpoint, codec) as mailbox,
+    ):
+        supervisor = Supervisor(spec, run, courier, endpoint)
+        courier.attach(loop)
+        mailbox.attach(loop, supervisor.on_batch)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, lambda: supervisor.stop(reason="asked to stop by a signal"))
+        server = AdminServer(supervisor, admin)
+        await server.start()
+        try:
+            code = await supervisor.run()
+        finally:
+            await server.stop()
+            mailbox.detach()
+            courier.detach()
+        return code, supervisor.record()
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises StartError when the api's port is taken, before anything is loaded."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise StartError(
+                f"port {port} on {host} cannot be used", error.strerror or str(error), "free it or choose another with --port",
+                phase="plan", code="port_in_use",
+            ) from error  # fmt: skip

@@ -1,0 +1,438 @@
+"""The supervisor's heart: starts children, introduces them to each other, watches, restarts, drains and stops.
+
+One asyncio loop; its mailbox takes what children say. Nothing here imports torch or any sibling process's code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.run_dir import RunDirectory
+from mstar_core.errors import ExitCode, MstarError
+from mstar_core.messages.life import (
+    Beat,
+    Drain,
+    Drained,
+    Hello,
+    PeerDown,
+    PeerReady,
+    PeerUp,
+    Phase,
+    Ping,
+    ServiceState,
+    Stop,
+    Telemetry,
+)
+from mstar_core.messages.wire import Envelope, Message
+from mstar_core.supervisor.child import Child, ChildKind, death_record
+from mstar_core.supervisor.events import Events
+from mstar_core.supervisor.log_file import LogFile
+from mstar_core.supervisor.outcome import outcome
+from mstar_core.transport import Courier, Malformed
+
+log = logging.getLogger(__name__)
+
+PING_S: Final = 1.0
+STOP_S: Final = 10.0
+BACKOFF_S: Final = (0.2, 1.0, 2.0, 4.0, 8.0)
+RESTART_WINDOW_S: Final = 600.0
+MAX_RESTARTS: Final = 5
+STACKS_S: Final = 1.0
+CAUSE_WAIT_S: Final = 0.3
+FETCH: Final = ChildKind(name="weights", module="mstar_core.worker.fetch")
+FETCHED: Final = "weights.folder"
+
+
+def child_kinds(spec: DeploymentSpec) -> list[ChildKind]:
+    """The processes of a deployment: one conductor, one worker a rank, one api."""
+    workers = [
+        ChildKind(name=f"worker-{r.rank}", module="mstar_core.worker", arguments=("--rank", str(r.rank)))
+        for r in spec.plan.ranks
+    ]
+    return [
+        ChildKind(name="conductor", module="mstar_core.conductor"),
+        *workers,
+        ChildKind(name="api", module="mstar_core.api"),
+    ]
+
+
+class Supervisor:
+    """A deployment's life. Owned by `main.py`; read by the admin socket.
+
+    state: starting, ready, degraded, draining, stopping, failed or unhealthy.
+    """
+
+    def __init__(self, spec: DeploymentSpec, run: RunDirectory, courier: Courier[Message], endpoint: str) -> None:
+        self.spec = spec
+        self.run_dir = run
+        self.state = "starting"
+        self.reason = ""
+        self.started = time.monotonic()
+        self.started_at = time.time()
+        self.ready_s: float | None = None
+        self.deaths: list[dict[str, Any]] = []
+        self.last_cause: dict[str, Any] | None = None
+        self.values: dict[str, float] = {}
+        self.events = Events(Path(spec.log_dir) / "events.ndjson")
+        self.children: dict[str, Child] = {}
+        self.exit_code = ExitCode.DONE
+        self.restarts = 0
+        self._courier = courier
+        self._endpoint = endpoint
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._pings = 0
+
+    # -- life -------------------------------------------------------------------------------------------------
+
+    async def run(self) -> ExitCode:
+        """Start everything, serve until stopped or failed, end everything. Returns the exit code."""
+        self.events.add("deployment.starting", ranks=len(self.spec.plan.ranks), model=self.spec.model)
+        self._task(self._ping_forever())
+        self._task(self._watch_progress())
+        await self._fetch_weights()
+        if not self._ended.is_set():
+            for kind in child_kinds(self.spec):
+                child = self._adopt(kind)
+                await self._spawn(child)
+        await self._ended.wait()
+        await self._end_children()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for child in self.children.values():
+            child.log.close()
+        return self.exit_code
+
+    def stop(self, *, now: bool = False, reason: str = "asked to stop") -> None:
+        """Drain and end; with `now`, or when called again, end at once."""
+        if self.state in ("draining", "stopping") or now or self.state in ("failed", "starting", "unhealthy"):
+            self._end(ExitCode.DONE if self.state != "failed" else self.exit_code, reason)
+            return
+        self.drain(reason)
+        self._task(self._stop_when_drained(reason))
+
+    def drain(self, reason: str = "asked to drain") -> None:
+        """Refuse new requests; those in flight go on."""
+        if self.state in ("ready", "degraded"):
+            self._drained.clear()
+            self._set_state("draining", reason)
+            self._send("api", Drain(on=True))
+
+    def resume(self) -> None:
+        """Take requests again after a drain."""
+        if self.state == "draining":
+            self._send("api", Drain(on=False))
+            self._set_state("ready")
+
+    def ask_restart(self) -> None:
+        """End every worker and the conductor; they come back one after another by the usual restart."""
+        for child in self.children.values():
+            if child.name != "api" and child.is_running:
+                child.restarts.clear()
+                child.signal(signal.SIGTERM)
+
+    async def _stop_when_drained(self, reason: str) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._drained.wait(), self.spec.drain_timeout_s)
+        if not self._drained.is_set():
+            self.events.add("deployment.cut", why=f"drain took longer than {self.spec.drain_timeout_s:g} s")
+        self._end(ExitCode.DONE, reason)
+
+    def _end(self, code: ExitCode, reason: str) -> None:
+        if not self._ended.is_set():
+            self.exit_code = code
+            if self.state != "failed":
+                self._set_state("stopping", reason)
+            self._ended.set()
+
+    def record(self) -> dict[str, Any]:
+        """The outcome as written to the log folder when the supervisor ends."""
+        deaths = self.deaths if self.exit_code is not ExitCode.DONE else []
+        return outcome(deaths, self.exit_code, self.reason)
+
+    # -- children ---------------------------------------------------------------------------------------------
+
+    def _adopt(self, kind: ChildKind) -> Child:
+        child = Child(kind, LogFile(Path(self.spec.log_dir) / f"{kind.name}.log"))
+        self.children[kind.name] = child
+        return child
+
+    async def _fetch_weights(self) -> None:
+        """Let a child of its own find, make or download the checkpoint, and write its folder into the spec."""
+        child = self._adopt(FETCH)
+        await child.spawn(self.spec, self.run_dir, self._endpoint)
+        self.events.add("child.spawned", child=child.name, pid=child.pid, incarnation=child.incarnation)
+        watching = asyncio.ensure_future(child.watch())
+        ended = asyncio.ensure_future(self._ended.wait())
+        await asyncio.wait((watching, ended), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not watching.done():
+            child.signal(signal.SIGKILL)
+        status = await watching
+        child.state = "ended"
+        if self._ended.is_set():
+            return
+        if status != 0:
+            self._fail(death_record(child, self.run_dir, status))
+            return
+        folder = (self.run_dir.path / FETCHED).read_text()
+        self.spec = msgspec.structs.replace(self.spec, folder=folder)
+        self.run_dir.spec.write_bytes(self.spec.encode())
+        child.log.close()
+        del self.children[child.name]
+
+    async def _spawn(self, child: Child) -> None:
+        try:
+            await child.spawn(self.spec, self.run_dir, self._endpoint)
+        except OSError as error:
+            self._fail({"name": child.name, "message": f"{child.name} cannot be started", "detail": str(error),
+                        "monotonic": time.monotonic(), "code": "start_failed"})  # fmt: skip
+            return
+        self.events.add("child.spawned", child=child.name, pid=child.pid, incarnation=child.incarnation)
+        self._task(self._attend(child))
+
+    async def _attend(self, child: Child) -> None:
+        status = await child.watch()
+        was = child.state
+        child.state = "ended"
+        if self._ended.is_set() or child.ending:
+            return
+        record = death_record(child, self.run_dir, status)
+        self.deaths.append(record)
+        self.last_cause = record
+        self.events.add("child.died", child=child.name, status=status, cause=record["message"], phase=child.phase)
+        self._broadcast(PeerDown(name=child.name, incarnation=child.incarnation, cause=cause_sentence(record)), child.name)
+        self._courier.disconnect(child.name, child.incarnation)
+        if self.state == "starting" and was != "ready":
+            # Others may die of the same cause a moment later or earlier: the record that is oldest is the cause.
+            await asyncio.sleep(CAUSE_WAIT_S)
+            self._fail(record)
+        else:
+            await self._restart(child, record)
+
+    async def _restart(self, child: Child, record: dict[str, Any]) -> None:
+        now = time.monotonic()
+        child.restarts = [t for t in child.restarts if now - t < RESTART_WINDOW_S]
+        if len(child.restarts) >= MAX_RESTARTS:
+            self._set_state("unhealthy", f"{child.name} died {MAX_RESTARTS + 1} times in {RESTART_WINDOW_S / 60:g} minutes")
+            return
+        delay = BACKOFF_S[min(len(child.restarts), len(BACKOFF_S) - 1)]
+        child.restarts.append(now)
+        self.restarts += 1
+        if self.state in ("ready", "degraded", "starting"):
+            self._set_state("degraded", cause_sentence(record))
+        await asyncio.sleep(delay)
+        if not self._ended.is_set():
+            self.events.add("child.restarting", child=child.name, after_s=delay)
+            await self._spawn(child)
+
+    def _fail(self, record: dict[str, Any]) -> None:
+        if self.state == "failed":
+            return
+        if record not in self.deaths:
+            self.deaths.append(record)
+        self._set_state("failed", cause_sentence(record))
+        code = ExitCode.TIMED_OUT if record.get("code") == "stalled" else ExitCode.START_FAILED
+        self._end(code, cause_sentence(record))
+
+    async def _end_children(self) -> None:
+        running = [child for child in self.children.values() if child.is_running]
+        for child in running:
+            child.ending = True
+            self._send(child.name, Stop(reason=self.reason))
+            child.signal(signal.SIGTERM)
+        waits = [asyncio.create_task(child.process.wait()) for child in running if child.process is not None]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=STOP_S)
+            for child in running:
+                if child.is_running:
+                    self.events.add("child.killed", child=child.name, why=f"did not end within {STOP_S:g} s")
+                # The group may hold grandchildren (the media pool) even when the child itself has ended.
+                child.signal(signal.SIGKILL)
+            if late:
+                await asyncio.wait(late, timeout=STOP_S)
+        self.events.add("deployment.stopped", reason=self.reason)
+
+    # -- what children say ------------------------------------------------------------------------------------
+
+    def on_batch(self, batch: Iterable[Envelope | Malformed]) -> None:
+        """Take messages from the mailbox; one bad message disturbs no other."""
+        for item in batch:
+            if isinstance(item, Malformed):
+                log.warning("a message could not be read: %s", item.error)
+                continue
+            child = self.children.get(item.sender)
+            if child is None or child.incarnation != item.incarnation:
+                continue
+            try:
+                self._on(child, item.body)
+            except Exception:  # noqa: BLE001  isolation boundary: one message
+                log.exception("message %s of %s failed", type(item.body).__name__, item.sender)
+
+    def _on(self, child: Child, message: Message) -> None:
+        now = time.monotonic()
+        child.last_beat = now
+        match message:
+            case Hello():
+                self._introduce(child, message)
+            case Phase():
+                self._phase(child, message, now)
+            case Beat():
+                if message.steps != child.last_steps or not message.work_ready:
+                    child.last_steps, child.last_step_change = message.steps, now
+            case Telemetry():
+                self.values.update(message.values)
+                for kind, facts in message.events:
+                    self.events.add(kind, **facts)
+            case Drained():
+                self._drained.set()
+            case _:
+                log.warning("%s sent an unexpected %s", child.name, type(message).__name__)
+
+    def _introduce(self, child: Child, hello: Hello) -> None:
+        self._courier.connect(child.name, hello.endpoint, hello.incarnation)
+        child.endpoint, child.fd_endpoint = hello.endpoint, hello.fd_endpoint
+        first = child.state == "spawned"
+        if first:
+            child.state = "known"
+        up = self._peer_up(child)
+        self._send(child.name, up)
+        for other in self.children.values():
+            if other is child or other.state not in ("known", "ready"):
+                continue
+            self._send(child.name, self._peer_up(other))
+            if first:
+                self._send(other.name, up)
+            if other.state == "ready":
+                self._send(child.name, PeerReady(name=other.name, incarnation=other.incarnation, facts=other.facts))
+        if child.name == "api":
+            self._tell_api()
+
+    def _peer_up(self, child: Child) -> PeerUp:
+        return PeerUp(name=child.name, incarnation=child.incarnation, endpoint=child.endpoint, fd_endpoint=child.fd_endpoint)
+
+    def _phase(self, child: Child, phase: Phase, now: float) -> None:
+        new = phase.phase != child.phase
+        child.enter_phase(phase.phase, now)
+        if phase.done > child.phase_done:
+            child.last_progress = now
+        child.phase_done, child.phase_total, child.detail = phase.done, phase.total, phase.detail
+        if new:
+            self.events.add("phase", child=child.name, phase=phase.phase, total=phase.total, detail=phase.detail)
+        if phase.phase == "ready":
+            child.state = "ready"
+            child.facts = phase.facts
+            self._broadcast(PeerReady(name=child.name, incarnation=child.incarnation, facts=phase.facts), child.name)
+            self._maybe_ready()
+        elif self.state == "starting" and new:
+            self._tell_api()
+
+    def _maybe_ready(self) -> None:
+        if self.state not in ("starting", "degraded") or any(c.state != "ready" for c in self.children.values()):
+            return
+        if self.ready_s is None:
+            self.ready_s = time.monotonic() - self.started
+        self._set_state("ready")
+
+    # -- watching ---------------------------------------------------------------------------------------------
+
+    async def _ping_forever(self) -> None:
+        while True:
+            self._pings += 1
+            self._broadcast(Ping(seq=self._pings))
+            self._courier.flush()
+            await asyncio.sleep(PING_S)
+
+    async def _watch_progress(self) -> None:
+        while True:
+            await asyncio.sleep(PING_S / 2)
+            now = time.monotonic()
+            for child in self.children.values():
+                if not child.is_running or child.ending:
+                    continue
+                if child.state == "ready":
+                    await self._check_hang(child, now)
+                elif now - max(child.last_progress, child.started) > self.spec.stall_s:
+                    await self._stalled(child)
+
+    async def _check_hang(self, child: Child, now: float) -> None:
+        silent = now - child.last_beat
+        stuck = now - child.last_step_change
+        if silent <= self.spec.hang_s and stuck <= self.spec.hang_s:
+            return
+        why = f"no sign of life for {silent:.0f} s" if silent > self.spec.hang_s else f"work is ready but no step ran for {stuck:.0f} s"
+        self.events.add("child.hangs", child=child.name, why=why)
+        await self._dump_and_kill(child)
+
+    async def _stalled(self, child: Child) -> None:
+        why = f"{child.name} made no progress in phase {child.phase} for {self.spec.stall_s:g} s"
+        self.events.add("child.stalled", child=child.name, phase=child.phase)
+        await self._dump_and_kill(child, end=self.state == "starting")
+        if self.state == "starting":
+            last = child.log.tail[-1] if child.log.tail else ""
+            self._fail({"name": child.name, "message": why, "detail": f"last log line: {last[:300]}", "code": "stalled",
+                        "monotonic": time.monotonic(), "log": str(child.log.path)})  # fmt: skip
+
+    async def _dump_and_kill(self, child: Child, *, end: bool = False) -> None:
+        child.ending = end
+        child.signal(signal.SIGUSR1)  # faulthandler writes every thread's stack to the child's log
+        await asyncio.sleep(STACKS_S)
+        child.signal(signal.SIGKILL)
+
+    # -- telling ----------------------------------------------------------------------------------------------
+
+    def _set_state(self, state: str, reason: str = "") -> None:
+        if (state, reason) == (self.state, self.reason):
+            return
+        self.state, self.reason = state, reason
+        facts = {"ready_s": round(self.ready_s, 2)} if state == "ready" and self.ready_s is not None else {}
+        self.events.add(f"deployment.{state}", reason=reason, **facts)
+        self._tell_api()
+
+    def _tell_api(self) -> None:
+        words = {"degraded": "starting", "failed": "unhealthy", "stopping": "draining"}
+        state = words.get(self.state, self.state)
+        phase = next((f"{c.name}: {c.phase}" for c in self.children.values() if c.state != "ready"), "")
+        self._send("api", ServiceState(state=state, phase=phase, reason=self.reason))
+
+    def _broadcast(self, message: Message, but: str = "") -> None:
+        for child in self.children.values():
+            if child.state in ("known", "ready") and child.name != but:
+                self._send(child.name, message)
+
+    def _send(self, name: str, message: Message) -> None:
+        try:
+            self._courier.send(name, message)
+        except MstarError as error:
+            log.warning("%s was not told: %s", name, error)
+
+    def _task(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a task of the supervisor failed", exc_info=task.exception())
+            self._end(ExitCode.INTERNAL, "the supervisor failed; see its log")
+
+
+def cause_sentence(record: dict[str, Any]) -> str:
+    """A death in one sentence."""
+    detail = record.get("detail") or ""
+    return f"{record.get('message', 'a process died')}{f' ({detail})' if detail else ''}"
+
+

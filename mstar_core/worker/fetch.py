@@ -1,0 +1,108 @@
+"""The first child of every start: finds, makes or downloads the checkpoint, then says where it is and ends.
+
+Apart from the workers so that all of them, on every rank, read one folder that is known to be whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.errors import WeightsError
+from mstar_core.messages.wire import Message, WireCodec
+from mstar_core.observe.child import ChildLife, prepare_process
+from mstar_core.observe.logs import start_logging
+from mstar_core.plugin.served import served_model
+from mstar_core.plugin.spec import ModelSpec
+from mstar_core.transport import Courier
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "weights"
+RESULT: Final = "weights.folder"
+REPORT_S: Final = 0.1
+
+
+def cache_root(chosen: str | None) -> Path:
+    """Where embedded default checkpoints are kept: --cache-dir, $MSTAR_CACHE_DIR or $XDG_CACHE_HOME/mstar."""
+    if chosen:
+        return Path(chosen)
+    own = os.environ.get("MSTAR_CACHE_DIR")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "mstar"
+
+
+def import_function(target: str) -> Callable[..., Any]:
+    """The function that a heavy target "pkg.mod:name" names."""
+    module, _, name = target.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def checkpoint_folder(spec: DeploymentSpec, model: ModelSpec, progress: Callable[[int, int, str], None]) -> Path:
+    """The folder with the deployment's weights. Raises WeightsError naming what is missing and what to try."""
+    if spec.weights_source == "tiny":
+        if model.tiny is None:
+            raise WeightsError(f"{model.name} has no embedded default checkpoint", hint="use --weights DIR", phase="weights")
+        return Path(import_function(model.tiny)(cache_root(spec.cache_dir) / "tiny" / model.name))
+    if model.resolve is None:
+        if spec.folder is None:
+            raise WeightsError(f"{model.name} needs a folder with its weights", hint="use --weights DIR", phase="weights")
+        return Path(spec.folder)
+    folder = Path(spec.folder) if spec.folder else None
+    cache = Path(spec.cache_dir) if spec.cache_dir else None
+    return Path(import_function(model.resolve)(folder, cache, progress))
+
+
+class _Progress:
+    """Tells the supervisor how far a download is, at most ten times a second."""
+
+    def __init__(self, life: ChildLife) -> None:
+        self._life = life
+        self._next = 0.0
+
+    def __call__(self, done: int, total: int, file: str) -> None:
+        now = time.monotonic()
+        if now >= self._next or done >= total:
+            self._next = now + REPORT_S
+            self._life.phase("fetch", done=done, total=total, detail=file)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point: `python -m mstar_core.worker.fetch SPEC --incarnation N --supervisor ENDPOINT`."""
+    parser = argparse.ArgumentParser(prog="mstar_core.worker.fetch")
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--supervisor", default="")
+    args = parser.parse_args(argv)
+    prepare_process()
+    spec = DeploymentSpec.load(args.spec)
+    start_logging(NAME, spec.log_level)
+    codec = WireCodec(NAME, args.incarnation)
+    with zmq.Context() as context, Courier[Message](context, codec) as courier:
+        life = ChildLife(NAME, args.incarnation, spec, courier, supervisor=args.supervisor)
+        with life.guarded():
+            life.phase("fetch")
+            model = served_model(spec.plugin, spec.model)
+            folder = checkpoint_folder(spec, model, _Progress(life))
+            model.bound(folder, spec.model_kwargs)  # a checkpoint that cannot be read is known before anything else starts
+            result = Path(spec.run_dir) / RESULT
+            result.write_text(str(folder))
+            log.info("weights are in %s", folder)
+        courier.close(linger_s=0.5)
+
+
+if __name__ == "__main__":
+    main()
+

@@ -1,0 +1,119 @@
+"""What a step sends: one message per step and destination. Flushed by the worker at the end of each turn."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mstar_core.errors import MstarError
+from mstar_core.messages.flow import LoopEnd, Output, Outputs, StreamItems, StreamTensor, TensorFreed, Value, Values
+from mstar_core.messages.requests import ErrorInfo
+from mstar_core.messages.tensors import TensorRef
+from mstar_core.messages.wire import Message
+from mstar_core.messages.work import WalkDone, WorkFailed
+from mstar_core.transport import TensorTransport
+from mstar_core.worker.arrays import to_array
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+API, CONDUCTOR = "api", "conductor"
+
+
+class Sender(Protocol):
+    """A courier: never blocks."""
+
+    def send(self, name: str, message: Message) -> bool: ...
+
+
+def worker_name(rank: int) -> str:
+    """The mailbox name of a rank's worker."""
+    return f"worker-{rank}"
+
+
+class Outbox:
+    """Collects what a turn produced and sends it. Owned by the worker's loop."""
+
+    def __init__(self, name: str, rank: int, courier: Sender, transport: TensorTransport) -> None:
+        self.sent_outputs = 0
+        self._name = name
+        self._rank = rank
+        self._courier = courier
+        self._transport = transport
+        self._outputs: list[Output] = []
+        self._values: defaultdict[int, list[Value]] = defaultdict(list)
+        self._ids: defaultdict[tuple[int, str], tuple[list[int], list[int], list[int]]] = defaultdict(lambda: ([], [], []))
+        self._freed: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        self._control: list[tuple[str, Message]] = []
+
+    def output(self, handle: int, seq: int, port: str, modality: str, tensor: Tensor, meta: dict[str, Any]) -> None:
+        """A value for the client."""
+        ref = self._put(tensor, API)
+        self._outputs.append(Output(handle=handle, seq=seq, port=port, modality=modality, ref=ref, meta=meta))
+
+    def value(self, rank: int, handle: int, run: int, task: int, port: str, iteration: list[int], tensor: Tensor | None) -> None:
+        """A task's value for another rank; None says that the port was not produced."""
+        ref = None if tensor is None else self._put(tensor, worker_name(rank))
+        self._values[rank].append(Value(handle=handle, run=run, task=task, port=port, iteration=iteration, ref=ref))
+
+    def stream_id(self, rank: int, stream: str, handle: int, index: int, value: int) -> None:
+        """One id on a stream whose consumer is on another rank."""
+        handles, indices, ids = self._ids[rank, stream]
+        handles.append(handle)
+        indices.append(index)
+        ids.append(value)
+
+    def stream_tensor(self, rank: int, stream: str, handle: int, index: int, tensor: Tensor) -> None:
+        """One tensor item on a stream whose consumer is on another rank."""
+        name = worker_name(rank)
+        message = StreamTensor(stream=stream, handle=handle, index=index, ref=self._put(tensor, name))
+        self._control.append((name, message))
+
+    def loop_end(self, rank: int, message: LoopEnd) -> None:
+        """Tell another rank that a loop ended."""
+        self._control.append((worker_name(rank), message))
+
+    def walk_done(self, message: WalkDone) -> None:
+        """This rank's share of a run ended."""
+        self._control.append((CONDUCTOR, message))
+
+    def failed(self, handle: int, error: ErrorInfo) -> None:
+        """The request failed here."""
+        self._control.append((CONDUCTOR, WorkFailed(handle=handle, rank=self._rank, error=error)))
+
+    def freed(self, owner: str, slot: int, generation: int) -> None:
+        """A tensor that was read may be reused by its owner."""
+        self._freed[owner].append((slot, generation))
+
+    def flush(self) -> None:
+        """Send everything: values first, so that no control message overtakes the data that it speaks of."""
+        if self._outputs:
+            self.sent_outputs += len(self._outputs)
+            self._send(API, Outputs(worker=self._name, items=self._outputs))
+            self._outputs = []
+        for (rank, stream), (handles, indices, ids) in self._ids.items():
+            self._send(worker_name(rank), StreamItems(stream=stream, handles=handles, index=indices, ids=ids))
+        for rank, items in self._values.items():
+            self._send(worker_name(rank), Values(items=items))
+        for name, message in self._control:
+            self._send(name, message)
+        for owner, slots in self._freed.items():
+            self._send(owner, TensorFreed(slots=slots))
+        self._ids.clear()
+        self._values.clear()
+        self._control.clear()
+        self._freed.clear()
+
+    def _put(self, tensor: Tensor, to: str) -> TensorRef:
+        array, dtype = to_array(tensor)
+        return self._transport.put(array, to, dtype=dtype)
+
+    def _send(self, name: str, message: Message) -> None:
+        try:
+            self._courier.send(name, message)
+        except MstarError as error:
+            # The peer's death notice or the deadline decides its requests; the loop goes on.
+            log.error("a message to %s was not sent: %s", name, error)
