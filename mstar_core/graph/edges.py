@@ -33,12 +33,17 @@ class SlidingWindow:
 
 @dataclass(frozen=True, slots=True)
 class LeftContext:
-    """Ready when `chunk` new items are buffered; a pop hands over them with up to `left` earlier ones in front."""
+    """Ready when `chunk` new items are buffered; a pop hands over them with up to `left` earlier ones in front.
+
+    chunk_from, left_from: names of whole-number parameters whose value in a request takes the place of the number.
+    """
 
     chunk: int
     left: int
     tail: Literal["drop", "flush"] = "flush"
     after_end: Literal["stop", "empty"] = "stop"
+    chunk_from: str | None = None
+    left_from: str | None = None
 
 
 ChunkPolicy = FixedChunk | SlidingWindow | LeftContext

@@ -90,11 +90,17 @@ class Attend:
     mask: `causal` or `full` inside the segment; every earlier cached token is always visible.
     positions: `running` (one per token), `shared` (all tokens of the segment take one position), `given` (a port).
     write: whether keys and values are appended to the cache.
+    keep: how long what was appended lives; `loop` drops it when the innermost loop around the use ends.
+    tokens: tokens of the segment where the inputs do not tell (None = counted from the node's `sequence` ports).
+    extra: tokens that the node puts around those counted, such as the two markers of an image.
     """
 
     mask: Literal["causal", "full"] = "causal"
     positions: Literal["running", "shared", "given"] = "running"
     write: bool = True
+    keep: Literal["request", "loop"] = "request"
+    tokens: int | None = None
+    extra: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +124,10 @@ class NodeSpec:
     ports: name -> port type text. batch_key: names of ports whose shapes must agree inside one batch.
     requires_capture: batch sizes or token buckets where the defaults do not fit.
     of: for `on_branch` nodes, the node whose weights and ranks they share unless the config places them.
+    sequence: (KV) ports whose values are the tokens of a segment, in the order they are put together; ids count one
+    token each, features one per vector of the last axis. Empty: the only port that a use takes.
+    per: `row` runs once per row of a request; `request` runs once with all its rows, stacked on a first axis (port
+    types describe one row), and hands a value for rows out again along that axis.
     """
 
     name: str
@@ -132,6 +142,8 @@ class NodeSpec:
     branch: str = MAIN
     of: NodeSpec | None = None
     doc: str = ""
+    sequence: tuple[str, ...] = ()
+    per: Literal["row", "request"] = "row"
 
     def __hash__(self) -> int:
         return hash(self.name)

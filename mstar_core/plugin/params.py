@@ -271,10 +271,17 @@ def param_schema(params: type[Any]) -> dict[str, Any]:
     return {**schema, "required": required} if required else schema
 
 
+def _array(kind: str) -> dict[str, Any]:
+    inner = kind.removeprefix("list of ")
+    if inner == kind:
+        return {} if kind == "any" else {"type": kind}
+    return {"type": "array", "items": _array(inner)}
+
+
 def _schema(spec: ParamSpec) -> dict[str, Any]:
     schema: dict[str, Any] = {"description": spec.doc}
     if spec.kind.startswith("list of "):
-        schema |= {"type": "array", "items": {"type": spec.kind.removeprefix("list of ")}}
+        schema |= _array(spec.kind)
     elif spec.kind != "any":
         schema["type"] = [spec.kind, "null"] if spec.nullable else spec.kind
     bounds = {"minimum": spec.ge, "exclusiveMinimum": spec.gt, "maximum": spec.le, "exclusiveMaximum": spec.lt, "maxItems": spec.max_items}
