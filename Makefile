@@ -1,0 +1,44 @@
+# What people and CI run. Recipes are one to three lines; what grows becomes a script under scripts/.
+SHELL := /bin/sh
+PY := .venv/bin/python
+TESTS := tests plugins
+# Threads of numeric libraries that spin cost more than they give when several processes share few cores.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-gpu lint format docs bench wheels clean
+
+help: ## show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+install: ## set up .venv with the project and every plugin, editable; does nothing when nothing changed
+	@scripts/install.sh
+
+demo: install ## start a miniature model on this machine, send it a request, show what happened, stop it
+	@$(PY) scripts/demo.py
+
+test: install ## run every test that needs no GPU and no network; ARGS="-k name" narrows it
+	$(PY) -m pytest -m "not gpu" $(TESTS) $(ARGS)
+
+test-gpu: install ## run the tests that need a GPU
+	$(PY) -m pytest -m gpu $(TESTS) $(ARGS)
+
+lint: install ## check format, lint, types, layering contracts and docs
+	@$(PY) scripts/lint.py
+
+format: install ## format the code and mend what the linter can mend
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+docs: install ## write the generated parts of the docs again
+	@$(PY) scripts/docs.py
+
+bench: install ## measure the runtime on a miniature: a report, not a gate
+	@$(PY) scripts/bench.py $(ARGS)
+
+wheels: install ## build the wheels of the project and every plugin into dist/
+	@$(PY) scripts/wheels.py dist
+
+clean: ## remove .venv, caches and build output
+	rm -rf .venv .venv.lock build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -prune -exec rm -rf {} + ; rm -rf *.egg-info plugins/*/build plugins/*/src/*.egg-info

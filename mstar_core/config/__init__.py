@@ -1,0 +1,1 @@
+"""Deployment files: their schema, loading with provenance, explanation. No torch."""

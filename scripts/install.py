@@ -1,0 +1,105 @@
+"""Make `.venv` and install the project with all plugins into it, once for each state of the requirements.
+
+Run by `make install` through install.sh, with any Python 3.11 or newer; uses the standard library alone.
+What is installed is described by a stamp in the environment. While it holds nothing is done, so that every
+other target may depend on this one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / ".mstar-installed"
+CONSTRAINTS = ROOT / "constraints.txt"
+EXTRAS = "runtime,dev"
+OLDEST = (3, 11)
+
+
+def main() -> int:
+    """Bring the environment up to date. Returns the exit code; says on stderr what to try when that is not 0."""
+    if is_current():
+        return 0
+    with (ROOT / ".venv.lock").open("w") as lock:  # two targets at once: the second waits and finds the work done
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_current():
+            return 0
+        started = time.monotonic()
+        try:
+            make_environment()
+            install()
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"error: cannot set up {VENV.name}: {error}", file=sys.stderr)
+            print(f"  try: {hint_for(error)}", file=sys.stderr)
+            return 1
+        STAMP.write_text(state())
+        print(f"installed into {VENV.name} in {time.monotonic() - started:.0f} s")
+    return 0
+
+
+def is_current() -> bool:
+    """Whether the environment works and holds what the files ask for."""
+    return PYTHON.exists() and STAMP.is_file() and STAMP.read_text() == state()
+
+
+def state() -> str:
+    """Hash of all that decides what is installed: requirements, constraints, this script, the place, the Python."""
+    digest = hashlib.sha256(f"{ROOT}\n{PYTHON.resolve()}\n".encode())
+    for path in (*(plugin / "pyproject.toml" for plugin in plugins()), ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest() + "\n"
+
+
+def plugins() -> tuple[Path, ...]:
+    """The folders of the plugin distributions."""
+    return tuple(sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")))
+
+
+def make_environment() -> None:
+    """Create `.venv`, or adopt the one that is there. Never deletes one: somebody may be running from it."""
+    if PYTHON.exists():
+        run([str(PYTHON), "-c", f"import sys; sys.exit(sys.version_info < {OLDEST})"])
+        STAMP.unlink(missing_ok=True)  # an install that breaks off must not look finished
+        return
+    print(f"making {VENV.name} with Python {sys.version.split()[0]}", flush=True)
+    run([sys.executable, "-m", "venv", str(VENV)])
+
+
+def install() -> None:
+    """One pip call for everything, so that one resolution sees every requirement; setuptools first, to build without isolation."""
+    pip = [str(PYTHON), "-m", "pip", "install", "-c", str(CONSTRAINTS), "--disable-pip-version-check"]
+    if not sys.stdout.isatty():
+        pip.append("--quiet")
+    print("installing mstarctl, its plugins and what they need; torch alone takes most of the first time", flush=True)
+    run([*pip, "setuptools"])
+    targets = [f"{ROOT}[{EXTRAS}]", *(str(plugin) for plugin in plugins())]
+    run([*pip, "--no-build-isolation", *(word for target in targets for word in ("-e", target))])
+
+
+def run(command: Iterable[str]) -> None:
+    """Run one child to its end. Raises CalledProcessError when it fails."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    subprocess.run(list(command), check=True, cwd=ROOT, env=environment)
+
+
+def hint_for(error: Exception) -> str:
+    """What to try next."""
+    command = error.cmd if isinstance(error, subprocess.CalledProcessError) else []
+    if "venv" in command:
+        return "install the venv module of this Python (Debian: python3-venv), or PYTHON=/path/to/python make install"
+    if "-c" in command and "pip" not in command:
+        return f"{VENV.name} is older than Python {OLDEST[0]}.{OLDEST[1]}: make clean, then make install"
+    return "read pip's message above; make install goes on where it stopped"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
