@@ -1,0 +1,48 @@
+"""Sizes and ids from a checkpoint folder's own JSON files. Read by every process; standard library only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from mstar_core.errors import WeightsError
+
+from mstar_bagel.graph import Sizes
+
+LLM_CONFIG: Final = "llm_config.json"
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+STOP: Final = "<|im_end|>"
+
+
+def read_sizes(folder: Path) -> Sizes:
+    """Sizes of the checkpoint in `folder`. Raises WeightsError naming file and key."""
+    config = _read(folder / LLM_CONFIG)
+    try:
+        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        return Sizes(
+            layers=int(config["num_hidden_layers"]),
+            kv_heads=int(config["num_key_value_heads"]),
+            head_dim=hidden // heads,
+            stop_id=_stop_id(folder),
+        )
+    except KeyError as error:
+        raise WeightsError(f"{folder / LLM_CONFIG} lacks {error.args[0]}", hint="fetch this file again", file=str(folder / LLM_CONFIG)) from error
+
+
+def _stop_id(folder: Path) -> int:
+    added = _read(folder / TOKENIZER_CONFIG).get("added_tokens_decoder", {})
+    for number, token in added.items():
+        if token.get("content") == STOP:
+            return int(number)
+    return Sizes().stop_id
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path} cannot be read", str(error), "fetch this file again", file=str(path)) from error
+    if not isinstance(found, dict):
+        raise WeightsError(f"{path} holds no object", hint="fetch this file again", file=str(path))
+    return found
