@@ -1,0 +1,141 @@
+"""Finds and reads deployment files: paths, names shipped by plugins, model names. Used by `up` and `config`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mstar_core.config.located import Located, parse
+from mstar_core.errors import ConfigError, NotFound, PluginError, did_you_mean, nearest
+from mstar_core.plugin import ModelSpec, Plugins
+
+SUFFIXES: Final = (".yaml", ".yml")
+TINY: Final = "tiny"
+"""`MODEL:tiny` takes the model's embedded default checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """A file that was read. shown: its name in messages. root: its values with their lines."""
+
+    shown: str
+    root: Located
+    path: Path | None = None
+
+    @property
+    def model(self) -> str:
+        """The model it names. Raises ConfigError when it names none."""
+        if not isinstance(self.root.value, dict):
+            raise self.root.error("the file is no mapping", "", hint="begin with model: NAME")
+        place = self.root.value.get("model")
+        if place is None:
+            raise self.root.error("key 'model' is missing", "model", hint="add model: NAME")
+        if not isinstance(place.value, str):
+            raise place.error(f"model is {place.value!r}", "model", hint="the name of a model, as text")
+        return place.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What `up MODEL|FILE` means: the model's spec, the file, whether the embedded checkpoint is asked for."""
+
+    spec: ModelSpec
+    config: ConfigFile
+    is_tiny: bool = False
+
+
+def split_name(text: str) -> tuple[str, bool]:
+    """`orpheus:tiny` -> ("orpheus", True). Raises NotFound for another word after the colon."""
+    name, colon, variant = text.partition(":")
+    if colon and variant != TINY:
+        hint = did_you_mean(variant, [TINY]) if nearest(variant, [TINY]) else f"write {name} or {name}:{TINY}"
+        raise NotFound(f"{name} has no variant {variant!r}", hint=hint, kind="model", name=text)
+    return name, bool(colon)
+
+
+def read_text(text: str, shown: str) -> ConfigFile:
+    """A configuration from text. Raises ConfigError."""
+    return ConfigFile(shown=shown, root=parse(text, shown))
+
+
+def read_file(path: Path) -> ConfigFile:
+    """Read one file. Raises ConfigError when it cannot be read or is no YAML."""
+    shown = _shown(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError("the file is no UTF-8 text", str(error), file=shown, line=1, key="") from error
+    except OSError as error:
+        raise ConfigError(f"{shown} cannot be read", error.strerror or str(error), file=shown, line=None, key="") from error
+    return ConfigFile(shown=shown, root=parse(text, shown), path=path)
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def shipped(spec: ModelSpec) -> dict[str, Path]:
+    """The files that a plugin ships for `spec`, by stem. Raises PluginError when its folder does not exist."""
+    if not spec.configs:
+        return {}
+    package, _, folder = spec.configs.partition(":")
+    module = importlib.import_module(package)
+    roots = [Path(root) / folder for root in getattr(module, "__path__", [])]
+    found = {path.stem: path for root in roots if root.is_dir() for path in sorted(root.iterdir()) if path.suffix in SUFFIXES}
+    if not found:
+        raise PluginError(f"{spec.configs} holds no configuration", f"looked in {', '.join(map(str, roots))}", plugin=spec.plugin)
+    return found
+
+
+def _all_shipped(specs: Sequence[ModelSpec]) -> Iterator[tuple[str, Path]]:
+    for spec in specs:
+        yield from shipped(spec).items()
+
+
+def looks_like_file(text: str) -> bool:
+    """Whether a word on the command line means a file rather than a model."""
+    return text.endswith(SUFFIXES) or "/" in text and Path(text).is_file()
+
+
+def find(text: str, plugins: Plugins) -> Target:
+    """What a MODEL, a shipped configuration's name, or a FILE means.
+
+    Raises NotFound with the nearest name, ConfigError for a bad file, PluginError for a plugin that cannot be used.
+    """
+    if looks_like_file(text):
+        return _of_file(read_file(Path(text)), plugins, is_tiny=False)
+    name, is_tiny = split_name(text)
+    try:
+        spec = plugins.model(name)
+    except NotFound as missing:
+        layouts = dict(_all_shipped(plugins.models()))
+        if name in layouts:
+            return _of_file(read_file(layouts[name]), plugins, is_tiny=is_tiny)
+        hint = did_you_mean(name, layouts) if nearest(name, layouts) and not missing.facts.get("nearest") else missing.hint
+        raise NotFound(missing.title, missing.detail, hint, **missing.facts) from None
+    return Target(spec=spec, config=default_config(spec), is_tiny=is_tiny)
+
+
+def default_config(spec: ModelSpec) -> ConfigFile:
+    """The file that a model starts with. Raises PluginError when the plugin does not ship it."""
+    files = shipped(spec)
+    stem = spec.default_config.removesuffix(".yaml")
+    if stem not in files:
+        hint = did_you_mean(stem, files) if files else f"write a file: mstarctl config init {spec.name}"
+        raise PluginError(f"{spec.name} ships no default configuration {stem!r}", hint=hint, plugin=spec.plugin)
+    return read_file(files[stem])
+
+
+def _of_file(config: ConfigFile, plugins: Plugins, *, is_tiny: bool) -> Target:
+    place = config.root.value["model"] if config.model else config.root
+    try:
+        name, tiny = split_name(config.model)
+        return Target(spec=plugins.model(name), config=config, is_tiny=tiny or is_tiny)
+    except NotFound as error:
+        raise place.error(error.title, "model", error.detail, error.hint) from None

@@ -1,0 +1,185 @@
+"""Node groups against a model's graph, and the plan: which rank holds which nodes on which device. Used by `resolve`, `up`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
+from mstar_core.config.located import Located
+from mstar_core.config.read import Value
+from mstar_core.config.resolved import NodeGroup, ResolvedConfig
+from mstar_core.errors import did_you_mean
+from mstar_core.graph import NodeSpec, graph_nodes
+from mstar_core.plugin import ModelSpec, PlanRequest, Plugins
+
+
+def node_groups(spec: ModelSpec, values: Mapping[str, Value]) -> tuple[NodeGroup, ...]:
+    """The groups of a file, names checked and walk aliases resolved. Raises ConfigError."""
+    count = values["node_groups"].value
+    groups = tuple(_group(spec, values, f"node_groups.{index}") for index in range(count))
+    _check_twice(spec, groups)
+    _check_gaps(groups)
+    return groups
+
+
+def _group(spec: ModelSpec, values: Mapping[str, Value], key: str) -> NodeGroup:
+    names, ranks = values[f"{key}.node_names"], values[f"{key}.ranks"]
+    walks, size = values.get(f"{key}.graph_walks"), values.get(f"{key}.tp_size")
+    known = [node.name for node in spec.nodes]
+    for index, name in enumerate(names.value):
+        if name not in known:
+            raise names.place.value[index].error(f"{spec.name} has no node {name!r}", f"{key}.node_names.{index}", hint=did_you_mean(name, known))
+    group = NodeGroup(
+        nodes=names.value,
+        ranks=ranks.value,
+        walks=None if walks is None or walks.value is None else _walks(spec, walks, key),
+        tp_size=1 if size is None else size.value,
+        key=key,
+        place=names.place,
+    )
+    if walks is not None:
+        _check_scope(spec, group, walks)
+    if size is not None:
+        _check_tp(spec, group, size)
+    return group
+
+
+def _walks(spec: ModelSpec, value: Value, key: str) -> tuple[str, ...]:
+    known = all_walks(spec)
+    found: list[str] = []
+    for index, name in enumerate(value.value):
+        place, full = value.place.value[index], f"{key}.graph_walks.{index}"
+        walk = spec.walk_aliases.get(name, name)
+        if walk not in known:
+            raise place.error(f"{spec.name} has no walk {name!r}", full, hint=did_you_mean(name, [*known, *spec.walk_aliases]))
+        if walk in found:
+            raise place.error(f"{key}.graph_walks holds {walk!r} twice", full, hint="an alias counts as its walk")
+        found.append(walk)
+    return tuple(found)
+
+
+def all_walks(spec: ModelSpec) -> dict[str, tuple[NodeSpec, ...]]:
+    """Every walk of a model with the nodes that it uses."""
+    return {name: tuple(dict.fromkeys(use.spec for use in graph_nodes(walk))) for p in spec.partitions for name, walk in p.walks.items()}
+
+
+def _check_scope(spec: ModelSpec, group: NodeGroup, walks: Value) -> None:
+    if group.walks is None:
+        return
+    uses = all_walks(spec)
+    for node in group.nodes:
+        if not any(node in {used.name for used in uses[walk]} for walk in group.walks):
+            hint = f"it is used in {', '.join(walk for walk, nodes in uses.items() if node in {n.name for n in nodes})}"
+            raise walks.place.error(f"no walk of {group.key} uses node {node!r}", f"{group.key}.graph_walks", hint=hint)
+    for index, walk in enumerate(group.walks):
+        if not {used.name for used in uses[walk]}.intersection(group.nodes):
+            hint = f"it uses {', '.join(used.name for used in uses[walk])}"
+            raise walks.place.value[index].error(f"walk {walk!r} uses no node of {group.key}", f"{group.key}.graph_walks.{index}", hint=hint)
+
+
+def _check_tp(spec: ModelSpec, group: NodeGroup, size: Value) -> None:
+    key = f"{group.key}.tp_size"
+    if len(group.ranks) % group.tp_size:
+        raise size.place.error(f"{key} is {group.tp_size} and does not divide {len(group.ranks)} ranks", key, hint="use as many ranks as a multiple of it")
+    if group.tp_size == 1:
+        return
+    for name in group.nodes:
+        node = spec.node(name)
+        if not node.tensor_parallel:
+            shared = [other.name for other in spec.nodes if other.tensor_parallel]
+            hint = f"tensor-parallel are: {', '.join(shared)}" if shared else f"no node of {spec.name} is tensor-parallel"
+            raise size.place.error(f"node {name!r} is not tensor-parallel", key, f"tp_size is {group.tp_size}", hint)
+        if node.kv is not None and node.kv.kv_heads % group.tp_size:
+            raise size.place.error(f"{key} is {group.tp_size} and does not divide {node.kv.kv_heads} KV heads of {name!r}", key, hint="choose a divisor")
+
+
+def _check_twice(spec: ModelSpec, groups: Sequence[NodeGroup]) -> None:
+    uses = all_walks(spec)
+    placed: dict[tuple[str, str | None], NodeGroup] = {}
+    for group in groups:
+        for node in group.nodes:
+            mine = [walk for walk, nodes in uses.items() if node in {n.name for n in nodes}] if group.walks is None else list(group.walks)
+            scope: list[str | None] = [None] if group.walks is None else [walk for walk in mine if node in {n.name for n in uses[walk]}]
+            for walk in scope:
+                other = placed.get((node, walk))
+                if other is not None:
+                    where = f"in walk {walk!r}" if walk is not None else "for all walks"
+                    index = group.nodes.index(node)
+                    raise group.place.value[index].error(
+                        f"node {node!r} is placed twice {where}", f"{group.key}.node_names.{index}",
+                        f"first by {other.key} ({other.place.source})", "scope the groups with graph_walks, or list more ranks in one group",
+                    )  # fmt: skip
+                placed[node, walk] = group
+
+
+def _check_gaps(groups: Sequence[NodeGroup]) -> None:
+    used = {rank for group in groups for rank in group.ranks}
+    for group in groups:
+        for rank in group.ranks:
+            if rank and rank - 1 not in used:
+                raise group.place.error(f"rank {rank} is used and rank {rank - 1} is not", f"{group.key}.ranks", hint="number the ranks from 0 without gaps")
+
+
+def check_coverage(spec: ModelSpec, groups: Sequence[NodeGroup], place: Located) -> None:
+    """Every walk finds a place for each of its nodes; a node on a branch may follow its parent. Raises ConfigError."""
+    for walk, nodes in all_walks(spec).items():
+        for node in nodes:
+            if not _is_placed(node, walk, groups):
+                hint = f"add {_root(node).name} to a node group" + ("" if not _is_named(node, groups) else f" whose graph_walks hold {walk}")
+                raise place.error(f"walk {walk!r} has no place for node {node.name!r}", "node_groups", hint=hint)
+
+
+def _is_placed(node: NodeSpec, walk: str, groups: Sequence[NodeGroup]) -> bool:
+    here = any(node.name in group.nodes and (group.walks is None or walk in group.walks) for group in groups)
+    return here or node.of is not None and _is_placed(node.of, walk, groups)
+
+
+def _is_named(node: NodeSpec, groups: Sequence[NodeGroup]) -> bool:
+    return any(name in group.nodes for group in groups for name in (node.name, _root(node).name))
+
+
+def _root(node: NodeSpec) -> NodeSpec:
+    return node if node.of is None else _root(node.of)
+
+
+def make_plan(spec: ModelSpec, config: ResolvedConfig, devices: Sequence[str], plugins: Plugins | None = None) -> Plan:
+    """The placement on devices: entry i of `devices` for rank i, or ("cpu",) for plain processes.
+
+    A plugin's `mstar_plan` is asked first. Raises ConfigError for a rank that no device backs.
+    """
+    if plugins is not None:
+        own = plugins.plan(spec, PlanRequest(config=config, devices=tuple(devices)))
+        if own is not None:
+            return own
+    names = device_names(config, devices)
+    placements = tuple(_placements(spec, config))
+    ranks = tuple(RankPlan(rank=rank, device=device, nodes=_nodes_of(spec, rank, placements)) for rank, device in enumerate(names))
+    return Plan(ranks=ranks, placements=placements)
+
+
+def device_names(config: ResolvedConfig, devices: Sequence[str]) -> tuple[str, ...]:
+    """One device per rank. On the CPU a rank is a plain process, so one entry serves all of them."""
+    if tuple(devices) == ("cpu",):
+        return ("cpu",) * config.rank_count
+    for group in config.node_groups:
+        for rank in group.ranks:
+            if rank >= len(devices):
+                count = f"{len(devices)} {'device' if len(devices) == 1 else 'devices'}"
+                hint = f"give {config.rank_count} devices, or use a file with ranks below {len(devices)}"
+                raise group.place.error(f"no device backs rank {rank}", f"{group.key}.ranks", f"{count} for {config.rank_count} ranks", hint)
+    return tuple(devices[: config.rank_count])
+
+
+def _placements(spec: ModelSpec, config: ResolvedConfig) -> list[NodePlacement]:
+    order = {node.name: index for index, node in enumerate(spec.nodes)}
+    made = [
+        NodePlacement(node=node, replicas=group.replicas, walks=group.walks, tp_size=group.tp_size)
+        for group in config.node_groups
+        for node in group.nodes
+    ]
+    return sorted(made, key=lambda placement: order[placement.node])
+
+
+def _nodes_of(spec: ModelSpec, rank: int, placements: Sequence[NodePlacement]) -> tuple[str, ...]:
+    held = {p.node for p in placements if any(rank in replica for replica in p.replicas)}
+    return tuple(node.name for node in spec.nodes if node.name in held)

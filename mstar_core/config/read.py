@@ -1,0 +1,122 @@
+"""Checks located values against the schema: unknown keys, types, ranges. Called by `resolve`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mstar_core.config.located import Located
+from mstar_core.config.schema import ITEM, Setting, words_of
+from mstar_core.errors import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A checked value. key: with indices (`node_groups.0.ranks`)."""
+
+    key: str
+    value: Any
+    place: Located
+    setting: Setting
+
+
+def read(root: Located) -> dict[str, Value]:
+    """Every value that the file gives, by key. Raises ConfigError for the first that is wrong."""
+    if not isinstance(root.value, dict):
+        raise root.error("the file is no mapping", "", hint="begin with model: NAME")
+    return {value.key: value for value in _section(root, "", "")}
+
+
+def _section(place: Located, schema_key: str, key: str) -> Iterator[Value]:
+    words = words_of(schema_key)
+    if not isinstance(place.value, dict):
+        raise place.error(f"{key} is {shown(place)}", key, hint=f"a section with {', '.join(words)}")
+    for word, item in place.value.items():
+        full = f"{key}.{word}" if key else word
+        if word not in words:
+            raise item.error(f"unknown key {full!r}", full, hint=did_you_mean(word, words))
+        yield from _value(item, words[word], full)
+    for word, wanted in words.items():
+        if wanted.required and word not in place.value:
+            full = f"{key}.{word}" if key else word
+            raise place.error(f"key {full!r} is missing", full, wanted.doc, hint=f"add {word}: {example(wanted)}")
+
+
+def example(item: Setting) -> str:
+    """A value of the setting's kind, for hints."""
+    return {"list of string": "[NAME]", "list of integer": "[0]", "list of section": "[{node_names: [NAME], ranks: [0]}]"}.get(item.kind, "NAME")
+
+
+def _value(place: Located, item: Setting, key: str) -> Iterator[Value]:
+    match item.kind:
+        case "section":
+            yield from _section(place, item.key, key)
+        case "list of section":
+            if not isinstance(place.value, list) or not place.value:
+                raise place.error(f"{key} is {shown(place)}", key, hint="a list with at least one entry")
+            yield Value(key, len(place.value), place, item)
+            for index, part in enumerate(place.value):
+                yield from _section(part, item.key + ITEM, f"{key}.{index}")
+        case _:
+            yield Value(key, check(place, item, key), place, item)
+
+
+def check(place: Located, item: Setting, key: str) -> Any:
+    """One value of a plain kind. Raises ConfigError naming the allowed values."""
+    value = place.value
+    if value is None and item.nullable:
+        return None
+    if item.kind == "mapping":
+        if not isinstance(value, dict):
+            raise place.error(f"{key} is {shown(place)}", key, hint="a mapping of names to values")
+        return place.plain()
+    if item.kind.startswith("list of "):
+        return _list(place, item, key)
+    return _scalar(place, item, key)
+
+
+def _list(place: Located, item: Setting, key: str) -> tuple[Any, ...]:
+    if not isinstance(place.value, list) or not place.value:
+        raise place.error(f"{key} is {shown(place)}", key, hint=f"a {item.kind} with at least one entry")
+    values = tuple(_scalar(part, item, f"{key}.{index}", item.kind.removeprefix("list of ")) for index, part in enumerate(place.value))
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise place.value[index].error(f"{key} holds {value!r} twice", f"{key}.{index}", hint="each entry once")
+    return values
+
+
+def _scalar(place: Located, item: Setting, key: str, kind: str = "") -> Any:
+    value, wanted = place.value, kind or item.kind
+    fits = {
+        "string": isinstance(value, str),
+        "boolean": isinstance(value, bool),
+        "integer": isinstance(value, int) and not isinstance(value, bool),
+        "number": isinstance(value, int | float) and not isinstance(value, bool),
+    }[wanted]
+    if not fits:
+        raise place.error(f"{key} is {shown(place)}", key, hint=f"allowed is {item.allowed}")
+    if item.choices and value not in item.choices:
+        raise place.error(f"{key} is {value!r}", key, hint=did_you_mean(value, item.choices))
+    if wanted == "string" and (not value.strip() or value != value.strip() or not value.isprintable()):
+        raise place.error(f"{key} is {value!r}", key, hint="a text without blanks at its ends")
+    if wanted in ("integer", "number") and not _in_range(item, value):
+        raise place.error(f"{key} is {value}", key, hint=f"allowed is {item.allowed}")
+    return float(value) if wanted == "number" else value
+
+
+def _in_range(item: Setting, value: float) -> bool:
+    return (item.ge is None or value >= item.ge) and (item.gt is None or value > item.gt) and (item.le is None or value <= item.le)
+
+
+def shown(place: Located) -> str:
+    """The value as an error names it."""
+    value = place.value
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    if value is None:
+        return "empty"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,138 @@
+"""From a file and the command line to a checked configuration: names, types, ranges, placement, sources of values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from mstar_core.config.deployment import ApiConfig, KVCacheConfig
+from mstar_core.config.load import TINY, ConfigFile, Target, split_name
+from mstar_core.config.located import Located
+from mstar_core.config.overrides import Override, apply
+from mstar_core.config.placement import check_coverage, node_groups
+from mstar_core.config.read import Value, read, shown
+from mstar_core.config.resolved import ResolvedConfig
+from mstar_core.config.schema import SETTINGS
+from mstar_core.errors import NotFound, did_you_mean
+from mstar_core.plugin import ModelSpec
+
+_DEPLOYMENT: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+
+
+def resolve_target(target: Target, overrides: Sequence[Override] = ()) -> ResolvedConfig:
+    """Resolve what `find` gave."""
+    return resolve(target.spec, target.config, overrides, is_tiny=target.is_tiny)
+
+
+def resolve(spec: ModelSpec, config: ConfigFile, overrides: Sequence[Override] = (), *, is_tiny: bool = False) -> ResolvedConfig:
+    """Check a file with its overrides against a model. Raises ConfigError naming file, line, key and nearest name."""
+    root = apply(config.root, overrides)
+    values = read(root)
+    tiny = _check_model(spec, values["model"]) or is_tiny
+    _check_tiny(spec, values, root, tiny)
+    _check_name(values)
+    kwargs = _model_kwargs(spec, values.get("model_kwargs"))
+    groups = node_groups(spec, values)
+    check_coverage(spec, groups, values["node_groups"].place)
+    provenance = {key: value.place.source for key, value in values.items()}
+    provenance |= _kwargs_sources(values.get("model_kwargs"))
+    if spec.max_seq_len and "max_seq_len" not in values:
+        provenance["max_seq_len"] = f"model {spec.name}"
+    return ResolvedConfig(
+        model=spec.name,
+        name=_or(values, "name", spec.name),
+        is_tiny=tiny,
+        weights=_or(values, "weights", None),
+        dtype=_or(values, "dtype", None),
+        max_seq_len=_or(values, "max_seq_len", spec.max_seq_len),
+        max_concurrent_requests=_or(values, "max_concurrent_requests"),
+        max_queue=_or(values, "max_queue"),
+        token_budget=_or(values, "token_budget"),
+        model_kwargs=kwargs,
+        node_groups=groups,
+        kv_cache=_kv_cache(values),
+        api=ApiConfig(**_struct(values, "api")),
+        config_file=config.shown,
+        provenance=provenance,
+    )
+
+
+_DEFAULTS: Final = {item.key: item.default for item in SETTINGS}
+
+
+def _or(values: Mapping[str, Value], key: str, default: Any = None) -> Any:
+    given = values.get(key)
+    fallback = default if default is not None else _DEFAULTS[key]
+    return fallback if given is None or given.value is None else given.value
+
+
+def _struct(values: Mapping[str, Value], section: str) -> dict[str, Any]:
+    given = ((key, value) for key, value in values.items() if key.startswith(f"{section}.") and value.value is not None)
+    return {key.removeprefix(f"{section}."): value.value for key, value in given}
+
+
+def _check_model(spec: ModelSpec, value: Value) -> bool:
+    try:
+        name, is_tiny = split_name(value.value)
+    except NotFound as error:
+        raise value.place.error(error.title, "model", error.detail, error.hint) from None
+    short = name.rpartition("/")[2]
+    if short not in (spec.name, *spec.aliases):
+        raise value.place.error(f"model is {value.value!r}, asked for is {spec.name!r}", "model", hint=f"write model: {spec.name}, or leave out the name")
+    return is_tiny
+
+
+def _check_tiny(spec: ModelSpec, values: Mapping[str, Value], root: Located, is_tiny: bool) -> None:
+    if not is_tiny:
+        return
+    place = values["model"].place
+    if spec.tiny is None:
+        raise place.error(f"{spec.name} has no embedded checkpoint", "model", hint=f"write {spec.name} without :{TINY}")
+    weights = values.get("weights")
+    if weights is not None and weights.value is not None:
+        raise weights.place.error(f"weights and {spec.name}:{TINY} exclude each other", "weights", hint="leave one of them out")
+
+
+def _check_name(values: Mapping[str, Value]) -> None:
+    name = values.get("name")
+    if name is not None and name.value is not None and not _DEPLOYMENT.match(name.value):
+        raise name.place.error(f"name is {name.value!r}", "name", hint="letters, digits and _ . -, at most 63, a letter or digit first")
+
+
+def _kv_cache(values: Mapping[str, Value]) -> KVCacheConfig:
+    given = _struct(values, "kv_cache")
+    if "pages" in given and "tokens" in given:
+        raise values["kv_cache.tokens"].place.error("kv_cache.pages and kv_cache.tokens both fix the pool", "kv_cache.tokens", hint="keep one of them")
+    return KVCacheConfig(**given)
+
+
+def _model_kwargs(spec: ModelSpec, value: Value | None) -> dict[str, Any]:
+    given = {} if value is None else value.place.value
+    for name, place in given.items():
+        key = f"model_kwargs.{name}"
+        if name not in spec.model_kwargs:
+            raise place.error(f"{spec.name} has no option {name!r}", key, hint=did_you_mean(name, spec.model_kwargs))
+        _check_like(place, key, spec.model_kwargs[name])
+    return {**spec.model_kwargs, **{name: place.plain() for name, place in given.items()}}
+
+
+def _check_like(place: Located, key: str, default: Any) -> None:
+    """The value has the type of the model's own default; a default of None takes anything."""
+    value = place.plain()
+    if default is None or value is None:
+        if default is not None:
+            raise place.error(f"{key} is empty", key, hint=f"like its default {default!r}")
+        return
+    kinds: tuple[tuple[type | tuple[type, ...], Literal["boolean", "integer", "number", "string", "list", "mapping"]], ...] = (
+        (bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), ((list, tuple), "list"), (dict, "mapping"),
+    )  # fmt: skip
+    kind, word = next(((k, w) for k, w in kinds if isinstance(default, k)), (object, "mapping"))
+    if word == "number" and isinstance(value, int) and not isinstance(value, bool):
+        return
+    if not isinstance(value, kind) or word != "boolean" and isinstance(value, bool):
+        raise place.error(f"{key} is {shown(place)}", key, hint=f"a {word}, like its default {default!r}")
+
+
+def _kwargs_sources(value: Value | None) -> dict[str, str]:
+    return {} if value is None else {f"model_kwargs.{name}": place.source for name, place in value.place.value.items()}
