@@ -1,7 +1,29 @@
-"""The graph language: nodes, edges, walks, streams. No torch; the base of everything."""
+"""The graph language: nodes, edges, walks, streams; and what becomes of them: checked, cut, run, drawn. No torch."""
 
 from __future__ import annotations
 
+from mstar_core.graph.actions import (
+    Action,
+    Actions,
+    AskStop,
+    Emit,
+    EndWalk,
+    Fire,
+    FireLoop,
+    Free,
+    Held,
+    Hold,
+    Iteration,
+    Key,
+    Ref,
+    RunInput,
+    Send,
+    Special,
+    ToStream,
+    Want,
+)
+from mstar_core.graph.compiled import CompiledLoop, CompiledTask, CompiledWalk, Kind, Outlet, Source, TaskInput
+from mstar_core.graph.cut import Crossing, RankWalk, crossings, cut
 from mstar_core.graph.edges import (
     ChunkPolicy,
     Edge,
@@ -28,6 +50,7 @@ from mstar_core.graph.nodes import (
     Sampling,
     from_param,
 )
+from mstar_core.graph.readiness import WalkState, loop_limits
 from mstar_core.graph.walks import (
     GraphNode,
     Loop,
@@ -39,6 +62,7 @@ from mstar_core.graph.walks import (
     graph_nodes,
     loops,
 )
+from mstar_core.graph.wiring import compile_graph, compile_walk, held_ports, wire
 
 __all__ = [
     "CHUNK_FIRST",
@@ -48,28 +72,63 @@ __all__ = [
     "MAIN",
     "STATELESS",
     "STEP",
+    "Action",
+    "Actions",
+    "AskStop",
     "Attend",
     "ChunkPolicy",
+    "CompiledLoop",
+    "CompiledTask",
+    "CompiledWalk",
+    "Crossing",
     "Edge",
+    "Emit",
+    "EndWalk",
     "EngineKind",
+    "Fire",
+    "FireLoop",
     "FixedChunk",
+    "Free",
     "GraphEdge",
     "GraphNode",
+    "Held",
+    "Hold",
+    "Iteration",
     "KVSpec",
+    "Key",
+    "Kind",
     "LeftContext",
     "Loop",
     "NodeSpec",
+    "Outlet",
     "Parallel",
     "PortType",
+    "RankWalk",
+    "Ref",
+    "RunInput",
     "Sampling",
+    "Send",
     "Sequential",
     "SlidingWindow",
+    "Source",
+    "Special",
     "StopOn",
     "StopWhen",
     "Stream",
     "StreamingGraphEdge",
+    "TaskInput",
+    "ToStream",
     "Walk",
+    "WalkState",
+    "Want",
+    "compile_graph",
+    "compile_walk",
+    "crossings",
+    "cut",
     "from_param",
     "graph_nodes",
+    "held_ports",
+    "loop_limits",
     "loops",
+    "wire",
 ]

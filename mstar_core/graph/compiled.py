@@ -1,0 +1,188 @@
+"""A walk in flat, immutable form: tasks, loops and where every value comes from. Built by wiring, cut by placement.
+
+A *frame* is a body in which each task runs once: the walk's root (ROOT) or one iteration of a loop. Sources are always
+named inside one frame; what enters a loop from outside enters as a carried variable or as an import of the loop.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from mstar_core.graph.edges import Stream
+from mstar_core.graph.walks import GraphNode, Loop
+
+ROOT: Final = -1
+"""The frame of a walk outside all loops."""
+
+
+class Kind(enum.IntEnum):
+    """Where a value comes from, as seen in its frame."""
+
+    TASK = 0
+    LOOP = 1
+    VAR = 2
+    IMPORT = 3
+    CHUNK = 4
+    RUN = 5
+    SPECIAL = 6
+
+
+class Source(NamedTuple):
+    """One origin of values.
+
+    TASK: output `port` of task `at`. LOOP: `port` of the last iteration of loop `at`. VAR: carried input port of
+    loop `at`. IMPORT: number `port` of `imports` of loop `at`. CHUNK: a chunk taken at address `at`.
+    RUN: the Run's input called `port`. SPECIAL: STEP, CHUNK_FIRST, CHUNK_LAST or `$param:name`.
+    """
+
+    kind: Kind
+    at: int
+    port: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInput:
+    """One input port of a task."""
+
+    port: str
+    source: Source
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """Where a produced port leaves the walk: to the client with `modality`, or onto `stream`."""
+
+    port: str
+    modality: str | None = None
+    stream: Stream | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledTask:
+    """One use of a node. path: enclosing loops, outermost first.
+
+    wanted: output ports that somebody needs. holds: ports whose last value a later Run may start from.
+    """
+
+    index: int
+    node: GraphNode
+    path: tuple[int, ...]
+    inputs: tuple[TaskInput, ...]
+    outlets: tuple[Outlet, ...]
+    wanted: tuple[str, ...]
+    holds: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.node.spec.name
+
+    @property
+    def frame(self) -> int:
+        return self.path[-1] if self.path else ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A carried port of a loop: `port` is the input, `out` the output that feeds the next iteration.
+
+    start: source in the parent's frame; RUN starts from the Run's value, or else from what `held` (node, port) last
+    held. back: source in the loop's own frame.
+    """
+
+    port: str
+    out: str
+    start: Source
+    back: Source
+    held: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A port that a loop hands out when it ends. variable: the carried port whose final value it is, or None."""
+
+    port: str
+    back: Source
+    variable: str | None
+    outlets: tuple[Outlet, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledLoop:
+    """One loop. path: enclosing loops; tasks and loops: direct parts of the body.
+
+    stop_task: the task that produces the stop port. tap: the task that takes the stream's chunk.
+    resident: the engine iterates the loop alone, as one job (body of one node, no stream).
+    """
+
+    index: int
+    loop: Loop
+    path: tuple[int, ...]
+    tasks: tuple[int, ...]
+    loops: tuple[int, ...]
+    variables: tuple[Variable, ...]
+    imports: tuple[Source, ...]
+    results: tuple[Result, ...]
+    stop_task: int | None
+    tap: int | None
+    resident: bool
+
+    @property
+    def name(self) -> str:
+        return self.loop.name
+
+    @property
+    def parent(self) -> int:
+        return self.path[-1] if self.path else ROOT
+
+    def variable(self, port: str) -> Variable | None:
+        """The carried variable behind input `port`, if there is one."""
+        return next((variable for variable in self.variables if variable.port == port), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledWalk:
+    """A walk ready to be cut and run. Immutable; shared by all requests.
+
+    An *address* is one integer for a task (its index) or for a loop (number of tasks + its index).
+    taps: task -> stream that it takes one chunk of whenever it runs, with no loop over that stream.
+    """
+
+    name: str
+    tasks: tuple[CompiledTask, ...]
+    loops: tuple[CompiledLoop, ...]
+    taps: Mapping[int, str]
+
+    @property
+    def root_tasks(self) -> tuple[int, ...]:
+        return tuple(task.index for task in self.tasks if not task.path)
+
+    @property
+    def root_loops(self) -> tuple[int, ...]:
+        return tuple(loop.index for loop in self.loops if not loop.path)
+
+    def address(self, loop: int) -> int:
+        """The address of a loop."""
+        return len(self.tasks) + loop
+
+    def loop_named(self, name: str) -> CompiledLoop:
+        """The loop called `name`. Raises KeyError."""
+        for loop in self.loops:
+            if loop.name == name:
+                return loop
+        raise KeyError(name)
+
+    def frame_tasks(self, frame: int) -> tuple[int, ...]:
+        """Tasks directly in a frame."""
+        return self.root_tasks if frame == ROOT else self.loops[frame].tasks
+
+    def frame_loops(self, frame: int) -> tuple[int, ...]:
+        """Loops directly in a frame."""
+        return self.root_loops if frame == ROOT else self.loops[frame].loops
+
+    def tasks_within(self, loop: int) -> tuple[int, ...]:
+        """Every task of a loop's body, nested loops included."""
+        return tuple(task.index for task in self.tasks if loop in task.path)

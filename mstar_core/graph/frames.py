@@ -1,0 +1,84 @@
+"""Open frames and loops of a run: the bookkeeping that WalkState moves along. Owned by WalkState."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Final
+
+from mstar_core.graph.actions import Iteration, Ref
+from mstar_core.graph.compiled import CompiledLoop
+
+
+class Pending(enum.Enum):
+    """A value that is not known yet (None is a value that is known to be absent)."""
+
+    PENDING = "pending"
+
+
+PENDING: Final = Pending.PENDING
+Slot = Ref | Pending | None
+
+
+class Scope:
+    """One open frame: the root, or one iteration of a loop.
+
+    pending: parts that are not over. waiting: task -> inputs to come. missing: tasks that lack a required input.
+    """
+
+    __slots__ = ("frame", "inputs", "loops", "missing", "path", "pending", "run", "waiting")
+
+    def __init__(self, frame: int, path: Iteration, run: LoopRun | None) -> None:
+        self.frame = frame
+        self.path = path
+        self.run = run
+        self.pending = 0
+        self.waiting: dict[int, int] = {}
+        self.inputs: dict[int, dict[str, Ref]] = {}
+        self.missing: set[int] = set()
+        self.loops: dict[int, LoopRun] = {}
+
+
+class LoopRun:
+    """One run of a loop inside an open scope.
+
+    index: the iteration opened last. allowed: iterations up to this one may open. end: (iterations, reason).
+    values: per carried port, what the next iteration starts from (only where this rank owns it).
+    verdicts: iteration -> stop, keep or skip; -1 is the starting value. asked: a chunk or the engine's answer is due.
+    """
+
+    __slots__ = (
+        "allowed", "asked", "chunk", "end", "imports", "index", "inner", "last", "limit", "loop", "over", "owned",
+        "scope", "stream_ended", "values", "verdicts",
+    )  # fmt: skip
+
+    def __init__(
+        self, loop: CompiledLoop, scope: Scope, limit: int | None, owned: Sequence[bool], imports: list[Slot]
+    ) -> None:
+        self.loop = loop
+        self.scope = scope
+        self.limit = limit
+        self.owned = owned
+        self.imports = imports
+        self.values: list[Slot] = [PENDING] * len(loop.variables)
+        self.last: list[Ref | None] = [None] * len(loop.results)
+        self.index = -1
+        self.allowed = -1
+        self.inner: Scope | None = None
+        self.end: tuple[int, str] | None = None
+        self.over = False
+        self.verdicts: dict[int, str] = {}
+        self.chunk: Slot = PENDING
+        self.asked = False
+        self.stream_ended = False
+
+    def value_of(self, port: str) -> Slot:
+        """What the carried input `port` holds for the next iteration."""
+        numbers = [number for number, variable in enumerate(self.loop.variables) if variable.port == port]
+        return self.values[numbers[0]] if numbers else None
+
+    def result(self, number: int) -> Ref | None:
+        """What the loop hands out as its result `number`."""
+        result = self.loop.results[number]
+        value = self.last[number] if result.variable is None else self.value_of(result.variable)
+        return None if isinstance(value, Pending) else value

@@ -1,0 +1,414 @@
+"""Builds a CompiledWalk: resolves every edge, carried port and run input, and collects what contradicts itself.
+
+Called when a model is loaded (compile_graph) and by the graph check, which wants all problems, not the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from mstar_core.errors import GraphError, did_you_mean
+from mstar_core.graph.compiled import (
+    ROOT,
+    CompiledLoop,
+    CompiledTask,
+    CompiledWalk,
+    Kind,
+    Outlet,
+    Result,
+    Source,
+    TaskInput,
+    Variable,
+)
+from mstar_core.graph.edges import Edge, GraphEdge, Stream, StreamingGraphEdge
+from mstar_core.graph.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, STEP
+from mstar_core.graph.walks import GraphNode, Loop, Walk, graph_nodes, parts_of
+
+
+def is_special(name: str) -> bool:
+    """Whether an input name is filled in by the runtime (STEP, chunk flags, parameters)."""
+    return name in (STEP, CHUNK_FIRST, CHUNK_LAST) or name.startswith(PARAM_PREFIX)
+
+
+def compile_walk(
+    name: str, walk: Walk, streams: Iterable[Stream] = (), holds: Mapping[str, frozenset[str]] | None = None
+) -> CompiledWalk:
+    """Flatten one walk. holds: node -> ports that loops of other walks may start from. Raises the first GraphError."""
+    compiled, problems = wire(name, walk, streams)
+    if compiled is None:
+        raise problems[0]
+    return _with_holds(compiled, held_ports([compiled]) if holds is None else holds)
+
+
+def compile_graph(walks: Mapping[str, Walk], streams: Iterable[Stream] = ()) -> dict[str, CompiledWalk]:
+    """Flatten all walks of a model, so that every port that some loop may start from is held. Raises GraphError."""
+    streams = tuple(streams)
+    compiled = {name: compile_walk(name, walk, streams, {}) for name, walk in walks.items()}
+    holds = held_ports(compiled.values())
+    return {name: _with_holds(walk, holds) for name, walk in compiled.items()}
+
+
+def held_ports(walks: Iterable[CompiledWalk]) -> dict[str, frozenset[str]]:
+    """Node -> output ports whose last value has to be kept for a later Run to start from."""
+    found: dict[str, set[str]] = {}
+    for walk in walks:
+        for loop in walk.loops:
+            from_last = [variable.held for variable in loop.variables if variable.start.kind is Kind.RUN]
+            if from_last and loop.stop_task is not None and loop.loop.stop is not None:
+                from_last.append((walk.tasks[loop.stop_task].name, loop.loop.stop.port))
+            for node, port in from_last:
+                found.setdefault(node, set()).add(port)
+    return {node: frozenset(ports) for node, ports in found.items()}
+
+
+def _with_holds(walk: CompiledWalk, holds: Mapping[str, frozenset[str]]) -> CompiledWalk:
+    def held(task: CompiledTask) -> CompiledTask:
+        ports = tuple(sorted(holds.get(task.name, frozenset())))
+        return replace(task, holds=ports, wanted=tuple(sorted({*task.wanted, *ports})))
+
+    return replace(walk, tasks=tuple(held(task) for task in walk.tasks))
+
+
+def wire(name: str, walk: Walk, streams: Iterable[Stream] = ()) -> tuple[CompiledWalk | None, list[GraphError]]:
+    """Flatten a walk and give all problems found; the walk is None when there is a problem."""
+    wiring = _Wiring(name, tuple(streams))
+    wiring.collect(walk, ())
+    wiring.connect()
+    compiled = None if wiring.problems else wiring.build()
+    return (None if wiring.problems else compiled), wiring.problems
+
+
+@dataclass(slots=True)
+class _Body:
+    """A loop while it is being wired."""
+
+    loop: Loop
+    path: tuple[int, ...]
+    imports: list[Source] = field(default_factory=list)
+    results: dict[str, Result] = field(default_factory=dict)
+    variables: dict[str, Variable] = field(default_factory=dict)
+
+    @property
+    def parent(self) -> int:
+        return self.path[-1] if self.path else ROOT
+
+
+class _Wiring:
+    """Working state of `wire`."""
+
+    def __init__(self, name: str, streams: tuple[Stream, ...]) -> None:
+        self.name = name
+        self.streams = streams
+        self.nodes: list[tuple[GraphNode, tuple[int, ...]]] = []
+        self.bodies: list[_Body] = []
+        self.feeds: dict[tuple[int, str], dict[int, Source]] = {}
+        self.outlets: dict[int, list[Outlet]] = {}
+        self.bare_taps: dict[int, str] = {}
+        self.problems: list[GraphError] = []
+
+    # collecting
+
+    def collect(self, walk: Walk, path: tuple[int, ...]) -> None:
+        """Number tasks and loops in the order written."""
+        match walk:
+            case GraphNode():
+                self.nodes.append((walk, path))
+            case Loop():
+                if any(body.loop.name == walk.name for body in self.bodies):
+                    self.problem(f"has two loops called {walk.name!r}", walk.name, "give each loop its own name")
+                self.bodies.append(_Body(walk, path))
+                self.collect(walk.body, (*path, len(self.bodies) - 1))
+            case _:
+                for part in parts_of(walk):
+                    self.collect(part, path)
+
+    def problem(self, text: str, place: str, hint: str = "") -> None:
+        self.problems.append(GraphError(f"walk {self.name!r} {text}", hint=hint, place=place))
+
+    # edges
+
+    def connect(self) -> None:
+        """Resolve edges into feeds: (task, port) -> frame -> source."""
+        if not self.nodes:
+            self.problem("has no node", self.name)
+            return
+        for index, (node, path) in enumerate(self.nodes):
+            frame = path[-1] if path else ROOT
+            for edge in node.outputs:
+                self.edge(edge, Source(Kind.TASK, index, edge.port), frame, path, node.spec.name)
+        for number, body in enumerate(self.bodies):
+            for edge in body.loop.outputs:
+                if self.result(number, edge.port) is not None:
+                    self.edge(edge, Source(Kind.LOOP, number, edge.port), body.parent, body.path, body.loop.name)
+        self.tap_streams()
+
+    def edge(self, edge: Edge, source: Source, frame: int, path: tuple[int, ...], name: str) -> None:
+        """Take in one edge that starts in `frame`."""
+        if isinstance(edge, StreamingGraphEdge):
+            self.outlet(source, Outlet(edge.port, stream=edge.stream))
+        elif edge.is_client:
+            self.outlet(source, Outlet(edge.port, modality=edge.modality))
+        else:
+            for task in self.consumers(edge, path, name):
+                feed = self.feeds.setdefault((task, edge.target_port), {})
+                if frame in feed:
+                    self.problem(f"feeds port {edge.target_port!r} of {self.task_name(task)!r} twice", name,
+                                 "join the values in a node, or rename one of them with into=")
+                feed[frame] = source
+
+    def outlet(self, source: Source, outlet: Outlet) -> None:
+        key = source.at if source.kind is Kind.TASK else len(self.nodes) + source.at
+        self.outlets.setdefault(key, []).append(outlet)
+
+    def consumers(self, edge: GraphEdge, path: tuple[int, ...], name: str) -> list[int]:
+        """Tasks that an edge reaches from a producer inside the loops `path`. Reports why when there is none."""
+        target = edge.to if isinstance(edge.to, str) else edge.to.name
+        uses = [(i, node, at) for i, (node, at) in enumerate(self.nodes) if node.spec.name == target]
+        place = f"{self.name}.{name}.{edge.port}"
+        if not uses:
+            hint = did_you_mean(target, [node.spec.name for node, _ in self.nodes])
+            self.problem(f"names node {target!r} in an edge of {name!r}, which the walk does not use", place, hint)
+            return []
+        taking = [(i, at) for i, node, at in uses if edge.target_port in node.inputs]
+        if not taking:
+            ports = [port for _, node, _ in uses for port in node.inputs if not is_special(port)]
+            hint = did_you_mean(edge.target_port, ports)
+            self.problem(f"sends port {edge.port!r} of {name!r} to {target!r}, which takes no input "
+                         f"{edge.target_port!r}", place, hint)
+            return []
+        reached = [i for i, at in taking if at[: len(path)] == path]
+        if not reached:
+            self.problem(f"sends port {edge.port!r} of {name!r} out of its loop to {target!r}", place,
+                         "write the edge in the loop's outputs=, which hands over the last iteration's value")
+        elif len(reached) > 1:
+            self.problem(f"sends port {edge.port!r} of {name!r} to {target!r}, which is used {len(reached)} times "
+                         f"with input {edge.target_port!r}", place, "rename the input of one use with into=")
+        return reached[:1]
+
+    def tap_streams(self) -> None:
+        """Feed stream ports: from an enclosing loop over the stream, or one chunk for a bare use."""
+        for number, body in enumerate(self.bodies):
+            into = body.loop.over.into if body.loop.over is not None else None
+            direct = [node for node, path in self.nodes if path and path[-1] == number]
+            if into is not None and not any(n.spec.name == into[0].name and into[1] in n.inputs for n in direct):
+                name = body.loop.name
+                self.problem(f"loop {name!r} runs over a stream into {into[0].name}.{into[1]}, which its body does "
+                             "not take", name, f"add {into[0].name!r} with input {into[1]!r} to the body")
+        for index, (node, path) in enumerate(self.nodes):
+            for number in path:
+                over = self.bodies[number].loop.over
+                if over is not None and over.into[0].name == node.spec.name and over.into[1] in node.inputs:
+                    source = Source(Kind.CHUNK, len(self.nodes) + number, over.into[1])
+                    self.feeds.setdefault((index, over.into[1]), {}).setdefault(number, source)
+            for stream in self.streams:
+                owner, port = stream.into
+                bare = port in node.inputs and owner.name == node.spec.name and (index, port) not in self.feeds
+                if bare and not any(port in self.bodies[n].loop.carry.values() for n in path):
+                    self.feeds[index, port] = {(path[-1] if path else ROOT): Source(Kind.CHUNK, index, port)}
+                    if index in self.bare_taps:
+                        self.problem(f"lets {owner.name!r} take chunks of two streams in one firing", owner.name,
+                                     "put one of them into a Loop(over=)")
+                    self.bare_taps[index] = stream.name
+
+    # loops
+
+    def producer(self, loop: int, port: str) -> int | None:
+        """The task in a loop's body that produces `port`: by its edges, else by its ports, the last one written."""
+        inside = [(i, node) for i, (node, path) in enumerate(self.nodes) if loop in path and port in node.spec.ports]
+        by_edge = [i for i, node in inside if any(edge.port == port for edge in node.outputs)]
+        if len(by_edge) > 1:
+            names = " and ".join(self.task_name(i) for i in by_edge)
+            self.problem(f"cannot tell which of {names} gives port {port!r} of loop {self.bodies[loop].loop.name!r}",
+                         self.bodies[loop].loop.name, "rename the port of one of them")
+        not_taken = [i for i, node in inside if port not in node.inputs]
+        found = by_edge or not_taken or [i for i, _ in inside]
+        return found[-1] if found else None
+
+    def back(self, loop: int, port: str, what: str) -> Source | None:
+        """The source of `port` in the loop's own frame. Reports a port that nobody produces."""
+        task = self.producer(loop, port)
+        if task is None:
+            known = {p for node, path in self.nodes if loop in path for p in node.spec.ports}
+            name = self.bodies[loop].loop.name
+            self.problem(f"loop {name!r} {what} port {port!r}, which no node of its body has", name,
+                         did_you_mean(port, known))
+            return None
+        path = self.nodes[task][1]
+        if path[-1] == loop:
+            return Source(Kind.TASK, task, port)
+        child = path[path.index(loop) + 1]
+        self.result(child, port)
+        return Source(Kind.LOOP, child, port)
+
+    def result(self, loop: int, port: str) -> Result | None:
+        """Register `port` as something that a loop hands out when it ends."""
+        body = self.bodies[loop]
+        if port not in body.results:
+            back = self.back(loop, port, "hands out")
+            if back is None:
+                return None
+            body.results[port] = Result(port, back, body.loop.carry.get(port), ())
+        return body.results[port]
+
+    def variable(self, loop: int, out: str, port: str) -> Variable | None:
+        """Build one carried variable with its start and its way back."""
+        body, name = self.bodies[loop], self.bodies[loop].loop.name
+        takers = [i for i, (node, path) in enumerate(self.nodes) if loop in path and port in node.inputs]
+        if not takers:
+            known = {p for node, path in self.nodes if loop in path for p in node.inputs}
+            self.problem(f"loop {name!r} carries into port {port!r}, which no node of its body takes", name,
+                         did_you_mean(port, known))
+            return None
+        back = self.back(loop, out, "carries")
+        if back is None:
+            return None
+        outside: dict[int, Source] = {}
+        for task in takers:
+            for frame, source in self.feeds.get((task, port), {}).items():
+                if frame == ROOT or frame in body.path:
+                    if outside.get(frame, source) != source:
+                        self.problem(f"starts port {port!r} of loop {name!r} from two edges", name,
+                                     "a carried port has one starting value")
+                    outside[frame] = source
+        owner = self.producer(loop, out)
+        held = (self.task_name(owner), out) if owner is not None else ("", out)
+        return Variable(port, out, self.resolve(body.parent, outside, port), back, held)
+
+    # resolving
+
+    def resolve(self, frame: int, feed: Mapping[int, Source], port: str) -> Source:
+        """Where `port` comes from, as seen in `frame`: the nearest edge, carried port or stream, else the Run."""
+        if frame in feed:
+            return feed[frame]
+        if frame == ROOT:
+            return Source(Kind.RUN, ROOT, port)
+        body = self.bodies[frame]
+        if port in body.loop.carry.values():
+            return Source(Kind.VAR, frame, port)
+        outer = self.resolve(body.parent, feed, port)
+        if outer.kind is Kind.RUN:
+            return outer
+        if outer not in body.imports:
+            body.imports.append(outer)
+        return Source(Kind.IMPORT, frame, str(body.imports.index(outer)))
+
+    def inputs(self, index: int) -> tuple[TaskInput, ...]:
+        node, path = self.nodes[index]
+        frame = path[-1] if path else ROOT
+        found = []
+        for port in node.inputs:
+            if is_special(port):
+                found.append(TaskInput(port, Source(Kind.SPECIAL, ROOT, port), False))
+            else:
+                source = self.resolve(frame, self.feeds.get((index, port), {}), port)
+                text = node.spec.ports.get(port, "any")
+                found.append(TaskInput(port, source, text.replace(" ", "").endswith("?")))
+        return tuple(found)
+
+    # building
+
+    def build(self) -> CompiledWalk | None:
+        """Assemble the flat form. Adds to the problems when it cannot be run."""
+        inputs = [self.inputs(index) for index in range(len(self.nodes))]
+        for number, body in enumerate(self.bodies):
+            for out, port in body.loop.carry.items():
+                variable = self.variable(number, out, port)
+                if variable is not None:
+                    body.variables[port] = variable
+        stops = [self.stop_task(number) for number in range(len(self.bodies))]
+        if self.problems:
+            return None
+        walk = CompiledWalk(
+            name=self.name,
+            tasks=tuple(self.task(index, inputs[index]) for index in range(len(self.nodes))),
+            loops=tuple(self.compiled_loop(number, stops[number]) for number in range(len(self.bodies))),
+            taps=self.bare_taps,
+        )
+        self.check_cycles(walk)
+        return walk
+
+    def stop_task(self, loop: int) -> int | None:
+        stop = self.bodies[loop].loop.stop
+        if stop is None:
+            return None
+        back = self.back(loop, stop.port, "stops on")
+        if back is not None and back.kind is not Kind.TASK:
+            name = self.bodies[loop].loop.name
+            self.problem(f"loop {name!r} stops on port {stop.port!r} of a loop inside it", name,
+                         "stop on a port of a node that stands directly in the body")
+            return None
+        return back.at if back is not None else None
+
+    def task(self, index: int, inputs: tuple[TaskInput, ...]) -> CompiledTask:
+        node, path = self.nodes[index]
+        wanted = {edge.port for edge in node.outputs}
+        for number in path:
+            body = self.bodies[number]
+            backs = [variable.back for variable in body.variables.values()]
+            backs += [result.back for result in body.results.values()]
+            wanted |= {source.port for source in backs if source[:2] == (Kind.TASK, index)}
+            if body.loop.stop is not None and self.producer(number, body.loop.stop.port) == index:
+                wanted.add(body.loop.stop.port)
+        return CompiledTask(index=index, node=node, path=path, inputs=inputs,
+                            outlets=tuple(self.outlets.get(index, ())), wanted=tuple(sorted(wanted)), holds=())
+
+    def compiled_loop(self, number: int, stop_task: int | None) -> CompiledLoop:
+        body = self.bodies[number]
+        outlets = self.outlets.get(len(self.nodes) + number, [])
+        results = tuple(
+            replace(result, outlets=tuple(outlet for outlet in outlets if outlet.port == result.port))
+            for result in body.results.values()
+        )
+        tasks = tuple(i for i, (_, path) in enumerate(self.nodes) if path and path[-1] == number)
+        loops = tuple(i for i, other in enumerate(self.bodies) if other.parent == number)
+        over = body.loop.over
+        taps = [i for i in tasks if over is not None and self.takes_chunk(i, over.into[1], number)]
+        return CompiledLoop(
+            index=number, loop=body.loop, path=body.path, tasks=tasks, loops=loops,
+            variables=tuple(body.variables.values()), imports=tuple(body.imports), results=results,
+            stop_task=stop_task, tap=taps[0] if taps else None,
+            resident=len(tasks) == 1 and not loops and over is None and tasks[0] not in self.bare_taps,
+        )
+
+    def takes_chunk(self, task: int, port: str, frame: int) -> bool:
+        source = self.feeds.get((task, port), {}).get(frame)
+        return source is not None and source.kind is Kind.CHUNK
+
+    def task_name(self, task: int) -> str:
+        return self.nodes[task][0].spec.name
+
+    def check_cycles(self, walk: CompiledWalk) -> None:
+        """Report parts of a frame that wait for each other."""
+        needs = {("task", task.index): [entry.source for entry in task.inputs] for task in walk.tasks}
+        for loop in walk.loops:
+            needs["loop", loop.index] = [*loop.imports, *(variable.start for variable in loop.variables)]
+        kinds = {Kind.TASK: "task", Kind.LOOP: "loop"}
+        done: set[tuple[str, int]] = set()
+        for first in needs:
+            trail: dict[tuple[str, int], int] = {}
+            stack: list[tuple[tuple[str, int], int]] = [(first, 0)]
+            while stack:
+                part, at = stack.pop()
+                sources: Sequence[Source] = [s for s in needs[part] if s.kind in kinds]
+                trail[part] = at
+                if at < len(sources) and part not in done:
+                    stack.append((part, at + 1))
+                    nxt = (kinds[sources[at].kind], sources[at].at)
+                    if nxt in trail:
+                        names = [self.part_name(p) for p in trail]
+                        self.problem(f"goes in a circle: {' and '.join(names)} wait for each other", names[0],
+                                     "carry a value to the next iteration with a Loop's carry=")
+                        return
+                    stack.append((nxt, 0))
+                else:
+                    done.add(part)
+                    trail.pop(part)
+
+    def part_name(self, part: tuple[str, int]) -> str:
+        return self.task_name(part[1]) if part[0] == "task" else self.bodies[part[1]].loop.name
+
+
+def uses_of(walk: Walk, node: str) -> int:
+    """How often a walk uses the node called `node`."""
+    return sum(1 for use in graph_nodes(walk) if use.spec.name == node)
