@@ -28,7 +28,7 @@ def socket_file(endpoint: str) -> Path | None:
 
 
 def check_path(path: Path) -> None:
-    """Raise TransportError when a socket cannot be made at `path`: too long, taken, or in a directory open to others."""
+    """Raise TransportError when no socket can be made at `path`: too long, taken, or in a directory open to others."""
     length = len(os.fsencode(path))
     if length > PATH_LIMIT_BYTES:
         raise TransportError(

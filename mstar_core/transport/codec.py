@@ -1,4 +1,4 @@
-"""What turns messages into bytes and back. Passed in by the process that owns the sockets: `messages.wire.WireCodec`."""
+"""What turns messages into bytes and back. Passed in by the process that owns the sockets (`messages.wire`)."""
 
 from __future__ import annotations
 

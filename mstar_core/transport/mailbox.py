@@ -85,7 +85,7 @@ class Mailbox(Generic[M]):
         return taken
 
     def wait(self, timeout_s: float, *, fds: Iterable[int] = (), writable: Iterable[zmq.Socket[bytes]] = ()) -> bool:
-        """Wait until a message, one of `fds` to read, or one of the `writable` sockets is ready. For loops of their own.
+        """Wait for a message, one of `fds` to read, or one of the `writable` sockets. For loops without asyncio.
 
         writable: `Courier.blocked()`, so that a loop that waits also goes on with its unsent messages.
         Returns False when `timeout_s` passed.

@@ -1,4 +1,4 @@
-"""TCP and RDMA between hosts. This version refuses them and says what is missing; it never falls back to another way."""
+"""TCP and RDMA between hosts. This version refuses them and says so; it never falls back to another way."""
 
 from __future__ import annotations
 

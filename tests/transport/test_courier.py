@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import zmq
 
 from mstar_core.errors import PeerStalled, TransportError
 from mstar_core.transport import Courier, Mailbox, Malformed, OutboxLimits, Pending, mailbox_endpoint
@@ -231,3 +232,44 @@ def test_two_processes_that_both_stall_do_not_deadlock(context, codec, directory
     for mailbox, courier in ends.values():
         courier.close()
         mailbox.close()
+
+
+class StaleSocket:
+    """A PUSH socket that refuses its first message although there is room, as ZMQ may when it has not looked yet."""
+
+    def __init__(self) -> None:
+        self.refusals = 1
+        self.sent: list[bytes] = []
+
+    def send(self, data: bytes, flags: int) -> None:
+        assert flags == zmq.NOBLOCK
+        if self.refusals:
+            self.refusals -= 1
+            raise zmq.Again
+        self.sent.append(data)
+
+    def getsockopt(self, option: int) -> int:
+        assert option == zmq.EVENTS, "the descriptor is asked for only when messages have to wait"
+        return zmq.POLLOUT
+
+    def setsockopt(self, option: int, value: int) -> None: ...
+    def connect(self, endpoint: str) -> None: ...
+    def close(self, linger: int) -> None: ...
+
+
+class StaleContext:
+    def __init__(self) -> None:
+        self.made = StaleSocket()
+
+    def socket(self, kind: int) -> StaleSocket:
+        return self.made
+
+
+def test_a_refusal_that_is_out_of_date_leaves_nothing_waiting(codec):
+    """No edge would come for it: the message would wait until the next one is sent, for ever if there is none."""
+    context = StaleContext()
+    with Courier(context, codec) as courier:
+        courier.connect("worker-0", "ipc:///unused", 1)
+        courier.send("worker-0", b"the last message")
+        assert context.made.sent == [b"the last message"]
+        assert courier.pending("worker-0") == Pending()
