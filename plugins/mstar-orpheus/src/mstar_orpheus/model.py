@@ -1,0 +1,119 @@
+"""Builds Orpheus' two nodes from a checkpoint. Made once per worker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from mstar_core.errors import StartError, WeightsError
+from mstar_orpheus.checkpoint import CONFIG, Checkpoint, weight_files
+from mstar_orpheus.facts import read_facts
+from mstar_orpheus.llama import HEAD_KEY, Llama, has_own_head
+from mstar_orpheus.llama_config import LlamaConfig
+from mstar_orpheus.snac import Snac, SnacConfig, decoding_weights
+from mstar_orpheus.tensors import load_into, names_in, read_state
+from mstar_orpheus.vocoder import Vocoder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mstar_core.graph import NodeSpec
+    from mstar_core.plugin.model import ModelContext
+
+
+class Orpheus:
+    """The model of one worker. Raises WeightsError when the checkpoint's folder is missing or incomplete."""
+
+    def __init__(self, ctx: ModelContext) -> None:
+        if ctx.folder is None:
+            raise WeightsError(
+                "orpheus has no checkpoint folder", hint="start it with --weights DIR, or start orpheus:tiny"
+            )
+        self._ctx = ctx
+        self._facts = read_facts(ctx.folder)
+        self._found = Checkpoint.find(ctx.folder)
+
+    def get_submodule(self, node: NodeSpec) -> nn.Module:
+        """Build `LLM` in the context's dtype, or `snac_decoder` in float32, with weights, on the context's device."""
+        match node.name:
+            case "LLM":
+                return self._llama()
+            case "snac_decoder":
+                return self._vocoder()
+            case name:
+                raise StartError(
+                    f"orpheus has no node {name!r}", hint="its nodes are LLM and snac_decoder", phase="weights"
+                )
+
+    def vocab_size(self, node: NodeSpec) -> int:
+        """Ids that the node's head can give; 0 for a node without one."""
+        return self._facts.vocab_size if node.sampling is not None else 0
+
+    def _llama(self) -> nn.Module:
+        ctx = self._ctx
+        if ctx.tp_size > 1:
+            hint = "set tp_size: 1; more ranks than tp_size make replicas"
+            raise StartError(
+                f"orpheus cannot split its LLM over {ctx.tp_size} ranks",
+                "its layers are whole on each rank",
+                hint,
+                phase="weights",
+            )
+        files = weight_files(self._found.lm)
+        config = LlamaConfig.read(self._found.lm / CONFIG)
+        with _building(ctx.device, ctx.dtype):
+            module = Llama(config, has_head=has_own_head(config, names_in(files)))
+        load_into(dict(module.named_parameters()), files, ignore=frozenset({HEAD_KEY}), progress=ctx.progress)
+        return module.eval().requires_grad_(False)
+
+    def _vocoder(self) -> nn.Module:
+        ctx = self._ctx
+        files = weight_files(self._found.snac)
+        state = decoding_weights(read_state(files, ctx.progress))
+        with _building(ctx.device, torch.float32):
+            snac = Snac(SnacConfig.read(self._found.snac / CONFIG))
+            module = Vocoder(snac, self._facts.ids.audio_offset)
+        fill(snac, state, str(files[0]))
+        return module.eval().requires_grad_(False)
+
+
+def fill(snac: Snac, state: dict[str, torch.Tensor], source: str) -> None:
+    """Load folded weights. Raises WeightsError naming the first tensor that is missing, unknown or of a wrong shape."""
+    own = snac.state_dict()
+    odd = [*sorted(set(own) - set(state)), *sorted(set(state) - set(own))]
+    if odd:
+        verb = "lacks" if odd[0] in own else "holds an unknown"
+        raise WeightsError(
+            f"{source} {verb} {odd[0]}", f"{len(odd)} names differ", "use hubertsiuzdak/snac_24khz", file=source
+        )
+    for name, value in state.items():
+        if value.shape != own[name].shape:
+            detail = f"its config asks for {list(own[name].shape)}"
+            hint = "config and weights must be of one checkpoint"
+            raise WeightsError(f"{source}: {name} has shape {list(value.shape)}", detail, hint, file=source)
+    snac.load_state_dict(state)
+
+
+@contextlib.contextmanager
+def _building(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Make parameters on `device` in `dtype`."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device, _NoRandomStart():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _NoRandomStart(TorchFunctionMode):
+    """Skips the random start of parameters: each is about to be loaded, and three billion draws take a while."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
+        return func(*args, **(kwargs or {}))

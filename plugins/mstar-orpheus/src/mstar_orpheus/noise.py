@@ -1,0 +1,39 @@
+"""Noise of the vocoder's noise blocks: off, seeded per request and window, or drawn from torch's own generator.
+
+Seeded noise is a function of (seed, window, block) alone, so it never depends on what shares a batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from mstar_core.engine import rng
+from mstar_orpheus.facts import NOISE_MODES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+OFF: Final = NOISE_MODES.index("off")
+SEEDED: Final = NOISE_MODES.index("seeded")
+GLOBAL: Final = NOISE_MODES.index("global")
+_CODEC: Final = 0x736E6163  # keeps these draws apart from the sampler's, which uses the same seed
+
+
+def window_noise(modes: Tensor, seeds: Tensor, windows: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """Noise of all blocks for a batch of windows, each row in its own mode (index into NOISE_MODES).
+
+    modes, seeds, windows: int64 [B]. Returns one float32 [B, 1, length] per block, in block order.
+    """
+    draws = enumerate(lengths)
+    return [_block_noise(modes, seeds, windows * len(lengths) + block, length) for block, length in draws]
+
+
+def _block_noise(modes: Tensor, seeds: Tensor, counters: Tensor, length: int) -> Tensor:
+    mode = modes[:, None]
+    seeded = rng.normal(seeds + _CODEC, counters, length)
+    shared = torch.randn(seeded.shape, device=seeded.device)
+    return torch.where(mode == SEEDED, seeded, torch.where(mode == GLOBAL, shared, 0.0)).unsqueeze(1)

@@ -1,0 +1,185 @@
+"""Orpheus as data: nodes, walks, the stream between them, parameters. Standard library and the light packages only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mstar_core.errors import ConfigError, RequestError, did_you_mean
+from mstar_core.graph import (
+    CHUNK_FIRST,
+    CHUNK_LAST,
+    CLIENT,
+    KV_CACHE,
+    STATELESS,
+    STEP,
+    GraphEdge,
+    GraphNode,
+    KVSpec,
+    Loop,
+    NodeSpec,
+    Sampling,
+    SlidingWindow,
+    StopOn,
+    Stream,
+    StreamingGraphEdge,
+    from_param,
+)
+from mstar_core.plugin import Audio, ModelSpec, Partition, ProgramRequest, Run, Sample, Text, WeightRef, param
+from mstar_core.plugin.hookspecs import hookimpl
+from mstar_core.plugin.program import ProgramGenerator
+from mstar_orpheus.facts import IDS_PER_FRAME, NOISE_MODES, VOICES, WINDOW_FRAMES, Facts, SpecialIds, read_facts
+
+PLUGIN_API = 1
+OFFICIAL = Facts(
+    vocab_size=156940, layers=28, kv_heads=8, head_dim=128, max_positions=131072, ids=SpecialIds(), codebook_size=4096,
+    frame_samples=2048, sample_rate=24000,
+)  # fmt: skip
+"""Sizes of `canopylabs/orpheus-3b-0.1-ft` and `hubertsiuzdak/snac_24khz`: what is shown before a checkpoint is read."""
+
+WINDOW_FACTS = (STEP, CHUNK_FIRST, CHUNK_LAST, from_param("flush"), from_param("noise"), from_param("seed"))
+"""What the vocoder is told of each window besides its ids."""
+
+START_KWARGS = ("allow_any_voice",)
+"""What a deployment may set in model_kwargs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenParams:
+    """Parameters of a deployment that lets any voice name pass (allow_any_voice)."""
+
+    voice: str = param("tara", f"speaker: {', '.join(VOICES)}", choices=VOICES, any_choice=True, openai="voice")
+    temperature: float = param(0.6, "0 takes the most likely id", ge=0, le=2, openai="temperature")
+    top_p: float = param(0.8, "nucleus mass", gt=0, le=1, openai="top_p")
+    top_k: int = param(0, "most likely ids kept, 0 is off", ge=0)
+    min_p: float = param(0.0, "least share of the best id's probability, 0 is off", ge=0, le=1)
+    repetition_penalty: float = param(1.3, "over prompt and output; 1.1 or more is advised", ge=1, le=10)
+    max_output_tokens: int = param(
+        4096, "audio ids, about 82 per second; cut to the context", ge=1, openai="max_tokens"
+    )
+    ignore_eos: bool = param(False, "go on to the limit, for load tests")
+    seed: int | None = param(None, "same seed, same sound", ge=0, le=2**63 - 1, openai="seed")
+    flush: bool = param(False, "send the first and the last frames too, which the reference leaves out")
+    noise: str = param("seeded", "noise of the vocoder; global depends on other requests", choices=NOISE_MODES)
+    prompt_token_ids: tuple[int, ...] | None = param(None, "the whole prompt as ids, in place of text and voice")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Params(OpenParams):
+    """Parameters of the English fine-tune, whose voices are known."""
+
+    def check(self) -> Iterable[RequestError]:
+        """Refuse a voice that the fine-tune does not have. Names are read in any case; none at all is allowed."""
+        name = self.voice.strip().lower()
+        if name and name not in VOICES:
+            nearest = did_you_mean(name, VOICES)
+            hint = f"the voices are {', '.join(VOICES)}" + (
+                f"; {nearest}" if nearest.startswith("did you mean") else ""
+            )
+            yield RequestError(
+                f"unknown voice {self.voice[:40]!r}",
+                hint=hint,
+                field="voice",
+                value=self.voice[:40],
+                allowed=", ".join(VOICES),
+            )
+
+
+def llm(request: ProgramRequest) -> ProgramGenerator:
+    """Read the prompt, then speak: the prefill's id is the first audio id."""
+    yield Run("prefill", tokens=request.inputs["text_tokens"])
+    yield Run("decode", max_iters=request.params.max_output_tokens - 1)
+
+
+def vocoder(request: ProgramRequest) -> ProgramGenerator:
+    """Decode windows until the stream ends, also when it holds none."""
+    yield Run("snac_chunk")
+
+
+def orpheus(facts: Facts) -> ModelSpec:
+    """The spec for a checkpoint of these sizes and ids."""
+    kv = KVSpec(layers=facts.layers, kv_heads=facts.kv_heads, head_dim=facts.head_dim)
+    lm = NodeSpec(
+        name="LLM", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"}, kv=kv,
+        sampling=Sampling(port="token"), tensor_parallel=True, doc="Llama decoder that speaks in audio ids",
+    )  # fmt: skip
+    snac = NodeSpec(
+        name="snac_decoder", engine=STATELESS, ports={"window": "i64[n]", "pcm": "i16[samples]"}, dtype="float32",
+        batch_key=("window",), doc="SNAC: seven ids a frame to 24 kHz samples",
+    )  # fmt: skip
+    window = SlidingWindow(WINDOW_FRAMES * IDS_PER_FRAME, IDS_PER_FRAME, tail="drop")
+    ids = Stream("audio_ids", into=(snac, "window"), chunk=window, accept=facts.audio_ids, flush_if="flush")
+    prefill = GraphNode(lm, ("tokens",), (StreamingGraphEdge("token", ids),))
+    speak = GraphNode(lm, ("token",), (StreamingGraphEdge("token", ids),))
+    stop = StopOn("token", (facts.ids.stop,), unless="ignore_eos")
+    decode = Loop("decode_loop", speak, carry={"token": "token"}, stop=stop)
+    chunk = GraphNode(snac, ("window", *WINDOW_FACTS), (GraphEdge("pcm", CLIENT, modality="audio"),))
+    return ModelSpec(
+        name="orpheus",
+        title="Orpheus TTS 3B",
+        plugin="orpheus",
+        inputs=(Text(),),
+        outputs=(Audio(rate=facts.sample_rate, channels=1),),
+        params=Params,
+        routes=frozenset({"speech"}),
+        nodes=(lm, snac),
+        streams=(ids,),
+        partitions=(
+            Partition(name="LLM", program=llm, walks={"prefill": prefill, "decode": decode}),
+            Partition(name="SNAC", program=vocoder, walks={"snac_chunk": Loop("windows", chunk, over=ids)}),
+        ),
+        processor="mstar_orpheus.processor:Processor",
+        model="mstar_orpheus.model:Orpheus",
+        bind=bind,
+        configs="mstar_orpheus:configs",
+        default_config="orpheus_colocated",
+        weights={
+            "lm": WeightRef(repo="canopylabs/orpheus-3b-0.1-ft"),
+            "snac": WeightRef(repo="hubertsiuzdak/snac_24khz", files=("config.json", "pytorch_model.bin"), format="pt"),
+        },
+        samples=(
+            Sample(name="sentence", inputs={"text_tokens": (24,)}, outputs=frozenset({"audio"})),
+            Sample(
+                name="one id",
+                inputs={"text_tokens": (1,)},
+                outputs=frozenset({"audio"}),
+                params={"max_output_tokens": 1},
+            ),
+            Sample(
+                name="flushed",
+                inputs={"text_tokens": (9,)},
+                outputs=frozenset({"audio"}),
+                params={"flush": True, "voice": "leo"},
+            ),
+        ),
+        tiny="mstar_orpheus.tiny:write_tiny",
+        resolve="mstar_orpheus.weights:resolve_weights",
+        notice="orpheus:tiny has random weights: the sound is noise",
+        max_seq_len=min(8192, facts.max_positions),
+    )
+
+
+def bind(spec: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
+    """Take ids and sizes from the checkpoint. Raises WeightsError for its files, ConfigError for model_kwargs."""
+    for key in model_kwargs:
+        if key not in START_KWARGS:
+            hint = did_you_mean(key, START_KWARGS)
+            raise ConfigError(f"orpheus has no model_kwargs key {key!r}", hint=hint, key=f"model_kwargs.{key}")
+    allow = model_kwargs.get("allow_any_voice", False)
+    if not isinstance(allow, bool):
+        raise ConfigError(
+            f"allow_any_voice is {allow!r}", hint="write true or false", key="model_kwargs.allow_any_voice"
+        )
+    bound = spec if folder is None else orpheus(read_facts(folder))
+    return replace(bound, params=OpenParams if allow else Params, model_kwargs=dict(model_kwargs))
+
+
+ORPHEUS = orpheus(OFFICIAL)
+
+
+@hookimpl
+def mstar_models() -> Sequence[ModelSpec]:
+    """Models of this plugin."""
+    return [ORPHEUS]

@@ -1,0 +1,122 @@
+"""The node `snac_decoder`: windows of audio ids to 16-bit samples. Run by the stateless engine.
+
+Windows of different requests share a batch; each row carries its own seed, noise mode and place in its stream.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import nn
+
+from mstar_core.graph import CHUNK_FIRST, CHUNK_LAST, STEP, from_param
+from mstar_orpheus.facts import IDS_PER_FRAME
+from mstar_orpheus.frames import codes_from_ids, levels_from_codes, misplaced
+from mstar_orpheus.noise import SEEDED, window_noise
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from mstar_orpheus.snac import Snac
+
+log = logging.getLogger(__name__)
+
+FLUSH: Final = from_param("flush")
+NOISE: Final = from_param("noise")
+SEED: Final = from_param("seed")
+EMITTED: Final = slice(1, 2)
+"""Frames of a window that are sent: the second has one frame of context before it and two behind."""
+REPORT_EVERY: Final = 1024
+
+
+class Vocoder(nn.Module):
+    """SNAC behind the streaming edge. audio_offset: the id that stands for code 0 of slot 0."""
+
+    misplaced_ids: Tensor
+
+    def __init__(self, snac: Snac, audio_offset: int) -> None:
+        super().__init__()
+        self.snac = snac
+        self.audio_offset = audio_offset
+        self.register_buffer("misplaced_ids", torch.zeros((), dtype=torch.int64), persistent=False)
+        self._windows = 0
+        self._reported = 0
+
+    def forward(self, *, window: Tensor, **ports: Tensor) -> dict[str, Tensor | list[Tensor]]:
+        """Decode a batch of windows.
+
+        window: int64 [B, 7 * frames] audio ids. Per row, all [B] and absent = 0: STEP (index of the window in its
+        stream), CHUNK_FIRST, CHUNK_LAST, and the parameters flush, noise (index of the mode; absent = seeded), seed.
+        Returns {"pcm": int16 [B, samples]}, or a list of B tensors where the rows differ in length.
+        """
+        first, last, flush = (_row(ports, name, window, 0).bool() for name in (CHUNK_FIRST, CHUNK_LAST, FLUSH))
+        step = _row(ports, STEP, window, 0)
+        frames = window.shape[1] // IDS_PER_FRAME
+        # The final flush decodes the last window again: it takes that window's noise, so the frames join.
+        windows = step - (last & ~first).to(step.dtype)
+        modes, seeds = _row(ports, NOISE, window, SEEDED), _row(ports, SEED, window, 0)
+        noise = window_noise(modes, seeds, windows.to(window.device), self.snac.config.noise_lengths(frames))
+        samples = self.decode(window, noise)
+        self._count(window, first, last)
+        return {"pcm": _cut(to_pcm16(samples), _spans(frames, first, last, flush), self.snac.config.frame_samples)}
+
+    def decode(self, window: Tensor, noise: Sequence[Tensor] | None) -> Tensor:
+        """Samples of whole windows. window: int64 [B, 7 * frames]. Returns float32 [B, frames * frame_samples]."""
+        levels = levels_from_codes(codes_from_ids(window, self.audio_offset, self.snac.config.codebook_size))
+        if window.device.type != "cpu":
+            return self.snac.decode(levels, noise).squeeze(1)
+        # On a CPU one row at a time is faster than a batch (1.5 times at full size), and its bits do not depend on
+        # what shares the batch, which batched convolutions do not promise.
+        rows = range(window.shape[0])
+        parts = [
+            self.snac.decode([x[i : i + 1] for x in levels], noise and [x[i : i + 1] for x in noise]) for i in rows
+        ]
+        return torch.cat(parts).squeeze(1)
+
+    def _count(self, window: Tensor, first: Tensor, last: Tensor) -> None:
+        out = misplaced(window, self.audio_offset, self.snac.config.codebook_size)
+        fresh = torch.where(last & ~first, 0, out[:, -IDS_PER_FRAME:].sum(1).to(first.device))
+        self.misplaced_ids += torch.where(first, out.sum(1).to(first.device), fresh).sum().to(window.device)
+        before, self._windows = self._windows, self._windows + window.shape[0]
+        if before // REPORT_EVERY != self._windows // REPORT_EVERY:
+            self._report()
+
+    def _report(self) -> None:
+        total = int(self.misplaced_ids)
+        if total > self._reported:
+            log.warning(
+                "%d audio ids have left the slot order in %d windows; they were taken modulo the code book",
+                total,
+                self._windows,
+            )
+        self._reported = total
+
+
+def to_pcm16(samples: Tensor) -> Tensor:
+    """Samples in [-1, 1] as int16: clipped, times 32767, truncated toward zero."""
+    return (samples.clamp(-1.0, 1.0) * 32767.0).to(torch.int16)
+
+
+def _row(ports: dict[str, Tensor], name: str, window: Tensor, default: int) -> Tensor:
+    value = ports.get(name)
+    return torch.full((window.shape[0],), default, device=window.device) if value is None else value.reshape(-1)
+
+
+def _spans(frames: int, first: Tensor, last: Tensor, flush: Tensor) -> list[slice]:
+    """Frames that each row sends. Flags that the engine keeps on the host cost no wait here."""
+    flags = zip(first.tolist(), last.tolist(), flush.tolist(), strict=True)
+    return [_span(frames, is_first, is_last) if flushes else EMITTED for is_first, is_last, flushes in flags]
+
+
+def _span(frames: int, is_first: bool, is_last: bool) -> slice:
+    start = 0 if is_first else EMITTED.stop if is_last else EMITTED.start
+    return slice(start, frames if is_last else EMITTED.stop)
+
+
+def _cut(pcm: Tensor, spans: list[slice], frame_samples: int) -> Tensor | list[Tensor]:
+    cuts = [row[span.start * frame_samples : span.stop * frame_samples] for row, span in zip(pcm, spans, strict=True)]
+    return torch.stack(cuts) if len({len(cut) for cut in cuts}) == 1 else cuts

@@ -1,0 +1,171 @@
+"""Finds the official weights: a given folder, the hub cache, else a download with byte progress.
+
+Called by the supervisor before any worker starts.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from mstar_core.errors import WeightsError
+from mstar_core.plugin import ModelSpec, WeightRef
+from mstar_core.plugin.model import WeightProgress
+from mstar_orpheus.checkpoint import CONFIG, Checkpoint, verify, weight_files
+from mstar_orpheus.hub import Hub, HuggingFace
+
+LM_TEXT_FILES: Final = (
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
+WEIGHT_FORMS: Final = (
+    ("model*.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
+)
+NEEDED: Final = {"lm": (CONFIG, "tokenizer.json"), "snac": (CONFIG,)}
+_WAYS: Final = (
+    "use --weights DIR for a folder of your own, --cache-dir DIR for another cache, "
+    "or start orpheus:tiny, which needs none"
+)
+
+
+def resolve_weights(
+    spec: ModelSpec,
+    *,
+    weights: Path | None = None,
+    cache_dir: Path | None = None,
+    progress: WeightProgress | None = None,
+    hub: Hub | None = None,
+) -> Path:
+    """The folder of a complete checkpoint.
+
+    weights: the operator's folder, taken as it is. cache_dir: hub cache in place of the default. progress: called
+    with (bytes so far, total bytes, file) while something is downloaded. Raises WeightsError naming the missing or
+    damaged file, where it was looked for, and what to try.
+    """
+    if weights is not None:
+        return checked(weights)
+    source = hub or HuggingFace(cache_dir)
+    parts = {name: _part(name, ref, source, progress) for name, ref in spec.weights.items()}
+    return _assembled(parts["lm"], parts["snac"], source.cache)
+
+
+def checked(folder: Path) -> Path:
+    """`folder`, after a look at every file of both parts. Raises WeightsError."""
+    if not folder.is_dir():
+        raise WeightsError(
+            f"{folder} is no folder", hint="--weights takes the folder of a checkpoint", file=str(folder)
+        )
+    found = Checkpoint.find(folder)
+    for part in (found.lm, found.snac):
+        for path in weight_files(part):
+            verify(path)
+    return folder
+
+
+def _part(name: str, ref: WeightRef, hub: Hub, progress: WeightProgress | None) -> Path:
+    try:
+        return _cached(name, ref, hub)
+    except WeightsError as missing:
+        if hub.is_offline:
+            detail = f"{missing.title}; looked in {hub.cache}; fetching is off (HF_HUB_OFFLINE)"
+            raise WeightsError(
+                f"the weights of {ref.repo} are not on this machine", detail, _WAYS, **missing.facts
+            ) from missing
+    try:
+        _fetch(ref, hub, progress)
+    except WeightsError as error:
+        raise WeightsError(
+            error.title, f"{error.detail}; looked in {hub.cache} first", f"{error.hint}; {_WAYS}", **error.facts
+        ) from error
+    return _cached(name, ref, hub)
+
+
+def _cached(name: str, ref: WeightRef, hub: Hub) -> Path:
+    """The part's folder in the cache. Raises WeightsError naming the first file that is missing or damaged."""
+    for file in NEEDED[name]:
+        if hub.cached(ref.repo, file) is None:
+            raise WeightsError(f"{file} of {ref.repo} is missing", hint=_WAYS, file=file, looked=[str(hub.cache)])
+    folder = _folder(ref, hub)
+    for path in weight_files(folder):
+        verify(path)
+    return folder
+
+
+def _folder(ref: WeightRef, hub: Hub) -> Path:
+    config = hub.cached(ref.repo, CONFIG)
+    assert config is not None
+    return config.parent
+
+
+def _fetch(ref: WeightRef, hub: Hub, progress: WeightProgress | None) -> None:
+    listed = hub.files(ref.repo)
+    wanted = wanted_files(listed, ref)
+    total = sum(wanted.values())
+    arrived = 0
+    for file, size in wanted.items():
+        before = arrived
+
+        def received(count: int, file: str = file) -> None:
+            nonlocal arrived
+            arrived += count
+            if progress is not None:
+                progress(min(arrived, total), total, file)
+
+        if hub.cached(ref.repo, file) is None:
+            hub.fetch(ref.repo, file, received)
+        arrived = before + size
+        if progress is not None:
+            progress(arrived, total, file)
+
+
+def wanted_files(listed: Mapping[str, int], ref: WeightRef) -> dict[str, int]:
+    """Which of a repository's files to fetch: those the reference names, else texts and one form of the weights."""
+    if ref.files:
+        lacking = [name for name in ref.files if name not in listed]
+        if lacking:
+            raise WeightsError(f"{ref.repo} holds no {lacking[0]}", hint=_WAYS, file=lacking[0])
+        return {name: listed[name] for name in ref.files}
+    texts = [name for name in LM_TEXT_FILES if name in listed]
+    for patterns in WEIGHT_FORMS:
+        tensors = [name for name in listed if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+        if tensors:
+            return {name: listed[name] for name in (*texts, *sorted(tensors))}
+    raise WeightsError(f"{ref.repo} holds no weights", f"it lists {len(listed)} files", _WAYS, file=ref.repo)
+
+
+def _assembled(lm: Path, snac: Path, cache: Path) -> Path:
+    """One folder that shows both parts, by links, so that every process is given a single path."""
+    name = hashlib.sha256(f"{lm.resolve()}\n{snac.resolve()}".encode()).hexdigest()[:16]
+    folder = cache / "mstar-orpheus" / name
+    try:
+        if not (folder / "snac").exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+            (made / "lm").symlink_to(lm.resolve())
+            (made / "snac").symlink_to(snac.resolve())
+            _rename(made, folder)
+    except OSError as error:
+        raise WeightsError(
+            f"cannot write {folder}", str(error), "choose a writable place with --cache-dir DIR", file=str(folder)
+        ) from error
+    return folder
+
+
+def _rename(made: Path, folder: Path) -> None:
+    try:
+        os.rename(made, folder)
+    except OSError:
+        if not (folder / "snac").exists():
+            raise
+        for link in made.iterdir():  # another process was first: its folder says the same
+            link.unlink()
+        made.rmdir()
