@@ -1,0 +1,7 @@
+"""Attention over the paged cache: one backend per rank, chosen by name and imported when chosen."""
+
+from __future__ import annotations
+
+from mstar_core.engine.attention.backend import BACKENDS, AttentionBackend, PackedRows, Segment, backend, make_pools
+
+__all__ = ["BACKENDS", "AttentionBackend", "PackedRows", "Segment", "backend", "make_pools"]

@@ -1,0 +1,109 @@
+"""What an attention backend is given and gives, and the table of backends. Used by the KV engine's step."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+import torch
+
+from mstar_core.errors import NotFound, StartError, did_you_mean
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from mstar_core.engine.kv_view import KVView
+    from mstar_core.engine.page_table import PageCopy
+    from mstar_core.graph.nodes import KVSpec
+
+BACKENDS: Final = {
+    "torch": "mstar_core.engine.attention.eager:EagerAttention",
+    "flashinfer": "mstar_core.engine.attention.flashinfer:FlashInferAttention",
+}
+"""Name -> where the backend lives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Several tokens of one row in one forward: a prefill chunk or a pass that only reads.
+
+    start: first packed token; count: tokens; row: page table; cached: tokens of the row already in the cache.
+    """
+
+    start: int
+    count: int
+    row: int
+    cached: int
+    is_causal: bool
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRows:
+    """Where the packed tokens of one forward belong.
+
+    The first len(decode) tokens are one token each of the rows `decode` (int64), which already hold `cached`
+    tokens (int64) and append theirs. Segments follow in token order. tables: int32 [rows, max_pages].
+    """
+
+    decode: np.ndarray
+    cached: np.ndarray
+    segments: Sequence[Segment]
+    tables: np.ndarray
+
+
+class AttentionBackend(Protocol):
+    """Reads and writes the pools of all layers. Made once per node."""
+
+    name: str
+
+    def plan(self, packed: PackedRows) -> KVView:
+        """Prepare one forward; what it returns is valid until the next step changes the tables."""
+
+    def clear_pages(self, pages: Sequence[int]) -> None:
+        """Zero pages whose earlier owner's values must not be read, not even behind a mask."""
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy whole pages of every layer, before the next forward writes."""
+
+
+def backend(name: str, pools: list[Tensor], page_size: int) -> AttentionBackend:
+    """Make the attention backend called `name`.
+
+    Raises NotFound for a name that is not in BACKENDS and StartError when it cannot run here; never another one.
+    """
+    if name not in BACKENDS:
+        raise NotFound(
+            f"no attention backend is called {name!r}",
+            hint=did_you_mean(name, BACKENDS),
+            kind="attention backend",
+            name=name,
+        )
+    module, _, attribute = BACKENDS[name].partition(":")
+    if importlib.util.find_spec(module) is None:
+        raise StartError(
+            f"the attention backend {name!r} is not part of this version",
+            f"{module} is missing",
+            'set attention to "torch"',
+            phase="kernels",
+        )
+    try:
+        made = getattr(importlib.import_module(module), attribute)(pools, page_size)
+    except ImportError as error:
+        raise StartError(
+            f"the attention backend {name!r} cannot be loaded",
+            f"missing: {error.name or error}",
+            "pip install 'mstarctl[cuda]', or set attention to \"torch\"",
+            phase="kernels",
+        ) from error
+    return cast("AttentionBackend", made)
+
+
+def make_pools(spec: KVSpec, pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """One pool per layer: [pages, 2 (keys, values), page_size, kv_heads, head_dim], zeroed."""
+    shape = (pages, 2, page_size, spec.kv_heads, spec.head_dim)
+    return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.layers)]

@@ -1,0 +1,212 @@
+"""Attention over pages in plain torch: the CPU path, and the reference of every other backend.
+
+Query heads that share a key head are folded into the query length, so keys and values are never repeated.
+Masked places take part with weight exactly zero; the kernel keeps its softmax in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.attention.backend import PackedRows, Segment
+    from mstar_core.engine.page_table import PageCopy
+
+PADDING_LIMIT: Final = 2.0
+"""Decode rows are split by length when padding to the longest would more than double the keys to read."""
+
+
+class EagerAttention:
+    """Reads and writes the pools with index operations. Owned by one KV engine."""
+
+    name = "torch"
+
+    def __init__(self, pools: list[Tensor], page_size: int) -> None:
+        self._pools = pools
+        self._page_size = page_size
+
+    def plan(self, packed: PackedRows) -> EagerView:
+        """Prepare one forward. The indices are made when the first layer attends."""
+        return EagerView(self._pools, self._page_size, packed)
+
+    def clear_pages(self, pages: Sequence[int]) -> None:
+        """Zero pages of every layer: masked places are read here, and a NaN times zero is a NaN."""
+        if not pages or not self._pools:
+            return
+        target = torch.tensor(pages, device=self._pools[0].device)
+        for pool in self._pools:
+            pool.index_fill_(0, target, 0.0)
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy whole pages of every layer."""
+        if not copies or not self._pools:
+            return
+        device = self._pools[0].device
+        source = torch.tensor([copy.source for copy in copies], device=device)
+        target = torch.tensor([copy.target for copy in copies], device=device)
+        for pool in self._pools:
+            pool[target] = pool[source]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Decode rows of similar length. rows: int64 [n], None = all; pages: int64 [n * width]; mask: [n, 1, 1, keys]."""
+
+    rows: Tensor | None
+    count: int
+    pages: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _SegmentPlan:
+    """A segment with its earlier pages (int64 [m]) and its mask [groups * count, cached + count] or None."""
+
+    segment: Segment
+    pages: Tensor
+    mask: Tensor | None
+
+
+class EagerView:
+    """The KVView of one forward."""
+
+    def __init__(self, pools: list[Tensor], page_size: int, packed: PackedRows) -> None:
+        self._pools = pools
+        self._page_size = page_size
+        self._packed = packed
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """See KVView."""
+        pool = self._pools[layer]
+        self._write(pool, key, value)
+        parts = []
+        if self._decode_count:
+            parts.append(self._decode(pool, query[: self._decode_count], scale))
+        for plan in self._segments(query.shape[1] // key.shape[1]):
+            span = slice(plan.segment.start, plan.segment.start + plan.segment.count)
+            parts.append(self._attend_segment(pool, plan, query[span], key[span], value[span], scale))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    @property
+    def _decode_count(self) -> int:
+        return len(self._packed.decode)
+
+    def _write(self, pool: Tensor, key: Tensor, value: Tensor) -> None:
+        if self._targets is None:
+            return
+        tokens, keys, values = self._targets
+        if tokens is not None:
+            key, value = key[tokens], value[tokens]
+        flat = pool.view(-1, pool.shape[3], pool.shape[4])
+        flat.index_copy_(0, keys, key.to(pool.dtype))
+        flat.index_copy_(0, values, value.to(pool.dtype))
+
+    def _decode(self, pool: Tensor, query: Tensor, scale: float | None) -> Tensor:
+        if len(self._buckets) == 1:
+            return self._attend_bucket(pool, self._buckets[0], query, scale)
+        out = torch.empty_like(query)
+        for bucket in self._buckets:
+            assert bucket.rows is not None
+            out[bucket.rows] = self._attend_bucket(pool, bucket, query[bucket.rows], scale)
+        return out
+
+    def _attend_bucket(self, pool: Tensor, bucket: _Bucket, query: Tensor, scale: float | None) -> Tensor:
+        heads, width = query.shape[1:]
+        kv_heads = pool.shape[3]
+        gathered = pool.index_select(0, bucket.pages).view(bucket.count, -1, 2, self._page_size, kv_heads, width)
+        keys = gathered[:, :, 0].reshape(bucket.count, -1, kv_heads, width).transpose(1, 2)
+        values = gathered[:, :, 1].reshape(bucket.count, -1, kv_heads, width).transpose(1, 2)
+        folded = query.view(bucket.count, kv_heads, heads // kv_heads, width).to(pool.dtype)
+        out = scaled_dot_product_attention(folded, keys, values, attn_mask=bucket.mask, scale=scale)
+        return out.reshape(bucket.count, heads, width).to(query.dtype)
+
+    def _attend_segment(
+        self, pool: Tensor, plan: _SegmentPlan, query: Tensor, key: Tensor, value: Tensor, scale: float | None
+    ) -> Tensor:
+        count, heads, width = query.shape
+        kv_heads = key.shape[1]
+        key, value = key.to(pool.dtype), value.to(pool.dtype)
+        cached = plan.segment.cached
+        if cached:
+            earlier = pool.index_select(0, plan.pages)
+            key = torch.cat([earlier[:, 0].reshape(-1, kv_heads, width)[:cached], key])
+            value = torch.cat([earlier[:, 1].reshape(-1, kv_heads, width)[:cached], value])
+        folded = query.view(count, kv_heads, -1, width).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, width)
+        out = scaled_dot_product_attention(
+            folded.to(pool.dtype),
+            key.transpose(0, 1)[None],
+            value.transpose(0, 1)[None],
+            attn_mask=plan.mask,
+            scale=scale,
+        )
+        unfolded = out.view(kv_heads, heads // kv_heads, count, width).permute(2, 0, 1, 3)
+        return unfolded.reshape(count, heads, width).to(query.dtype)
+
+    @cached_property
+    def _targets(self) -> tuple[Tensor | None, Tensor, Tensor] | None:
+        """Packed tokens to write (None = all) and their places among the keys and among the values of a flat pool."""
+        packed, page = self._packed, self._page_size
+        rows, places, tokens = [packed.decode], [packed.cached], [np.arange(self._decode_count)]
+        for segment in packed.segments:
+            if segment.writes:
+                rows.append(np.full(segment.count, segment.row, dtype=np.int64))
+                places.append(np.arange(segment.cached, segment.cached + segment.count))
+                tokens.append(np.arange(segment.start, segment.start + segment.count))
+        row, place = np.concatenate(rows), np.concatenate(places)
+        if not len(row):
+            return None
+        keys = packed.tables[row, place // page].astype(np.int64) * (2 * page) + place % page
+        all_written = all(segment.writes for segment in packed.segments)
+        chosen = None if all_written else self._on_device(np.concatenate(tokens))
+        return chosen, self._on_device(keys), self._on_device(keys + page)
+
+    @cached_property
+    def _buckets(self) -> list[_Bucket]:
+        packed = self._packed
+        pages = packed.cached // self._page_size + 1
+        longest = int(pages.max())
+        if len(pages) == 1 or longest * len(pages) <= PADDING_LIMIT * int(pages.sum()):
+            return [self._bucket(None, packed.decode, packed.cached, longest)]
+        buckets = []
+        size_class = np.ceil(np.log2(pages)).astype(np.int64)
+        for chosen in np.unique(size_class):
+            rows = np.nonzero(size_class == chosen)[0]
+            buckets.append(self._bucket(rows, packed.decode[rows], packed.cached[rows], int(pages[rows].max())))
+        return buckets
+
+    def _bucket(self, rows: np.ndarray | None, tables: np.ndarray, cached: np.ndarray, width: int) -> _Bucket:
+        visible = np.arange(width * self._page_size)[None] <= cached[:, None]
+        mask = None if visible.all() else self._on_device(visible)[:, None, None]
+        # Places past a row's last page repeat its first one: readable, and masked out.
+        pages = self._on_device(self._packed.tables[tables, :width].astype(np.int64).reshape(-1))
+        return _Bucket(None if rows is None else self._on_device(rows), len(tables), pages, mask)
+
+    def _segments(self, groups: int) -> list[_SegmentPlan]:
+        if self._packed.segments and not self._segment_plans:
+            self._segment_plans.extend(self._segment_plan(segment, groups) for segment in self._packed.segments)
+        return self._segment_plans
+
+    @cached_property
+    def _segment_plans(self) -> list[_SegmentPlan]:
+        return []
+
+    def _segment_plan(self, segment: Segment, groups: int) -> _SegmentPlan:
+        held = -(-segment.cached // self._page_size)
+        pages = self._on_device(self._packed.tables[segment.row, :held].astype(np.int64))
+        if not segment.is_causal or segment.count == 1:
+            return _SegmentPlan(segment, pages, None)
+        keys = torch.arange(segment.cached + segment.count, device=pages.device)
+        last = torch.arange(segment.cached, segment.cached + segment.count, device=pages.device)
+        return _SegmentPlan(segment, pages, (keys[None] <= last[:, None]).repeat(groups, 1))
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._pools[0].device)

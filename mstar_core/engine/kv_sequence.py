@@ -1,0 +1,151 @@
+"""Requests, their branches and the passes they wait for. Owned by the KV engine.
+
+A branch keeps a log of what its cache was made of, so that it can be computed again after a preemption.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mstar_core.graph.nodes import Attend
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.base import Handle, Job, SamplingParams
+    from mstar_core.engine.prefix_cache import ContentChain
+
+
+@dataclass(slots=True, kw_only=True)
+class Firing:
+    """One pass of a branch through the module, computed whole or in chunks.
+
+    ports: what the module gets; axes: axis along which each port is cut with the tokens (None: not cut).
+    given: positions as a port brought them, tokens on the last axis. base: tokens in the cache before this pass.
+    parts: outputs of the chunks so far. is_replay: made from the log; it answers no job.
+    """
+
+    ports: dict[str, Tensor]
+    axes: dict[str, int | None]
+    tokens: int
+    attend: Attend
+    position: int
+    base: int
+    given: Tensor | None = None
+    is_ids: bool = False
+    is_replay: bool = False
+    done: int = 0
+    parts: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    @property
+    def left(self) -> int:
+        """Tokens still to compute."""
+        return self.tokens - self.done
+
+    @property
+    def must_be_whole(self) -> bool:
+        """Whether chunks would change the result."""
+        is_cut = all(axis is not None for axis in self.axes.values())
+        return self.attend.mask == "full" or not self.attend.write or not is_cut
+
+    @property
+    def next_position(self) -> int | None:
+        """Position after this pass; None when given positions must be asked."""
+        match self.attend.positions:
+            case "running":
+                return self.position + self.tokens
+            case "shared":
+                return self.position + 1
+            case "given":
+                return None
+
+    def restart(self) -> None:
+        """Forget what was computed: the pages are gone."""
+        self.done = 0
+        self.parts = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """A stretch of the cache. `firing` is None for ids that the slot's history holds (causal, running)."""
+
+    tokens: int
+    position: int
+    firing: Firing | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class LoopState:
+    """A loop in progress. carried: input port -> value of the next iteration."""
+
+    carried: dict[str, Tensor]
+    iteration: int = 0
+    limit: int = 0
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What a branch was before passes whose cache lives only as long as their loop."""
+
+    log: tuple[Logged, ...]
+    logged: int
+    position: int
+
+
+@dataclass(slots=True)
+class Branch:
+    """One cache of a request. slot: its place in the arrays, NO_SLOT before admission."""
+
+    request: Request
+    name: str
+    chain: ContentChain
+    slot: int = -1
+    queue: deque[Job] = field(default_factory=deque)
+    job: Job | None = None
+    firing: Firing | None = None
+    loop: LoopState | None = None
+    replay: deque[Firing] = field(default_factory=deque)
+    log: list[Logged] = field(default_factory=list)
+    logged: int = 0
+    mark: Mark | None = None
+    is_evicted: bool = False
+    is_reserved: bool = False
+    is_decoding: bool = False
+    in_flight: int = 0
+    cached_tokens: int = 0
+    waiting_since: float = float("inf")
+
+    @property
+    def current(self) -> Firing | None:
+        """The pass to compute next."""
+        return self.replay[0] if self.replay else self.firing
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a job runs or waits here."""
+        return self.job is not None or bool(self.queue)
+
+    def record(self, entry: Logged) -> None:
+        """Append to the log; ids that follow ids without a gap become one entry."""
+        self.logged += entry.tokens
+        last = self.log[-1] if self.log else None
+        if last and last.firing is None and entry.firing is None and last.position + last.tokens == entry.position:
+            self.log[-1] = Logged(tokens=last.tokens + entry.tokens, position=last.position)
+        else:
+            self.log.append(entry)
+
+
+@dataclass(slots=True)
+class Request:
+    """A request at this node. order: age, small is old. held: what carried ports last held."""
+
+    handle: Handle
+    order: int
+    sampling: SamplingParams
+    branches: dict[str, Branch] = field(default_factory=dict)
+    held: dict[str, Tensor] = field(default_factory=dict)
+    slots: list[int] = field(default_factory=list)
+    is_failed: bool = False

@@ -1,0 +1,364 @@
+"""One step of a KV node: packs rows, runs the module once per kind of input, samples, commits. No policy.
+
+Cost model: a decode step is a fixed number of numpy and torch calls whatever the batch; Python runs per row only
+for prefill pieces and for rows that fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from mstar_core.engine import sampler
+from mstar_core.engine.attention import PackedRows, Segment
+from mstar_core.engine.device import HostCopy
+from mstar_core.engine.sampler import SamplingRows
+from mstar_core.errors import EngineError, MstarError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.attention import AttentionBackend
+    from mstar_core.engine.base import Handle, Job
+    from mstar_core.engine.kv_sequence import Branch, Firing
+    from mstar_core.engine.kv_view import KVModule
+    from mstar_core.engine.page_table import PageCopy, PageTables
+    from mstar_core.engine.slots import Slots
+    from mstar_core.graph.nodes import NodeSpec
+
+Faults = Callable[[Sequence["Handle"]], None]
+"""Called with the handles of a forward before it runs; a test makes it raise."""
+
+LOGITS: Final = "logits"
+"""Output that the engine can always give: head(hidden) of the job's tokens."""
+
+_EMPTY: Final = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class DecodeRows:
+    """Rows of resident loops, one token each. Remade when membership changes, else used again."""
+
+    branches: list[Branch]
+    slots: np.ndarray
+    keys: np.ndarray
+    device_slots: Tensor
+    sampling: SamplingRows
+    reports: bool
+
+    def only(self, index: int, slots: Slots) -> DecodeRows:
+        """The batch of one of the rows."""
+        return decode_rows([self.branches[index]], slots)
+
+
+def decode_rows(branches: list[Branch], slots: Slots) -> DecodeRows:
+    """Make the arrays of a set of looping branches."""
+    rows = np.array([branch.slot for branch in branches], dtype=np.int64)
+    return DecodeRows(
+        branches=branches,
+        slots=rows,
+        keys=slots.key[rows],
+        device_slots=torch.from_numpy(rows).to(slots.device),
+        sampling=SamplingRows.of([slots.sampling[row] for row in rows], slots.device),
+        reports=any(
+            branch.job is not None and branch.job.loop is not None and branch.job.loop.emit for branch in branches
+        ),
+    )
+
+
+@dataclass(slots=True)
+class Piece:
+    """Part or all of one firing in this step. samples: an id is drawn from its last token."""
+
+    branch: Branch
+    firing: Firing
+    count: int
+    job: Job | None
+    wants: frozenset[str] = frozenset()
+    samples: bool = False
+    sampled_at: int = -1
+    is_last: bool = False
+
+
+@dataclass(slots=True)
+class Part:
+    """What one forward did. ids: int64 [decode rows + sampled pieces], None when nothing was sampled.
+
+    place: cache index of the id that each decode row drew; left: its iterations left after this step.
+    """
+
+    decode: DecodeRows | None
+    pieces: list[Piece]
+    place: np.ndarray
+    left: np.ndarray
+    ids: Tensor | None = None
+    host_ids: HostCopy | None = None
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    failed: list[tuple[Branch, MstarError]] = field(default_factory=list)
+
+
+class StepRunner:
+    """Runs steps of one module. Owned by the KV engine, which decides what is in them."""
+
+    def __init__(
+        self, spec: NodeSpec, module: KVModule, attention: AttentionBackend, slots: Slots, tables: PageTables,
+        *, runs_ahead: bool, faults: Faults | None,
+    ) -> None:  # fmt: skip
+        self._spec = spec
+        self._module = module
+        self._attention = attention
+        self._slots = slots
+        self._tables = tables
+        self._runs_ahead = runs_ahead
+        self._faults = faults
+        self.id_port = id_port(spec)
+        self._history = spec.sampling.history if spec.sampling else "none"
+        self._suppress = spec.sampling.suppress if spec.sampling else ()
+
+    def run(self, decode: DecodeRows | None, pieces: Sequence[Piece]) -> list[Part]:
+        """Run everything of one step. A row that fails is reported in its part; the others are done and committed."""
+        with torch.inference_mode():
+            self._attention.clear_pages(self._tables.pool.take_stale())
+            if not pieces:
+                return self._isolated(decode, [])
+            parts = []
+            groups = self._grouped(pieces)
+            plain = groups.pop((), [])
+            if decode is not None or plain:
+                parts += self._isolated(decode, plain)
+            for group in groups.values():
+                parts += self._isolated(None, group)
+            return parts
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Do page copies that a table asked for."""
+        with torch.inference_mode():
+            self._attention.clear_pages(self._tables.pool.take_stale())
+            self._attention.copy_pages(copies)
+
+    def _grouped(self, pieces: Sequence[Piece]) -> dict[tuple[object, ...], list[Piece]]:
+        """Pieces that one forward can take together; ids share theirs with the decode rows under the key ()."""
+        groups: dict[tuple[object, ...], list[Piece]] = {}
+        for piece in pieces:
+            groups.setdefault(_signature(piece.firing), []).append(piece)
+        return groups
+
+    def _isolated(self, decode: DecodeRows | None, pieces: list[Piece]) -> list[Part]:
+        """Run one forward; when it fails, run its rows one by one so that only the bad ones fail."""
+        try:
+            return [self._forward(decode, pieces)]
+        except Exception as error:  # noqa: BLE001 the isolation boundary of a batch
+            rows = (len(decode.branches) if decode else 0) + len(pieces)
+            if rows == 1:
+                branch = decode.branches[0] if decode else pieces[0].branch
+                part = Part(None, [], _EMPTY, _EMPTY, failed=[(branch, self._error(error))])
+                return [part]
+        parts = []
+        for index in range(len(decode.branches) if decode else 0):
+            assert decode is not None
+            parts += self._isolated(decode.only(index, self._slots), [])
+        for piece in pieces:
+            parts += self._isolated(None, [piece])
+        return parts
+
+    def _error(self, error: Exception) -> MstarError:
+        if isinstance(error, MstarError):
+            return error
+        return EngineError(
+            f"node {self._spec.name} failed on this request",
+            f"{type(error).__name__}: {error}",
+            node=self._spec.name,
+        )
+
+    def _forward(self, decode: DecodeRows | None, pieces: list[Piece]) -> Part:
+        tables = self._tables
+        rows = decode.slots if decode is not None else _EMPTY
+        if self._faults is not None:
+            branches = [*(decode.branches if decode else ()), *(piece.branch for piece in pieces)]
+            self._faults([branch.request.handle for branch in branches])
+        cached = tables.length[rows]
+        segments = self._segments(len(rows), pieces)
+        view = self._attention.plan(PackedRows(decode=rows, cached=cached, segments=segments, tables=tables.ids))
+        ports, positions = self._packed(decode, pieces)
+        outputs = self._module(kv=view, positions=positions, **ports)
+        total = int(positions.shape[-1])
+        if LOGITS not in outputs and any(LOGITS in piece.wants for piece in pieces):
+            outputs[LOGITS] = self._module.head(outputs["hidden"]).float()
+        part = Part(decode, pieces, _EMPTY, _EMPTY)
+        chunks = self._chunks(part, outputs, total)
+        part.ids = self._sampled(decode, pieces, outputs, total)
+        if part.ids is not None:
+            part.host_ids = HostCopy(part.ids)
+        self._commit(part, chunks)
+        return part
+
+    def _segments(self, start: int, pieces: list[Piece]) -> list[Segment]:
+        segments = []
+        for piece in pieces:
+            attend, row = piece.firing.attend, piece.branch.slot
+            cached = int(self._tables.length[row])
+            segment = Segment(
+                start=start, count=piece.count, row=row, cached=cached,
+                is_causal=attend.mask == "causal", writes=attend.write,
+            )  # fmt: skip
+            segments.append(segment)
+            start += piece.count
+        return segments
+
+    def _packed(self, decode: DecodeRows | None, pieces: list[Piece]) -> tuple[dict[str, Tensor], Tensor]:
+        """The module's ports and positions, all rows one after the other."""
+        slots = self._slots
+        ids = slots.device_last.index_select(0, decode.device_slots) if decode is not None else None
+        own = torch.from_numpy(slots.next_position[decode.slots]).to(slots.device) if decode is not None else None
+        if not pieces:
+            assert ids is not None and own is not None
+            return {self.id_port: ids}, own
+        first = pieces[0].firing
+        ports = {}
+        for name, axis in first.axes.items():
+            cuts = [_cut(piece, piece.firing.ports[name], piece.firing.axes[name]) for piece in pieces]
+            if ids is not None:
+                cuts.insert(0, ids)
+            ports[name] = cuts[0] if len(cuts) == 1 else torch.cat(cuts, dim=axis or 0)
+        where = [_positions(piece, slots.device) for piece in pieces]
+        if own is not None:
+            where.insert(0, own)
+        return ports, where[0] if len(where) == 1 else torch.cat(where, dim=-1)
+
+    def _sampled(
+        self, decode: DecodeRows | None, pieces: list[Piece], outputs: dict[str, Tensor], total: int
+    ) -> Tensor | None:
+        """Draw ids for the decode rows and for the last tokens of sampling pieces; advances their device state."""
+        drawing = [piece for piece in pieces if piece.samples]
+        if decode is None and not drawing:
+            return None
+        slots = self._slots
+        rows = decode.slots if decode is not None else _EMPTY
+        device_rows, sampling = (decode.device_slots, decode.sampling) if decode is not None else (None, None)
+        hidden = outputs["hidden"]
+        if pieces:
+            ends = list(range(len(rows)))
+            at = len(rows)
+            for piece in pieces:
+                at += piece.count
+                if piece.samples:
+                    piece.sampled_at = len(ends)
+                    ends.append(at - 1)
+            if len(ends) != total:
+                hidden = hidden[torch.tensor(ends, device=hidden.device)]
+            rows = np.concatenate([rows, np.array([piece.branch.slot for piece in drawing], dtype=np.int64)])
+            device_rows, sampling = None, None
+        if device_rows is None or sampling is None:
+            device_rows = torch.from_numpy(rows).to(slots.device)
+            sampling = SamplingRows.of([slots.sampling[row] for row in rows], slots.device)
+        logits = self._module.head(hidden)
+        if logits.dtype != torch.float32 or self._suppress:
+            logits = logits.to(torch.float32, copy=True)
+        for span in self._suppress:
+            logits[:, span.start : span.stop] = float("-inf")
+        is_penalised = sampling.is_penalised and self._history != "none"
+        seen = slots.device_seen.index_select(0, device_rows) if is_penalised else None
+        counter = torch.from_numpy(slots.drawn[rows]).to(slots.device) if not sampling.all_greedy else device_rows
+        ids = sampler.sample(logits, sampling, seen, counter)
+        if self._runs_ahead and decode is not None:
+            ids = self._held_back(decode, ids)
+        slots.device_last.index_copy_(0, device_rows, ids)
+        if is_penalised:
+            slots.device_seen[device_rows, ids] = True
+        return ids
+
+    def _held_back(self, decode: DecodeRows, ids: Tensor) -> Tensor:
+        """Let rows that stopped in a step not yet collected repeat their last id, and note who stops now."""
+        slots, rows = self._slots, decode.device_slots
+        count = len(decode.branches)
+        stopped = slots.device_stopped.index_select(0, rows)
+        drawn = torch.where(stopped, slots.device_last.index_select(0, rows), ids[:count])
+        hit = (drawn[:, None] == slots.device_stop_ids.index_select(0, rows)).any(dim=1)
+        slots.device_stopped.index_copy_(0, rows, stopped | hit)
+        return torch.cat([drawn, ids[count:]]) if len(ids) > count else drawn
+
+    def _chunks(self, part: Part, outputs: dict[str, Tensor], total: int) -> list[tuple[Firing, str, Tensor]]:
+        """Each piece's share of the outputs it wants; kept only when the whole forward went well."""
+        if part.decode is not None and part.decode.reports:
+            part.outputs = outputs
+        start = 0 if part.decode is None else len(part.decode.branches)
+        chunks = []
+        for index, piece in enumerate(part.pieces):
+            for port in piece.wants:
+                if port in outputs:
+                    chunks.append(
+                        (piece.firing, port, self._chunk(part, outputs[port], (index, start, piece.count, total)))
+                    )
+            start += piece.count
+        return chunks
+
+    def _chunk(self, part: Part, value: Tensor, place: tuple[int, int, int, int]) -> Tensor:
+        """The share of one piece in a packed output: its tokens, else its row, else (alone) all of it."""
+        index, start, count, total = place
+        if value.dim() and value.shape[0] == total:
+            return value[start : start + count]
+        if part.decode is None and len(part.pieces) == 1:
+            return value
+        if part.decode is None and value.dim() and value.shape[0] == len(part.pieces):
+            return value[index]
+        raise EngineError(
+            f"node {self._spec.name} gave an output that cannot be divided among its rows",
+            f"first dimension {list(value.shape)[:1]} is neither {total} tokens nor {len(part.pieces)} rows",
+            node=self._spec.name,
+        )
+
+    def _commit(self, part: Part, chunks: list[tuple[Firing, str, Tensor]]) -> None:
+        """Advance the host's counts. Nothing above has changed them, so a failed forward leaves no trace."""
+        slots, tables = self._slots, self._tables
+        for firing, port, chunk in chunks:
+            firing.parts.setdefault(port, []).append(chunk)
+        if part.decode is not None:
+            rows = part.decode.slots
+            tables.length[rows] += 1
+            slots.next_position[rows] += 1
+            slots.drawn[rows] += 1
+            slots.left[rows] -= 1
+            part.place = tables.length[rows]
+            part.left = slots.left[rows]
+        for piece in part.pieces:
+            piece.firing.done += piece.count
+            if piece.firing.attend.write:
+                tables.length[piece.branch.slot] += piece.count
+            if piece.samples:
+                slots.drawn[piece.branch.slot] += 1
+
+
+def id_port(spec: NodeSpec) -> str:
+    """Under which name ids reach the module: `tokens` where the node has that port, else the port it samples."""
+    if "tokens" in spec.ports or spec.sampling is None:
+        return "tokens"
+    return spec.sampling.port
+
+
+def _signature(firing: Firing) -> tuple[object, ...]:
+    if firing.is_ids:
+        return ()
+    if any(axis is None for axis in firing.axes.values()):
+        return ("alone", id(firing))
+    shapes = tuple(sorted((name, axis, firing.ports[name].dtype) for name, axis in firing.axes.items()))
+    return (*shapes, firing.given.dim() if firing.given is not None else 0)
+
+
+def _cut(piece: Piece, value: Tensor, axis: int | None) -> Tensor:
+    if axis is None or piece.count == piece.firing.tokens:
+        return value
+    return value.narrow(axis, piece.firing.done, piece.count)
+
+
+def _positions(piece: Piece, device: torch.device) -> Tensor:
+    firing = piece.firing
+    if firing.given is not None:
+        return firing.given.narrow(-1, firing.done, piece.count)
+    if firing.attend.positions == "shared":
+        return torch.full((piece.count,), firing.position, dtype=torch.int64, device=device)
+    start = firing.position + firing.done
+    return torch.arange(start, start + piece.count, dtype=torch.int64, device=device)

@@ -1,0 +1,135 @@
+"""Reference-counted pages of one node's cache pool. Owned by the KV engine; knows counts, not contents."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mstar_core.errors import EngineError
+
+
+class OutOfPages(EngineError):
+    """Fewer pages are free or evictable than asked for; nothing was taken. Facts: wanted, available."""
+
+    code = "out_of_pages"
+
+
+class PagePool:
+    """Which page is free, used (by how many tables) or only cached.
+
+    A page is *used* while a table refers to it, *cached* while only the prefix cache knows it, else *free*.
+    Cached pages are given up oldest first when an allocation needs them.
+    """
+
+    def __init__(self, total: int, page_size: int) -> None:
+        if total < 1 or page_size < 1:
+            raise EngineError(f"a pool of {total} pages of {page_size} tokens cannot hold anything")
+        self.total = total
+        self.page_size = page_size
+        self.refs = np.zeros(total, dtype=np.int32)
+        self._known = np.zeros(total, dtype=np.bool_)
+        self._free: list[int] = list(range(total - 1, -1, -1))
+        self._aged: OrderedDict[int, None] = OrderedDict()
+        self._written = np.zeros(total, dtype=np.bool_)
+        self._stale: list[int] = []
+        self._forget: Callable[[int], None] = _ignore
+
+    @property
+    def free(self) -> int:
+        """Pages that hold nothing."""
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        """Pages that only the prefix cache keeps."""
+        return len(self._aged)
+
+    @property
+    def used(self) -> int:
+        """Pages that at least one table refers to."""
+        return self.total - len(self._free) - len(self._aged)
+
+    @property
+    def available(self) -> int:
+        """Pages that an allocation could get now."""
+        return len(self._free) + len(self._aged)
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that `tokens` tokens fill, the last one perhaps in part."""
+        return -(-tokens // self.page_size)
+
+    def on_evict(self, forget: Callable[[int], None]) -> None:
+        """Name who is told that a cached page is about to be reused."""
+        self._forget = forget
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` pages with one reference each: all of them or none (OutOfPages)."""
+        if count > self.available:
+            raise OutOfPages(
+                "the cache has no page left",
+                f"{count} pages wanted, {self.available} of {self.total} available",
+                wanted=count,
+                available=self.available,
+            )
+        while len(self._free) < count:
+            self._evict()
+        pages = [self._free.pop() for _ in range(count)]
+        self.refs[pages] = 1
+        self._stale.extend(page for page in pages if self._written[page])
+        self._written[pages] = True
+        return pages
+
+    def take_stale(self) -> list[int]:
+        """Pages allocated since the last call that hold an earlier owner's values.
+
+        They are cleared before use: a NaN left behind would reach the next owner through masked places.
+        """
+        stale, self._stale = self._stale, []
+        return stale
+
+    def share(self, pages: Sequence[int]) -> None:
+        """Add one reference to each page; a cached page is used again from now on."""
+        for page in pages:
+            if self.refs[page] == 0:
+                assert page in self._aged, f"page {page} is free and cannot be shared"
+                del self._aged[page]
+            self.refs[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Drop one reference of each page.
+
+        The deepest page of a chain ages first, so that eviction shortens prefixes from their end.
+        """
+        for page in reversed(pages):
+            assert self.refs[page] > 0, f"page {page} is released twice"
+            self.refs[page] -= 1
+            if self.refs[page]:
+                continue
+            if self._known[page]:
+                self._aged[page] = None
+            else:
+                self._free.append(page)
+
+    def keep(self, page: int) -> None:
+        """Keep a used page's contents after its last table lets go (the prefix cache knows it)."""
+        assert self.refs[page] > 0, f"page {page} is not in use"
+        self._known[page] = True
+
+    def drop(self, page: int) -> None:
+        """The prefix cache no longer knows this page."""
+        self._known[page] = False
+        if page in self._aged:
+            del self._aged[page]
+            self._free.append(page)
+
+    def _evict(self) -> None:
+        page, _ = self._aged.popitem(last=False)
+        self._known[page] = False
+        self._forget(page)
+        self._free.append(page)
+
+
+def _ignore(page: int) -> None:
+    """Without a prefix cache nobody needs to know."""

@@ -1,0 +1,60 @@
+"""Random numbers as a function of (seed, counter): the same on any device, in any batch, after any preemption.
+
+Used by the sampler and by nodes that need noise. Integer mixing after Steele, Lea, Flood, "Fast splittable
+pseudorandom number generators" (2014), the 64-bit finaliser, on torch's wrapping int64.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bits of an unsigned 64-bit constant."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN: Final = _signed(0x9E3779B97F4A7C15)
+_MIX_1: Final = _signed(0xBF58476D1CE4E5B9)
+_MIX_2: Final = _signed(0x94D049BB133111EB)
+_STREAM: Final = _signed(0xD1342543DE82EF95)
+_UNIT: Final = 1.0 / (1 << 53)
+
+
+def mix(state: Tensor) -> Tensor:
+    """Scatter the bits of int64 values; a bijection."""
+    state = (state ^ ((state >> 30) & ((1 << 34) - 1))) * _MIX_1
+    state = (state ^ ((state >> 27) & ((1 << 37) - 1))) * _MIX_2
+    return state ^ ((state >> 31) & ((1 << 33) - 1))
+
+
+def seeded(seed: Tensor) -> Tensor:
+    """State of a seed: int64 [...] -> int64 [...]. Worth keeping while the seed stays the same."""
+    return mix(seed * _STREAM + _GOLDEN)
+
+
+def uniform_of(state: Tensor, counter: Tensor) -> Tensor:
+    """float64 [...] in [0, 1) of a `seeded` state and int64 counters that broadcast with it."""
+    bits = mix(state + (counter + 1) * _GOLDEN)
+    return ((bits >> 11) & ((1 << 53) - 1)).to(torch.float64) * _UNIT
+
+
+def uniform(seed: Tensor, counter: Tensor) -> Tensor:
+    """float64 in [0, 1). seed, counter: int64, broadcast together."""
+    return uniform_of(seeded(seed), counter)
+
+
+def normal(seed: Tensor, counter: Tensor, count: int) -> Tensor:
+    """Standard normals: float32 [B, count]. seed, counter: int64 [B]; one counter value is one whole draw."""
+    state = mix(seeded(seed) + (counter + 1) * _GOLDEN)[:, None]
+    index = torch.arange(count, dtype=torch.int64, device=seed.device)[None]
+    # 1 - u lies in (0, 1], so that the logarithm is finite.
+    radius = torch.sqrt(-2.0 * torch.log(1.0 - uniform_of(state, 2 * index)))
+    angle = 2.0 * math.pi * uniform_of(state, 2 * index + 1)
+    return (radius * torch.cos(angle)).to(torch.float32)

@@ -1,0 +1,112 @@
+"""The decode arrays: one slot per (request, branch), flat on host and device. Owned by the KV engine.
+
+A request gets the slots of all its branches at once, so that two requests never wait for each other's.
+Host arrays are what scheduling reads; device arrays are what a step reads and writes without asking the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from mstar_core.engine.base import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NO_ID: Final = -1
+"""A place in the arrays that holds no id."""
+
+_STOP_WIDTH: Final = 4
+
+
+class Slots:
+    """Per-slot state of every sequence.
+
+    Host: last, left, next_position, drawn, key int64 [slots]; history int32 [slots, max_tokens + 1] (ids in cache
+    order, NO_ID where the segment was not ids); stop_ids int64 [slots, width], NO_ID padded.
+    Device: last int64 [slots]; seen bool [slots, vocab]; stop_ids like the host's; stopped bool [slots].
+    """
+
+    def __init__(self, count: int, max_tokens: int, vocab: int, device: torch.device) -> None:
+        self.count = count
+        self.device = device
+        self.last = np.full(count, NO_ID, dtype=np.int64)
+        self.left = np.zeros(count, dtype=np.int64)
+        self.next_position = np.zeros(count, dtype=np.int64)
+        self.drawn = np.zeros(count, dtype=np.int64)
+        self.key = np.full(count, NO_ID, dtype=np.int64)
+        self.history = np.full((count, max_tokens + 1), NO_ID, dtype=np.int32)
+        self.stop_ids = np.full((count, _STOP_WIDTH), NO_ID, dtype=np.int64)
+        self.sampling: list[SamplingParams] = [SamplingParams()] * count
+        self.device_last = torch.full((count,), NO_ID, dtype=torch.int64, device=device)
+        self.device_seen = torch.zeros((count, vocab), dtype=torch.bool, device=device)
+        self.device_stop_ids = torch.from_numpy(self.stop_ids.copy()).to(device)
+        self.device_stopped = torch.zeros(count, dtype=torch.bool, device=device)
+        self._free = list(range(count - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        """Slots that nobody has."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        """Slots that requests hold."""
+        return self.count - len(self._free)
+
+    def take(self, count: int, sampling: SamplingParams) -> list[int] | None:
+        """Take fresh slots for one request, or None when there are not that many."""
+        if count > len(self._free):
+            return None
+        taken = [self._free.pop() for _ in range(count)]
+        for slot in taken:
+            self._clear(slot)
+            self.sampling[slot] = sampling
+        return taken
+
+    def give_back(self, slots: Sequence[int]) -> None:
+        """Free slots; their arrays are cleared when they are taken again."""
+        self._free.extend(slots)
+
+    def copy(self, source: int, into: int) -> None:
+        """Make `into` continue where `source` stands (a forked branch)."""
+        for array in (self.last, self.next_position, self.drawn, self.history):
+            array[into] = array[source]
+        self.device_last[into] = self.device_last[source]
+        self.device_seen[into] = self.device_seen[source]
+
+    def set_last(self, slot: int, value: int) -> None:
+        """Make `value` the id that the next iteration reads."""
+        self.last[slot] = value
+        self.device_last[slot] = value
+
+    def see(self, slot: int, ids: Tensor) -> None:
+        """Mark ids (int64 [n] on the device) as seen for the penalty."""
+        self.device_seen[slot].index_fill_(0, ids, True)
+
+    def begin_loop(self, slot: int, key: int, iterations: int, stop_ids: Sequence[int]) -> None:
+        """Arm a slot for a resident loop."""
+        if len(stop_ids) > self.stop_ids.shape[1]:
+            self._widen(len(stop_ids))
+        self.key[slot] = key
+        self.left[slot] = iterations
+        self.stop_ids[slot] = NO_ID
+        self.stop_ids[slot, : len(stop_ids)] = stop_ids
+        self.device_stop_ids[slot] = torch.from_numpy(self.stop_ids[slot])
+        self.device_stopped[slot] = False
+
+    def _clear(self, slot: int) -> None:
+        self.last[slot] = self.key[slot] = NO_ID
+        self.left[slot] = self.next_position[slot] = self.drawn[slot] = 0
+        self.device_last[slot] = NO_ID
+        self.device_seen[slot] = False
+
+    def _widen(self, width: int) -> None:
+        wider = np.full((self.count, width), NO_ID, dtype=np.int64)
+        wider[:, : self.stop_ids.shape[1]] = self.stop_ids
+        self.stop_ids = wider
+        self.device_stop_ids = torch.from_numpy(wider.copy()).to(self.device)
