@@ -1,0 +1,202 @@
+"""Nodes and walks of V-JEPA 2-AC: a world model of one robot arm, and planning in it. Built by `plugin.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mstar_core.graph import (
+    CLIENT,
+    KV_CACHE,
+    STATELESS,
+    STEP,
+    Attend,
+    Edge,
+    GraphEdge,
+    GraphNode,
+    KVSpec,
+    Loop,
+    NodeSpec,
+    Sequential,
+    Walk,
+    from_param,
+)
+
+from mstar_vjepa2.base_graph import VideoGraph
+from mstar_vjepa2.params import POSE
+from mstar_vjepa2.program import CLIP, GOALS
+
+NORMALIZE = from_param("normalize_reps")
+FREE_AXES = 4
+"""Planned values per action: x, y, z, gripper."""
+
+CEM = tuple(
+    from_param(name) for name in ("topk", "maxnorm", "momentum_mean", "momentum_std", "momentum_mean_gripper", "momentum_std_gripper")
+)
+Emits = Literal["steps", "last", "nothing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What the graph needs of a checkpoint. Defaults: vjepa2-ac-vitg. conditions: tokens per frame beside its patches."""
+
+    layers: int = 24
+    heads: int = 16
+    head_dim: int = 64
+    patches: int = 256
+    conditions: int = 2
+
+    @property
+    def frame_tokens(self) -> int:
+        """Tokens of one frame: the page size, so that no page is ever partly filled."""
+        return self.patches + self.conditions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Nodes:
+    encoder: NodeSpec
+    predictor: NodeSpec
+    scorer: NodeSpec
+    sampler: NodeSpec
+    update: NodeSpec
+
+
+def build_ac(sizes: Sizes) -> VideoGraph:
+    """The graph: frames encoded one by one, a predictor that sees each frame whole and all before it, a planner."""
+    nodes = _nodes(sizes)
+    # All tokens of a frame share one time; they see each other and every earlier frame.
+    read = Attend(mask="full", positions="shared", tokens=sizes.frame_tokens)
+    # Candidates and planning steps start from the context again: what a rollout adds goes with its loop.
+    trial = Attend(mask="full", positions="shared", tokens=sizes.frame_tokens, keep="loop")
+    walks: dict[str, Walk] = {
+        "encode": GraphNode(nodes.encoder, (CLIP, NORMALIZE), (_send("encoder_hidden"),)),
+        "predict": _teacher(nodes, "teacher_loop", trial, (_send("next_frame"), _send("next_state"))),
+        "prefill_context": _teacher(nodes, "context_loop", read, ()),
+        "rollout": _rollout(nodes, trial, "steps", is_scored=False),
+        "rollout_final": _rollout(nodes, trial, "last", is_scored=False),
+        "rollout_scored": _rollout(nodes, trial, "steps", is_scored=True),
+        "rollout_scored_final": _rollout(nodes, trial, "last", is_scored=True),
+        "rollout_energies": _rollout(nodes, trial, "nothing", is_scored=True),
+        "plan": _plan(nodes, trial),
+    }
+    return VideoGraph(nodes=(nodes.encoder, nodes.predictor, nodes.scorer, nodes.sampler, nodes.update), walks=walks)
+
+
+def _nodes(sizes: Sizes) -> _Nodes:
+    frames, frame, poses = f"any[t,{sizes.patches},d]", f"any[1,{sizes.patches},d]", f"f32[h,{POSE}]"
+    encoder = NodeSpec(
+        name="video_encoder",
+        engine=STATELESS,
+        ports={
+            CLIP: "f32[t,3,y,x]", "goal_frame": "f32[1,3,y,x]?", "goal_latents": "any[s,d]?", "normalize_reps": "b8",
+            "encoder_hidden": frames, "goal": "any[s,d]?",
+        },
+        batch_key=(CLIP, "goal_frame"),
+        per="request",
+        doc="each frame alone to normalised latents; a goal image rides in the same batch, goal latents pass through",
+    )  # fmt: skip
+    predictor = NodeSpec(
+        name="ac_predictor",
+        engine=KV_CACHE,
+        ports={
+            "frame": frame, "state": f"f32[{POSE}]", "actions": poses, "states": f"f32[h,{POSE}]?", "extrinsics": "f32[h,6]?",
+            "given_frames": frames, "given_actions": poses, "given_states": poses, "given_extrinsics": "f32[h,6]?",
+            "normalize_reps": "b8", "next_frame": frame, "next_state": f"f32[{POSE}]",
+        },
+        kv=KVSpec(layers=sizes.layers, kv_heads=sizes.heads, head_dim=sizes.head_dim, page=sizes.frame_tokens),
+        sequence=("frame",),
+        capture_sizes=(1, 2, 4, 8, 16, 32, 64, 128),
+        doc="the next frame from this one, its action and state, and all earlier frames in the cache",
+    )  # fmt: skip
+    scorer = NodeSpec(
+        name="mpc_scorer",
+        engine=STATELESS,
+        ports={"final": frame, "goal": "any[s,d]", "cost": "i64", "energies": "f32[1]", "best_index": "i64[1]"},
+        per="request",
+        dtype="float32",
+        doc="distance of each candidate's frame to the goal, and the nearest candidate",
+    )
+    sampler = NodeSpec(
+        name="cem_sampler",
+        engine=STATELESS,
+        ports={
+            "mean": f"f32[h,{FREE_AXES}]", "std": f"f32[h,{FREE_AXES}]", "noise": f"f32[c,h,k,{FREE_AXES}]",
+            "fixed_axes": f"f32[{FREE_AXES}]", "close_from": "i64[1]", "maxnorm": "f32", "candidates": poses,
+        },
+        per="request",
+        dtype="float32",
+        doc="draws this planning step's candidates from its noise; fixed axes are NaN where free",
+    )  # fmt: skip
+    update = NodeSpec(
+        name="cem_update",
+        engine=STATELESS,
+        ports={
+            "mean": f"f32[h,{FREE_AXES}]", "std": f"f32[h,{FREE_AXES}]", "candidates": poses, "energies": "f32[1]",
+            "topk": "i64", "maxnorm": "f32", "momentum_mean": "f32", "momentum_std": "f32",
+            "momentum_mean_gripper": "f32", "momentum_std_gripper": "f32",
+            "actions": poses, "best_energy": "f32[1]",
+        },
+        per="request",
+        dtype="float32",
+        doc="moves mean and spread toward the best candidates; actions: the plan so far",
+    )  # fmt: skip
+    return _Nodes(encoder=encoder, predictor=predictor, scorer=scorer, sampler=sampler, update=update)
+
+
+def _teacher(nodes: _Nodes, name: str, attend: Attend, out: tuple[Edge, ...]) -> Walk:
+    """Known frames one by one, with known actions and states."""
+    taken = ("given_frames", "given_actions", "given_states", "given_extrinsics", STEP, NORMALIZE)
+    return Sequential(
+        GraphNode(nodes.encoder, (CLIP, NORMALIZE), (GraphEdge("encoder_hidden", nodes.predictor, into="given_frames"),)),
+        Loop(name, GraphNode(nodes.predictor, taken, out, attend=attend), fused=True),
+    )
+
+
+def _encode(nodes: _Nodes, *, with_goal: bool) -> GraphNode:
+    start = GraphEdge("encoder_hidden", nodes.predictor, into="frame")
+    if not with_goal:
+        return GraphNode(nodes.encoder, (CLIP, NORMALIZE), (start,))
+    return GraphNode(nodes.encoder, (CLIP, *GOALS, NORMALIZE), (start, GraphEdge("goal", nodes.scorer)))
+
+
+def _step(nodes: _Nodes, attend: Attend, out: tuple[Edge, ...]) -> GraphNode:
+    taken = ("frame", "state", "actions", "states", "extrinsics", STEP, NORMALIZE)
+    return GraphNode(nodes.predictor, taken, out, attend=attend)
+
+
+CARRY = {"next_frame": "frame", "next_state": "state"}
+
+
+def _rollout(nodes: _Nodes, attend: Attend, emits: Emits, *, is_scored: bool) -> Walk:
+    """Candidates side by side; each step's energies, and what else is wanted, leave as the step ends."""
+    latents = (_send("next_frame"),)
+    each: tuple[Edge, ...] = (_send("next_state"), *(latents if emits == "steps" else ()))
+    last: tuple[Edge, ...] = latents if emits == "last" else ()
+    body: Walk = _step(nodes, attend, each)
+    if is_scored:
+        scored = (*each, GraphEdge("next_frame", nodes.scorer, into="final"))
+        score = GraphNode(nodes.scorer, ("final", "goal", from_param("cost")), (_send("energies"),))
+        body = Sequential(_step(nodes, attend, scored), score)
+        last = (*last, GraphEdge("best_index", CLIENT, modality="scalar"))
+    return Sequential(_encode(nodes, with_goal=is_scored), Loop("rollout_loop", body, carry=CARRY, fused=True, outputs=last))
+
+
+def _plan(nodes: _Nodes, attend: Attend) -> Walk:
+    """Draw candidates, roll them out, keep the best, and again; the goal decides what best is."""
+    draw = GraphNode(
+        nodes.sampler,
+        ("mean", "std", "noise", "fixed_axes", "close_from", from_param("maxnorm"), STEP),
+        (GraphEdge("candidates", nodes.predictor, into="actions"), GraphEdge("candidates", nodes.update)),
+    )
+    roll = Loop(
+        "rollout_loop", _step(nodes, attend, ()), carry=CARRY, fused=True, outputs=(GraphEdge("next_frame", nodes.scorer, into="final"),)
+    )
+    score = GraphNode(nodes.scorer, ("final", "goal", from_param("cost")), (GraphEdge("energies", nodes.update),))
+    learn = GraphNode(nodes.update, ("mean", "std", "candidates", "energies", *CEM))
+    result = tuple(_send(port) for port in ("actions", "mean", "std", "best_energy"))
+    search = Loop("cem_loop", Sequential(draw, roll, score, learn), carry={"mean": "mean", "std": "std"}, fused=True, outputs=result)
+    return Sequential(_encode(nodes, with_goal=True), search)
+
+
+def _send(port: str) -> GraphEdge:
+    return GraphEdge(port, CLIENT, modality="tensor")

@@ -1,0 +1,85 @@
+"""What requests of both V-JEPA 2 models do. Driven by the conductor."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mstar_core.plugin import InputFact, ProgramRequest, Run
+from mstar_core.plugin.program import ProgramGenerator
+
+from mstar_vjepa2.params import FEW_CANDIDATES
+
+MASKS: Final = ("context_mask", "target_mask")
+GOALS: Final = ("goal_frame", "goal_latents")
+CLIP: Final = "pixel_values_videos"
+
+
+def vjepa2(request: ProgramRequest) -> ProgramGenerator:
+    """One walk: encode, classify, predict, or predict ahead step by step."""
+    params = request.params
+    match params.chosen_task(request.outputs):
+        case "predict":
+            yield Run("predict", **_given(request, CLIP, *MASKS))
+        case "rollout":
+            yield Run("rollout", max_iters=params.steps, **_given(request, CLIP, *MASKS))
+        case "classify":
+            yield Run("classify", **_given(request, CLIP))
+        case _ if params.pooling == "attentive":
+            yield Run("classify", **_given(request, CLIP))
+        case _:
+            yield Run("encode", **_given(request, CLIP, "layers"))
+
+
+def vjepa2_ac(request: ProgramRequest) -> ProgramGenerator:
+    """Encode, predict each next frame, roll candidates out, or plan."""
+    params = request.params
+    match params.chosen_task(request.outputs):
+        case "encode":
+            yield Run("encode", **_given(request, CLIP))
+        case "predict":
+            frames = len(request.inputs[CLIP])
+            yield Run("predict", max_iters=frames, sample=False, **_given(request, CLIP, "given_actions", "given_states", "given_extrinsics"))
+        case "plan":
+            yield [*_context(request), _plan(request)]
+        case _:
+            yield [*_context(request), _rollout(request)]
+
+
+def _given(request: ProgramRequest, *names: str) -> dict[str, InputFact]:
+    return {name: request.inputs[name] for name in names if name in request.inputs}
+
+
+def _context(request: ProgramRequest) -> list[Run]:
+    """Frames before the last one seen: read once, and shared by every candidate."""
+    earlier = request.params.context_frames - 1
+    if earlier == 0:
+        return []
+    inputs = request.inputs
+    named = {"given_actions": "past_actions", "given_states": "past_states", "given_extrinsics": "past_extrinsics"}
+    known = {port: inputs[name] for port, name in named.items() if name in inputs}
+    return [Run("prefill_context", max_iters=earlier, sample=False, pixel_values_videos=inputs["context"], **known)]
+
+
+def _rollout(request: ProgramRequest) -> Run:
+    params = request.params
+    inputs = _given(request, CLIP, "state", "states", "actions", "extrinsics", *GOALS)
+    return Run(_rollout_walk(request), max_iters=params.steps, rows=params.candidates, sample=False, **inputs)
+
+
+def _rollout_walk(request: ProgramRequest) -> str:
+    """The variant that sends what is wanted and no more: latents are large."""
+    params = request.params
+    is_scored = any(name in request.inputs for name in GOALS)
+    many = is_scored and params.candidates > FEW_CANDIDATES
+    wanted = params.returns or (("energies",) if many else ("latents",))
+    if is_scored and not {"latents", "final_only"} & set(wanted):
+        return "rollout_energies"
+    name = "rollout_scored" if is_scored else "rollout"
+    return f"{name}_final" if "final_only" in wanted else name
+
+
+def _plan(request: ProgramRequest) -> Run:
+    params = request.params
+    limits = {"cem_loop": params.cem_steps, "rollout_loop": params.plan_steps}
+    names = ("mean", "std", "noise", "fixed_axes", "close_from", "state", "extrinsics", *GOALS)
+    return Run("plan", max_iters=limits, rows=params.samples, sample=False, **_given(request, CLIP, *names))
