@@ -54,7 +54,12 @@ def is_current() -> bool:
 def state() -> str:
     """Hash of all that decides what is installed: requirements, constraints, this script, the place, the Python."""
     digest = hashlib.sha256(f"{ROOT}\n{PYTHON.resolve()}\n".encode())
-    for path in (*(plugin / "pyproject.toml" for plugin in plugins()), ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__)):
+    for path in (
+        *(plugin / "pyproject.toml" for plugin in plugins()),
+        ROOT / "pyproject.toml",
+        CONSTRAINTS,
+        Path(__file__),
+    ):
         digest.update(path.read_bytes())
     return digest.hexdigest() + "\n"
 
@@ -75,7 +80,10 @@ def make_environment() -> None:
 
 
 def install() -> None:
-    """One pip call for everything, so that one resolution sees every requirement; setuptools first, to build without isolation."""
+    """One pip call for everything, so that one resolution sees every requirement.
+
+    setuptools goes first: building without isolation spares one environment for each of our distributions.
+    """
     pip = [str(PYTHON), "-m", "pip", "install", "-c", str(CONSTRAINTS), "--disable-pip-version-check"]
     if not sys.stdout.isatty():
         pip.append("--quiet")

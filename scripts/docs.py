@@ -1,0 +1,91 @@
+"""Write the generated parts of the docs, or check that they are current and that every local link leads somewhere.
+
+Run by `make docs`, and with --check by `make lint`. A page marks a generated part with two comments:
+
+    <!-- generated: make-targets -->
+    <!-- end generated -->
+
+To add a part: write a function that gives its text in scripts/docs_parts.py, name it in PARTS there, and put the marks
+into a page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from docs_parts import PARTS
+
+ROOT = Path(__file__).resolve().parent.parent
+PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n)(?P<text>.*?)(<!-- end generated -->)", re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.DOTALL | re.MULTILINE)
+HEADING = re.compile(r"^#+ +(?P<text>.+?) *$", re.MULTILINE)
+
+
+def main() -> int:
+    """Returns 1 when --check finds a stale part, an unknown or unused part, or a dead link."""
+    parser = argparse.ArgumentParser(description="write or check the generated parts of the docs")
+    parser.add_argument("--check", action="store_true", help="change nothing; say what make docs would change")
+    is_check = parser.parse_args().check
+    problems = list(refresh(PARTS, is_check)) + list(dead_links())
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+def pages() -> list[Path]:
+    """Every page of ours."""
+    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/*.md")]
+    return sorted(found)
+
+
+def refresh(parts: Mapping[str, Callable[[], str]], is_check: bool) -> Iterator[str]:
+    """Write the parts anew, or only compare. Gives one line for each thing that is wrong."""
+    used: set[str] = set()
+    for page in pages():
+        before = page.read_text(encoding="utf-8")
+        names = [match["name"] for match in PART.finditer(before)]
+        used.update(names)
+        unknown = sorted(set(names) - set(parts))
+        if unknown:
+            known = ", ".join(sorted(parts))
+            yield f"{page.relative_to(ROOT)}: no part is called {', '.join(unknown)}; there are {known}"
+            continue
+        after = PART.sub(lambda match: f"{match[1]}{parts[match['name']]().strip()}\n{match[4]}", before)
+        if after == before:
+            continue
+        if is_check:
+            yield f"{page.relative_to(ROOT)}: a generated part is stale; run make docs"
+        else:
+            page.write_text(after, encoding="utf-8")
+            print(f"wrote {page.relative_to(ROOT)}")
+    for name in sorted(set(parts) - used):
+        yield f"scripts/docs_parts.py: no page shows the part {name}"
+
+
+def dead_links() -> Iterator[str]:
+    """Links to files and headings of this repository that are not there. Links with a scheme are not followed."""
+    for page in pages():
+        for match in LINK.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
+            target, _, anchor = match["target"].partition("#")
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            path = (page.parent / target).resolve() if target else page
+            if not path.exists():
+                yield f"{page.relative_to(ROOT)}: link to {match['target']}, which is not there"
+            elif anchor and path.suffix == ".md" and anchor not in anchors(path):
+                yield f"{page.relative_to(ROOT)}: link to {match['target']}, a heading that is not there"
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as link targets, by the rule that hosts of repositories share."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", match["text"].lower()).replace(" ", "-") for match in HEADING.finditer(text)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

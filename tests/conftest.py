@@ -1,0 +1,86 @@
+"""Fixtures for every test of the root: a fresh interpreter that tells what it loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# A slow moment of a shared host is no failure; the time-out per test still ends what hangs.
+settings.register_profile("shared-host", deadline=None)
+settings.load_profile("shared-host")
+
+_TELL = """
+import json, sys
+before = set(sys.modules)
+code = 0
+try:
+    {body}
+except SystemExit as end:
+    code = end.code if isinstance(end.code, int) else int(end.code is not None)
+finally:
+    sys.stdout.flush()
+    with open({report!r}, "w") as file:
+        json.dump({{"code": code, "modules": sorted(set(sys.modules) - before)}}, file)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fresh:
+    """What one fresh process did. modules: every module that it loaded beyond those of a bare interpreter."""
+
+    code: int
+    modules: frozenset[str]
+    stdout: str
+    stderr: str
+
+    def loaded(self, names: Sequence[str]) -> set[str]:
+        """Which of the top-level names were loaded."""
+        return {name for name in names if name in self.tops()}
+
+    def tops(self) -> set[str]:
+        """The top-level names of all that was loaded."""
+        return {module.partition(".")[0] for module in self.modules}
+
+
+FreshPython = Callable[[str], Fresh]
+
+
+@pytest.fixture
+def fresh_python(tmp_path: Path) -> FreshPython:
+    """Run statements in a new interpreter, in an empty home, and tell what it loaded. Fails when they raise."""
+
+    def run(body: str) -> Fresh:
+        report = tmp_path / "loaded.json"
+        command = [sys.executable, "-c", _TELL.format(body=body, report=str(report))]
+        dropped = ("COV", "PYTEST", "MSTAR", "_MSTARCTL")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+        environment |= {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+        environment |= {
+            "MSTAR_RUNTIME_DIR": str(tmp_path / "run"),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert result.returncode == 0, result.stderr
+        told = json.loads(report.read_text(encoding="utf-8"))
+        modules = frozenset(told["modules"])
+        return Fresh(code=told["code"], modules=modules, stdout=result.stdout, stderr=result.stderr)
+
+    return run
+
+
+@pytest.fixture
+def fresh_mstarctl(fresh_python: FreshPython) -> Callable[..., Fresh]:
+    """Run one command line of mstarctl in a new interpreter and tell what it loaded."""
+
+    def run(*argv: str) -> Fresh:
+        return fresh_python(f"sys.argv = ['mstarctl', *{list(argv)!r}]; from mstarctl.main import main; main()")
+
+    return run

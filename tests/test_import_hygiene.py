@@ -1,0 +1,52 @@
+"""What a fresh process really loads. The import contracts see the graph of imports; only this sees what runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = ("torch", "transformers", "numpy", "textual", "sanic", "flashinfer", "openai", "pydantic")
+PLUGIN_MODULES = sorted(path.name for path in ROOT.glob("plugins/*/src/mstar_*") if (path / "plugin.py").is_file())
+LIGHT = ("mstar_core.errors", "mstar_core.graph", "mstar_core.plugin")
+
+
+@pytest.mark.parametrize("argv", [("--help",), ("--version",), ("plugins", "ls"), ("ps",)], ids=" ".join)
+def test_everyday_commands_stay_light(argv: tuple[str, ...], fresh_mstarctl: Callable[..., Any]) -> None:
+    """An operator waits on these; torch alone costs more than a second."""
+    fresh = fresh_mstarctl(*argv)
+    assert fresh.code == 0, fresh.stderr
+    assert fresh.loaded(HEAVY) == set()
+
+
+@pytest.mark.parametrize("package", PLUGIN_MODULES)
+def test_a_light_module_loads_only_the_standard_library_and_the_light_packages(
+    package: str, fresh_python: Callable[[str], Any]
+) -> None:
+    """One heavy plugin slows every command that lists models. pluggy holds the mark of a hook."""
+    fresh = fresh_python(f"import {package}.plugin")
+    strangers = fresh.tops() - {*sys.stdlib_module_names, "mstar_core", "pluggy", package}
+    assert {name for name in strangers if not name.startswith("_")} == set()
+    ours = {module for module in fresh.modules if module.startswith("mstar_core.")}
+    assert {module for module in ours if not is_light(module)} == set()
+
+
+@pytest.mark.parametrize(
+    "package", [f"mstar_core.{name}" for name in ("client", "config", "graph", "messages", "observe", "plugin")]
+)
+def test_a_light_package_of_the_core_loads_without_torch(package: str, fresh_python: Callable[[str], Any]) -> None:
+    """A model is listed, planned and drawn where torch is not installed."""
+    assert fresh_python(f"import {package}").loaded(("torch", "transformers", "sanic", "textual")) == set()
+
+
+def is_light(module: str) -> bool:
+    """Whether a module is one of the packages that a light module may load, or part of one."""
+    return any(module == name or module.startswith(f"{name}.") for name in LIGHT)
+
+
+def test_the_guard_sees_a_heavy_import(fresh_python: Callable[[str], Any]) -> None:
+    assert fresh_python("import numpy").loaded(HEAVY) == {"numpy"}
