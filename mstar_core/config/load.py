@@ -81,16 +81,17 @@ def _shown(path: Path) -> str:
 
 
 def shipped(spec: ModelSpec) -> dict[str, Path]:
-    """The files that a plugin ships for `spec`, by stem. Raises PluginError when its folder does not exist."""
+    """The files that a plugin ships for `spec`, by stem; none when it ships no folder."""
     if not spec.configs:
         return {}
+    folders = [folder for folder in config_folders(spec) if folder.is_dir()]
+    return {path.stem: path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES}
+
+
+def config_folders(spec: ModelSpec) -> tuple[Path, ...]:
+    """Where a plugin keeps its files: the folder that `configs` names inside its package."""
     package, _, folder = spec.configs.partition(":")
-    module = importlib.import_module(package)
-    roots = [Path(root) / folder for root in getattr(module, "__path__", [])]
-    found = {path.stem: path for root in roots if root.is_dir() for path in sorted(root.iterdir()) if path.suffix in SUFFIXES}
-    if not found:
-        raise PluginError(f"{spec.configs} holds no configuration", f"looked in {', '.join(map(str, roots))}", plugin=spec.plugin)
-    return found
+    return tuple(Path(root) / folder for root in getattr(importlib.import_module(package), "__path__", []))
 
 
 def _all_shipped(specs: Sequence[ModelSpec]) -> Iterator[tuple[str, Path]]:
@@ -128,7 +129,8 @@ def default_config(spec: ModelSpec) -> ConfigFile:
     stem = spec.default_config.removesuffix(".yaml")
     if stem not in files:
         hint = did_you_mean(stem, files) if files else f"write a file: mstarctl config init {spec.name}"
-        raise PluginError(f"{spec.name} ships no default configuration {stem!r}", hint=hint, plugin=spec.plugin)
+        looked = f"looked in {', '.join(map(str, config_folders(spec)))}" if spec.configs else "it ships none"
+        raise PluginError(f"{spec.name} ships no default configuration {stem!r}", looked, hint, plugin=spec.plugin)
     return read_file(files[stem])
 
 

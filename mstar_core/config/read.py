@@ -95,13 +95,13 @@ def _scalar(place: Located, item: Setting, key: str, kind: str = "") -> Any:
         "number": isinstance(value, int | float) and not isinstance(value, bool),
     }[wanted]
     if not fits:
-        raise place.error(f"{key} is {shown(place)}", key, hint=f"allowed is {item.allowed}")
+        raise place.error(f"{key} is {shown(place)}", key, f"allowed is {item.allowed}")
     if item.choices and value not in item.choices:
         raise place.error(f"{key} is {value!r}", key, hint=did_you_mean(value, item.choices))
     if wanted == "string" and (not value.strip() or value != value.strip() or not value.isprintable()):
         raise place.error(f"{key} is {value!r}", key, hint="a text without blanks at its ends")
     if wanted in ("integer", "number") and not _in_range(item, value):
-        raise place.error(f"{key} is {value}", key, hint=f"allowed is {item.allowed}")
+        raise place.error(f"{key} is {value}", key, f"allowed is {item.allowed}")
     return float(value) if wanted == "number" else value
 
 

@@ -36,9 +36,10 @@ def resolve(spec: ModelSpec, config: ConfigFile, overrides: Sequence[Override] =
     groups = node_groups(spec, values)
     check_coverage(spec, groups, values["node_groups"].place)
     provenance = {key: value.place.source for key, value in values.items()}
+    provenance |= {f"model_kwargs.{name}": f"model {spec.name}" for name in spec.model_kwargs}
     provenance |= _kwargs_sources(values.get("model_kwargs"))
-    if spec.max_seq_len and "max_seq_len" not in values:
-        provenance["max_seq_len"] = f"model {spec.name}"
+    for key in {"max_seq_len", "name"} - set(values):
+        provenance[key] = f"model {spec.name}"
     return ResolvedConfig(
         model=spec.name,
         name=_or(values, "name", spec.name),

@@ -57,6 +57,8 @@ class Setting:
             return self.default_text
         if self.required:
             return "required"
+        if self.kind == "section":
+            return ""
         if isinstance(self.default, bool):
             return "true" if self.default else "false"
         return "null" if self.default is None else str(self.default)

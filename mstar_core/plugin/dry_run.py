@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from mstar_core.errors import GraphError, MstarError, did_you_mean
-from mstar_core.graph import CLIENT, GraphEdge, GraphNode, Loop, NodeSpec, Walk, graph_nodes, loops
+from mstar_core.graph import Walk, graph_nodes, loops
+from mstar_core.graph.check import walk_inputs
 from mstar_core.plugin.params import parse_params
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
 from mstar_core.plugin.spec import ModelSpec, Partition, Sample
@@ -146,44 +147,15 @@ def _check_branch(spec: ModelSpec, partition: Partition, branch: str, place: str
 
 
 def _check_inputs(spec: ModelSpec, walk: Walk, run: Run, place: str) -> None:
-    uses = list(graph_nodes(walk))
-    takes = {name for use in uses for name in use.inputs if not name.startswith("$")}
+    wanted = walk_inputs(walk, spec.streams)
     for name, value in run.inputs.items():
-        if name not in takes:
-            raise GraphError(f"{place} gives input {name!r}", hint=did_you_mean(name, takes), place=run.walk)
+        if name not in wanted:
+            raise GraphError(f"{place} gives input {name!r}", hint=did_you_mean(name, wanted), place=run.walk)
         if not isinstance(value, InputFact | Segment | Signal):
             raise GraphError(f"{place}: input {name!r} is a {type(value).__name__}", hint="pass a request input, a segment or a signal", place=run.walk)
         if isinstance(value, Segment) and name not in value.inputs and len(value.inputs) != 1:
             hint = did_you_mean(name, value.inputs)
             raise GraphError(f"{place}: segment {value.index} ({value.kind}) holds no {name!r}", hint=hint, place=run.walk)
-    fed = fed_ports(spec, walk)
-    for use in uses:
-        for name in use.inputs:
-            if name in run.inputs or name.startswith("$") or (use.spec.name, name) in fed:
-                continue
-            if name in use.spec.ports and use.spec.port(name).optional:
-                continue
-            raise GraphError(f"{place} lacks input {name!r} of node {use.spec.name!r}", hint=f"pass {name}=...", place=run.walk)
-
-
-def fed_ports(spec: ModelSpec, walk: Walk) -> set[tuple[str, str]]:
-    """(node, input port) pairs that edges inside the walk, carries and streams fill; the others come from the Run."""
-    fed = {(stream.into[0].name, stream.into[1]) for stream in spec.streams}
-    for use in graph_nodes(walk):
-        fed |= {target for edge in use.outputs if (target := _target(edge)) is not None}
-    for loop in loops(walk):
-        fed |= {target for edge in loop.outputs if (target := _target(edge)) is not None}
-        fed |= _carried(loop)
-    return fed
-
-
-def _target(edge: Any) -> tuple[str, str] | None:
-    if not isinstance(edge, GraphEdge) or edge.to == CLIENT or not isinstance(edge.to, NodeSpec):
-        return None
-    return edge.to.name, edge.target_port
-
-
-def _carried(loop: Loop) -> set[tuple[str, str]]:
-    ports = set(loop.carry.values())
-    uses: Iterator[GraphNode] = graph_nodes(loop.body)
-    return {(use.spec.name, name) for use in uses for name in use.inputs if name in ports}
+    for name, port in wanted.items():
+        if name not in run.inputs and not port.optional:
+            raise GraphError(f"{place} lacks input {name!r}", hint=f"pass {name}=...", place=run.walk)

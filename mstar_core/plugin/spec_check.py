@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from mstar_core.errors import GraphError, MstarError, PluginError, did_you_mean
 from mstar_core.graph import CLIENT, GraphEdge, graph_nodes, loops
+from mstar_core.graph.check import check_graph
 from mstar_core.plugin.dry_run import dry_run
 from mstar_core.plugin.modality import MODALITY_NAMES
 from mstar_core.plugin.params import check_value, param_specs
@@ -82,17 +83,12 @@ def _params(spec: ModelSpec) -> Iterator[MstarError]:
             check_value(item, item.default)
         except MstarError as error:
             yield PluginError(f"{spec.name}: default of parameter {item.name!r} is refused", error.title, phase="params")
-    flags = [(stop.unless, loop.name) for p in spec.partitions for w in p.walks.values() for loop in loops(w) if (stop := loop.stop) and getattr(stop, "unless", None)]
-    names = [item.name for item in specs]
-    for flag, place in flags:
-        if flag not in names:
-            yield GraphError(f"{spec.name}: loop {place!r} reads parameter {flag!r}", hint=did_you_mean(str(flag), names), place=place)
 
 
 def _graph(spec: ModelSpec) -> list[MstarError]:
     names = frozenset(item.name for item in param_specs(spec.params))
-    check_graph = _graph_rules()
-    found: list[MstarError] = [] if check_graph is None else list(check_graph(spec.nodes, spec.streams, spec.partitions, names))
+    partitions = {partition.name: partition.walks for partition in spec.partitions}
+    found: list[MstarError] = list(check_graph(spec.nodes, spec.streams, partitions, names))
     emitted = {edge.modality: place for edge, place in _client_edges(spec)}
     kinds = [modality.kind for modality in spec.outputs]
     for modality, place in emitted.items():
@@ -106,14 +102,6 @@ def _graph(spec: ModelSpec) -> list[MstarError]:
             hint = did_you_mean(partition.wants, kinds)
             found.append(GraphError(f"{spec.name}: partition {partition.name!r} wants {partition.wants!r}", hint=hint, place=partition.name))
     return found
-
-
-def _graph_rules() -> Any:
-    try:
-        from mstar_core.graph.check import check_graph
-    except ModuleNotFoundError:
-        return None
-    return check_graph
 
 
 def _client_edges(spec: ModelSpec) -> Iterator[tuple[GraphEdge, str]]:

@@ -92,6 +92,10 @@ class Printer:
         """A warning; shown with -q too."""
         print(f"{self.paint('warning:', 'yellow', sys.stderr)} {line}", file=sys.stderr, flush=True)
 
+    def problem(self, text: str) -> None:
+        """An error that does not end the command; shown with -q too."""
+        print(text, file=sys.stderr, flush=True)
+
     def paint(self, text: str, colour: str, stream: TextIO | None = None) -> str:
         """`text` in one of the 16 colours when the stream takes colour."""
         return typer.style(text, fg=colour) if self.options.is_coloured(stream) else text

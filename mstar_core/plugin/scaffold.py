@@ -1,0 +1,57 @@
+"""Writes a new plugin from the template: a working byte-level toy. Used by `mstarctl plugins new`."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+from pathlib import Path
+from string import Template
+from typing import Final
+
+from mstar_core.errors import ConfigError, UsageError
+
+TEMPLATE: Final = Path(__file__).parent / "template"
+SUFFIX: Final = ".tmpl"
+_NAME: Final = re.compile(r"^[a-z][a-z0-9]*(-[a-z0-9]+)+$")
+_TAKEN: Final = frozenset({"mstar", "mstarctl", "mstar-core"})
+
+
+def write_plugin(name: str, folder: Path) -> tuple[Path, ...]:
+    """Write the distribution `name` into `folder` and give the files written.
+
+    Raises UsageError for a name that is not usable or a folder that is not empty, ConfigError when it cannot be written.
+    """
+    words = template_words(name)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is not empty", hint="name a new folder")
+    written = []
+    try:
+        for source in sorted(TEMPLATE.rglob(f"*{SUFFIX}")):
+            relative = str(source.relative_to(TEMPLATE)).removesuffix(SUFFIX).replace("package_", words["package"])
+            target = folder / relative.replace("model_", words["model"])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(Template(source.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")
+            written.append(target)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written", error.strerror or str(error), file=str(folder), key="") from error
+    return tuple(written)
+
+
+def template_words(name: str) -> dict[str, str]:
+    """The words that the template takes. Raises UsageError for a name that no distribution should have."""
+    if name in _TAKEN:
+        raise UsageError(f"the name {name!r} is taken by another distribution", hint="choose a name such as mstar-foo")
+    if not _NAME.match(name):
+        raise UsageError(f"{name!r} is no usable name", hint="lower case words joined by -, such as mstar-foo")
+    model = name.removeprefix("mstar-").replace("-", "_")
+    major, minor = _own_version()
+    words = {"distribution": name, "package": name.replace("-", "_"), "model": model, "title": model.replace("_", " ").capitalize()}
+    return {**words, "class_name": "".join(part.capitalize() for part in model.split("_")), "pin": f">={major}.{minor},<{major}.{minor + 1}"}
+
+
+def _own_version() -> tuple[int, int]:
+    try:
+        major, minor, *_ = metadata.version("mstarctl").split(".")
+    except metadata.PackageNotFoundError:
+        return 0, 1
+    return int(major), int(minor)

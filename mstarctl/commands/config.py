@@ -1,0 +1,156 @@
+"""`mstarctl config`: deployment files without starting anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mstar_core.config import (
+    SETTINGS,
+    ConfigFile,
+    ResolvedConfig,
+    Setting,
+    Target,
+    commented_file,
+    differences,
+    explain,
+    find,
+    json_schema,
+    make_plan,
+    parse_set,
+    resolve_target,
+)
+from mstar_core.errors import ConfigError, ExitCode, MstarError, UsageError
+from mstar_core.plugin import Plugins
+from mstarctl.output import Column, Printer
+from mstarctl.output.errors import render_error
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Check, show and explain deployment files.")
+
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="put a value over the file's; may be repeated")]
+What = Annotated[str, typer.Argument(metavar="MODEL|FILE", help="a model, a shipped configuration's name, or a file")]
+
+VALIDATED = (Column("FILE", "name"), Column("RESULT", "result"), Column("MODEL", "model"), Column("RANKS", "ranks", is_right=True), Column("NODES", "nodes", is_right=True))
+RESOLVED = (Column("KEY", "name"), Column("VALUE", "value"), Column("FROM", "source"))
+KEYS = (Column("KEY", "name"), Column("TYPE", "allowed"), Column("DEFAULT", "default_shown"), Column("", "doc"))
+DIFFERENT = (Column("KEY", "name"), Column("LEFT", "left"), Column("RIGHT", "right"), Column("LEFT FROM", "left_source", is_wide=True), Column("RIGHT FROM", "right_source", is_wide=True))
+
+
+@app.command("validate")
+def validate(
+    ctx: typer.Context,
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="files, or names of shipped configurations")],
+    devices: Annotated[int | None, typer.Option("--devices", min=1, help="refuse ranks beyond so many devices")] = None,
+) -> None:
+    """Check files against the model they name; exit 3 when one is wrong."""
+    printer = Printer.of(ctx)
+    plugins = Plugins.discover()
+    items = [_validated(text, plugins, devices, printer) for text in files]
+    printer.items("config", items, VALIDATED)
+    if any(item["result"] != "ok" for item in items):
+        raise typer.Exit(ExitCode.INVALID)
+
+
+def _validated(text: str, plugins: Plugins, devices: int | None, printer: Printer) -> dict[str, Any]:
+    try:
+        target = find(text, plugins)
+        config = resolve_target(target)
+        plan = make_plan(target.spec, config, ("cpu",) if devices is None else tuple(f"cuda:{i}" for i in range(devices)), plugins)
+    except MstarError as error:
+        if not printer.is_machine:
+            printer.problem(render_error(error))
+        facts = {key: error.facts.get(key) for key in ("file", "line", "key", "nearest")}
+        return {"name": text, "result": error.title, "model": None, "ranks": None, "nodes": None, "error": {"title": error.title, "detail": error.detail, "hint": error.hint, **facts}}
+    return {"name": text, "result": "ok", "model": config.model, "ranks": len(plan.ranks), "nodes": len(target.spec.nodes), "error": None}
+
+
+@app.command("show")
+def show(
+    ctx: typer.Context, what: What, is_resolved: Annotated[bool, typer.Option("--resolved", help="every value with the place it comes from")] = False, sets: Sets = None
+) -> None:
+    """Show a configuration as written, or with every default filled in."""
+    printer = Printer.of(ctx)
+    target = find(what, Plugins.discover())
+    if is_resolved:
+        printer.items("setting", resolved_items(_resolve(target, sets)), RESOLVED)
+        return
+    _resolve(target, sets)
+    if sets:
+        raise UsageError("--set changes nothing that is shown", hint="add --resolved")
+    if printer.is_machine:
+        printer.data(target.config.root.plain())
+    else:
+        printer.text(_text_of(target.config))
+
+
+def _resolve(target: Target, sets: list[str] | None) -> ResolvedConfig:
+    return resolve_target(target, [parse_set(text) for text in sets or []])
+
+
+def resolved_items(config: ResolvedConfig) -> list[dict[str, Any]]:
+    """Every value with its source, one item a key."""
+    return [{"name": key, "value": value, "source": config.source(key)} for key, value in config.values().items()]
+
+
+def _text_of(config: ConfigFile) -> str:
+    if config.path is None:
+        return json.dumps(config.root.plain(), indent=2)
+    return config.path.read_text(encoding="utf-8").rstrip("\n")
+
+
+@app.command("explain")
+def explain_key(ctx: typer.Context, key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="such as kv_cache.pages; all keys without it")] = None) -> None:
+    """Explain one key, or list all of them."""
+    printer = Printer.of(ctx)
+    if key is None:
+        printer.items("setting", [_setting(item) for item in SETTINGS], KEYS)
+        return
+    item = explain(key)
+    lines = [f"{item.key}  ({item.allowed}; default: {item.default_shown})", f"  {item.doc}"]
+    parts = [part for part in SETTINGS if part.parent.removesuffix("[]") == item.key]
+    lines += [f"  {part.word:<18} {part.doc}" for part in parts]
+    printer.item("setting", _setting(item), lines)
+
+
+def _setting(item: Setting) -> dict[str, Any]:
+    return {"name": item.key, "kind": item.kind, "allowed": item.allowed, "default": item.default, "default_shown": item.default_shown, "required": item.required, "doc": item.doc}
+
+
+@app.command("schema")
+def schema(ctx: typer.Context) -> None:
+    """Print the JSON schema of a deployment file, for editors."""
+    Printer.of(ctx).data(json_schema())
+
+
+@app.command("init")
+def init(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="the model to write a file for")],
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="where to write it; stdout without it")] = None,
+) -> None:
+    """Write a commented file for a model: every key with its default."""
+    printer = Printer.of(ctx)
+    text = commented_file(Plugins.discover().model(model))
+    if file is None:
+        printer.text(text.rstrip("\n"))
+        return
+    if file.exists():
+        printer.confirm(f"overwrite {file}?")
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written", error.strerror or str(error), file=str(file), key="") from error
+    printer.say(f"wrote {file}")
+    printer.say(f"  try: mstarctl config validate {file}")
+
+
+@app.command("diff")
+def diff(ctx: typer.Context, left: What, right: What) -> None:
+    """Show the values in which two configurations differ."""
+    printer = Printer.of(ctx)
+    plugins = Plugins.discover()
+    ours, theirs = (resolve_target(find(text, plugins)) for text in (left, right))
+    printer.items("setting", differences(ours, theirs), DIFFERENT, empty="no difference")

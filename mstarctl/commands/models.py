@@ -1,0 +1,148 @@
+"""`mstarctl models`: what the installed plugins serve."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from mstar_core.config import shipped
+from mstar_core.graph import NodeSpec
+from mstar_core.plugin import ModelSpec, Plugins, param_specs
+from mstarctl.output import Column, Printer
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="List, show and draw the models of the installed plugins.")
+
+COLUMNS = (
+    Column("NAME", "name"),
+    Column("IN", "inputs"),
+    Column("OUT", "outputs"),
+    Column("NODES", "node_count", is_right=True),
+    Column("WALKS", "walk_count", is_right=True),
+    Column("CODE", "code"),
+    Column("PLUGIN", "distribution"),
+    Column("VERSION", "version"),
+    Column("TITLE", "title", is_wide=True),
+    Column("ALIASES", "aliases", is_wide=True),
+    Column("ROUTES", "routes", is_wide=True),
+    Column("CONFIGS", "configs", is_wide=True),
+)
+
+
+class Drawing(enum.StrEnum):
+    """Forms of a drawn graph."""
+
+    ASCII = "ascii"
+    DOT = "dot"
+    JSON = "json"
+
+
+def list_problems(plugins: Plugins, printer: Printer) -> None:
+    """Name on stderr what a list of models leaves out."""
+    for problem in plugins.problems():
+        printer.warn(f"plugin {problem.plugin}: {problem.text}")
+    for name, offers in plugins.clashes().items():
+        printer.warn(f"model {name} is offered by several plugins: ask for {' or '.join(offers)}")
+
+
+@app.command("ls")
+def list_models(ctx: typer.Context) -> None:
+    """List the models that can be served."""
+    printer = Printer.of(ctx)
+    plugins = Plugins.discover()
+    list_problems(plugins, printer)
+    items = [summary(spec, plugins) for spec in plugins.models()]
+    printer.items("model", items, COLUMNS, empty="no model is installed; try: pip install mstar-orpheus")
+
+
+def summary(spec: ModelSpec, plugins: Plugins) -> dict[str, Any]:
+    """One model as `models ls` lists it."""
+    entry = plugins.distribution_of(spec)
+    return {
+        "name": spec.name,
+        "title": spec.title,
+        "aliases": list(spec.aliases),
+        "inputs": [modality.kind for modality in spec.inputs],
+        "outputs": [modality.kind for modality in spec.outputs],
+        "routes": sorted(spec.routes),
+        "node_count": len(spec.nodes),
+        "walk_count": sum(len(partition.walks) for partition in spec.partitions),
+        "code": "installed" if spec.model and spec.processor else "not in this version",
+        "has_tiny": spec.tiny is not None,
+        "configs": sorted(shipped(spec)),
+        "default_config": spec.default_config,
+        "plugin": entry.name,
+        "distribution": entry.distribution,
+        "version": entry.version,
+    }
+
+
+@app.command("show")
+def show_model(ctx: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="model, alias or dist/model")]) -> None:
+    """Show one model: nodes, walks, streams, parameters, files."""
+    from mstar_core.plugin.json_form import spec_to_json
+
+    printer = Printer.of(ctx)
+    plugins = Plugins.discover()
+    spec = plugins.model(name)
+    facts = {**summary(spec, plugins), **spec_to_json(spec)}
+    printer.item("model", facts, list(_text(spec, plugins)) if not printer.is_machine else "")
+
+
+def _text(spec: ModelSpec, plugins: Plugins) -> Iterator[str]:
+    facts = summary(spec, plugins)
+    yield f"{spec.name}  {spec.title}  ({facts['distribution']} {facts['version']})"
+    yield f"  reads {', '.join(facts['inputs'])}; writes {', '.join(facts['outputs'])}; routes {', '.join(facts['routes']) or 'native only'}"
+    yield f"  model code: {facts['code']}; most tokens of a request: {spec.max_seq_len}"
+    if spec.aliases:
+        yield f"  also called {', '.join(spec.aliases)}"
+    if spec.tiny is not None:
+        yield f"  {spec.name}:tiny is the embedded default checkpoint" + (f": {spec.notice}" if spec.notice else "")
+    yield "nodes"
+    yield from (f"  {node.name:<20} {_node(node)}" for node in spec.nodes)
+    for partition in spec.partitions:
+        yield f"partition {partition.name}" + (f"  (runs when {partition.wants} is asked for)" if partition.wants else "")
+        yield f"  walks {', '.join(partition.walks)}"
+    for stream in spec.streams:
+        yield f"stream {stream.name}  into {stream.into[0].name}.{stream.into[1]}  {stream.chunk}"
+    yield "parameters"
+    for item in param_specs(spec.params):
+        default = "required" if item.required else f"default {item.default}"
+        yield f"  {item.name:<20} {item.doc}  ({item.range_text}, {default})"
+    if spec.model_kwargs:
+        yield "options (model_kwargs)"
+        yield from (f"  {name:<20} {value}" for name, value in spec.model_kwargs.items())
+    if facts["configs"]:
+        yield f"configurations: {', '.join(facts['configs'])}; default {spec.default_config}"
+    yield from (f"weights {name}: {ref.repo} ({ref.format})" for name, ref in spec.weights.items())
+
+
+def _node(node: NodeSpec) -> str:
+    words = [str(node.engine)]
+    if node.kv is not None:
+        words.append(f"{node.kv.layers} layers x {node.kv.kv_heads} KV heads x {node.kv.head_dim}")
+    if node.tensor_parallel:
+        words.append("tensor-parallel")
+    if node.of is not None:
+        words.append(f"branch {node.branch} of {node.of.name}")
+    return "  ".join([*words, *([node.doc] if node.doc else [])])
+
+
+@app.command("graph")
+def draw_model(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="model, alias or dist/model")],
+    form: Annotated[Drawing, typer.Option("--format", help="how to draw")] = Drawing.ASCII,
+) -> None:
+    """Draw the walks of a model."""
+    from mstar_core.graph import draw
+
+    printer = Printer.of(ctx)
+    spec = Plugins.discover().model(name)
+    drawings = {Drawing.ASCII: draw.ascii_graph, Drawing.DOT: draw.dot_graph}
+    if form is Drawing.JSON or printer.format in ("json", "yaml"):
+        printer.data(draw.json_graph(spec.name, spec.partitions, spec.streams))
+    else:
+        printer.text(drawings[form](spec.name, spec.partitions, spec.streams))
