@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOT_PARTS = ("pyproject.toml", "README.md", "LICENSE", "mstarctl", "mstar_core")
-LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "tests")
+PARTS = ("pyproject.toml", "README.md", "LICENSE")
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info")
 
 
 def sources() -> tuple[Path, ...]:
@@ -33,16 +33,12 @@ def build(target: Path, folders: Sequence[Path]) -> None:
 
 
 def copy(folder: Path, to: Path) -> Path:
-    """Copy what a distribution is built from. Of the root only the parts that go into its wheel."""
-    if folder != ROOT:
-        return Path(shutil.copytree(folder, to, ignore=LEFT_OUT))
+    """Copy what a distribution is built from and nothing else: old build output would go into the wheel."""
     to.mkdir()
-    for part in ROOT_PARTS:
-        source = folder / part
-        if source.is_dir():
-            shutil.copytree(source, to / part, ignore=LEFT_OUT)
-        else:
-            shutil.copy2(source, to / part)
+    for part in PARTS:
+        shutil.copy2(folder / part, to / part)
+    for code in ("mstarctl", "mstar_core") if folder == ROOT else ("src",):
+        shutil.copytree(folder / code, to / code, ignore=LEFT_OUT)
     return to
 
 
