@@ -76,11 +76,11 @@ class HuggingFace:
 
 def _counter(received: Received) -> type[Any]:
     """A progress bar that draws nothing and reports bytes."""
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
     class Counter(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": True})
+            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
 
         def update(self, n: float | None = 1) -> bool | None:
             received(int(n or 0))

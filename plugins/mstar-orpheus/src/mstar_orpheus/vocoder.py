@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import nn
 
-from mstar_core.graph import CHUNK_FIRST, CHUNK_LAST, STEP, from_param
 from mstar_orpheus.facts import IDS_PER_FRAME
 from mstar_orpheus.frames import codes_from_ids, levels_from_codes, misplaced
-from mstar_orpheus.noise import SEEDED, window_noise
+from mstar_orpheus.noise import window_noise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FLUSH: Final = from_param("flush")
-NOISE: Final = from_param("noise")
-SEED: Final = from_param("seed")
 EMITTED: Final = slice(1, 2)
 """Frames of a window that are sent: the second has one frame of context before it and two behind."""
 REPORT_EVERY: Final = 1024
@@ -46,21 +42,30 @@ class Vocoder(nn.Module):
         self._windows = 0
         self._reported = 0
 
-    def forward(self, *, window: Tensor, **ports: Tensor) -> dict[str, Tensor | list[Tensor]]:
+    def forward(
+        self,
+        *,
+        window: Tensor,
+        step: Tensor,
+        first: Tensor,
+        last: Tensor,
+        flush: Tensor,
+        noise: Tensor,
+        seed: Tensor,
+    ) -> dict[str, Tensor | list[Tensor]]:
         """Decode a batch of windows.
 
-        window: int64 [B, 7 * frames] audio ids. Per row, all [B] and absent = 0: STEP (index of the window in its
-        stream), CHUNK_FIRST, CHUNK_LAST, and the parameters flush, noise (index of the mode; absent = seeded), seed.
-        Returns {"pcm": int16 [B, samples]}, or a list of B tensors where the rows differ in length.
+        window: int64 [B, 7 * frames] audio ids. Per row, all [B]: step int64, index of the window in its stream;
+        first, last bool, its place in the stream; flush bool, whether the frames at both ends are wanted; noise
+        int64, index into NOISE_MODES; seed int64. Returns {"pcm": int16 [B, samples]}, or a list of B tensors where
+        the rows differ in length.
         """
-        first, last, flush = (_row(ports, name, window, 0).bool() for name in (CHUNK_FIRST, CHUNK_LAST, FLUSH))
-        step = _row(ports, STEP, window, 0)
         frames = window.shape[1] // IDS_PER_FRAME
         # The final flush decodes the last window again: it takes that window's noise, so the frames join.
         windows = step - (last & ~first).to(step.dtype)
-        modes, seeds = _row(ports, NOISE, window, SEEDED), _row(ports, SEED, window, 0)
-        noise = window_noise(modes, seeds, windows.to(window.device), self.snac.config.noise_lengths(frames))
-        samples = self.decode(window, noise)
+        keys = (key.to(window.device, torch.int64) for key in (noise, seed, windows))
+        drawn = window_noise(*keys, self.snac.config.noise_lengths(frames))
+        samples = self.decode(window, drawn)
         self._count(window, first, last)
         return {"pcm": _cut(to_pcm16(samples), _spans(frames, first, last, flush), self.snac.config.frame_samples)}
 
@@ -99,11 +104,6 @@ class Vocoder(nn.Module):
 def to_pcm16(samples: Tensor) -> Tensor:
     """Samples in [-1, 1] as int16: clipped, times 32767, truncated toward zero."""
     return (samples.clamp(-1.0, 1.0) * 32767.0).to(torch.int16)
-
-
-def _row(ports: dict[str, Tensor], name: str, window: Tensor, default: int) -> Tensor:
-    value = ports.get(name)
-    return torch.full((window.shape[0],), default, device=window.device) if value is None else value.reshape(-1)
 
 
 def _spans(frames: int, first: Tensor, last: Tensor, flush: Tensor) -> list[slice]:

@@ -1,0 +1,137 @@
+"""Golden vectors and what is built from them. MSTAR_GOLDEN names another set: a folder that holds `orpheus/`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from mstar_core.plugin import ModelSpec
+from mstar_core.plugin.model import ModelContext
+from mstar_orpheus.llama import Llama
+from mstar_orpheus.model import Orpheus
+from mstar_orpheus.plugin import ORPHEUS
+from mstar_orpheus.tiny import write_tiny
+from mstar_orpheus.vocoder import Vocoder
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One set of reference vectors; every size comes from its files."""
+
+    folder: Path
+
+    def json(self, name: str) -> Any:
+        return json.loads((self.folder / name).read_text())
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        return load_file(self.folder / f"{name}.safetensors")
+
+    @property
+    def lm(self) -> dict[str, Tensor]:
+        return self.tensors("llm_expected")
+
+    @property
+    def snac(self) -> dict[str, Tensor]:
+        return self.tensors("snac_expected")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A checkpoint with its bound spec and both nodes, on the CPU in float32."""
+
+    folder: Path
+    spec: ModelSpec
+    llama: Llama
+    vocoder: Vocoder
+
+
+class DenseCache:
+    """The plainest KVView: one sequence, keys and values in one tensor per layer."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        if layer in self._layers:
+            before_key, before_value = self._layers[layer]
+            key, value = torch.cat([before_key, key]), torch.cat([before_value, value])
+        self._layers[layer] = (key, value)
+        rows, columns, groups = len(query), len(key), query.shape[1] // key.shape[1]
+        visible = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+        keys, values = (x.repeat_interleave(groups, dim=1).transpose(0, 1) for x in (key, value))
+        mixed = scaled_dot_product_attention(query.transpose(0, 1), keys, values, attn_mask=visible, scale=scale)
+        return mixed.transpose(0, 1)
+
+
+def lay_out(golden: Golden, folder: Path) -> Path:
+    """Write the golden models as an official checkpoint: folders `lm` and `snac`."""
+    (folder / "lm").mkdir(parents=True)
+    (folder / "snac").mkdir()
+    ids = golden.json("config.json")
+    keys = ("start_token_id", "end_token_ids", "stop_token_id", "audio_token_offset")
+    config = golden.json("llm_config.json") | {"orpheus": {key: ids[key] for key in keys}}
+    (folder / "lm" / "config.json").write_text(json.dumps(config))
+    shutil.copy(golden.folder / "llm_weights.safetensors", folder / "lm" / "model.safetensors")
+    shutil.copy(golden.folder / "snac_config.json", folder / "snac" / "config.json")
+    shutil.copy(golden.folder / "snac_pytorch_model.bin", folder / "snac" / "pytorch_model.bin")
+    for path in folder.rglob("*.*"):
+        path.chmod(0o644)
+    return folder
+
+
+def build(folder: Path) -> Built:
+    spec = ORPHEUS.bound(folder, {})
+    model = Orpheus(ModelContext(spec=spec, folder=folder, device=torch.device("cpu"), dtype=torch.float32))
+    llama, vocoder = (model.get_submodule(spec.node(name)) for name in ("LLM", "snac_decoder"))
+    assert isinstance(llama, Llama)
+    assert isinstance(vocoder, Vocoder)
+    return Built(folder, spec, llama, vocoder)
+
+
+@pytest.fixture(scope="session")
+def golden() -> Golden:
+    root = os.environ.get("MSTAR_GOLDEN")
+    return Golden(Path(root) / "orpheus" if root else Path(__file__).parent / "golden")
+
+
+@pytest.fixture(scope="session")
+def reference(golden: Golden, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The golden models, read from the official layout."""
+    return build(lay_out(golden, tmp_path_factory.mktemp("reference") / "checkpoint"))
+
+
+@pytest.fixture
+def checkpoint(golden: Golden, tmp_path: Path) -> Path:
+    """A checkpoint folder that a test may damage."""
+    return lay_out(golden, tmp_path / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "orpheus")
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folder: Path) -> Built:
+    return build(tiny_folder)
+
+
+@pytest.fixture
+def dense_cache() -> DenseCache:
+    return DenseCache()
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Any:
+    with torch.inference_mode():
+        yield

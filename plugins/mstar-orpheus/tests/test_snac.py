@@ -1,0 +1,110 @@
+"""Ids to codes and the SNAC decoder against the reference."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mstar_core.errors import WeightsError
+from mstar_orpheus.facts import SpecialIds
+from mstar_orpheus.frames import codes_from_ids, levels_from_codes, misplaced
+from mstar_orpheus.snac import Snac, SnacConfig, decoding_weights
+
+LATENT, WAVEFORM = 1e-5, 5e-5
+SEQUENCES = (0, 1)
+OFFICIAL_BOOK = 4096
+
+
+def levels(golden: Any, index: int) -> list[Tensor]:
+    return [golden.snac[f"codes_{index}_level{level}"] for level in range(3)]
+
+
+@pytest.mark.parametrize("index", SEQUENCES)
+def test_ids_become_the_reference_codes(index: int, golden: Any) -> None:
+    config = golden.json("config.json")
+    ids = golden.snac[f"audio_ids_{index}"][None]
+    made = levels_from_codes(codes_from_ids(ids, config["audio_token_offset"], config["codebook_size"]))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(made, levels(golden, index), strict=True))
+
+
+def test_full_size_ids_become_the_published_codes(golden: Any) -> None:
+    for example in golden.json("full_size_id_examples.json"):
+        ids = torch.tensor(example["ids"])[None]
+        made = levels_from_codes(codes_from_ids(ids, SpecialIds().audio_offset, OFFICIAL_BOOK))
+        assert [level[0].tolist() for level in made] == [example[f"level{number}"] for number in range(3)]
+        assert not misplaced(ids, SpecialIds().audio_offset, OFFICIAL_BOOK).any()
+
+
+def test_an_id_out_of_its_slot_still_gives_a_legal_code_and_is_noticed() -> None:
+    offset, book = 110, 32
+    ids = torch.tensor([[offset + slot * book for slot in range(7)]])
+    ids[0, 0] = offset + 6 * book + 31
+    ids[0, 6] = offset + 5
+    assert codes_from_ids(ids, offset, book).tolist() == [[31, 0, 0, 0, 0, 0, 5]]
+    assert misplaced(ids, offset, book).tolist() == [[True, False, False, False, False, False, True]]
+
+
+@pytest.mark.parametrize("index", SEQUENCES)
+def test_latent_and_waveform_equal_the_reference_without_noise(index: int, golden: Any, reference: Any) -> None:
+    snac, codes = reference.vocoder.snac, levels(golden, index)
+    torch.testing.assert_close(snac.latent(codes), golden.snac[f"latent_{index}"], atol=LATENT, rtol=0)
+    torch.testing.assert_close(snac.decode(codes), golden.snac[f"waveform_{index}"], atol=WAVEFORM, rtol=0)
+
+
+def test_waveform_with_given_noise_equals_the_reference(golden: Any, reference: Any) -> None:
+    expected = golden.snac
+    noise = [expected[name] for name in sorted(name for name in expected if name.startswith("noise_0_block"))]
+    lengths = reference.vocoder.snac.config.noise_lengths(expected["codes_0_level0"].shape[1])
+    assert [part.shape[-1] for part in noise] == lengths
+    made = reference.vocoder.snac.decode(levels(golden, 0), noise)
+    torch.testing.assert_close(made, expected["waveform_with_noise_0"], atol=WAVEFORM, rtol=0)
+
+
+def test_both_weight_norm_key_styles_fold_to_the_same_weights(golden: Any) -> None:
+    state = load_file(golden.folder / "snac_weights.safetensors")
+    suffixes = {".parametrizations.weight.original0": ".weight_g", ".parametrizations.weight.original1": ".weight_v"}
+    older = {}
+    for key, value in state.items():
+        suffix = next((each for each in suffixes if key.endswith(each)), None)
+        older[key.removesuffix(suffix) + suffixes[suffix] if suffix else key] = value
+    newer_folded, older_folded = decoding_weights(state), decoding_weights(older)
+    assert set(newer_folded) == set(older_folded)
+    assert all(torch.equal(newer_folded[key], older_folded[key]) for key in newer_folded)
+
+
+def test_a_gain_without_direction_is_named(golden: Any) -> None:
+    state = load_file(golden.folder / "snac_weights.safetensors")
+    lost = "decoder.model.7.parametrizations.weight.original1"
+    del state[lost]
+    with pytest.raises(WeightsError, match=lost):
+        decoding_weights(state)
+
+
+def test_full_size_names_and_shapes_fit(golden: Any, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    sizes = {
+        "sampling_rate": 24000, "encoder_dim": 48, "encoder_rates": [2, 4, 8, 8], "decoder_dim": 1024,
+        "decoder_rates": [8, 8, 4, 2], "attn_window_size": None, "codebook_size": 4096, "codebook_dim": 8,
+        "vq_strides": [4, 2, 1], "noise": True, "depthwise": True,
+    }  # fmt: skip
+    path.write_text(json.dumps(sizes))
+    config = SnacConfig.read(path)
+    listed = golden.json("full_size_keys.json")["snac"]
+    published = {name: torch.zeros(shape) for name, shape in listed.items() if not name.startswith("encoder.")}
+    own = {name: value.shape for name, value in Snac(config).state_dict().items()}
+    assert {name: value.shape for name, value in decoding_weights(published).items()} == own
+    assert (config.hop, config.frame_samples, config.latent) == (512, 2048, 768)
+
+
+@pytest.mark.parametrize("change", [{"attn_window_size": 32}, {"noise": False}, {"vq_strides": [8, 4, 2, 1]}])
+def test_another_snac_variant_is_refused_by_key(change: dict[str, Any], golden: Any, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(golden.json("snac_config.json") | change))
+    with pytest.raises(WeightsError, match=next(iter(change))):
+        SnacConfig.read(path)

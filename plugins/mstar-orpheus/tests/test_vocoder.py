@@ -1,0 +1,161 @@
+"""The vocoder node: streamed windows, flush, noise by request, batches of strangers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mstar_orpheus.facts import IDS_PER_FRAME, NOISE_MODES, WINDOW_FRAMES
+from mstar_orpheus.noise import window_noise
+from mstar_orpheus.vocoder import to_pcm16
+
+CHUNK, INT16 = 5e-5, 2
+WINDOW = WINDOW_FRAMES * IDS_PER_FRAME
+SEQUENCES = (0, 1)
+
+
+def facts(count: int, **given: Any) -> dict[str, Tensor]:
+    """One value per row for everything the node is told besides the ids."""
+    default = {"step": 0, "first": False, "last": False, "flush": False, "noise": NOISE_MODES.index("off"), "seed": 0}
+    return {
+        name: torch.as_tensor(given.get(name, value)).expand(count).clone() for name, value in default.items()
+    }  # fmt: skip
+
+
+def windows(ids: Tensor) -> Tensor:
+    return ids.unfold(0, WINDOW, IDS_PER_FRAME)
+
+
+def accepted(raw: Tensor, built: Any) -> Tensor:
+    """What the stream of the bound spec lets into its windows."""
+    accept = built.spec.streams[0].accept
+    return raw[(raw >= accept.start) & (raw < accept.stop)]
+
+
+@pytest.mark.parametrize("index", SEQUENCES)
+@pytest.mark.parametrize("source", ["audio_ids", "raw_stream"])
+def test_streamed_chunks_equal_the_reference(index: int, source: str, golden: Any, reference: Any) -> None:
+    batch = windows(accepted(golden.snac[f"{source}_{index}"], reference))
+    samples = reference.vocoder.decode(batch, None)
+    per_frame = golden.json("config.json")["samples_per_frame"]
+    floats, ints = golden.snac[f"stream_chunks_{index}"], golden.snac[f"stream_chunks_int16_{index}"]
+    torch.testing.assert_close(samples[:, per_frame : 2 * per_frame], floats, atol=CHUNK, rtol=0)
+    pcm = reference.vocoder(window=batch, **facts(len(batch)))["pcm"]
+    assert pcm.dtype == torch.int16
+    assert int((pcm.int() - ints.int()).abs().max()) <= INT16
+
+
+def test_the_stop_id_never_enters_a_window(golden: Any, reference: Any) -> None:
+    raw = golden.snac["raw_stream_0"]
+    stop = golden.json("config.json")["stop_token_id"]
+    assert stop in raw
+    kept = accepted(raw, reference)
+    whole = len(golden.snac["audio_ids_0"])
+    assert torch.equal(kept[:whole], golden.snac["audio_ids_0"])
+    assert stop not in kept
+
+
+def test_samples_are_clipped_and_truncated_toward_zero() -> None:
+    samples = torch.tensor([1.5, -1.5, 0.99999, -0.99999, 1.4 / 32767, -1.6 / 32767, 0.0])
+    assert to_pcm16(samples).tolist() == [32767, -32767, 32766, -32766, 1, -1, 0]
+
+
+def test_one_batch_serves_requests_with_different_noise_as_if_alone(golden: Any, reference: Any) -> None:
+    batch = torch.cat([windows(golden.snac[f"audio_ids_{index}"]) for index in SEQUENCES])
+    count = len(batch)
+    rows = facts(count, step=torch.arange(count), seed=torch.arange(count) * 7)
+    rows["noise"] = torch.tensor([index % 2 for index in range(count)])
+    together = reference.vocoder(window=batch, **rows)["pcm"]
+    for row in range(count):
+        one = {name: value[row : row + 1] for name, value in rows.items()}
+        assert torch.equal(reference.vocoder(window=batch[row : row + 1], **one)["pcm"][0], together[row])
+
+
+def test_seeded_noise_changes_with_seed_and_window_and_comes_again(golden: Any, reference: Any) -> None:
+    window = windows(golden.snac["audio_ids_0"])[:1]
+
+    def pcm(seed: int, step: int) -> bytes:
+        rows = facts(1, seed=seed, step=step, noise=NOISE_MODES.index("seeded"))
+        return bytes(reference.vocoder(window=window, **rows)["pcm"].numpy())
+
+    assert pcm(1, 0) == pcm(1, 0)
+    assert len({pcm(1, 0), pcm(2, 0), pcm(1, 1)}) == 3
+
+
+def test_noise_blocks_are_normal_and_unlike_each_other() -> None:
+    modes = torch.full((2,), NOISE_MODES.index("seeded"))
+    seeds, steps = torch.tensor([5, 2**62]), torch.tensor([0, 9])
+    blocks = window_noise(modes, seeds, steps, [40_000] * 4)
+    flat = torch.cat([block.reshape(2, -1) for block in blocks])
+    assert torch.allclose(flat.mean(1), torch.zeros(8), atol=0.03)
+    assert torch.allclose(flat.std(1), torch.ones(8), atol=0.03)
+    assert float((torch.corrcoef(flat) - torch.eye(8)).abs().max()) < 0.03
+
+
+def test_noise_off_is_silence_and_global_draws_anew() -> None:
+    zero = torch.zeros(1, dtype=torch.int64)
+    off = window_noise(zero + NOISE_MODES.index("off"), zero, zero, [64])[0]
+    shared = [window_noise(zero + NOISE_MODES.index("global"), zero, zero, [64])[0] for _ in range(2)]
+    assert not off.any()
+    assert not torch.equal(*shared)
+
+
+def frames_of(pcm: Any, per_frame: int) -> list[bytes]:
+    rows = pcm if isinstance(pcm, list) else list(pcm)
+    return [bytes(frame.numpy()) for row in rows for frame in row.split(per_frame)]
+
+
+def test_flush_sends_every_frame_once_and_the_same_chunks_in_the_middle(golden: Any, reference: Any) -> None:
+    ids = golden.snac["audio_ids_0"]
+    per_frame = golden.json("config.json")["samples_per_frame"]
+    batch = windows(ids)
+    batch = torch.cat([batch, batch[-1:]])  # the stream hands the last window over again, flagged as last
+    count = len(batch)
+    seeded = {"noise": NOISE_MODES.index("seeded"), "seed": 3, "step": torch.arange(count)}
+    plain = reference.vocoder(window=batch[:-1], **facts(count - 1, **seeded | {"step": torch.arange(count - 1)}))
+    first, last = torch.arange(count) == 0, torch.arange(count) == count - 1
+    flushed = reference.vocoder(window=batch, **facts(count, flush=True, first=first, last=last, **seeded))["pcm"]
+    assert [len(row) // per_frame for row in flushed] == [2, *[1] * (count - 2), 2]
+    frames = frames_of(flushed, per_frame)
+    assert len(frames) == len(ids) // IDS_PER_FRAME
+    assert frames[1:-2] == frames_of(plain["pcm"], per_frame)
+
+
+def test_flush_joins_the_last_frames_with_the_noise_of_their_window(golden: Any, reference: Any) -> None:
+    window = windows(golden.snac["audio_ids_0"])[:1]
+    noise = {"noise": NOISE_MODES.index("seeded"), "seed": 3, "flush": True}
+    begin = reference.vocoder(window=window, **facts(1, step=0, first=True, **noise))["pcm"]
+    end = reference.vocoder(window=window, **facts(1, step=1, last=True, **noise))["pcm"]
+    whole = reference.vocoder(window=window, **facts(1, step=0, first=True, last=True, **noise))["pcm"]
+    assert torch.equal(torch.cat([begin, end], dim=1), whole)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3])
+def test_flush_decodes_fewer_frames_than_a_window(frames: int, golden: Any, reference: Any) -> None:
+    ids = golden.snac["audio_ids_0"][: frames * IDS_PER_FRAME][None]
+    pcm = reference.vocoder(window=ids, **facts(1, flush=True, first=True, last=True))["pcm"]
+    assert pcm.shape == (1, frames * golden.json("config.json")["samples_per_frame"])
+
+
+def test_without_flush_the_flags_change_nothing(golden: Any, reference: Any) -> None:
+    window = windows(golden.snac["audio_ids_0"])[:1]
+    plain = reference.vocoder(window=window, **facts(1))["pcm"]
+    assert torch.equal(reference.vocoder(window=window, **facts(1, first=True))["pcm"], plain)
+
+
+def test_ids_out_of_slot_are_counted_once_although_windows_overlap(golden: Any, checkpoint: Any) -> None:
+    from mstar_core.plugin.model import ModelContext
+    from mstar_orpheus.model import Orpheus
+    from mstar_orpheus.plugin import ORPHEUS
+
+    spec = ORPHEUS.bound(checkpoint, {})
+    ctx = ModelContext(spec=spec, folder=checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    vocoder = Orpheus(ctx).get_submodule(spec.node("snac_decoder"))
+    ids = golden.snac["audio_ids_0"].clone()
+    ids[[0, WINDOW + 1]] += 2 * golden.json("config.json")["codebook_size"]
+    batch = windows(ids)
+    vocoder(window=batch, **facts(len(batch), first=torch.arange(len(batch)) == 0))
+    assert int(vocoder.misplaced_ids) == 2
