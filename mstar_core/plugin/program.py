@@ -57,12 +57,16 @@ class ProgramRequest:
         return "audio" in self.outputs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Signal:
-    """A value that a walk left behind, by port; usable as input of a later Run. Held = alive, dropped = freed."""
+    """A value that a walk left behind on a rank, by port; usable as input of a later Run.
+
+    While the program holds it the value stays; a dropped one is freed.
+    """
 
     port: str
     key: int
+    rank: int = 0
     shape: tuple[int, ...] = ()
     dtype: str = "any"
 

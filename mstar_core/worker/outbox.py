@@ -12,7 +12,7 @@ from mstar_core.messages.requests import ErrorInfo
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.wire import Message
 from mstar_core.messages.work import WalkDone, WorkFailed
-from mstar_core.transport import TensorTransport
+from mstar_core.transport import TensorTransport, loan_of
 from mstar_core.worker.arrays import to_array
 
 if TYPE_CHECKING:
@@ -84,9 +84,11 @@ class Outbox:
         """The request failed here."""
         self._control.append((CONDUCTOR, WorkFailed(handle=handle, rank=self._rank, error=error)))
 
-    def freed(self, owner: str, slot: int, generation: int) -> None:
-        """A tensor that was read may be reused by its owner."""
-        self._freed[owner].append((slot, generation))
+    def read(self, ref: TensorRef) -> None:
+        """A tensor was copied out; its owner may reuse the place."""
+        loan = loan_of(ref)
+        if loan is not None:
+            self._freed[loan.owner].append((loan.slot, loan.generation))
 
     def flush(self) -> None:
         """Send everything: values first, so that no control message overtakes the data that it speaks of."""

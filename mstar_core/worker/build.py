@@ -1,0 +1,130 @@
+"""Builds what a rank runs: the model's nodes with their weights, and one runner for each. Reports each phase."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from mstar_core.config.deployment import DeploymentSpec, RankPlan
+from mstar_core.engine.base import NodeRunner
+from mstar_core.engine.device import check_device, prepare_device, resolve_device
+from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.sizing import pool_pages
+from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.errors import ConfigError, PluginError, did_you_mean
+from mstar_core.graph import KV_CACHE, NodeSpec
+from mstar_core.plugin.model import Model, ModelContext
+from mstar_core.plugin.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mstar_core.observe.child import ChildLife
+
+log = logging.getLogger(__name__)
+
+PROGRESS_S: Final = 0.1
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CUDA_DTYPE, CPU_DTYPE = "bfloat16", "float32"
+
+
+def compute_dtype(name: str | None, device: torch.device) -> torch.dtype:
+    """The dtype that nodes compute in: the config's, or bfloat16 on CUDA and float32 on CPU. Raises ConfigError."""
+    chosen = name or (CUDA_DTYPE if device.type == "cuda" else CPU_DTYPE)
+    if chosen not in DTYPES:
+        raise ConfigError(f"dtype {chosen!r} is not known", hint=did_you_mean(chosen, DTYPES), key="dtype")
+    return DTYPES[chosen]
+
+
+def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: ChildLife) -> dict[str, NodeRunner]:
+    """Load the rank's nodes and make their runners. Raises StartError and WeightsError naming what is wrong."""
+    device = resolve_device(rank.device)
+    prepare_device(device)
+    check_device(device)
+    dtype = compute_dtype(spec.dtype, device)
+    life.phase("weights")
+    context = ModelContext(
+        spec=model,
+        folder=Path(spec.folder) if spec.folder else None,
+        device=device,
+        dtype=dtype,
+        model_kwargs=spec.model_kwargs,
+        progress=_weight_progress(life),
+    )
+    loaded = _load(model, context, [model.node(name) for name in rank.nodes])
+    runners: dict[str, NodeRunner] = {}
+    kv_nodes = sum(1 for node, _, _ in loaded if node.engine is KV_CACHE)
+    for node, module, vocab in loaded:
+        if node.engine is KV_CACHE:
+            runners[node.name] = _kv_runner(spec, node, module, vocab, device, dtype, life, share=1 / kv_nodes)
+        else:
+            runners[node.name] = StatelessEngine(node, module, device=device, max_batch=spec.max_concurrent_requests)
+    return runners
+
+
+def _load(model: ModelSpec, context: ModelContext, nodes: list[NodeSpec]) -> list[tuple[NodeSpec, nn.Module, int]]:
+    if model.model is None:
+        raise PluginError(
+            f"the model code of {model.name} is not part of this version",
+            "its plugin declares the graph only",
+            "see which models can run with: mstarctl models ls",
+            plugin=model.plugin,
+        )
+    module_name, _, name = model.model.partition(":")
+    made: Model = getattr(importlib.import_module(module_name), name)(context)
+    return [(node, made.get_submodule(node), made.vocab_size(node)) for node in nodes if node.of is None]
+
+
+def _kv_runner(
+    spec: DeploymentSpec,
+    node: NodeSpec,
+    module: nn.Module,
+    vocab: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    life: ChildLife,
+    share: float,
+) -> KVCacheEngine:
+    if node.kv is None:
+        raise ConfigError(f"node {node.name} has no cache", hint="a KV_CACHE node declares KVSpec", key=node.name)
+    page_size = node.kv.page or spec.kv_cache.page_size
+    pages = pool_pages(
+        node.kv, spec.kv_cache, device=device, dtype=dtype, share=share,
+        max_seq_len=spec.max_seq_len, max_requests=spec.max_concurrent_requests,
+    )  # fmt: skip
+    page_bytes = node.kv.bytes_per_token(dtype.itemsize) * page_size
+    life.phase("kv", done=pages, total=pages, detail=f"{node.name}: {pages} pages of {page_size}, {pages * page_bytes} bytes")
+    return KVCacheEngine(
+        node,
+        module,  # type: ignore[arg-type]  checked by the plugin's conformance, not by a base class
+        device=device,
+        dtype=dtype,
+        num_pages=pages,
+        page_size=page_size,
+        max_slots=spec.max_concurrent_requests * len(node.kv.branches),
+        max_seq_len=spec.max_seq_len,
+        vocab=vocab,
+        token_budget=spec.token_budget,
+        attention="flashinfer" if device.type == "cuda" else "torch",
+        lookahead=1 if device.type == "cuda" else 0,
+        prefix_cache=spec.kv_cache.prefix_cache,
+    )
+
+
+def _weight_progress(life: ChildLife) -> Callable[[int, int, str], None]:
+    next_s = 0.0
+
+    def report(done: int, total: int, file: str) -> None:
+        nonlocal next_s
+        now = time.monotonic()
+        if now >= next_s or done >= total:
+            next_s = now + PROGRESS_S
+            life.phase("weights", done=done, total=total, detail=Path(file).name)
+
+    return report

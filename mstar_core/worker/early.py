@@ -1,0 +1,74 @@
+"""Values that arrive before their request does: another rank's data may overtake the conductor's word.
+
+Bounded by count: what is for a request that has ended, or that nobody announces, is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Container
+from typing import Final
+
+from mstar_core.engine.base import Handle
+from mstar_core.messages.flow import StreamItems
+from mstar_core.messages.wire import Message
+
+MOST_MESSAGES: Final = 4096
+MOST_CLOSED: Final = 16384
+
+
+class EarlyMessages:
+    """Owned by the worker's loop."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._waiting: OrderedDict[int, list[Message]] = OrderedDict()
+        self._count = 0
+        self._closed: OrderedDict[int, None] = OrderedDict()
+
+    def keep(self, handle: int, message: Message, known: Container[Handle]) -> bool:
+        """Keep (or drop) a message whose request is not known here. False when it is, and the message can be used now."""
+        if Handle(handle) in known:
+            return False
+        if handle in self._closed:
+            self.dropped += 1
+            return True
+        self._waiting.setdefault(handle, []).append(message)
+        self._count += 1
+        while self._count > MOST_MESSAGES:
+            _, lost = self._waiting.popitem(last=False)
+            self._count -= len(lost)
+            self.dropped += len(lost)
+        return True
+
+    def sift(self, message: StreamItems, known: Container[Handle]) -> StreamItems:
+        """The rows whose requests are known; the others are kept."""
+        if all(Handle(handle) in known for handle in message.handles):
+            return message
+        handles: list[int] = []
+        index: list[int] = []
+        ids: list[int] = []
+        for h, i, value in zip(message.handles, message.index, message.ids, strict=True):
+            if not self.keep(h, StreamItems(stream=message.stream, handles=[h], index=[i], ids=[value]), known):
+                handles.append(h)
+                index.append(i)
+                ids.append(value)
+        return StreamItems(stream=message.stream, handles=handles, index=index, ids=ids)
+
+    def take(self, handle: int) -> list[Message]:
+        """What came for a request before it was announced, in order."""
+        taken = self._waiting.pop(handle, [])
+        self._count -= len(taken)
+        return taken
+
+    def closed(self, handle: int) -> None:
+        """A request ended: what still comes for it is dropped."""
+        self.take(handle)
+        self._closed[handle] = None
+        while len(self._closed) > MOST_CLOSED:
+            self._closed.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._waiting.clear()
+        self._count = 0

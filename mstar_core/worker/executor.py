@@ -1,0 +1,585 @@
+"""Carries out walks on one rank: turns readiness actions into engine jobs and step results into actions.
+
+Called by the worker's loop with messages and step results. Everything of a request is freed by `close`. An error in
+one request fails that request; the loop never sees it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from mstar_core.engine.base import Done, Emission, Handle, Job, JobKey, LoopSpec, LoopStep, NodeRunner, StepResult
+from mstar_core.errors import EngineError, MstarError
+from mstar_core.graph.actions import (
+    Action,
+    AskStop,
+    Emit,
+    EndWalk,
+    Fire,
+    FireLoop,
+    Free,
+    Held,
+    Hold,
+    Iteration,
+    Key,
+    Ref,
+    RunInput,
+    Send,
+    Special,
+    ToStream,
+    Want,
+)
+from mstar_core.graph.edges import Stream
+from mstar_core.graph.nodes import CHUNK_FIRST, CHUNK_LAST, MAIN, PARAM_PREFIX, STEP, Attend
+from mstar_core.graph.readiness import WalkState
+from mstar_core.graph.walks import StopOn, StopWhen
+from mstar_core.messages.flow import StreamItems, StreamTensor, Value
+from mstar_core.messages.requests import ErrorInfo
+from mstar_core.messages.tensors import TensorRef
+from mstar_core.messages.work import EndStream, OpenRequest, RunWalks, SignalRef, WalkDone
+from mstar_core.plugin.spec import ModelSpec
+from mstar_core.transport import TensorTransport
+from mstar_core.worker.arrays import to_tensor
+from mstar_core.worker.outbox import Outbox
+from mstar_core.worker.request import ActiveRun, WaitingChunk, WorkerRequest, opened, parameter_name, sampling_params
+from mstar_core.worker.resident import ResidentJob, TaskJob, loop_spec
+from mstar_core.worker.stream_inbox import StreamInbox
+from mstar_core.worker.walks import RankWalks, run_inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.graph.compiled import CompiledTask
+
+log = logging.getLogger(__name__)
+
+FIRST_CHUNK_URGENCY = 1e6
+IDS_KIND = b"ids"
+
+
+class Executor:
+    """The requests of one worker. Owned by the worker's loop."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        rank: int,
+        runners: Mapping[str, NodeRunner],
+        outbox: Outbox,
+        transport: TensorTransport,
+        clock: Callable[[], float],
+    ) -> None:
+        self.requests: dict[Handle, WorkerRequest] = {}
+        self.unknown = 0
+        self._spec = spec
+        self._rank = rank
+        self._runners = runners
+        self._outbox = outbox
+        self._transport = transport
+        self._clock = clock
+        self._walks = RankWalks(spec, rank)
+        self._streams = {stream.name: stream for stream in spec.streams}
+        self._jobs: dict[JobKey, TaskJob | ResidentJob] = {}
+        self._next_job = 0
+        audio = spec.output("audio")
+        self._units_per_s = float(getattr(audio, "rate", 0) or 0)
+
+    # -- messages ---------------------------------------------------------------------------------------------
+
+    def open(self, message: OpenRequest) -> None:
+        """A request that will send walks here."""
+        request = opened(message, self._spec.params, self._clock())
+        self.requests[request.handle] = request
+        with self._guard(request):
+            for name, runner in self._local_runners(request):
+                sampling = sampling_params(self._spec.node(name).sampling, request.params, request.seed)
+                runner.open(request.handle, sampling, message.max_tokens)
+
+    def run(self, message: RunWalks) -> None:
+        """Walks of one partition, in order; the first begins now unless one of that partition is under way."""
+        request = self.requests.get(Handle(message.handle))
+        if request is None:
+            self.unknown += 1
+            return
+        with self._guard(request):
+            request.queues.setdefault(message.partition, deque()).extend(message.runs)
+            self._begin_next(request, message.partition)
+
+    def end_stream(self, message: EndStream) -> None:
+        """No more than `total` items come on a stream."""
+        request = self.requests.get(Handle(message.handle))
+        if request is None:
+            self.unknown += 1
+            return
+        with self._guard(request):
+            self._inbox(request, message.stream).end(message.total)
+            self._serve(request, message.stream)
+
+    def value(self, item: Value) -> None:
+        """A task's value from another rank."""
+        request = self.requests.get(Handle(item.handle))
+        if request is None:
+            self.unknown += 1
+            return
+        with self._guard(request):
+            run = request.run_numbered(item.run)
+            if run is None:
+                request.early.setdefault(item.run, []).append(item)
+            else:
+                self._arrived(request, run, item)
+
+    def stream_items(self, message: StreamItems) -> None:
+        """Ids from another rank, one per row of its step."""
+        for handle, index, value in zip(message.handles, message.index, message.ids, strict=True):
+            request = self.requests.get(Handle(handle))
+            if request is None:
+                self.unknown += 1
+                continue
+            with self._guard(request):
+                self._inbox(request, message.stream).put_id(index, value)
+                self._serve(request, message.stream)
+
+    def stream_tensor(self, message: StreamTensor) -> None:
+        """One tensor item from another rank."""
+        request = self.requests.get(Handle(message.handle))
+        if request is None:
+            self.unknown += 1
+            return
+        with self._guard(request):
+            self._inbox(request, message.stream).put_tensor(message.index, self._read(message.ref))
+            self._serve(request, message.stream)
+
+    def close(self, handle: Handle) -> None:
+        """Free everything of a request, in whatever state it is. Never raises; unknown handles are fine."""
+        request = self.requests.pop(handle, None)
+        if request is None:
+            return
+        for run in request.active.values():
+            run.state.cancel()
+        for key in request.jobs:
+            self._jobs.pop(key, None)
+        for runner in self._runners.values():
+            runner.close(handle)
+
+    def close_all(self) -> None:
+        """Free every request: the conductor that knew them is gone."""
+        for handle in list(self.requests):
+            self.close(handle)
+
+    # -- step results -----------------------------------------------------------------------------------------
+
+    def take(self, result: StepResult) -> None:
+        """Route what one collected step brought."""
+        if result.loop is not None:
+            self._loop_step(result.loop)
+        for emission in result.emissions:
+            self._emission(emission)
+        for done in result.done:
+            self._job_done(done)
+        for failed in result.failed:
+            entry = self._jobs.pop(failed.job.key, None)
+            if entry is not None:
+                self.fail(entry.request, failed.error)
+
+    def fail(self, request: WorkerRequest, error: BaseException) -> None:
+        """End a request here and tell the conductor, which ends it everywhere."""
+        if request.handle not in self.requests:
+            return
+        self.close(request.handle)
+        self._outbox.failed(request.handle, _error_info(error))
+
+    def _loop_step(self, step: LoopStep) -> None:
+        # Cost model: once per row and decode step. No objects are made; ids are plain ints.
+        jobs = self._jobs
+        for key, value in zip(step.keys.tolist(), step.ids.tolist(), strict=True):
+            entry = jobs.get(key)
+            if entry is None or type(entry) is not ResidentJob:
+                continue
+            request = entry.request
+            try:
+                for stream in entry.streams:
+                    self._put_id(request, stream, value)
+                if entry.modality is not None:
+                    self._emit(request, entry.port, entry.modality, torch.tensor([value]), {})
+            except MstarError as error:  # isolation boundary: one row
+                self.fail(request, error)
+
+    def _emission(self, emission: Emission) -> None:
+        entry = self._jobs.get(emission.job.key)
+        if not isinstance(entry, ResidentJob):
+            return
+        request = entry.request
+        with self._guard(request):
+            for outlet in entry.outlets:
+                tensor = emission.outputs.get(outlet.port)
+                if tensor is None:
+                    continue
+                if outlet.stream is not None:
+                    self._put(request, outlet.stream, tensor)
+                if outlet.modality is not None:
+                    self._emit(request, outlet.port, outlet.modality, tensor, {"step": emission.iteration})
+
+    def _job_done(self, done: Done) -> None:
+        entry = self._jobs.pop(done.job.key, None)
+        if entry is None:
+            return
+        request, run = entry.request, entry.run
+        request.jobs.discard(done.job.key)
+        with self._guard(request):
+            run.cached_tokens += done.cached_tokens
+            if isinstance(entry, ResidentJob):
+                last = (*entry.iteration, done.iterations - 1)
+                for port, tensor in done.outputs.items():
+                    run.values[Key(entry.task, port, last)] = tensor
+                actions = run.state.resident_done(entry.loop, entry.iteration, done.reason, done.iterations, done.outputs)
+                self._carry_out(request, run, actions)
+            else:
+                self._task_done(request, run, entry, done)
+
+    def _task_done(self, request: WorkerRequest, run: ActiveRun, entry: TaskJob, done: Done) -> None:
+        if entry.is_first_branch:
+            entry.firing.outputs = done.outputs
+        entry.firing.open_jobs -= 1
+        if entry.firing.open_jobs:
+            return
+        task, iteration, outputs = entry.task, entry.iteration, entry.firing.outputs
+        for port, tensor in outputs.items():
+            run.values[Key(task, port, iteration)] = tensor
+        stop = self._stop_said(request, run, task, outputs)
+        self._carry_out(request, run, run.state.done(task, iteration, outputs, stop))
+
+    # -- walks ------------------------------------------------------------------------------------------------
+
+    def _begin_next(self, request: WorkerRequest, partition: str) -> None:
+        queue = request.queues.get(partition)
+        if partition in request.active or not queue:
+            return
+        message = queue.popleft()
+        homes = {**request.homes, **message.homes}
+        share = self._walks.share(message.walk, homes)
+        for source, into in message.forks:
+            for _, runner in self._local_runners(request):
+                runner.fork(request.handle, source, into)
+        wanted = run_inputs(share)
+        inputs = {name: self._input(request, ref) for name, ref in message.inputs.items() if name in wanted}
+        branches = message.branches or [MAIN]
+        state = WalkState(share, message.max_iters, message.inputs.keys(), branches)
+        run = ActiveRun(message, partition, share, state, inputs)
+        request.active[partition] = run
+        self._carry_out(request, run, state.start())
+        for item in request.early.pop(message.run, ()):
+            if request.active.get(partition) is run:
+                self._arrived(request, run, item)
+
+    def _arrived(self, request: WorkerRequest, run: ActiveRun, item: Value) -> None:
+        iteration = tuple(item.iteration)
+        if item.ref is not None:
+            run.values[Key(item.task, item.port, iteration)] = self._read(item.ref)
+        self._carry_out(request, run, run.state.arrived(item.task, item.port, iteration, item.ref is not None))
+
+    def _carry_out(self, request: WorkerRequest, run: ActiveRun, actions: list[Action]) -> None:
+        """Do what readiness asks, in order; answers that are known at once are given at once."""
+        queue = deque(actions)
+        while queue and request.handle in self.requests:
+            match queue.popleft():
+                case Fire() as fire:
+                    self._fire(request, run, fire)
+                case FireLoop() as fire:
+                    self._fire_loop(request, run, fire)
+                case AskStop(loop, iteration, value):
+                    queue.extend(run.state.tested(loop, iteration, self._start_stops(request, run, loop, value)))
+                case Want(address, stream, iteration):
+                    request.waiting[stream] = WaitingChunk(run, address, iteration)
+                    self._serve(request, stream)
+                case Hold(node, port, value):
+                    request.held[node, port] = run.values[value]
+                case Emit(value, port, modality, iteration):
+                    self._emit_value(request, run, value, port, modality, iteration)
+                case ToStream(value, stream, _):
+                    tensor = self._resolve(request, run, value)
+                    if tensor is not None:
+                        self._put(request, stream, tensor)
+                case Send(rank, address, port, iteration, value):
+                    tensor = None if value is None else self._resolve(request, run, value)
+                    self._outbox.value(rank, request.handle, run.number, address, port, list(iteration), tensor)
+                case Free(value):
+                    run.values.pop(value, None)
+                case EndWalk(reason, counts):
+                    self._end_walk(request, run, reason, counts)
+
+    def _end_walk(self, request: WorkerRequest, run: ActiveRun, reason: str, counts: dict[str, int]) -> None:
+        run.values.clear()
+        request.active.pop(run.partition, None)
+        if reason == "cancelled":
+            return
+        self._outbox.walk_done(
+            WalkDone(
+                handle=request.handle,
+                run=run.number,
+                rank=self._rank,
+                reason=reason,
+                counts=counts,
+                emitted=request.emitted,
+                streamed=dict(request.streamed),
+                cached_tokens=run.cached_tokens,
+            )
+        )
+        self._begin_next(request, run.partition)
+
+    # -- jobs -------------------------------------------------------------------------------------------------
+
+    def _fire(self, request: WorkerRequest, run: ActiveRun, fire: Fire) -> None:
+        task = run.share.walk.tasks[fire.task]
+        branches = fire.branches or (MAIN,)
+        inputs = self._gather(request, run, fire.inputs, fire.iteration)
+        outputs = tuple(dict.fromkeys((*task.wanted, *(outlet.port for outlet in task.outlets))))
+        entry = TaskJob(request=request, run=run, task=fire.task, iteration=fire.iteration)
+        entry.firing.open_jobs = len(branches)
+        for number, branch in enumerate(branches):
+            job = self._job(
+                request, task, inputs, outputs if number == 0 else (), branch, sample=run.message.sample and number == 0
+            )
+            self._submit(request, task, job, entry if number == 0 else entry.beside())
+
+    def _fire_loop(self, request: WorkerRequest, run: ActiveRun, fire: FireLoop) -> None:
+        task = run.share.walk.tasks[fire.task]
+        loop = run.share.walk.loops[fire.loop]
+        inputs = self._gather(request, run, fire.inputs, (*fire.iteration, 0))
+        branch = (fire.branches or (MAIN,))[0]
+        spec: LoopSpec = loop_spec(loop, task, fire.limit, request.params)
+        job = self._job(request, task, inputs, tuple(task.wanted), branch, sample=True)
+        job.loop = spec
+        entry = ResidentJob.of(request, run, fire.loop, fire.task, fire.iteration, task)
+        self._submit(request, task, job, entry)
+
+    def _job(
+        self,
+        request: WorkerRequest,
+        task: CompiledTask,
+        inputs: dict[str, Tensor],
+        outputs: tuple[str, ...],
+        branch: str,
+        *,
+        sample: bool,
+    ) -> Job:
+        self._next_job += 1
+        only_ids = all(value.dtype is torch.int64 and value.dim() == 1 for value in inputs.values())
+        return Job(
+            key=JobKey(self._next_job),
+            handle=request.handle,
+            inputs=inputs,
+            outputs=outputs,
+            attend=task.node.attend or Attend(),
+            branch=branch,
+            sample=sample,
+            tokens_hash_seed=IDS_KIND if only_ids else None,
+            urgency=self._urgency(request),
+        )
+
+    def _submit(self, request: WorkerRequest, task: CompiledTask, job: Job, entry: TaskJob | ResidentJob) -> None:
+        self._jobs[job.key] = entry
+        request.jobs.add(job.key)
+        self._runner(task).submit(job)
+
+    def _runner(self, task: CompiledTask) -> NodeRunner:
+        spec = task.node.spec
+        runner = self._runners.get(spec.name)
+        if runner is None and spec.of is not None:
+            runner = self._runners.get(spec.of.name)
+        if runner is None:
+            raise EngineError(f"node {spec.name} is not on this rank", node=spec.name)
+        return runner
+
+    def _local_runners(self, request: WorkerRequest) -> list[tuple[str, NodeRunner]]:
+        return [(name, runner) for name, runner in self._runners.items() if name in request.homes]
+
+    def _urgency(self, request: WorkerRequest) -> float:
+        """How soon the client runs dry: seconds of playback already overdue; the first chunk of a stream comes first."""
+        if request.first_output_s is None or not self._units_per_s:
+            return FIRST_CHUNK_URGENCY
+        return self._clock() - request.first_output_s - request.emitted_units / self._units_per_s
+
+    # -- values -----------------------------------------------------------------------------------------------
+
+    def _gather(self, request: WorkerRequest, run: ActiveRun, refs: dict[str, Ref], iteration: Iteration) -> dict[str, Tensor]:
+        found = {}
+        for port, ref in refs.items():
+            value = self._special(request, run, ref, iteration) if isinstance(ref, Special) else self._resolve(request, run, ref)
+            if value is not None:
+                found[port] = value
+        return found
+
+    def _resolve(self, request: WorkerRequest, run: ActiveRun, ref: Ref) -> Tensor | None:
+        match ref:
+            case Key():
+                return run.values[ref]
+            case RunInput(name):
+                return run.inputs[name]
+            case Held(node, port):
+                return request.held.get((node, port))
+            case Special():
+                return self._special(request, run, ref, ())
+
+    def _special(self, request: WorkerRequest, run: ActiveRun, ref: Special, iteration: Iteration) -> Tensor | None:
+        if ref.name == STEP:
+            return torch.tensor(ref.step)
+        if ref.name in (CHUNK_FIRST, CHUNK_LAST):
+            first, last = run.flags.get(iteration, (False, False))
+            return torch.tensor(first if ref.name == CHUNK_FIRST else last)
+        assert ref.name.startswith(PARAM_PREFIX), "the graph check admits no other special input"
+        number = request.numbers.get(parameter_name(ref.name))
+        return None if number is None else torch.tensor(number)
+
+    def _input(self, request: WorkerRequest, ref: TensorRef | SignalRef) -> Tensor:
+        if isinstance(ref, SignalRef):
+            return request.signals[ref.key]
+        return to_tensor(self._transport.get(ref), ref.dtype)  # the api frees its tensors with the request
+
+    def _read(self, ref: TensorRef) -> Tensor:
+        tensor = to_tensor(self._transport.get(ref), ref.dtype)
+        self._outbox.read(ref)
+        return tensor
+
+    # -- what leaves ------------------------------------------------------------------------------------------
+
+    def _emit_value(
+        self, request: WorkerRequest, run: ActiveRun, value: Ref, port: str, modality: str | None, iteration: Iteration
+    ) -> None:
+        tensor = self._resolve(request, run, value)
+        if tensor is not None and modality is not None:
+            self._emit(request, port, modality, tensor, {"step": iteration[-1]} if iteration else {})
+
+    def _emit(self, request: WorkerRequest, port: str, modality: str, tensor: Tensor, meta: dict[str, int]) -> None:
+        if request.outputs and modality not in request.outputs:
+            return
+        if request.first_output_s is None:
+            request.first_output_s = self._clock()
+        self._outbox.output(request.handle, request.emitted, port, modality, tensor, dict(meta))
+        request.emitted += 1
+        request.emitted_units += tensor.numel()
+
+    def _put(self, request: WorkerRequest, stream: Stream, tensor: Tensor) -> None:
+        """Put a value on a stream: ids one by one, other tensors as one item."""
+        if tensor.dtype is torch.int64 and tensor.numel() == 1:
+            self._put_id(request, stream, int(tensor))
+            return
+        rank = request.homes.get(stream.into[0].name)
+        if rank is None:
+            return
+        index = self._count(request, stream)
+        if rank == self._rank:
+            self._inbox(request, stream.name).put_tensor(index, tensor)
+            self._serve(request, stream.name)
+        else:
+            self._outbox.stream_tensor(rank, stream.name, request.handle, index, tensor)
+
+    def _put_id(self, request: WorkerRequest, stream: Stream, value: int) -> None:
+        rank = request.homes.get(stream.into[0].name)
+        if rank is None:
+            return  # the consumer's partition was not asked for
+        index = self._count(request, stream)
+        if rank == self._rank:
+            self._inbox(request, stream.name).put_id(index, value)
+            if stream.name in request.waiting:
+                self._serve(request, stream.name)
+        else:
+            self._outbox.stream_id(rank, stream.name, request.handle, index, value)
+
+    @staticmethod
+    def _count(request: WorkerRequest, stream: Stream) -> int:
+        index = request.streamed.get(stream.name, 0)
+        request.streamed[stream.name] = index + 1
+        return index
+
+    def _inbox(self, request: WorkerRequest, name: str) -> StreamInbox:
+        inbox = request.inboxes.get(name)
+        if inbox is None:
+            stream = self._streams[name]
+            flush = stream.flush_if is not None and bool(request.params.get(stream.flush_if, False))
+            inbox = request.inboxes[name] = StreamInbox(stream, flush=flush)
+        return inbox
+
+    def _serve(self, request: WorkerRequest, name: str) -> None:
+        """Give the waiting walk its next chunk, or the news that none will come."""
+        waiting = request.waiting.get(name)
+        if waiting is None:
+            return
+        inbox = self._inbox(request, name)
+        popped = inbox.pop()
+        if popped is None and not inbox.is_finished:
+            return
+        del request.waiting[name]
+        run, address, iteration = waiting.run, waiting.address, waiting.iteration
+        if popped is None:
+            self._carry_out(request, run, run.state.stream_ended(address, iteration))
+            return
+        chunk, items = popped
+        run.values[Key(address, "$chunk", iteration)] = items
+        run.flags.clear()
+        run.flags[iteration] = (chunk.first, chunk.last)
+        self._carry_out(request, run, run.state.chunk(address, iteration))
+
+    # -- stop rules of loops that readiness iterates ----------------------------------------------------------
+
+    def _stop_said(self, request: WorkerRequest, run: ActiveRun, task: int, outputs: Mapping[str, Tensor]) -> bool | None:
+        compiled = run.share.walk.tasks[task]
+        if not compiled.path:
+            return None
+        loop = run.share.walk.loops[compiled.path[-1]]
+        if loop.stop_task != task or loop.loop.stop is None:
+            return None
+        value = outputs.get(loop.loop.stop.port)
+        return value is not None and self._stops(request, loop.loop.stop, value)
+
+    def _start_stops(self, request: WorkerRequest, run: ActiveRun, loop: int, ref: Ref) -> bool:
+        rule = run.share.walk.loops[loop].loop.stop
+        value = self._resolve(request, run, ref)
+        return rule is not None and value is not None and self._stops(request, rule, value)
+
+    @staticmethod
+    def _stops(request: WorkerRequest, rule: StopOn | StopWhen, value: Tensor) -> bool:
+        if isinstance(rule, StopWhen):
+            return bool(value.any())
+        if rule.unless is not None and request.params.get(rule.unless):
+            return False
+        return int(value.reshape(-1)[-1]) in rule.ids
+
+    def _guard(self, request: WorkerRequest) -> _Guard:
+        return _Guard(self, request)
+
+
+class _Guard:
+    """Isolation boundary around the work of one request: what goes wrong inside fails it and nothing else."""
+
+    __slots__ = ("_executor", "_request")
+
+    def __init__(self, executor: Executor, request: WorkerRequest) -> None:
+        self._executor = executor
+        self._request = request
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if error is None or not isinstance(error, Exception):
+            return False
+        if not isinstance(error, MstarError):
+            log.error("request %d failed", self._request.handle, exc_info=error)
+        self._executor.fail(self._request, error)
+        return True
+
+
+def _error_info(error: BaseException) -> ErrorInfo:
+    if isinstance(error, MstarError):
+        field = error.facts.get("field")
+        return ErrorInfo(
+            message=error.public, code=error.code, status=error.status, param=str(field) if field else None, detail=error.detail
+        )
+    return ErrorInfo(message="the engine failed on this request", code="engine_error", detail=f"{type(error).__name__}: {error}")
+
+

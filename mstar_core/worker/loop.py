@@ -1,0 +1,185 @@
+"""The worker's loop: one thread of control per device. Collects step N-1 while step N runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from mstar_core.engine.base import Handle, NodeRunner, Running, StepResult
+from mstar_core.messages.flow import LoopEnd, StreamItems, StreamTensor, TensorFreed, Values
+from mstar_core.messages.life import PeerDown, PeerUp
+from mstar_core.messages.wire import Envelope, Message
+from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, ReleaseSignal, RunWalks
+from mstar_core.observe.child import ChildLife
+from mstar_core.transport import Courier, Mailbox, Malformed, TensorTransport
+from mstar_core.worker.early import EarlyMessages
+from mstar_core.worker.executor import Executor
+from mstar_core.worker.outbox import CONDUCTOR, Outbox
+from mstar_core.worker.scheduler import FairShare
+from mstar_core.worker.statistics import NodeStatistics
+
+log = logging.getLogger(__name__)
+
+TELEMETRY_S: Final = 0.1
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A step that was launched and not collected."""
+
+    runner: NodeRunner
+    running: Running
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """One rank. Owned by `main.py`; every field is used from its one thread.
+
+    lookahead: steps that may be in flight before the oldest is collected (0 on CPU, where a launch already computes).
+    """
+
+    mailbox: Mailbox[Envelope]
+    courier: Courier[Message]
+    transport: TensorTransport
+    life: ChildLife
+    executor: Executor
+    outbox: Outbox
+    runners: Mapping[str, NodeRunner]
+    scheduler: FairShare
+    lookahead: int = 0
+    steps: int = 0
+    in_flight: list[InFlight] = field(default_factory=list)
+    early: EarlyMessages = field(default_factory=EarlyMessages)
+    statistics: dict[str, NodeStatistics] = field(default_factory=dict)
+    next_report: float = 0.0
+    last_report: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Turn until the supervisor asks for the end or is lost."""
+        while self.life.stop_reason is None:
+            self.turn()
+        log.info("worker ends: %s", self.life.stop_reason)
+
+    def turn(self) -> None:
+        """One turn: messages in, one step launched, the one before collected, messages out. Waits when nothing is ready."""
+        now = time.monotonic()
+        self.drain()
+        launched = self.launch()
+        if self.in_flight and (len(self.in_flight) > self.lookahead or not launched):
+            self.collect()
+        self.outbox.flush()
+        self.courier.flush()
+        self.life.beat(now, work_ready=launched or bool(self.in_flight), steps=self.steps)
+        self.report(now)
+        if not launched and not self.in_flight:
+            self.mailbox.wait(self.life.wait_s(now), writable=self.courier.blocked())
+
+    def drain(self) -> None:
+        """Take what came in. One bad message disturbs no other."""
+        for item in self.mailbox.drain():
+            if isinstance(item, Malformed):
+                log.warning("a message could not be read: %s", item.error)
+                continue
+            if self.life.on(item.body):
+                continue
+            try:
+                self.dispatch(item.body)
+            except Exception:  # isolation boundary: one message
+                log.exception("message %s of %s failed", type(item.body).__name__, item.sender)
+
+    def dispatch(self, message: Message) -> None:
+        """Hand one message to whom it concerns."""
+        match message:
+            case RunWalks():
+                self.executor.run(message)
+            case OpenRequest():
+                self.executor.open(message)
+                for early in self.early.take(message.handle):
+                    self.dispatch(early)
+            case CloseRequest():
+                self.early.closed(message.handle)
+                self.executor.close(Handle(message.handle))
+            case EndStream():
+                self.executor.end_stream(message)
+            case StreamItems():
+                self.executor.stream_items(self.early.sift(message, self.executor.requests))
+            case Values():
+                for item in message.items:
+                    if not self.early.keep(item.handle, Values(items=[item]), self.executor.requests):
+                        self.executor.value(item)
+            case StreamTensor():
+                if not self.early.keep(message.handle, message, self.executor.requests):
+                    self.executor.stream_tensor(message)
+            case TensorFreed():
+                for slot, generation in message.slots:
+                    self.transport.release(slot, generation)
+            case PeerUp():
+                self.transport.connect(message.name, message.fd_endpoint, message.incarnation)
+            case PeerDown():
+                self.peer_down(message)
+            case ReleaseSignal() | LoopEnd():
+                self.executor.unknown += 1
+            case _:
+                log.warning("an unexpected %s was dropped", type(message).__name__)
+
+    def peer_down(self, message: PeerDown) -> None:
+        """Forget a peer; without a conductor no request has an owner."""
+        self.transport.reclaim(message.name, message.incarnation)
+        if message.name == CONDUCTOR:
+            self.executor.close_all()
+            self.early.clear()
+
+    def launch(self) -> bool:
+        """Launch one step of the node whose turn it is; whether there was one."""
+        runner = self.scheduler.choose()
+        if runner is None:
+            return False
+        running = runner.launch()
+        if running is None:
+            return False
+        self.in_flight.append(InFlight(runner, running))
+        return True
+
+    def collect(self) -> None:
+        """Collect the oldest step and route what it brought."""
+        step = self.in_flight.pop(0)
+        result: StepResult = step.runner.collect(step.running)
+        self.steps += 1
+        self.scheduler.charge(step.runner.name, result.duration_s)
+        self.statistics.setdefault(step.runner.name, NodeStatistics()).add(result)
+        self.executor.take(result)
+
+    def report(self, now: float) -> None:
+        """Send what changed to the supervisor, at most ten times a second."""
+        if now < self.next_report:
+            return
+        self.next_report = now + TELEMETRY_S
+        values = self.readings()
+        changed = {name: value for name, value in values.items() if self.last_report.get(name) != value}
+        if changed:
+            self.last_report = values
+            self.life.telemetry(changed, [], [])
+
+    def readings(self) -> dict[str, float]:
+        """Gauges and counters of this rank by name."""
+        values = {f"{self.life.name}.requests": float(len(self.executor.requests)), f"{self.life.name}.steps": float(self.steps)}
+        values[f"{self.life.name}.shm_bytes"] = float(self.transport.used_bytes)
+        values[f"{self.life.name}.shm_live"] = float(self.transport.live)
+        for name, runner in self.runners.items():
+            memory, pressure = runner.memory(), runner.pressure()
+            prefix = f"{self.life.name}.{name}"
+            values |= {
+                f"{prefix}.pages_total": float(memory.pages_total),
+                f"{prefix}.pages_used": float(memory.pages_used),
+                f"{prefix}.pages_cached": float(memory.pages_cached),
+                f"{prefix}.slots_used": float(memory.slots_used),
+                f"{prefix}.preempted": float(memory.preempted),
+                f"{prefix}.ready": float(pressure.ready),
+                f"{prefix}.waiting": float(pressure.waiting),
+            }
+            if name in self.statistics:
+                values |= {f"{prefix}.{key}": value for key, value in self.statistics[name].values().items()}
+        return values

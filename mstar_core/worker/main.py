@@ -1,0 +1,89 @@
+"""A worker's process: loads its rank's nodes, warms up, then turns until it is told to end."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from pathlib import Path
+
+import zmq
+
+from mstar_core.config.deployment import DeploymentSpec, RankPlan
+from mstar_core.errors import ConfigError
+from mstar_core.messages.wire import Envelope, Message, WireCodec
+from mstar_core.observe.child import ChildLife, prepare_process
+from mstar_core.observe.logs import start_logging
+from mstar_core.plugin.served import bound_model
+from mstar_core.transport import Courier, Mailbox, TensorTransport, mailbox_endpoint, open_transport
+from mstar_core.worker.build import build_runners
+from mstar_core.worker.executor import Executor
+from mstar_core.worker.loop import Worker
+from mstar_core.worker.outbox import Outbox, worker_name
+from mstar_core.worker.scheduler import FairShare
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point: `python -m mstar_core.worker SPEC --rank R --incarnation N --supervisor ENDPOINT`."""
+    parser = argparse.ArgumentParser(prog="mstar_core.worker")
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--supervisor", default="")
+    args = parser.parse_args(argv)
+    prepare_process()
+    spec = DeploymentSpec.load(args.spec)
+    name = worker_name(args.rank)
+    start_logging(name, spec.log_level)
+    codec = WireCodec(name, args.incarnation)
+    with (
+        zmq.Context() as context,
+        Courier[Message](context, codec) as courier,
+        open_transport(spec.transport, name=name, incarnation=args.incarnation, directory=spec.ipc_dir) as transport,
+    ):
+        life = ChildLife(name, args.incarnation, spec, courier, supervisor=args.supervisor, fd_endpoint=transport.endpoint)
+        with life.guarded():
+            endpoint = mailbox_endpoint(spec.ipc_dir, name, args.incarnation)
+            with Mailbox[Envelope](context, endpoint, codec) as mailbox:
+                worker = _worker(spec, rank_plan(spec, args.rank), life, mailbox, courier, transport)
+                life.phase("ready", facts=capacity(worker))
+                worker.run()
+
+
+def rank_plan(spec: DeploymentSpec, rank: int) -> RankPlan:
+    """The plan of one rank. Raises ConfigError when the deployment has no such rank."""
+    for plan in spec.plan.ranks:
+        if plan.rank == rank:
+            return plan
+    raise ConfigError(f"the deployment has no rank {rank}", f"it has {len(spec.plan.ranks)}")
+
+
+def _worker(
+    spec: DeploymentSpec,
+    rank: RankPlan,
+    life: ChildLife,
+    mailbox: Mailbox[Envelope],
+    courier: Courier[Message],
+    transport: TensorTransport,
+) -> Worker:
+    model = bound_model(spec.plugin, spec.model, spec.folder, spec.model_kwargs)
+    runners = build_runners(spec, model, rank, life)
+    outbox = Outbox(life.name, rank.rank, courier, transport)
+    executor = Executor(model, rank.rank, runners, outbox, transport, time.monotonic)
+    scheduler = FairShare(runners)
+    on_gpu = rank.device.startswith("cuda")
+    return Worker(
+        mailbox=mailbox, courier=courier, transport=transport, life=life, executor=executor, outbox=outbox,
+        runners=runners, scheduler=scheduler, lookahead=1 if on_gpu else 0,
+    )  # fmt: skip
+
+
+def capacity(worker: Worker) -> dict[str, object]:
+    """What this rank can hold, for admission and for people: pages and slots by node."""
+    return {
+        name: {"pages": memory.pages_total, "slots": memory.slots_total}
+        for name, runner in worker.runners.items()
+        if (memory := runner.memory()).slots_total
+    }

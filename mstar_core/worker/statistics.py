@@ -1,0 +1,39 @@
+"""Step counts and times of one node on one rank; summed up, so that a reader takes differences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mstar_core.engine.base import StepResult
+
+
+@dataclass(slots=True)
+class NodeStatistics:
+    """Owned by the worker's loop; read by telemetry."""
+
+    steps: int = 0
+    rows: int = 0
+    tokens: int = 0
+    busy_s: float = 0.0
+    last_rows: int = 0
+    last_step_s: float = 0.0
+
+    def add(self, result: StepResult) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.rows += result.rows
+        self.tokens += result.tokens
+        self.busy_s += result.duration_s
+        self.last_rows = result.rows
+        self.last_step_s = result.duration_s
+
+    def values(self) -> dict[str, float]:
+        """Flat numbers for telemetry: totals, and the last step's size and time."""
+        return {
+            "steps": float(self.steps),
+            "rows": float(self.rows),
+            "tokens": float(self.tokens),
+            "busy_s": round(self.busy_s, 4),
+            "batch": float(self.last_rows),
+            "step_s": round(self.last_step_s, 6),
+        }

@@ -1,0 +1,250 @@
+"""The conductor from outside: messages in, messages out, with a small two-partition model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from mstar_core.conductor.conductor import Conductor
+from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
+from mstar_core.graph import (
+    CLIENT,
+    KV_CACHE,
+    STATELESS,
+    FixedChunk,
+    GraphEdge,
+    GraphNode,
+    KVSpec,
+    Loop,
+    NodeSpec,
+    Sampling,
+    StopOn,
+    Stream,
+    StreamingGraphEdge,
+)
+from mstar_core.messages.life import PeerDown, PeerReady
+from mstar_core.messages.requests import CancelRequest, ErrorInfo, NewRequest, RequestFailed, RequestFinished
+from mstar_core.messages.tensors import InlineTensor
+from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, RunWalks, WalkDone, WorkFailed
+from mstar_core.plugin import Audio, ModelSpec, Partition, ProgramRequest, Run, Text, param
+from mstar_core.plugin.program import ProgramGenerator
+
+LM = NodeSpec(
+    name="lm", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"},
+    kv=KVSpec(layers=1, kv_heads=1, head_dim=2), sampling=Sampling(port="token"),
+)  # fmt: skip
+CODEC = NodeSpec(name="codec", engine=STATELESS, ports={"ids": "i64[n]", "pcm": "i16[n]"})
+IDS = Stream("ids", into=(CODEC, "ids"), chunk=FixedChunk(4))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Params:
+    max_output_tokens: int = param(8, "ids", ge=1)
+    fail_after: int = param(0, "walks after which the program raises, 0 is never", ge=0)
+
+
+def talk(request: ProgramRequest) -> ProgramGenerator:
+    yield Run("prefill", tokens=request.inputs["text_tokens"])
+    if request.params.fail_after == 1:
+        raise ValueError("a bug in the program")
+    yield Run("decode", max_iters=request.params.max_output_tokens)
+
+
+def sing(request: ProgramRequest) -> ProgramGenerator:
+    yield Run("chunks")
+
+
+MODEL = ModelSpec(
+    name="toy", title="Toy", plugin="toy", inputs=(Text(),), outputs=(Audio(),), params=Params, nodes=(LM, CODEC), streams=(IDS,),
+    partitions=(
+        Partition(
+            name="talk", program=talk,
+            walks={
+                "prefill": GraphNode(LM, ("tokens",), (StreamingGraphEdge("token", IDS),)),
+                "decode": Loop(
+                    "loop", GraphNode(LM, ("token",), (StreamingGraphEdge("token", IDS),)),
+                    carry={"token": "token"}, stop=StopOn("token", (9,)),
+                ),
+            },
+        ),
+        Partition(
+            name="sing", program=sing,
+            walks={"chunks": Loop("each", GraphNode(CODEC, ("ids",), (GraphEdge("pcm", CLIENT, modality="audio"),)), over=IDS)},
+        ),
+    ),
+)  # fmt: skip
+
+
+class Post:
+    """Records what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Any]] = []
+
+    def send(self, name: str, message: Any) -> bool:
+        self.sent.append((name, message))
+        return True
+
+    def take(self) -> list[tuple[str, Any]]:
+        sent, self.sent = self.sent, []
+        return sent
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def placed(*replicas_of_lm: tuple[int, ...], codec: int = 0) -> Plan:
+    ranks = sorted({rank for replica in replicas_of_lm for rank in replica} | {codec})
+    return Plan(
+        ranks=tuple(RankPlan(rank=r, device="cpu", nodes=()) for r in ranks),
+        placements=(NodePlacement(node="lm", replicas=replicas_of_lm), NodePlacement(node="codec", replicas=((codec,),))),
+    )
+
+
+def request(handle: int = 1, **params: Any) -> NewRequest:
+    tokens = InlineTensor(dtype="int64", shape=(3,), data=b"\0" * 24)
+    return NewRequest(
+        handle=handle, request_id=f"r{handle}", params=params, outputs=["audio"], inputs={"text_tokens": tokens},
+        prompt_tokens=3, deadline_s=10.0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def post() -> Post:
+    return Post()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def conductor(post: Post, clock: Clock) -> Conductor:
+    made = Conductor(MODEL, placed((0,), codec=1), post, max_seq_len=64, clock=clock)
+    for rank in (0, 1):
+        made.on(PeerReady(name=f"worker-{rank}", incarnation=1))
+    return made
+
+
+def kinds(sent: list[tuple[str, Any]]) -> list[tuple[str, str]]:
+    return [(name, type(message).__name__) for name, message in sent]
+
+
+def test_a_request_opens_on_its_ranks_before_any_walk(conductor: Conductor, post: Post) -> None:
+    conductor.on(request())
+    sent = post.take()
+    assert kinds(sent) == [
+        ("worker-0", "OpenRequest"), ("worker-1", "OpenRequest"), ("worker-0", "RunWalks"), ("worker-1", "RunWalks"),
+    ]  # fmt: skip
+    opened = sent[0][1]
+    assert isinstance(opened, OpenRequest) and opened.max_tokens == 3 + 8
+    assert sent[2][1].runs[0].walk == "prefill" and sent[3][1].runs[0].walk == "chunks"
+
+
+def test_walks_follow_each_other_and_the_stream_ends_with_its_total(conductor: Conductor, post: Post) -> None:
+    conductor.on(request())
+    post.take()
+    conductor.on(WalkDone(handle=1, run=1, rank=0, streamed={"ids": 1}))
+    [(rank, message)] = post.take()
+    assert rank == "worker-0" and isinstance(message, RunWalks)
+    assert (message.runs[0].walk, message.runs[0].max_iters) == ("decode", 8)
+    conductor.on(WalkDone(handle=1, run=message.runs[0].run, rank=0, reason="length", counts={"loop": 8}, streamed={"ids": 9}))
+    assert post.take() == [("worker-1", EndStream(handle=1, stream="ids", total=9))]
+    conductor.on(WalkDone(handle=1, run=2, rank=1, emitted=3))
+    sent = post.take()
+    finished = sent[-1][1]
+    assert isinstance(finished, RequestFinished)
+    assert (finished.reason, finished.emitted, finished.counts) == ("length", {"worker-1": 3}, {"loop": 8})
+    assert kinds(sent)[:2] == [("worker-0", "CloseRequest"), ("worker-1", "CloseRequest")]
+    assert not conductor.requests and not +conductor.router.load
+
+
+def test_a_stop_id_ends_with_reason_stop(conductor: Conductor, post: Post) -> None:
+    conductor.on(request())
+    conductor.on(WalkDone(handle=1, run=1, rank=0))
+    conductor.on(WalkDone(handle=1, run=3, rank=0, reason="stop"))
+    conductor.on(WalkDone(handle=1, run=2, rank=1))
+    assert post.take()[-1][1].reason == "stop"
+
+
+def test_a_program_that_raises_fails_its_request_alone(conductor: Conductor, post: Post) -> None:
+    conductor.on(request(1, fail_after=1))
+    conductor.on(request(2))
+    post.take()
+    conductor.on(WalkDone(handle=1, run=1, rank=0))
+    failed = [m for _, m in post.take() if isinstance(m, RequestFailed)]
+    assert [(f.handle, f.error.status, f.error.code) for f in failed] == [(1, 500, "engine_error")]
+    assert list(conductor.requests) == [2]
+
+
+def test_a_worker_failure_reaches_the_api_once_and_frees_all_ranks(conductor: Conductor, post: Post) -> None:
+    conductor.on(request())
+    post.take()
+    failure = WorkFailed(handle=1, rank=0, error=ErrorInfo(message="no pages", code="out_of_memory", status=500))
+    conductor.on(failure)
+    conductor.on(failure)
+    sent = post.take()
+    assert kinds(sent) == [("worker-0", "CloseRequest"), ("worker-1", "CloseRequest"), ("api", "RequestFailed")]
+
+
+def test_a_dead_worker_fails_its_requests_with_the_cause_and_refuses_new_ones(conductor: Conductor, post: Post) -> None:
+    conductor.on(request(1))
+    post.take()
+    conductor.on(PeerDown(name="worker-0", incarnation=1, cause="killed by SIGKILL"))
+    [failed] = [m for _, m in post.take() if isinstance(m, RequestFailed)]
+    assert failed.error.code == "worker_lost" and failed.error.status == 503 and failed.error.detail == "killed by SIGKILL"
+    conductor.on(request(2))
+    assert post.take()[-1][1].error.code == "worker_lost"
+    conductor.on(PeerReady(name="worker-0", incarnation=2))
+    conductor.on(request(3))
+    assert list(conductor.requests) == [3]
+
+
+def test_a_lost_api_cancels_everything(conductor: Conductor, post: Post) -> None:
+    for handle in (1, 2):
+        conductor.on(request(handle))
+    post.take()
+    conductor.on(PeerDown(name="api", incarnation=1, cause="killed"))
+    assert not conductor.requests
+    assert {type(m) for _, m in post.take()} == {CloseRequest}
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_cancel_at_any_point_leaves_nothing(conductor: Conductor, post: Post, after: int) -> None:
+    steps = [request(), WalkDone(handle=1, run=1, rank=0), WalkDone(handle=1, run=3, rank=0), WalkDone(handle=1, run=2, rank=1)]
+    for message in steps[:after]:
+        conductor.on(message)
+    conductor.on(CancelRequest(handle=1))
+    for message in steps[max(after, 1) :]:
+        conductor.on(message)
+    outcomes = [m for name, m in post.take() if name == "api"]
+    assert not conductor.requests and len(outcomes) == (1 if after else 0)
+
+
+def test_a_deadline_fails_what_the_api_forgot(conductor: Conductor, post: Post, clock: Clock) -> None:
+    conductor.on(request())
+    clock.now += 12
+    conductor.expire()
+    assert post.take()[-1][1].error.code == "timeout"
+
+
+def test_replicas_are_chosen_by_load(post: Post, clock: Clock) -> None:
+    conductor = Conductor(MODEL, placed((0,), (1,), codec=2), post, max_seq_len=64, clock=clock)
+    for rank in (0, 1, 2):
+        conductor.on(PeerReady(name=f"worker-{rank}", incarnation=1))
+    for handle in range(4):
+        conductor.on(request(handle))
+    assert [r.homes.by_node["lm"] for r in conductor.requests.values()] == [0, 1, 0, 1]
+
+
+def test_messages_for_unknown_requests_are_counted_and_dropped(conductor: Conductor, post: Post) -> None:
+    conductor.on(WalkDone(handle=7, run=1, rank=0))
+    conductor.on(CancelRequest(handle=7))
+    assert conductor.unknown == 2 and not post.sent
