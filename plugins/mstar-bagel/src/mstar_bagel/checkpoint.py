@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.errors import WeightsError
-
 from mstar_bagel.graph import Sizes
+from mstar_core.errors import WeightsError
 
 LLM_CONFIG: Final = "llm_config.json"
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
@@ -27,7 +26,9 @@ def read_sizes(folder: Path) -> Sizes:
             stop_id=_stop_id(folder),
         )
     except KeyError as error:
-        raise WeightsError(f"{folder / LLM_CONFIG} lacks {error.args[0]}", hint="fetch this file again", file=str(folder / LLM_CONFIG)) from error
+        raise WeightsError(
+            f"{folder / LLM_CONFIG} lacks {error.args[0]}", hint="fetch this file again", file=str(folder / LLM_CONFIG)
+        ) from error
 
 
 def _stop_id(folder: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mstar_bagel.program import CFG_IMG, CFG_TEXT
 from mstar_core.graph import (
     CLIENT,
     KV_CACHE,
@@ -23,8 +24,6 @@ from mstar_core.graph import (
     Walk,
     from_param,
 )
-
-from mstar_bagel.program import CFG_IMG, CFG_TEXT
 
 MARKERS = 2
 """Ids around the vectors of an image: its start and its end."""
@@ -56,51 +55,82 @@ def build(sizes: Sizes) -> BagelGraph:
         name="LLM",
         engine=KV_CACHE,
         ports={
-            "tokens": "i64[n]", "token": "i64[1]", "embeds": "any[n,d]", "latent_embeds": "any[n,d]",
-            "latents": "f32[h,w,64]", "velocity": "f32[h,w,64]", "num_timesteps": "i64", "timestep_shift": "f32",
+            "tokens": "i64[n]",
+            "token": "i64[1]",
+            "embeds": "any[n,d]",
+            "latent_embeds": "any[n,d]",
+            "latents": "f32[h,w,64]",
+            "velocity": "f32[h,w,64]",
+            "num_timesteps": "i64",
+            "timestep_shift": "f32",
         },
-        kv=KVSpec(layers=sizes.layers, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim, branches=("main", CFG_TEXT, CFG_IMG)),
+        kv=KVSpec(
+            layers=sizes.layers, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim, branches=("main", CFG_TEXT, CFG_IMG)
+        ),
         sampling=Sampling(port="token"),
         sequence=("tokens", "token", "embeds", "latent_embeds", "latents"),
         tensor_parallel=True,
         doc="text model and denoiser: two experts per layer, joined in attention",
-    )  # fmt: skip
+    )
     cfg_text, cfg_img = llm.on_branch("LLM_cfg_text", CFG_TEXT), llm.on_branch("LLM_cfg_img", CFG_IMG)
     vit = NodeSpec(
-        name="vit_encoder", engine=STATELESS, ports={"image": "f32[3,y,x]", "features": "any[n,d]"}, batch_key=("image",),
+        name="vit_encoder",
+        engine=STATELESS,
+        ports={"image": "f32[3,y,x]", "features": "any[n,d]"},
+        batch_key=("image",),
         doc="image to vectors of understanding, connector and grid positions included",
-    )  # fmt: skip
+    )
     vae_encoder = NodeSpec(
-        name="vae_encoder", engine=STATELESS, ports={"image": "f32[3,y,x]", "features": "any[n,d]"}, batch_key=("image",),
-        dtype="float32", doc="image to clean latents at flow time 0, as vectors of the transformer",
-    )  # fmt: skip
+        name="vae_encoder",
+        engine=STATELESS,
+        ports={"image": "f32[3,y,x]", "features": "any[n,d]"},
+        batch_key=("image",),
+        dtype="float32",
+        doc="image to clean latents at flow time 0, as vectors of the transformer",
+    )
     vae_decoder = NodeSpec(
-        name="vae_decoder", engine=STATELESS, ports={"latents": "f32[h,w,64]", "image": "u8[y,x,3]"}, batch_key=("latents",),
-        dtype="float32", doc="latents to pixels",
-    )  # fmt: skip
+        name="vae_decoder",
+        engine=STATELESS,
+        ports={"latents": "f32[h,w,64]", "image": "u8[y,x,3]"},
+        batch_key=("latents",),
+        dtype="float32",
+        doc="latents to pixels",
+    )
     combine = NodeSpec(
         name="combine_cfg",
         engine=STATELESS,
         ports={
-            "latents": "f32[h,w,64]", "v": "f32[h,w,64]", "v_text": "f32[h,w,64]?", "v_img": "f32[h,w,64]?", "guidance": "f32[6]",
-            "num_timesteps": "i64", "timestep_shift": "f32",
+            "latents": "f32[h,w,64]",
+            "v": "f32[h,w,64]",
+            "v_text": "f32[h,w,64]?",
+            "v_img": "f32[h,w,64]?",
+            "guidance": "f32[6]",
+            "num_timesteps": "i64",
+            "timestep_shift": "f32",
         },
         batch_key=("latents",),
         dtype="float32",
         doc="guidance and one Euler step; without v_img main's velocity stands in, without v_text there is no guidance",
-    )  # fmt: skip
+    )
 
     to_image = GraphEdge("latents", vae_decoder)
     passes = ((llm, "v"), (cfg_text, "v_text"), (cfg_img, "v_img"))
     velocity = Parallel(
-        *(GraphNode(node, ("latents", *FLOW_TIME), (GraphEdge("velocity", combine, into=port),), attend=LOOK) for node, port in passes)
+        *(
+            GraphNode(node, ("latents", *FLOW_TIME), (GraphEdge("velocity", combine, into=port),), attend=LOOK)
+            for node, port in passes
+        )
     )
     guided_step = GraphNode(combine, ("latents", "v", "v_text", "v_img", "guidance", *FLOW_TIME))
     walks: dict[str, Walk] = {
         # The text goes to the branches that the Run names; an unplaced branch node folds into LLM.
-        "prefill_text": Parallel(GraphNode(llm, ("tokens",), attend=Attend(mask="causal")), GraphNode(cfg_img, ("tokens",), attend=Attend(mask="causal"))),
+        "prefill_text": Parallel(
+            GraphNode(llm, ("tokens",), attend=Attend(mask="causal")),
+            GraphNode(cfg_img, ("tokens",), attend=Attend(mask="causal")),
+        ),
         "prefill_vit": Sequential(
-            GraphNode(vit, ("image",), (GraphEdge("features", llm, into="embeds"),)), GraphNode(llm, ("embeds",), attend=IMAGE)
+            GraphNode(vit, ("image",), (GraphEdge("features", llm, into="embeds"),)),
+            GraphNode(llm, ("embeds",), attend=IMAGE),
         ),
         "prefill_vae": Sequential(
             GraphNode(vae_encoder, ("image",), (GraphEdge("features", llm, into="latent_embeds"),)),
@@ -113,7 +143,13 @@ def build(sizes: Sizes) -> BagelGraph:
             stop=StopOn("token", (sizes.stop_id,), unless="ignore_eos"),
         ),
         "image_gen": Sequential(
-            Loop("denoise", Sequential(velocity, guided_step), carry={"latents": "latents"}, fused=True, outputs=(to_image,)),
+            Loop(
+                "denoise",
+                Sequential(velocity, guided_step),
+                carry={"latents": "latents"},
+                fused=True,
+                outputs=(to_image,),
+            ),
             GraphNode(vae_decoder, ("latents",), (GraphEdge("image", CLIENT, modality="image"),)),
         ),
     }

@@ -23,17 +23,25 @@ _SIZE = re.compile(r"^(\d{1,5})x(\d{1,5})$")
 class Params:
     """Where a default depends on the task it is null here; `guidance` and `image_size` give the value."""
 
-    num_timesteps: int = param(50, "grid points of the flow; one more than steps", ge=2, le=1000, aliases=("num_inference_steps",))
+    num_timesteps: int = param(
+        50, "grid points of the flow; one more than steps", ge=2, le=1000, aliases=("num_inference_steps",)
+    )
     timestep_shift: float = param(3.0, "warps flow time toward the noisy end; 1 is linear", gt=0, le=100)
     cfg_text_scale: float = param(4.0, "text guidance; at most 1 switches guidance off", ge=0, le=100)
     cfg_img_scale: float | None = param(None, "image guidance; at most 1 is off. Default 1.0, edits 2.0", ge=0, le=100)
     cfg_interval: tuple[float, ...] | None = param(
         None, "flow times (low, high] that are guided. Default [0.4, 1.0], edits [0.0, 1.0]", ge=0, le=1, max_items=2
     )
-    cfg_renorm_type: str | None = param(None, "norms that bound guidance. Default global, edits text_channel", choices=RENORM_TYPES)
+    cfg_renorm_type: str | None = param(
+        None, "norms that bound guidance. Default global, edits text_channel", choices=RENORM_TYPES
+    )
     cfg_renorm_min: float = param(0.0, "least factor of the norm bound; 1 switches it off", ge=0, le=1)
-    width: int | None = param(None, "pixels, a multiple of 16. Default 1024; edits keep the input's size within the box", ge=16, le=1024)
-    height: int | None = param(None, "pixels, a multiple of 16. Default 1024; edits keep the input's size within the box", ge=16, le=1024)
+    width: int | None = param(
+        None, "pixels, a multiple of 16. Default 1024; edits keep the input's size within the box", ge=16, le=1024
+    )
+    height: int | None = param(
+        None, "pixels, a multiple of 16. Default 1024; edits keep the input's size within the box", ge=16, le=1024
+    )
     size: str | None = param(None, "WIDTHxHEIGHT or auto; width and height win over it", openai="size")
     think_mode: bool = param(False, "think in text before the answer or the image", aliases=("think",))
     max_think_tokens: int = param(1024, "most tokens of the thought before an image", ge=1)
@@ -65,14 +73,20 @@ class Params:
     def check(self) -> Iterator[RequestError]:
         """Rules across fields."""
         if self.size is not None and self.size != "auto" and _SIZE.match(self.size) is None:
-            yield RequestError(f"size is {self.size!r}", hint='send "WIDTHxHEIGHT" or "auto"', field="size", value=self.size)
+            yield RequestError(
+                f"size is {self.size!r}", hint='send "WIDTHxHEIGHT" or "auto"', field="size", value=self.size
+            )
         for name, side in (("width", self.width), ("height", self.height)):
             if side is not None and (side % SIDE_MULTIPLE or not SIDE_MULTIPLE <= side <= LONGEST_SIDE):
                 allowed = f"a multiple of {SIDE_MULTIPLE} up to {LONGEST_SIDE}"
-                yield RequestError(f"{name} is {side}, allowed is {allowed}", field=name, value=str(side), allowed=allowed)
+                yield RequestError(
+                    f"{name} is {side}, allowed is {allowed}", field=name, value=str(side), allowed=allowed
+                )
         span = self.cfg_interval
         if span is not None and (len(span) != 2 or span[0] > span[1]):
-            yield RequestError("cfg_interval is not [low, high]", hint="two numbers from 0 to 1, the lower first", field="cfg_interval")
+            yield RequestError(
+                "cfg_interval is not [low, high]", hint="two numbers from 0 to 1, the lower first", field="cfg_interval"
+            )
 
     def image_size(self) -> tuple[int, int]:
         """Width and height of a new image in pixels; of an edit, the box that it must fit in."""
@@ -97,7 +111,14 @@ class Guidance:
 
     def numbers(self) -> tuple[float, ...]:
         """The port `guidance`: text scale, image scale, low, high, index of the renorm type, renorm minimum."""
-        return (self.text_scale, self.image_scale, self.low, self.high, float(RENORM_TYPES.index(self.renorm_type)), self.renorm_min)
+        return (
+            self.text_scale,
+            self.image_scale,
+            self.low,
+            self.high,
+            float(RENORM_TYPES.index(self.renorm_type)),
+            self.renorm_min,
+        )
 
 
 def guidance(params: Params, *, is_edit: bool) -> Guidance:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from mstar_bagel.params import guidance
 from mstar_core.graph import MAIN
 from mstar_core.plugin import Fork, ProgramRequest, Run, Segment
 from mstar_core.plugin.program import ProgramGenerator
-
-from mstar_bagel.params import guidance
 
 CFG_TEXT: Final = "cfg_text"
 CFG_IMG: Final = "cfg_img"

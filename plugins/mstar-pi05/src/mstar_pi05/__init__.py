@@ -1,1 +1,1 @@
-"""Pi0.5: camera images, state and an instruction in, robot actions out. Nothing is imported here, so that listing stays light."""
+"""Pi0.5: cameras, state and an instruction in, actions out. Nothing is imported here: listing stays light."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import ConfigError, WeightsError
-
 from mstar_pi05.graph import Sizes
 
 CONFIG: Final = "config.json"
@@ -34,7 +33,9 @@ def read_sizes(folder: Path | None, model_kwargs: Mapping[str, Any]) -> Sizes:
         return sizes
     if isinstance(horizon, bool) or not isinstance(horizon, int) or not 1 <= horizon <= LONGEST_HORIZON:
         raise ConfigError(
-            f"model_kwargs.action_horizon is {horizon!r}", hint=f"a whole number from 1 to {LONGEST_HORIZON}", key="model_kwargs.action_horizon"
+            f"model_kwargs.action_horizon is {horizon!r}",
+            hint=f"a whole number from 1 to {LONGEST_HORIZON}",
+            key="model_kwargs.action_horizon",
         )
     return replace(sizes, horizon=horizon)
 

@@ -20,7 +20,6 @@ from mstar_core.graph import (
     Walk,
     from_param,
 )
-
 from mstar_pi05.params import ACTION_WIDTH
 
 

@@ -22,10 +22,16 @@ class Params:
     robot_state: tuple[float, ...] | None = param(
         None, "joint values as the robot reports them; required when the prompt holds the state", max_items=ACTION_WIDTH
     )
-    image_mask: tuple[bool, ...] | None = param(None, "which cameras count, in upload order; a camera without image never does", max_items=3)
+    image_mask: tuple[bool, ...] | None = param(
+        None, "which cameras count, in upload order; a camera without image never does", max_items=3
+    )
     num_steps: int = param(10, "flow steps from noise to actions", ge=1, le=100)
-    noise: tuple[tuple[float, ...], ...] | None = param(None, "starting noise [horizon, 32]; from seed when absent", max_items=1000)
-    return_normalized: bool | None = param(None, "leave actions in the model's units. Default false with statistics, else true")
+    noise: tuple[tuple[float, ...], ...] | None = param(
+        None, "starting noise [horizon, 32]; from seed when absent", max_items=1000
+    )
+    return_normalized: bool | None = param(
+        None, "leave actions in the model's units. Default false with statistics, else true"
+    )
     output_format: str = param("raw", "form of the actions", choices=("raw", "json", "npy"))
     seed: int | None = param(None, "same seed, same noise", ge=0, le=2**63 - 1, openai="seed")
 
@@ -38,6 +44,10 @@ class Params:
                 hint=f"send [horizon, {ACTION_WIDTH}]", field="noise", allowed=f"[horizon, {ACTION_WIDTH}]",
             )  # fmt: skip
         if self.noise is not None and any(not math.isfinite(value) for row in self.noise for value in row):
-            yield RequestError("noise holds a value that is no finite number", hint="send finite numbers", field="noise")
+            yield RequestError(
+                "noise holds a value that is no finite number", hint="send finite numbers", field="noise"
+            )
         if self.image_mask is not None and not any(self.image_mask):
-            yield RequestError("image_mask switches every camera off", hint="leave at least one camera true", field="image_mask")
+            yield RequestError(
+                "image_mask switches every camera off", hint="leave at least one camera true", field="image_mask"
+            )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mstar_core.plugin import Action, Image, ModelSpec, Partition, Sample, Text, WeightRef, hookimpl
-
 from mstar_pi05.checkpoint import MODEL_KWARGS, read_sizes
 from mstar_pi05.graph import Sizes, build
 from mstar_pi05.params import ACTION_WIDTH, CAMERAS, Params
@@ -26,7 +25,9 @@ SAMPLES = (
     _sample("one camera", 1, {"robot_state": [0.1] * 8}),
     _sample("two cameras", 2, {"robot_state": [0.1] * 14, "image_mask": [True, True, False]}),
     _sample("three cameras", 3, {"robot_state": [0.1] * 14, "num_steps": 4}),
-    _sample("given noise", 3, {"noise": [[0.0] * ACTION_WIDTH] * 50, "return_normalized": True, "output_format": "npy"}),
+    _sample(
+        "given noise", 3, {"noise": [[0.0] * ACTION_WIDTH] * 50, "return_normalized": True, "output_format": "npy"}
+    ),
 )
 
 

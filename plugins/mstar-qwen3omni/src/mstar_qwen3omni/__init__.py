@@ -1,1 +1,1 @@
-"""Qwen3-Omni: text, images, audio and video in, text and speech out. Nothing is imported here, so that listing stays light."""
+"""Qwen3-Omni: text, images, audio and video in, text and speech out. Nothing is imported here: listing stays light."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import WeightsError
-
 from mstar_qwen3omni.graph import Sizes
 
 CONFIG: Final = "config.json"

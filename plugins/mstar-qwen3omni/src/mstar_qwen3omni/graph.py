@@ -27,7 +27,6 @@ from mstar_core.graph import (
     Walk,
     from_param,
 )
-
 from mstar_qwen3omni.params import CODEC_CHUNK, CODEC_LEFT
 
 SPECIAL_CODES: Final = 1024
@@ -80,7 +79,9 @@ def build(sizes: Sizes) -> OmniGraph:
         talker=_talker_walks(sizes, talker, states, codes),
         code2wav={
             "code2wav_chunk": Loop(
-                "chunks", GraphNode(code2wav, ("codes", STEP, *WINDOW), (GraphEdge("pcm", CLIENT, modality="audio"),)), over=codes
+                "chunks",
+                GraphNode(code2wav, ("codes", STEP, *WINDOW), (GraphEdge("pcm", CLIENT, modality="audio"),)),
+                over=codes,
             )
         },
     )
@@ -88,9 +89,12 @@ def build(sizes: Sizes) -> OmniGraph:
 
 def _encoders() -> tuple[NodeSpec, NodeSpec]:
     audio = NodeSpec(
-        name="audio_encoder", engine=STATELESS, ports={"mel": "f32[128,f]", "features": "any[a,d]"}, batch_key=("mel",),
+        name="audio_encoder",
+        engine=STATELESS,
+        ports={"mel": "f32[128,f]", "features": "any[a,d]"},
+        batch_key=("mel",),
         doc="one clip's mel frames to 13 vectors per second; clips of unequal length never share a call",
-    )  # fmt: skip
+    )
     vision = NodeSpec(
         name="vision_encoder",
         engine=STATELESS,
@@ -106,15 +110,20 @@ def _thinker(sizes: Sizes) -> NodeSpec:
         name="Thinker",
         engine=KV_CACHE,
         ports={
-            "tokens": "i64[n]", "positions": "f32[3,n]", "audio_embeds": "any[a,d]?", "vision_embeds": "any[v,d]?",
-            "deepstack": "any[3,v,d]?", "token": "i64[1]", "states": "any",
+            "tokens": "i64[n]",
+            "positions": "f32[3,n]",
+            "audio_embeds": "any[a,d]?",
+            "vision_embeds": "any[v,d]?",
+            "deepstack": "any[3,v,d]?",
+            "token": "i64[1]",
+            "states": "any",
         },
         kv=KVSpec(layers=sizes.thinker_layers, kv_heads=sizes.thinker_kv_heads, head_dim=sizes.thinker_head_dim),
         sampling=Sampling(port="token"),
         sequence=("tokens", "token"),
         tensor_parallel=True,
-        doc="text model; states: the talker's input for each token read, text from its embedding, media from a middle layer, projected",
-    )  # fmt: skip
+        doc="text model; states: the talker's input per token read, text from its embedding, media from a middle layer",
+    )
 
 
 def _talker(sizes: Sizes) -> NodeSpec:
@@ -123,18 +132,30 @@ def _talker(sizes: Sizes) -> NodeSpec:
         name="Talker",
         engine=KV_CACHE,
         ports={
-            "states": "any?", "positions": "f32[3,n]", "frame": f"i64[{sizes.code_groups}]", "code0": "i64[1]", "text_ended": "b8[1]?",
-            "voice": "i64", "code_predictor_temperature": "f32", "code_predictor_top_k": "i64", "code_predictor_top_p": "f32",
+            "states": "any?",
+            "positions": "f32[3,n]",
+            "frame": f"i64[{sizes.code_groups}]",
+            "code0": "i64[1]",
+            "text_ended": "b8[1]?",
+            "voice": "i64",
+            "code_predictor_temperature": "f32",
+            "code_predictor_top_k": "i64",
+            "code_predictor_top_p": "f32",
         },
         kv=KVSpec(layers=sizes.talker_layers, kv_heads=sizes.talker_kv_heads, head_dim=sizes.talker_head_dim),
-        sampling=Sampling(port="code0", prefix="talker_", history="output", suppress=(range(first, stop), range(stop + 1, sizes.talker_vocab))),
+        sampling=Sampling(
+            port="code0",
+            prefix="talker_",
+            history="output",
+            suppress=(range(first, stop), range(stop + 1, sizes.talker_vocab)),
+        ),
         sequence=("states",),
         tensor_parallel=True,
         doc=(
-            "speech model with its residual code predictor: frame holds all codes of code0's frame, and is not produced at the stop id. "
+            "speech model with its residual code predictor: frame holds all codes, and is not produced at the stop id. "
             "Without states it reads the end of text once, then padding; without any text it stops at once"
         ),
-    )  # fmt: skip
+    )
 
 
 def _code2wav(sizes: Sizes) -> NodeSpec:
@@ -142,19 +163,28 @@ def _code2wav(sizes: Sizes) -> NodeSpec:
         name="Code2Wav",
         engine=STATELESS,
         ports={
-            "codes": f"i64[n,{sizes.code_groups}]", "pcm": "i16[s]", "codec_chunk_frames": "i64", "codec_left_context_frames": "i64",
+            "codes": f"i64[n,{sizes.code_groups}]",
+            "pcm": "i16[s]",
+            "codec_chunk_frames": "i64",
+            "codec_left_context_frames": "i64",
         },
         dtype="float32",
         batch_key=("codes",),
         doc="frames with left context to gapless sound: 1920 samples per new frame, 555 fewer in the first piece",
-    )  # fmt: skip
+    )
 
 
-def _thinker_walks(sizes: Sizes, audio: NodeSpec, vision: NodeSpec, thinker: NodeSpec, states: Stream) -> dict[str, Walk]:
+def _thinker_walks(
+    sizes: Sizes, audio: NodeSpec, vision: NodeSpec, thinker: NodeSpec, states: Stream
+) -> dict[str, Walk]:
     word = GraphEdge("token", CLIENT, modality="text")
     out = (StreamingGraphEdge("states", states), word)
     hear = GraphNode(audio, ("mel",), (GraphEdge("features", thinker, into="audio_embeds"),))
-    see = GraphNode(vision, ("pixels", "grid"), (GraphEdge("features", thinker, into="vision_embeds"), GraphEdge("deepstack", thinker)))
+    see = GraphNode(
+        vision,
+        ("pixels", "grid"),
+        (GraphEdge("features", thinker, into="vision_embeds"), GraphEdge("deepstack", thinker)),
+    )
     seen = ("vision_embeds", "deepstack")
 
     def read(*media: str) -> GraphNode:
@@ -179,7 +209,9 @@ def _talker_walks(sizes: Sizes, talker: NodeSpec, states: Stream, codes: Stream)
     speak = (StreamingGraphEdge("frame", codes),)
     return {
         "talker_prefill": GraphNode(talker, ("states", "positions"), attend=GIVEN),
-        "talker_last_prefill": GraphNode(talker, ("states", from_param("voice"), *PREDICTOR), speak, attend=Attend(tokens=OPENING)),
+        "talker_last_prefill": GraphNode(
+            talker, ("states", from_param("voice"), *PREDICTOR), speak, attend=Attend(tokens=OPENING)
+        ),
         "talker_decode": Loop(
             "talker_loop",
             GraphNode(talker, ("states", "frame", "text_ended", *PREDICTOR), speak, attend=Attend(tokens=1)),

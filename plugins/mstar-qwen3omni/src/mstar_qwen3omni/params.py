@@ -18,13 +18,17 @@ CODEC_LEFT: Final = 25
 class Params:
     """`talker_*` and `code_predictor_*` shape the sound, the plain names the text."""
 
-    temperature: float = param(0.7, "of text; 0 is greedy", ge=0, le=2, openai="temperature", aliases=("thinker_temperature",))
+    temperature: float = param(
+        0.7, "of text; 0 is greedy", ge=0, le=2, openai="temperature", aliases=("thinker_temperature",)
+    )
     top_p: float = param(0.9, "nucleus mass of text; 1 is off", gt=0, le=1, openai="top_p", aliases=("thinker_top_p",))
     top_k: int = param(0, "most likely ids of text to draw from; 0 is off", ge=0, aliases=("thinker_top_k",))
     repetition_penalty: float = param(
         1.0, "over prompt and output of text; 1 is off", gt=0, le=10, aliases=("thinker_repetition_penalty",)
     )
-    max_output_tokens: int = param(2048, "most text tokens of the answer", ge=1, openai="max_tokens", aliases=("thinker_max_tokens",))
+    max_output_tokens: int = param(
+        2048, "most text tokens of the answer", ge=1, openai="max_tokens", aliases=("thinker_max_tokens",)
+    )
     ignore_eos: bool = param(False, "for load tests: text goes on to its limit")
     seed: int | None = param(None, "same seed, same text and sound", ge=0, le=2**63 - 1, openai="seed")
     voice: str = param("ethan", "speaker of the answer", choices=VOICES, openai="voice")
@@ -32,7 +36,9 @@ class Params:
     talker_top_k: int = param(50, "most likely codes to draw from; 0 is off", ge=0)
     talker_top_p: float = param(1.0, "nucleus mass of codes; 1 is off", gt=0, le=1)
     talker_repetition_penalty: float = param(1.05, "over the codes of this answer; 1 is off", gt=0, le=10)
-    talker_max_tokens: int = param(4096, "most codec frames, 12.5 per second", ge=1, aliases=("talker_max_output_tokens",))
+    talker_max_tokens: int = param(
+        4096, "most codec frames, 12.5 per second", ge=1, aliases=("talker_max_output_tokens",)
+    )
     code_predictor_temperature: float = param(1.0, "of the residual codes; 0 is greedy", ge=0, le=2)
     code_predictor_top_k: int = param(50, "most likely residual codes to draw from; 0 is off", ge=0)
     code_predictor_top_p: float = param(0.8, "nucleus mass of residual codes; 1 is off", gt=0, le=1)
@@ -49,6 +55,16 @@ class Params:
     def check(self) -> Iterator[RequestError]:
         """Rules across fields."""
         for low, high in (("min_pixels", "max_pixels"), ("video_min_pixels", "video_max_pixels")):
-            least, most = (self.min_pixels, self.max_pixels) if low == "min_pixels" else (self.video_min_pixels, self.video_max_pixels)
+            least, most = (
+                (self.min_pixels, self.max_pixels)
+                if low == "min_pixels"
+                else (self.video_min_pixels, self.video_max_pixels)
+            )
             if least > most:
-                yield RequestError(f"{low} is {least}, above {high} {most}", hint="lower it", field=low, value=str(least), allowed=f"<= {most}")
+                yield RequestError(
+                    f"{low} is {least}, above {high} {most}",
+                    hint="lower it",
+                    field=low,
+                    value=str(least),
+                    allowed=f"<= {most}",
+                )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mstar_core.plugin import Audio, Image, ModelSpec, Partition, Sample, Text, Video, WeightRef, hookimpl
-
 from mstar_qwen3omni.checkpoint import read_sizes
 from mstar_qwen3omni.graph import OmniGraph, Sizes, build
 from mstar_qwen3omni.params import Params
@@ -39,7 +38,12 @@ SAMPLES = (
     Sample(name="image", segments=(OPEN, SEEN, ASK), outputs=WRITES),
     Sample(name="image and audio, spoken", segments=(OPEN, SEEN, ASK, HEARD, ASK), outputs=SPEAKS),
     Sample(name="video", segments=(OPEN, WATCHED, ASK), outputs=WRITES),
-    Sample(name="video with sound, spoken", segments=(OPEN, WATCHED_AND_HEARD, ASK), outputs=SPEAKS, params={"use_audio_in_video": True}),
+    Sample(
+        name="video with sound, spoken",
+        segments=(OPEN, WATCHED_AND_HEARD, ASK),
+        outputs=SPEAKS,
+        params={"use_audio_in_video": True},
+    ),
     Sample(name="second turn, spoken", segments=(HISTORY, ASK, HISTORY, ASK), outputs=SPEAKS),
     Sample(name="load test", segments=(ASK,), outputs=WRITES, params={"ignore_eos": True, "max_output_tokens": 64}),
     Sample(name="one token", segments=(ASK,), outputs=SPEAKS, params={"max_output_tokens": 1, "talker_max_tokens": 1}),
@@ -64,7 +68,9 @@ def spec(sizes: Sizes) -> ModelSpec:
         bind=bind,
         configs="mstar_qwen3omni:configs",
         default_config="qwen3omni_2gpu",
-        weights={"omni": WeightRef(repo="Qwen/Qwen3-Omni-30B-A3B-Instruct", files=("*.json", "merges.txt", "*.safetensors"))},
+        weights={
+            "omni": WeightRef(repo="Qwen/Qwen3-Omni-30B-A3B-Instruct", files=("*.json", "merges.txt", "*.safetensors"))
+        },
         requires={"vram_gib": 80, "compute_capability": "8.0"},
         max_seq_len=32768,
         samples=SAMPLES,

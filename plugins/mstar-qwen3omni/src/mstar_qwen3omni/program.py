@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from mstar_core.plugin import ProgramRequest, Run, Segment
 from mstar_core.plugin.program import ProgramGenerator
@@ -30,7 +30,7 @@ def thinker(request: ProgramRequest) -> ProgramGenerator:
     yield [*reading, Run("thinker_decode", max_iters=request.params.max_output_tokens - 1)]
 
 
-def _heard(segment: Segment) -> dict[str, Segment]:
+def _heard(segment: Segment) -> dict[str, Any]:
     return {name: segment for name in segment.inputs if name != TALKER_ONLY}
 
 

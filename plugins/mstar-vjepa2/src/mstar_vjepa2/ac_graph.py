@@ -21,7 +21,6 @@ from mstar_core.graph import (
     Walk,
     from_param,
 )
-
 from mstar_vjepa2.base_graph import VideoGraph
 from mstar_vjepa2.params import POSE
 from mstar_vjepa2.program import CLIP, GOALS
@@ -31,14 +30,15 @@ FREE_AXES = 4
 """Planned values per action: x, y, z, gripper."""
 
 CEM = tuple(
-    from_param(name) for name in ("topk", "maxnorm", "momentum_mean", "momentum_std", "momentum_mean_gripper", "momentum_std_gripper")
+    from_param(name)
+    for name in ("topk", "maxnorm", "momentum_mean", "momentum_std", "momentum_mean_gripper", "momentum_std_gripper")
 )
 Emits = Literal["steps", "last", "nothing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What the graph needs of a checkpoint. Defaults: vjepa2-ac-vitg. conditions: tokens per frame beside its patches."""
+    """What the graph needs. Defaults: vjepa2-ac-vitg. conditions: tokens per frame beside its patches."""
 
     layers: int = 24
     heads: int = 16
@@ -88,26 +88,39 @@ def _nodes(sizes: Sizes) -> _Nodes:
         name="video_encoder",
         engine=STATELESS,
         ports={
-            CLIP: "f32[t,3,y,x]", "goal_frame": "f32[1,3,y,x]?", "goal_latents": "any[s,d]?", "normalize_reps": "b8",
-            "encoder_hidden": frames, "goal": "any[s,d]?",
+            CLIP: "f32[t,3,y,x]",
+            "goal_frame": "f32[1,3,y,x]?",
+            "goal_latents": "any[s,d]?",
+            "normalize_reps": "b8",
+            "encoder_hidden": frames,
+            "goal": "any[s,d]?",
         },
         batch_key=(CLIP, "goal_frame"),
         per="request",
         doc="each frame alone to normalised latents; a goal image rides in the same batch, goal latents pass through",
-    )  # fmt: skip
+    )
     predictor = NodeSpec(
         name="ac_predictor",
         engine=KV_CACHE,
         ports={
-            "frame": frame, "state": f"f32[{POSE}]", "actions": poses, "states": f"f32[h,{POSE}]?", "extrinsics": "f32[h,6]?",
-            "given_frames": frames, "given_actions": poses, "given_states": poses, "given_extrinsics": "f32[h,6]?",
-            "normalize_reps": "b8", "next_frame": frame, "next_state": f"f32[{POSE}]",
+            "frame": frame,
+            "state": f"f32[{POSE}]",
+            "actions": poses,
+            "states": f"f32[h,{POSE}]?",
+            "extrinsics": "f32[h,6]?",
+            "given_frames": frames,
+            "given_actions": poses,
+            "given_states": poses,
+            "given_extrinsics": "f32[h,6]?",
+            "normalize_reps": "b8",
+            "next_frame": frame,
+            "next_state": f"f32[{POSE}]",
         },
         kv=KVSpec(layers=sizes.layers, kv_heads=sizes.heads, head_dim=sizes.head_dim, page=sizes.frame_tokens),
         sequence=("frame",),
         capture_sizes=(1, 2, 4, 8, 16, 32, 64, 128),
         doc="the next frame from this one, its action and state, and all earlier frames in the cache",
-    )  # fmt: skip
+    )
     scorer = NodeSpec(
         name="mpc_scorer",
         engine=STATELESS,
@@ -120,26 +133,39 @@ def _nodes(sizes: Sizes) -> _Nodes:
         name="cem_sampler",
         engine=STATELESS,
         ports={
-            "mean": f"f32[h,{FREE_AXES}]", "std": f"f32[h,{FREE_AXES}]", "noise": f"f32[c,h,k,{FREE_AXES}]",
-            "fixed_axes": f"f32[{FREE_AXES}]", "close_from": "i64[1]", "maxnorm": "f32", "candidates": poses,
+            "mean": f"f32[h,{FREE_AXES}]",
+            "std": f"f32[h,{FREE_AXES}]",
+            "noise": f"f32[c,h,k,{FREE_AXES}]",
+            "fixed_axes": f"f32[{FREE_AXES}]",
+            "close_from": "i64[1]",
+            "maxnorm": "f32",
+            "candidates": poses,
         },
         per="request",
         dtype="float32",
         doc="draws this planning step's candidates from its noise; fixed axes are NaN where free",
-    )  # fmt: skip
+    )
     update = NodeSpec(
         name="cem_update",
         engine=STATELESS,
         ports={
-            "mean": f"f32[h,{FREE_AXES}]", "std": f"f32[h,{FREE_AXES}]", "candidates": poses, "energies": "f32[1]",
-            "topk": "i64", "maxnorm": "f32", "momentum_mean": "f32", "momentum_std": "f32",
-            "momentum_mean_gripper": "f32", "momentum_std_gripper": "f32",
-            "actions": poses, "best_energy": "f32[1]",
+            "mean": f"f32[h,{FREE_AXES}]",
+            "std": f"f32[h,{FREE_AXES}]",
+            "candidates": poses,
+            "energies": "f32[1]",
+            "topk": "i64",
+            "maxnorm": "f32",
+            "momentum_mean": "f32",
+            "momentum_std": "f32",
+            "momentum_mean_gripper": "f32",
+            "momentum_std_gripper": "f32",
+            "actions": poses,
+            "best_energy": "f32[1]",
         },
         per="request",
         dtype="float32",
         doc="moves mean and spread toward the best candidates; actions: the plan so far",
-    )  # fmt: skip
+    )
     return _Nodes(encoder=encoder, predictor=predictor, scorer=scorer, sampler=sampler, update=update)
 
 
@@ -147,7 +173,9 @@ def _teacher(nodes: _Nodes, name: str, attend: Attend, out: tuple[Edge, ...]) ->
     """Known frames one by one, with known actions and states."""
     taken = ("given_frames", "given_actions", "given_states", "given_extrinsics", STEP, NORMALIZE)
     return Sequential(
-        GraphNode(nodes.encoder, (CLIP, NORMALIZE), (GraphEdge("encoder_hidden", nodes.predictor, into="given_frames"),)),
+        GraphNode(
+            nodes.encoder, (CLIP, NORMALIZE), (GraphEdge("encoder_hidden", nodes.predictor, into="given_frames"),)
+        ),
         Loop(name, GraphNode(nodes.predictor, taken, out, attend=attend), fused=True),
     )
 
@@ -178,7 +206,9 @@ def _rollout(nodes: _Nodes, attend: Attend, emits: Emits, *, is_scored: bool) ->
         score = GraphNode(nodes.scorer, ("final", "goal", from_param("cost")), (_send("energies"),))
         body = Sequential(_step(nodes, attend, scored), score)
         last = (*last, GraphEdge("best_index", CLIENT, modality="scalar"))
-    return Sequential(_encode(nodes, with_goal=is_scored), Loop("rollout_loop", body, carry=CARRY, fused=True, outputs=last))
+    return Sequential(
+        _encode(nodes, with_goal=is_scored), Loop("rollout_loop", body, carry=CARRY, fused=True, outputs=last)
+    )
 
 
 def _plan(nodes: _Nodes, attend: Attend) -> Walk:
@@ -189,12 +219,22 @@ def _plan(nodes: _Nodes, attend: Attend) -> Walk:
         (GraphEdge("candidates", nodes.predictor, into="actions"), GraphEdge("candidates", nodes.update)),
     )
     roll = Loop(
-        "rollout_loop", _step(nodes, attend, ()), carry=CARRY, fused=True, outputs=(GraphEdge("next_frame", nodes.scorer, into="final"),)
+        "rollout_loop",
+        _step(nodes, attend, ()),
+        carry=CARRY,
+        fused=True,
+        outputs=(GraphEdge("next_frame", nodes.scorer, into="final"),),
     )
     score = GraphNode(nodes.scorer, ("final", "goal", from_param("cost")), (GraphEdge("energies", nodes.update),))
     learn = GraphNode(nodes.update, ("mean", "std", "candidates", "energies", *CEM))
     result = tuple(_send(port) for port in ("actions", "mean", "std", "best_energy"))
-    search = Loop("cem_loop", Sequential(draw, roll, score, learn), carry={"mean": "mean", "std": "std"}, fused=True, outputs=result)
+    search = Loop(
+        "cem_loop",
+        Sequential(draw, roll, score, learn),
+        carry={"mean": "mean", "std": "std"},
+        fused=True,
+        outputs=result,
+    )
     return Sequential(_encode(nodes, with_goal=True), search)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mstar_core.graph import CLIENT, STATELESS, GraphEdge, GraphNode, Loop, NodeSpec, Sequential, Walk, from_param
-
 from mstar_vjepa2.program import CLIP, MASKS
 
 
@@ -24,29 +23,41 @@ def build_base() -> VideoGraph:
         name="video_encoder",
         engine=STATELESS,
         ports={
-            CLIP: "f32[f,3,y,x]", "layers": "i64[l]?", "pooling": "i64",
-            "encoder_hidden": "any[n,d]", "pooled": "any?", "layer_hidden": "any[l,n,d]?",
+            CLIP: "f32[f,3,y,x]",
+            "layers": "i64[l]?",
+            "pooling": "i64",
+            "encoder_hidden": "any[n,d]",
+            "pooled": "any?",
+            "layer_hidden": "any[l,n,d]?",
         },
         batch_key=(CLIP, "layers"),
         doc="a clip to one vector per patch and frame pair; with a pooling or layers, those in place of all vectors",
-    )  # fmt: skip
+    )
     predictor = NodeSpec(
         name="predictor",
         engine=STATELESS,
         ports={
-            "encoder_hidden": "any[n,d]", "context_mask": "i64[c]", "target_mask": "i64[t]",
-            "predicted_hidden": "any[t,d]", "window": "any[n,d]",
+            "encoder_hidden": "any[n,d]",
+            "context_mask": "i64[c]",
+            "target_mask": "i64[t]",
+            "predicted_hidden": "any[t,d]",
+            "window": "any[n,d]",
         },
         batch_key=("encoder_hidden", *MASKS),
-        doc="vectors at the target ids from those at the context ids; window: the input with the oldest replaced by the predicted",
-    )  # fmt: skip
+        doc="vectors at the target ids from those at the context ids; window: the input, moved on by them",
+    )
     pooler = NodeSpec(
-        name="pooler", engine=STATELESS, ports={"encoder_hidden": "any[n,d]", "pooled": "any[d]", "logits": "any[k]?"},
-        batch_key=("encoder_hidden",), doc="attentive pooling, and class logits where the checkpoint has a head",
-    )  # fmt: skip
+        name="pooler",
+        engine=STATELESS,
+        ports={"encoder_hidden": "any[n,d]", "pooled": "any[d]", "logits": "any[k]?"},
+        batch_key=("encoder_hidden",),
+        doc="attentive pooling, and class logits where the checkpoint has a head",
+    )
     walks: dict[str, Walk] = {
         "encode": GraphNode(
-            encoder, (CLIP, "layers", from_param("pooling")), (_send("encoder_hidden"), _send("pooled"), _send("layer_hidden"))
+            encoder,
+            (CLIP, "layers", from_param("pooling")),
+            (_send("encoder_hidden"), _send("pooled"), _send("layer_hidden")),
         ),
         "classify": Sequential(
             GraphNode(encoder, (CLIP,), (GraphEdge("encoder_hidden", pooler),)),

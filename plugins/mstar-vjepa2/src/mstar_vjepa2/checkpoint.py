@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import WeightsError
-
 from mstar_vjepa2.ac_graph import Sizes
 
 CONFIG: Final = "config.json"
@@ -30,6 +29,10 @@ def read_ac_sizes(folder: Path) -> Sizes:
             conditions=3 if predictor.get("use_extrinsics") else 2,
         )
     except KeyError as error:
-        raise WeightsError(f"{path} lacks {error.args[0]}", hint="write the file as the README says", file=str(path)) from error
+        raise WeightsError(
+            f"{path} lacks {error.args[0]}", hint="write the file as the README says", file=str(path)
+        ) from error
     except (OSError, TypeError, ValueError) as error:
-        raise WeightsError(f"{path} cannot be read", str(error), "write the file as the README says", file=str(path)) from error
+        raise WeightsError(
+            f"{path} cannot be read", str(error), "write the file as the README says", file=str(path)
+        ) from error

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from mstar_core.errors import RequestError
 from mstar_core.plugin import param
-
 from mstar_vjepa2.values import check_shape, shape_of
 
 TASKS: Final = ("encode", "predict", "rollout", "plan", "classify")
@@ -21,6 +20,7 @@ MOST_FRAMES: Final = 32
 POSE: Final = 7
 """Values of a state or an action: position, Euler angles, gripper."""
 
+AXES: Final = ("x", "y", "z", "gripper")
 FEW_CANDIDATES: Final = 8
 """Up to so many candidates send their latents unasked; more send energies."""
 
@@ -36,29 +36,53 @@ class Common:
     output_format: str = param("raw", "form of tensors", choices=("raw", "npy", "safetensors", "json"))
     output_dtype: str = param("float32", "number type of tensors", choices=("float32", "float16", "bfloat16"))
     skip_predictor: bool = param(False, "earlier name of task encode")
-    rollout_horizon: int | None = param(None, "earlier name of horizon; above 1 it also means task rollout", ge=1, le=MOST_FRAMES)
+    rollout_horizon: int | None = param(
+        None, "earlier name of horizon; above 1 it also means task rollout", ge=1, le=MOST_FRAMES
+    )
     stream_rollout: bool = param(True, "send each step as it ends; false joins them at the end")
 
     def check(self) -> Iterator[RequestError]:
         """Rules across fields."""
         for name in self.returns or ():
             if name not in RETURNS:
-                yield RequestError(f"return names {name!r}", hint=f"of {', '.join(RETURNS)}", field="return", value=name, allowed=", ".join(RETURNS))
+                yield RequestError(
+                    f"return names {name!r}",
+                    hint=f"of {', '.join(RETURNS)}",
+                    field="return",
+                    value=name,
+                    allowed=", ".join(RETURNS),
+                )
         if self.output_format == "npy" and self.output_dtype == "bfloat16":
-            yield RequestError("npy holds no bfloat16", hint="ask for safetensors or raw, or for float16", field="output_dtype")
+            yield RequestError(
+                "npy holds no bfloat16", hint="ask for safetensors or raw, or for float16", field="output_dtype"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params(Common):
     """V-JEPA 2: encode, predict, roll out without actions, classify."""
 
-    task: str | None = param(None, "what to do. Default encode; predict where video is asked for", choices=("encode", "predict", "rollout", "classify"))
-    num_frames: int | None = param(None, "frames taken from the clip. Default 64, or all of a shorter one", ge=1, le=768)
+    task: str | None = param(
+        None,
+        "what to do. Default encode; predict where video is asked for",
+        choices=("encode", "predict", "rollout", "classify"),
+    )
+    num_frames: int | None = param(
+        None, "frames taken from the clip. Default 64, or all of a shorter one", ge=1, le=768
+    )
     fps: float | None = param(None, "frames per second taken from the clip, in place of num_frames", gt=0, le=240)
-    pooling: str = param("none", "reduce the encoder's tokens; attentive needs a classifier checkpoint", choices=POOLINGS)
-    layers: tuple[int, ...] | None = param(None, "encoder blocks whose output to return, 0 = patches. Default the last, normed", ge=0, le=64, max_items=65)
-    context_mask: tuple[int, ...] | None = param(None, "token ids that the predictor sees. Default all", ge=0, max_items=65_536)
-    target_mask: tuple[int, ...] | None = param(None, "token ids to predict; may lie past the clip. Default all", ge=0, max_items=65_536)
+    pooling: str = param(
+        "none", "reduce the encoder's tokens; attentive needs a classifier checkpoint", choices=POOLINGS
+    )
+    layers: tuple[int, ...] | None = param(
+        None, "encoder blocks whose output to return, 0 = patches. Default the last, normed", ge=0, le=64, max_items=65
+    )
+    context_mask: tuple[int, ...] | None = param(
+        None, "token ids that the predictor sees. Default all", ge=0, max_items=65_536
+    )
+    target_mask: tuple[int, ...] | None = param(
+        None, "token ids to predict; may lie past the clip. Default all", ge=0, max_items=65_536
+    )
     horizon: int | None = param(None, "rollout steps. Default 1", ge=1, le=MOST_FRAMES)
 
     @property
@@ -86,18 +110,24 @@ class Params(Common):
             yield RequestError(f"{lacking} is missing", hint="send both masks or neither", field=lacking)
         for name, mask in (("context_mask", self.context_mask), ("target_mask", self.target_mask)):
             if mask == ():
-                yield RequestError(f"{name} is empty", hint="name at least one token, or leave both masks out", field=name)
+                yield RequestError(
+                    f"{name} is empty", hint="name at least one token, or leave both masks out", field=name
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionParams(Common):
     """V-JEPA 2-AC: encode, predict, roll candidate actions out, plan."""
 
-    task: str | None = param(None, "what to do. Default encode; see the earlier names", choices=("encode", "predict", "rollout", "plan"))
-    actions: Any = param(None, "[H, 7] or [candidates, H, 7]: position (m), Euler angles (rad), gripper, each as a change")
-    states: Any = param(None, "[context frames, 7]; with state_mode given, one for each action, or per candidate")
+    task: str | None = param(
+        None, "what to do. Default encode; see the earlier names", choices=("encode", "predict", "rollout", "plan")
+    )
+    actions: object = param(
+        None, "[H, 7] or [candidates, H, 7]: position (m), Euler angles (rad), gripper, each as a change"
+    )
+    states: object = param(None, "[context frames, 7]; with state_mode given, one for each action, or per candidate")
     state_mode: str = param("integrate", "where later states come from", choices=("integrate", "given"))
-    extrinsics: Any = param(None, "[H, 6] camera poses, for checkpoints that take them")
+    extrinsics: object = param(None, "[H, 6] camera poses, for checkpoints that take them")
     context_frames: int = param(1, "first frames of the clip that are seen before the rollout", ge=1, le=MOST_FRAMES)
     horizon: int | None = param(None, "rollout steps. Default from actions; plan 2", ge=1, le=MOST_FRAMES)
     normalize_reps: bool = param(True, "normalise latents between steps, as in training")
@@ -111,11 +141,13 @@ class ActionParams(Common):
     momentum_mean_gripper: float = param(0.15, "momentum_mean of the gripper", ge=0, le=1)
     momentum_std_gripper: float = param(0.15, "momentum_std of the gripper", ge=0, le=1)
     close_gripper: int | None = param(None, "step from which the gripper is held closed", ge=0, le=MOST_FRAMES)
-    axis: dict[str, Any] | None = param(None, "fixed values of planned axes, by x, y, z, gripper")
-    noise: Any = param(None, "[cem_steps, horizon, samples, 4] in place of drawn numbers")
+    axis: object = param(None, "fixed values of planned axes, by x, y, z, gripper")
+    noise: object = param(None, "[cem_steps, horizon, samples, 4] in place of drawn numbers")
     seed: int = param(0, "of planning: same seed, same plan", ge=0, le=2**63 - 1, openai="seed")
     mpc: bool = param(False, "earlier name of a rollout that is scored against a goal")
-    goal: Any = param(None, "goal latents [tokens, width]; a goal image is a second upload", aliases=("goal_hidden",))
+    goal: object = param(
+        None, "goal latents [tokens, width]; a goal image is a second upload", aliases=("goal_hidden",)
+    )
     goal_hidden_fill: float | None = param(None, "earlier way to send goal latents of one value")
 
     @property
@@ -164,25 +196,43 @@ class ActionParams(Common):
         steps = self.plan_steps if is_planning else self.steps
         if self.context_frames + steps - 1 > MOST_FRAMES:
             most = MOST_FRAMES - self.context_frames + 1
-            yield RequestError(f"horizon is {steps}, allowed is <= {most}", f"{self.context_frames} context frames", field="horizon", value=str(steps))
+            yield RequestError(
+                f"horizon is {steps}, allowed is <= {most}",
+                f"{self.context_frames} context frames",
+                field="horizon",
+                value=str(steps),
+            )
         yield from self._check_rollout()
 
     def _check_plan(self) -> Iterator[RequestError]:
         if self.topk > self.samples:
-            yield RequestError(f"topk is {self.topk}, above samples {self.samples}", hint="lower topk", field="topk", value=str(self.topk))
-        if self.axis is not None and not isinstance(self.axis, dict):
+            yield RequestError(
+                f"topk is {self.topk}, above samples {self.samples}",
+                hint="lower topk",
+                field="topk",
+                value=str(self.topk),
+            )
+        axes = {} if self.axis is None else self.axis
+        if not isinstance(axes, dict):
             yield RequestError("axis is no object", hint='send {"x": 0.02}', field="axis")
             return
-        for name, value in (self.axis or {}).items():
-            if name not in ("x", "y", "z", "gripper") or isinstance(value, bool) or not isinstance(value, (int, float)):
-                yield RequestError(f"axis {name!r} cannot be fixed to {value!r}", hint="x, y, z or gripper, and a number", field="axis")
+        for name, value in axes.items():
+            if name not in AXES or isinstance(value, bool) or not isinstance(value, (int, float)):
+                hint = f"{', '.join(AXES)}, each with a number"
+                yield RequestError(f"axis {name!r} cannot be fixed to {value!r}", hint=hint, field="axis")
 
     def _check_rollout(self) -> Iterator[RequestError]:
         if self.task != "rollout":
             return
         for name, value in (("actions", self.actions), ("states", self.states)):
             if value is None:
-                yield RequestError(f"{name} is missing", hint="a rollout needs actions and states", field=name, code="missing_field")
+                yield RequestError(
+                    f"{name} is missing", hint="a rollout needs actions and states", field=name, code="missing_field"
+                )
         needed = self.context_frames + self.steps - 1
         if self.actions is not None and self.action_count < needed:
-            yield RequestError(f"actions hold {self.action_count} steps, needed are {needed}", hint="send more, or lower horizon", field="actions")
+            yield RequestError(
+                f"actions hold {self.action_count} steps, needed are {needed}",
+                hint="send more, or lower horizon",
+                field="actions",
+            )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mstar_core.plugin import Image, ModelSpec, Partition, Scalar, TensorData, Video, WeightRef, hookimpl
-
 from mstar_vjepa2.ac_graph import Sizes, build_ac
 from mstar_vjepa2.base_graph import build_base
 from mstar_vjepa2.checkpoint import read_ac_sizes
@@ -20,7 +19,7 @@ PLUGIN_API = 1
 
 
 def base_spec() -> ModelSpec:
-    """V-JEPA 2; its graph is the same for every size. Latents leave as tensors, or as video where only that is asked for."""
+    """V-JEPA 2; its graph is the same for every size. Latents leave the graph as tensors."""
     graph = build_base()
     return ModelSpec(
         name="vjepa2",
@@ -80,7 +79,12 @@ def bind_ac(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, An
     sizes = read_ac_sizes(folder)
     graph = build_ac(sizes)
     (partition,) = given.partitions
-    return replace(given, nodes=graph.nodes, partitions=(replace(partition, walks=graph.walks),), max_seq_len=32 * sizes.frame_tokens)
+    return replace(
+        given,
+        nodes=graph.nodes,
+        partitions=(replace(partition, walks=graph.walks),),
+        max_seq_len=32 * sizes.frame_tokens,
+    )
 
 
 @hookimpl

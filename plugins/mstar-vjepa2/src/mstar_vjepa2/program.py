@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from mstar_core.plugin import InputFact, ProgramRequest, Run
+from mstar_core.plugin import ProgramRequest, Run
 from mstar_core.plugin.program import ProgramGenerator
-
 from mstar_vjepa2.params import FEW_CANDIDATES
 
 MASKS: Final = ("context_mask", "target_mask")
 GOALS: Final = ("goal_frame", "goal_latents")
 CLIP: Final = "pixel_values_videos"
+
+Named = dict[str, Any]
+"""Inputs of a Run by name; Any, since a type checker holds ** against the Run's own options too."""
 
 
 def vjepa2(request: ProgramRequest) -> ProgramGenerator:
@@ -38,14 +40,19 @@ def vjepa2_ac(request: ProgramRequest) -> ProgramGenerator:
             yield Run("encode", **_given(request, CLIP))
         case "predict":
             frames = len(request.inputs[CLIP])
-            yield Run("predict", max_iters=frames, sample=False, **_given(request, CLIP, "given_actions", "given_states", "given_extrinsics"))
+            yield Run(
+                "predict",
+                max_iters=frames,
+                sample=False,
+                **_given(request, CLIP, "given_actions", "given_states", "given_extrinsics"),
+            )
         case "plan":
             yield [*_context(request), _plan(request)]
         case _:
             yield [*_context(request), _rollout(request)]
 
 
-def _given(request: ProgramRequest, *names: str) -> dict[str, InputFact]:
+def _given(request: ProgramRequest, *names: str) -> Named:
     return {name: request.inputs[name] for name in names if name in request.inputs}
 
 
@@ -56,7 +63,7 @@ def _context(request: ProgramRequest) -> list[Run]:
         return []
     inputs = request.inputs
     named = {"given_actions": "past_actions", "given_states": "past_states", "given_extrinsics": "past_extrinsics"}
-    known = {port: inputs[name] for port, name in named.items() if name in inputs}
+    known: Named = {port: inputs[name] for port, name in named.items() if name in inputs}
     return [Run("prefill_context", max_iters=earlier, sample=False, pixel_values_videos=inputs["context"], **known)]
 
 

@@ -35,31 +35,70 @@ BASE_SAMPLES = (
     Sample(name="predict", inputs={**CLIP, **MASKS}, outputs=TENSOR, params={"task": "predict"}),
     Sample(name="predict, as video", inputs={**CLIP, **MASKS}, outputs=LEGACY),
     Sample(name="rollout", inputs={**CLIP, **MASKS}, outputs=TENSOR, params={"task": "rollout", "horizon": 4}),
-    Sample(name="rollout, earlier names", inputs={**CLIP, **MASKS}, outputs=LEGACY, params={"rollout_horizon": 4, "stream_rollout": False}),
+    Sample(
+        name="rollout, earlier names",
+        inputs={**CLIP, **MASKS},
+        outputs=LEGACY,
+        params={"rollout_horizon": 4, "stream_rollout": False},
+    ),
     Sample(name="encode, earlier name", inputs=CLIP, outputs=LEGACY, params={"skip_predictor": True}),
 )
 
 _PAST = {"context": (2, 3, 256, 256), "past_actions": (2, 7), "past_states": (2, 7)}
 _TAUGHT = {"pixel_values_videos": (4, 3, 256, 256), "given_actions": (4, 7), "given_states": (4, 7)}
-_PLAN = {**FRAME, **GOAL, "mean": (2, 4), "std": (2, 4), "noise": (10, 2, 400, 4), "fixed_axes": (4,), "close_from": (1,), "state": (7,)}
+_PLAN = {
+    **FRAME,
+    **GOAL,
+    "mean": (2, 4),
+    "std": (2, 4),
+    "noise": (10, 2, 400, 4),
+    "fixed_axes": (4,),
+    "close_from": (1,),
+    "state": (7,),
+}
 
 AC_SAMPLES = (
     Sample(name="encode", inputs=FRAME, outputs=TENSOR),
     Sample(name="predict", inputs=_TAUGHT, outputs=TENSOR, params={"task": "predict"}),
     Sample(name="rollout", inputs=_start(4), outputs=TENSOR, params=_roll(4)),
-    Sample(name="rollout, given states", inputs={**_start(2), "states": (2, 7)}, outputs=TENSOR, params=_roll(2, state_mode="given")),
-    Sample(name="rollout, last frame", inputs=_start(4), outputs=TENSOR, params=_roll(4, **{"return": ["final_only"]})),
     Sample(
-        name="rollout, three context frames", inputs={**_start(2, 3), **_PAST}, outputs=TENSOR,
+        name="rollout, given states",
+        inputs={**_start(2), "states": (2, 7)},
+        outputs=TENSOR,
+        params=_roll(2, state_mode="given"),
+    ),
+    Sample(name="rollout, last frame", inputs=_start(4), outputs=TENSOR, params=_roll(4, returns=["final_only"])),
+    Sample(
+        name="rollout, three context frames",
+        inputs={**_start(2, 3), **_PAST},
+        outputs=TENSOR,
         params={**_roll(4, 3, context_frames=3), "states": [POSE] * 3},
     ),
     Sample(name="rollout, scored", inputs={**_start(2, 3), **GOAL}, outputs=SCORED, params=_roll(2, 3)),
-    Sample(name="rollout, scored, last frame", inputs={**_start(2, 3), **GOAL}, outputs=SCORED, params=_roll(2, 3, returns=["latents", "final_only"])),
+    Sample(
+        name="rollout, scored, last frame",
+        inputs={**_start(2, 3), **GOAL},
+        outputs=SCORED,
+        params=_roll(2, 3, returns=["latents", "final_only"]),
+    ),
     Sample(name="rollout, many candidates", inputs={**_start(2, 64), **GOAL}, outputs=SCORED, params=_roll(2, 64)),
     Sample(
-        name="rollout, earlier names", inputs={**_start(2, 3), "goal_latents": (256, 1408)}, outputs=LEGACY,
-        params={"mpc": True, "rollout_horizon": 2, "goal_hidden_fill": 0.0, "actions": [[MOVE] * 2] * 3, "states": [POSE]},
+        name="rollout, earlier names",
+        inputs={**_start(2, 3), "goal_latents": (256, 1408)},
+        outputs=LEGACY,
+        params={
+            "mpc": True,
+            "rollout_horizon": 2,
+            "goal_hidden_fill": 0.0,
+            "actions": [[MOVE] * 2] * 3,
+            "states": [POSE],
+        },
     ),
     Sample(name="plan", inputs=_PLAN, outputs=TENSOR, params={"task": "plan"}),
-    Sample(name="plan, earlier frames", inputs={**_PLAN, **_PAST}, outputs=TENSOR, params={"task": "plan", "context_frames": 3, "axis": {"z": 0.0}}),
-)  # fmt: skip
+    Sample(
+        name="plan, earlier frames",
+        inputs={**_PLAN, **_PAST},
+        outputs=TENSOR,
+        params={"task": "plan", "context_frames": 3, "axis": {"z": 0.0}},
+    ),
+)
