@@ -15,6 +15,7 @@ from mstar_core.graph.actions import (
     Hold,
     Iteration,
     Key,
+    Recall,
     Ref,
     RunInput,
     Send,
@@ -22,6 +23,7 @@ from mstar_core.graph.actions import (
     ToStream,
     Want,
 )
+from mstar_core.graph.check import check_graph, walk_inputs
 from mstar_core.graph.compiled import CompiledLoop, CompiledTask, CompiledWalk, Kind, Outlet, Source, TaskInput
 from mstar_core.graph.cut import Crossing, RankWalk, crossings, cut
 from mstar_core.graph.edges import (
@@ -51,6 +53,7 @@ from mstar_core.graph.nodes import (
     from_param,
 )
 from mstar_core.graph.readiness import WalkState, loop_limits
+from mstar_core.graph.stream import Chunk, ChunkCursor
 from mstar_core.graph.walks import (
     GraphNode,
     Loop,
@@ -76,6 +79,8 @@ __all__ = [
     "Actions",
     "AskStop",
     "Attend",
+    "Chunk",
+    "ChunkCursor",
     "ChunkPolicy",
     "CompiledLoop",
     "CompiledTask",
@@ -104,6 +109,7 @@ __all__ = [
     "Parallel",
     "PortType",
     "RankWalk",
+    "Recall",
     "Ref",
     "RunInput",
     "Sampling",
@@ -121,6 +127,7 @@ __all__ = [
     "Walk",
     "WalkState",
     "Want",
+    "check_graph",
     "compile_graph",
     "compile_walk",
     "crossings",
@@ -130,5 +137,6 @@ __all__ = [
     "held_ports",
     "loop_limits",
     "loops",
+    "walk_inputs",
     "wire",
 ]

@@ -11,7 +11,7 @@ Iteration = tuple[int, ...]
 
 
 class Key(NamedTuple):
-    """Name of a value that the caller stores from the event that brings it until its Free.
+    """Name of a value that the caller stores from the event (or Recall) that brings it until its Free.
 
     address: a task, or number of tasks + loop. port: an output port; a carried port, `=port` (handed out by a loop) or
     `$chunk` where the address is a loop's (or a bare stream input's task).
@@ -29,7 +29,7 @@ class RunInput(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What an output port of a node last held for this request (Hold)."""
+    """What an output port of a node last held for this request (Hold). Only in FireLoop and AskStop."""
 
     node: str
     port: str
@@ -98,6 +98,14 @@ class Hold(NamedTuple):
     value: Key
 
 
+class Recall(NamedTuple):
+    """Store what (node, port) last held under `value`, from where it is freed like any other."""
+
+    value: Key
+    node: str
+    port: str
+
+
 class Emit(NamedTuple):
     """Send a value to the client."""
 
@@ -141,5 +149,5 @@ class EndWalk(NamedTuple):
     counts: dict[str, int]
 
 
-Action = Fire | FireLoop | AskStop | Want | Hold | Emit | ToStream | Send | Free | EndWalk
+Action = Fire | FireLoop | AskStop | Want | Hold | Recall | Emit | ToStream | Send | Free | EndWalk
 Actions = list[Action]

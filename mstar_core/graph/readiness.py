@@ -24,6 +24,7 @@ from mstar_core.graph.actions import (
     Hold,
     Iteration,
     Key,
+    Recall,
     Ref,
     RunInput,
     Send,
@@ -433,9 +434,26 @@ class WalkState:
         """Give a loop the starting values that do not come from the walk itself."""
         for number, variable in enumerate(run.loop.variables):
             if run.owned[number] and variable.start.kind is Kind.RUN:
-                self._give_start(run, number, self._from_run(run.loop, number) or Held(*variable.held))
+                known = self._from_run(run.loop, number)
+                recalled = self._recall(run, number) if known is None and not run.loop.resident else None
+                self._give_start(run, number, known or recalled or Held(*variable.held))
+                self._release(recalled)
         self._test_held(run)
         self._later(lambda: self._advance(run))
+
+    def _recall(self, run: LoopRun, number: int) -> Key:
+        """Name the value that a port holds now, which a firing inside the loop may replace before it is used."""
+        variable = run.loop.variables[number]
+        key = Key(self.walk.address(run.loop.index), variable.port, (*run.scope.path, -1))
+        self._bring_in([key])
+        self._act(Recall(key, *variable.held))
+        return key
+
+    def _keep_held(self, run: LoopRun) -> None:
+        """Results of a resident loop that did not iterate: a later run of it would replace what is held."""
+        for number, value in enumerate(run.values):
+            if isinstance(value, Held):
+                run.values[number] = self._recall(run, number)
 
     def _enter_loop(self, scope: Scope, run: LoopRun) -> None:
         """Bring carried values, imports and the chunk into a new iteration."""
@@ -528,6 +546,9 @@ class WalkState:
         if run.end is None or any(isinstance(value, Pending) for value in (*values, *run.imports)):
             return
         run.over = True
+        if run.loop.results:
+            self._keep_held(run)
+        values = [value for value, owned in zip(run.values, run.owned, strict=True) if owned]
         loop, scope, (count, reason) = run.loop, run.scope, run.end
         if self.share.leads(loop.index):
             self._counts[loop.name] = self._counts.get(loop.name, 0) + count
