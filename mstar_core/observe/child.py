@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -158,20 +158,13 @@ class ChildLife:
 
     def fatal(self, error: BaseException) -> None:
         """Write why this process dies to the run directory and to its log. Never raises; the first cause is kept."""
-        record = fatal_record(error, self.name, self.incarnation)
-        log.critical("%s", record["message"], extra={"facts": {key: record[key] for key in ("class", "hint", "where")}})
-        with suppress(OSError):
-            write_fatal(self._run_dir / "children" / f"{self.name}.fatal.json", record)
+        note_fatal(error, self.name, self.incarnation, self._run_dir)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Around a process's main: an error that ends it is written down, then becomes its exit code."""
-        try:
+        with _guarded(self.name, self.incarnation, self._run_dir):
             yield
-        except Exception as error:
-            self.fatal(error)
-            code = error.exit_code if isinstance(error, MstarError) else ExitCode.INTERNAL
-            raise SystemExit(int(code)) from error
 
     def _hello(self) -> Hello:
         return Hello(
@@ -187,6 +180,29 @@ class ChildLife:
             return
         with suppress(MstarError):  # a supervisor that does not read is seen by its missing pings
             self._courier.send(SUPERVISOR, message)
+
+
+def guarded_process(name: str, incarnation: int, spec: Deployed) -> AbstractContextManager[None]:
+    """`ChildLife.guarded` for what comes before there is a ChildLife: reading the model, opening sockets."""
+    return _guarded(name, incarnation, Path(spec.run_dir))
+
+
+@contextmanager
+def _guarded(name: str, incarnation: int, run_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        note_fatal(error, name, incarnation, run_dir)
+        code = error.exit_code if isinstance(error, MstarError) else ExitCode.INTERNAL
+        raise SystemExit(int(code)) from error
+
+
+def note_fatal(error: BaseException, name: str, incarnation: int, run_dir: Path) -> None:
+    """Log a death and write its record to the run directory. Never raises."""
+    record = fatal_record(error, name, incarnation)
+    log.critical("%s", record["message"], extra={"facts": {key: record[key] for key in ("class", "hint", "where")}})
+    with suppress(OSError):
+        write_fatal(run_dir / "children" / f"{name}.fatal.json", record)
 
 
 def fatal_record(error: BaseException, name: str, incarnation: int) -> dict[str, Any]:

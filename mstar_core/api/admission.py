@@ -1,0 +1,107 @@
+"""Who may run: a number of slots and a bounded queue in order of arrival. Owned by the api's service."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from mstar_core.errors import Overloaded
+
+RECENT: Final = 32
+"""Ends of requests that the drain rate is taken from."""
+
+UNKNOWN_WAIT_S: Final = 5
+LONGEST_WAIT_S: Final = 60
+
+
+class Admission:
+    """Places for requests. A place is held from arrival to end; a slot from its turn to its end.
+
+    Invariant: running + waiting + preparing == places held, running <= slots.
+    """
+
+    def __init__(self, slots: int, queue: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.slots = slots
+        self.queue = queue
+        self.running = 0
+        self.places = 0
+        self._clock = clock
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._ends: deque[float] = deque(maxlen=RECENT)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that hold a place and no slot."""
+        return self.places - self.running
+
+    def check(self) -> None:
+        """Raise Overloaded when no place is left; before a body is read for nothing."""
+        if self.places >= self.slots + self.queue:
+            raise Overloaded(
+                "the queue is full",
+                hint=f"{self.running} requests run and {self.waiting} wait; send it again later",
+                retry_after_s=self.retry_after_s(),
+            )
+
+    @contextmanager
+    def place(self) -> Iterator[Place]:
+        """Take a place for one request. Gives it back, with the slot, however the block ends. Raises Overloaded."""
+        self.check()
+        self.places += 1
+        held = Place(self)
+        try:
+            yield held
+        finally:
+            held.leave()
+            self.places -= 1
+            self._ends.append(self._clock())
+
+    def retry_after_s(self) -> int:
+        """Seconds until those who wait now are likely through, from how fast the recent requests ended; 1 to 60."""
+        if len(self._ends) < 2:
+            return UNKNOWN_WAIT_S
+        span = max(self._clock() - self._ends[0], 1e-3)
+        return min(LONGEST_WAIT_S, max(1, math.ceil(span / len(self._ends) * (self.waiting + 1))))
+
+    def _enter(self) -> asyncio.Future[None]:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._admit()
+        return turn
+
+    def _admit(self) -> None:
+        while self._waiting and self.running < self.slots:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self.running += 1
+                turn.set_result(None)
+
+
+class Place:
+    """One request's place. `run` waits for its turn; `leave` may be called any number of times."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._turn: asyncio.Future[None] | None = None
+
+    async def run(self) -> None:
+        """Wait for a slot, behind those who came before."""
+        if self._turn is None:
+            self._turn = self._admission._enter()
+        await asyncio.shield(self._turn)
+
+    def leave(self) -> None:
+        """Give the slot, or the turn in the queue, back."""
+        turn, self._turn = self._turn, None
+        if turn is None:
+            return
+        if not turn.done():
+            turn.cancel()
+        elif not turn.cancelled():
+            self._admission.running -= 1
+        self._admission._admit()

@@ -1,0 +1,218 @@
+"""The HTTP application: routes, and the one wrapper that all of them share. Built by main, served in its loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sanic import Request, Sanic
+from sanic.exceptions import MethodNotAllowed as SanicMethodNotAllowed
+from sanic.exceptions import NotFound as SanicNotFound
+from sanic.exceptions import PayloadTooLarge, RequestCancelled, RequestTimeout, SanicException
+from sanic.handlers import ErrorHandler
+from sanic.response import HTTPResponse
+
+from mstar_core.api.auth import check_key
+from mstar_core.api.errors import MethodNotAllowed, SlowUpload, reply_of, unsupported_endpoint
+from mstar_core.api.exchange import Exchange, new_exchange, take_header_id
+from mstar_core.api.routes.generate import generate
+from mstar_core.api.routes.health import health, metrics, ready, version
+from mstar_core.api.routes.models import model, models
+from mstar_core.api.routes.requests import cancel, request_state
+from mstar_core.api.routes.speech import speech
+from mstar_core.api.service import Service
+from mstar_core.errors import MstarError, NotFound, RequestError, TooLarge, did_you_mean
+from mstar_core.observe.logs import request_scope
+
+HEADER_BYTES: Final = 32 * 1024
+KEEP_ALIVE_S: Final = 120
+"""Longer than the idle time of common clients, so that the client is the one who closes."""
+
+HEADERS_S: Final = 60
+NO_LIMIT_S: Final = 7 * 24 * 3600
+"""Sanic's own limit on answers; the deadline of each request governs."""
+
+Handler = Callable[[Exchange], Awaitable[HTTPResponse | None]]
+log = logging.getLogger("mstar.api")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One path. needs: the model's mapping that it depends on. is_open: no key is asked for."""
+
+    method: str
+    path: str
+    handler: Handler
+    name: str
+    needs: str | None = None
+    is_native: bool = False
+    is_open: bool = False
+    reads_body: bool = False
+
+
+ROUTES: Final = (
+    Route(method="POST", path="/generate", handler=generate, name="generate", is_native=True, reads_body=True),
+    Route(method="POST", path="/v1/audio/speech", handler=speech, name="speech", needs="speech", reads_body=True),
+    Route(method="GET", path="/v1/models", handler=models, name="models"),
+    Route(method="GET", path="/v1/models/<name:path>", handler=model, name="model"),
+    Route(method="GET", path="/v1/requests/<name:str>", handler=request_state, name="request"),
+    Route(method="POST", path="/v1/requests/<name:str>/cancel", handler=cancel, name="cancel"),
+    Route(method="GET", path="/health", handler=health, name="health", is_open=True),
+    Route(method="GET", path="/ready", handler=ready, name="ready", is_open=True),
+    Route(method="GET", path="/version", handler=version, name="version"),
+    Route(method="GET", path="/metrics", handler=metrics, name="metrics"),
+)
+
+ENDPOINTS: Final = {
+    "chat": "/v1/chat/completions",
+    "speech": "/v1/audio/speech",
+    "image": "/v1/images/generations",
+    "image_edit": "/v1/images/edits",
+    "transcription": "/v1/audio/transcriptions",
+}
+"""Routes that a model may map, by the name of the mapping."""
+
+
+def make_app(service: Service) -> Sanic[Any, Any]:
+    """The application over a service. Its name is unique, since Sanic keeps a list of all applications."""
+    app: Sanic[Any, Any] = Sanic(
+        f"mstar-{secrets.token_hex(8)}", configure_logging=False, error_handler=_Errors(service)
+    )
+    app.config.update(
+        {
+            "ACCESS_LOG": False,
+            "MOTD": False,
+            "KEEP_ALIVE_TIMEOUT": KEEP_ALIVE_S,
+            "REQUEST_TIMEOUT": HEADERS_S,
+            "RESPONSE_TIMEOUT": NO_LIMIT_S,
+            "REQUEST_MAX_HEADER_SIZE": HEADER_BYTES,
+            "REQUEST_MAX_SIZE": service.deployment.api.max_body_bytes + 1,  # our own count says it first, and clearly
+            "FALLBACK_ERROR_FORMAT": "json",
+        }
+    )
+    mapped = mapped_endpoints(service)
+    for route in ROUTES:
+        is_served = route.needs is None or route.needs in service.model.routes
+        handler = route.handler if is_served else _unsupported(route.path, mapped)
+        _add(app, service, route, handler)
+    for name, path in ENDPOINTS.items():
+        if not any(route.path == path for route in ROUTES):
+            route = Route(method="POST", path=path, handler=_unsupported(path, mapped), name=name)
+            _add(app, service, route, route.handler)
+    return app
+
+
+def mapped_endpoints(service: Service) -> list[str]:
+    """The inference routes that the loaded model serves."""
+    served = {route.needs for route in ROUTES if route.needs in service.model.routes}
+    return ["/generate", *(path for name, path in ENDPOINTS.items() if name in served)]
+
+
+def _unsupported(path: str, mapped: list[str]) -> Handler:
+    async def refuse(exchange: Exchange) -> HTTPResponse | None:
+        raise unsupported_endpoint(path, mapped)
+
+    return refuse
+
+
+def _add(app: Sanic[Any, Any], service: Service, route: Route, handler: Handler) -> None:
+    async def handle(request: Request, **_: str) -> HTTPResponse | None:
+        exchange = new_exchange(service, request, route.name, is_native=route.is_native)
+        return await _guarded(exchange, route, handler)
+
+    app.add_route(handle, route.path, methods=[route.method], name=route.name, stream=route.method == "POST")
+
+
+async def _guarded(exchange: Exchange, route: Route, handler: Handler) -> HTTPResponse | None:
+    # The isolation boundary of one request: whatever happens in a handler becomes one answer, one line, one count.
+    service = exchange.service
+    try:
+        take_header_id(exchange)
+        api = service.deployment.api
+        if not route.is_open and not (route.name == "metrics" and api.metrics_open):
+            exchange.key = check_key(api.api_keys, exchange.request.headers)
+        return await handler(exchange)
+    except asyncio.CancelledError:
+        exchange.status, exchange.code = 499, "disconnected"
+        raise
+    except MstarError as error:
+        return _failed(exchange, error)
+    except Exception as error:
+        log.exception("a handler failed")
+        return _failed(exchange, error)
+    finally:
+        _note(exchange, route)
+
+
+def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
+    reply = reply_of(error, exchange.request_id)
+    exchange.status, exchange.code = reply.status, reply.code
+    if isinstance(error, MstarError) and error.detail and reply.status >= 500:
+        log.error(
+            "a request failed: %s", error.title, extra={"facts": {"detail": error.detail, "id": exchange.request_id}}
+        )
+    if reply.status in (409, 413, 429, 503):
+        exchange.service.metrics.rejected.labels(reply.code).inc()
+    if exchange.has_begun:
+        if exchange.request.stream is not None and exchange.code == "internal_error":
+            exchange.abort()
+        return None
+    return exchange.json(reply.native_body if exchange.is_native else reply.body, reply.status, reply.headers)
+
+
+def _note(exchange: Exchange, route: Route) -> None:
+    total_s = exchange.service.clock() - exchange.started
+    metrics = exchange.service.metrics
+    metrics.requests.labels(route.name, exchange.code).inc()
+    if route.reads_body:
+        metrics.request_s.labels(route.name).observe(total_s)
+    with request_scope(exchange.request_id):
+        facts = {
+            "route": route.name,
+            "status": exchange.status,
+            "code": exchange.code,
+            "total_ms": round(total_s * 1000, 3),
+        }
+        log.log(logging.INFO if route.reads_body else logging.DEBUG, "answered", extra={"facts": facts})
+
+
+class _Errors(ErrorHandler):
+    """Answers for what never reached a handler of ours: unknown paths, wrong verbs, broken HTTP."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__()
+        self._service = service
+
+    def default(self, request: Request, exception: Exception) -> HTTPResponse:
+        exchange = new_exchange(self._service, request, "none", is_native=False)
+        error = _http_error(request, exception)
+        if not isinstance(error, MstarError):
+            log.error("a request failed before its handler", exc_info=exception)
+        reply = reply_of(error, exchange.request_id)
+        self._service.metrics.requests.labels("none", reply.code).inc()
+        return exchange.json(reply.body, reply.status, reply.headers)
+
+
+def _http_error(request: Request, exception: Exception) -> Exception:
+    match exception:
+        case SanicNotFound():
+            hint = did_you_mean(request.path, [route.path for route in ROUTES if "<" not in route.path])
+            return NotFound(f"there is no {request.path[:80]}", hint=hint)
+        case SanicMethodNotAllowed():
+            return MethodNotAllowed(
+                f"{request.path[:80]} does not take {request.method[:16]}", code="method_not_allowed"
+            )
+        case PayloadTooLarge():
+            return TooLarge("the header or the body is too large", code="body_too_large")
+        case RequestTimeout():
+            return SlowUpload("the request came too slowly")
+        case RequestCancelled():
+            return RequestError("the connection was closed", code="cancelled")
+        case SanicException() if exception.status_code < 500:
+            return RequestError("the request is not valid HTTP", code="bad_request")
+        case _:
+            return exception

@@ -1,0 +1,201 @@
+"""Sound in the forms that clients ask for: WAV, raw PCM, FLAC, MP3, Opus; whole and while it is generated.
+
+Samples are PCM16 little endian, interleaved. Encoders run on a thread: what they read is our own sound.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from mstar_core.errors import RequestError
+
+SAMPLE_BYTES: Final = 2
+UNKNOWN_SIZE: Final = 0xFFFFFFFF
+"""What a streamed WAV says of its sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioFormat:
+    """One `response_format`. container, codec: names of PyAV; empty: no encoder is needed."""
+
+    name: str
+    content_type: str
+    container: str = ""
+    codec: str = ""
+    bit_rate: int = 0
+
+
+FORMATS: Final = {
+    "wav": AudioFormat(name="wav", content_type="audio/wav"),
+    "pcm": AudioFormat(name="pcm", content_type="audio/pcm"),
+    "flac": AudioFormat(name="flac", content_type="audio/flac", container="flac", codec="flac"),
+    "mp3": AudioFormat(name="mp3", content_type="audio/mpeg", container="mp3", codec="libmp3lame", bit_rate=96_000),
+    "opus": AudioFormat(name="opus", content_type="audio/ogg", container="ogg", codec="libopus", bit_rate=48_000),
+}
+
+
+def audio_format(name: object) -> AudioFormat:
+    """The format that a request names. Raises RequestError for one that this server cannot write."""
+    found = FORMATS.get(name) if isinstance(name, str) else None
+    allowed = ", ".join(FORMATS)
+    if found is None:
+        raise RequestError(
+            f"response_format is {str(name)[:40]!r}, allowed is one of {allowed}",
+            field="response_format", allowed=allowed, code="unsupported_parameter",
+        )  # fmt: skip
+    if found.codec and not can_encode(found):
+        raise RequestError(
+            f"{found.name} cannot be written by this server", hint="send response_format wav or pcm",
+            field="response_format", code="unsupported_parameter",
+        )  # fmt: skip
+    return found
+
+
+def can_encode(form: AudioFormat) -> bool:
+    """Whether the installed libraries have the encoder."""
+    try:
+        import av
+    except ImportError:
+        return False
+    try:
+        av.Codec(form.codec, "w")
+    except ValueError:  # av.codec.codec.UnknownCodecError is one
+        return False
+    return True
+
+
+def content_type(form: AudioFormat, rate: int, channels: int) -> str:
+    """The media type; raw PCM says what it holds."""
+    return f"{form.content_type};rate={rate};channels={channels}" if form.name == "pcm" else form.content_type
+
+
+def wav_header(rate: int, channels: int, size_bytes: int | None = None) -> bytes:
+    """The 44 bytes before PCM16. size_bytes: of the samples; None while it is not known."""
+    data = UNKNOWN_SIZE if size_bytes is None else size_bytes
+    riff = UNKNOWN_SIZE if size_bytes is None else size_bytes + 36
+    frame = channels * SAMPLE_BYTES
+    return struct.pack(
+        "<4sI4s4sIHHIIHH4sI",
+        b"RIFF", riff, b"WAVE", b"fmt ", 16, 1, channels, rate, rate * frame, frame, 8 * SAMPLE_BYTES, b"data", data,
+    )  # fmt: skip
+
+
+class Encoder(Protocol):
+    """Turns PCM16 into bytes of a file, piece by piece."""
+
+    def push(self, pcm: bytes) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+
+class PcmEncoder:
+    """PCM16 as it is, behind `head` once."""
+
+    def __init__(self, head: bytes = b"") -> None:
+        self._head = head
+
+    def push(self, pcm: bytes) -> bytes:
+        head, self._head = self._head, b""
+        return head + pcm
+
+    def end(self) -> bytes:
+        return self.push(b"")
+
+
+class _Sink(io.RawIOBase):
+    """Where a muxer writes a stream: it can only go on, never back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def write(self, data: Any) -> int:
+        self._parts.append(bytes(data))
+        return len(self._parts[-1])
+
+    def take(self) -> bytes:
+        data = b"".join(self._parts)
+        self._parts.clear()
+        return data
+
+
+class AvEncoder:
+    """FLAC, MP3 or Opus through PyAV. Not thread safe."""
+
+    def __init__(self, form: AudioFormat, rate: int, channels: int, sink: _Sink | io.BytesIO) -> None:
+        import av
+
+        self._rate = rate
+        self._layout = "mono" if channels == 1 else "stereo"
+        self._channels = channels
+        self._sink = sink
+        options = {"write_xing": "0"} if form.container == "mp3" and isinstance(sink, _Sink) else {}
+        self._container = av.open(sink, mode="w", format=form.container, options=options)
+        codec: Any = form.codec
+        self._stream: Any = self._container.add_stream(codec, rate=rate)
+        self._stream.layout = self._layout
+        if form.bit_rate:
+            self._stream.bit_rate = form.bit_rate
+        if form.container == "ogg" and isinstance(sink, _Sink):
+            self._container.options["page_duration"] = "100000"
+        context = self._stream.codec_context
+        self._container.start_encoding()  # writes the header also when no sound follows
+        self._resampler = av.AudioResampler(
+            format=context.format, layout=self._layout, rate=context.sample_rate, frame_size=context.frame_size or 4096
+        )
+
+    def push(self, pcm: bytes) -> bytes:
+        import av
+
+        if pcm:
+            samples = np.frombuffer(pcm, dtype="<i2").reshape(1, -1)
+            frame = av.AudioFrame.from_ndarray(samples, format="s16", layout=self._layout)
+            frame.sample_rate = self._rate
+            self._encode(self._resampler.resample(frame))
+        return self._taken()
+
+    def end(self) -> bytes:
+        self._encode(self._resampler.resample(None))
+        self._mux(self._stream.encode(None))
+        self._container.close()
+        return self._taken()
+
+    def _encode(self, frames: list[Any]) -> None:
+        for frame in frames:
+            self._mux(self._stream.encode(frame))
+
+    def _mux(self, packets: Any) -> None:
+        for packet in packets:
+            self._container.mux(packet)
+
+    def _taken(self) -> bytes:
+        return self._sink.take() if isinstance(self._sink, _Sink) else b""
+
+
+def stream_encoder(form: AudioFormat, rate: int, channels: int) -> Encoder:
+    """An encoder whose bytes go out as they come."""
+    if form.codec:
+        return AvEncoder(form, rate, channels, _Sink())
+    return PcmEncoder(wav_header(rate, channels) if form.name == "wav" else b"")
+
+
+def encode_whole(form: AudioFormat, pcm: bytes, rate: int, channels: int) -> bytes:
+    """A complete file with true sizes."""
+    if not form.codec:
+        return (wav_header(rate, channels, len(pcm)) if form.name == "wav" else b"") + pcm
+    sink = io.BytesIO()
+    encoder = AvEncoder(form, rate, channels, sink)
+    encoder.push(pcm)
+    encoder.end()
+    return sink.getvalue()

@@ -1,0 +1,248 @@
+"""Request bodies: multipart, urlencoded, JSON; read as they come, bounded in size, number and time. Used by routes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import urllib.parse
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
+
+from mstar_core.api.errors import SlowUpload, UnsupportedType
+from mstar_core.api.multipart import MultipartParser, PartBegin, PartData, PartEnd, boundary_of
+from mstar_core.api.strict_json import parse_object
+from mstar_core.errors import RequestError, TooLarge
+
+SPOOL_BYTES: Final = 1 << 20
+"""An upload over this size goes to a file."""
+
+FLOOR_WINDOW_S: Final = 30.0
+FLOOR_BYTES_PER_S: Final = 16 * 1024
+YIELD_BYTES: Final = 256 * 1024
+KWARGS_BYTES: Final = 32 << 20
+INLINE_JSON_BYTES: Final = 512 * 1024
+"""JSON up to this size is parsed on the loop (a few milliseconds), larger on a thread."""
+
+
+class ByteStream(Protocol):
+    """Where the body comes from; None ends it."""
+
+    async def read(self) -> bytes | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyLimits:
+    """Sizes in bytes."""
+
+    body: int
+    text: int
+    files: int
+
+
+@dataclass(slots=True)
+class Upload:
+    """One file of a request. name: the client's label, never a path. Owned by `Uploads`."""
+
+    name: str
+    content_type: str
+    file: IO[bytes]
+    size: int = 0
+
+    def head(self, size: int = 64) -> bytes:
+        """The first bytes."""
+        self.file.seek(0)
+        return self.file.read(size)
+
+    def read(self) -> bytes:
+        """All bytes; may touch the disk, so call it on a thread."""
+        self.file.seek(0)
+        return self.file.read()
+
+
+@dataclass(slots=True)
+class Form:
+    """A body's fields and files in the order given. fields: text as sent, or JSON values of a JSON body."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    files: list[tuple[str, Upload]] = field(default_factory=list)
+
+
+class Uploads:
+    """The files of one request: in memory while small, then nameless files in `folder`. Freed by `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: list[Upload] = []
+
+    def new(self, name: str, content_type: str) -> Upload:
+        """An empty upload."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        spool: Any = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES, dir=str(self._folder))
+        upload = Upload(name=name, content_type=content_type, file=spool)
+        self._open.append(upload)
+        return upload
+
+    def close(self) -> None:
+        """Free all of them. Safe to call twice."""
+        for upload in self._open:
+            upload.file.close()
+        self._open.clear()
+
+
+@contextmanager
+def uploads_in(folder: Path) -> Iterator[Uploads]:
+    """Uploads that live as long as the block."""
+    uploads = Uploads(folder)
+    try:
+        yield uploads
+    finally:
+        uploads.close()
+
+
+def sweep(folder: Path) -> None:
+    """Empty the upload folder of an earlier life; nothing in it has an owner any more."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chmod(folder, 0o700)
+    for entry in folder.iterdir():
+        if not entry.is_dir():
+            entry.unlink(missing_ok=True)
+
+
+async def read_pieces(stream: ByteStream, limit: int) -> AsyncIterator[bytes]:
+    """The body piece by piece. Raises TooLarge beyond `limit` bytes, SlowUpload below the floor."""
+    loop = asyncio.get_running_loop()
+    total = window = since_yield = 0
+    window_end = loop.time() + FLOOR_WINDOW_S
+    while True:
+        try:
+            async with asyncio.timeout_at(window_end):
+                piece = await stream.read()
+        except TimeoutError:
+            if window < FLOOR_BYTES_PER_S * FLOOR_WINDOW_S:
+                raise SlowUpload(
+                    "the body comes too slowly", hint=f"send at least {FLOOR_BYTES_PER_S} bytes a second"
+                ) from None
+            window, window_end = 0, loop.time() + FLOOR_WINDOW_S
+            continue
+        if piece is None:
+            return
+        total += len(piece)
+        window += len(piece)
+        since_yield += len(piece)
+        if total > limit:
+            raise TooLarge(f"the body has more than {limit} bytes", code="body_too_large")
+        yield piece
+        if since_yield >= YIELD_BYTES:
+            since_yield = 0
+            await asyncio.sleep(0)
+
+
+async def read_json(stream: ByteStream, limits: BodyLimits) -> dict[str, Any]:
+    """A body that is one JSON object."""
+    data = b"".join([piece async for piece in read_pieces(stream, limits.body)])
+    if len(data) > INLINE_JSON_BYTES:
+        return await asyncio.to_thread(parse_object, data)
+    return parse_object(data)
+
+
+async def read_form(stream: ByteStream, content_type: str, limits: BodyLimits, uploads: Uploads) -> Form:
+    """A body of any kind that /generate takes. Raises RequestError, TooLarge, UnsupportedType, SlowUpload."""
+    match content_type.partition(";")[0].strip().lower():
+        case "multipart/form-data":
+            return await _multipart(stream, content_type, limits, uploads)
+        case "application/x-www-form-urlencoded":
+            return await _urlencoded(stream, limits)
+        case "application/json":
+            return Form(fields=await read_json(stream, limits))
+        case other:
+            raise UnsupportedType(
+                f"bodies of type {other[:60]!r} are not read here" if other else "the request has no content type",
+                hint="send multipart/form-data, application/x-www-form-urlencoded or application/json",
+            )
+
+
+async def _urlencoded(stream: ByteStream, limits: BodyLimits) -> Form:
+    data = b"".join([piece async for piece in read_pieces(stream, min(limits.body, limits.text + KWARGS_BYTES))])
+    form = Form()
+    try:
+        pairs = urllib.parse.parse_qsl(
+            data.decode("ascii"), keep_blank_values=True, strict_parsing=bool(data), errors="strict", max_num_fields=256
+        )
+    except ValueError as error:
+        raise RequestError("the urlencoded body is malformed", code="invalid_form") from error
+    for name, value in pairs:
+        _add_field(form, name, value, limits)
+    return form
+
+
+async def _multipart(stream: ByteStream, content_type: str, limits: BodyLimits, uploads: Uploads) -> Form:
+    parser = MultipartParser(boundary_of(content_type))
+    form = Form()
+    part = _Part(form, limits, uploads)
+    async for piece in read_pieces(stream, limits.body):
+        for event in parser.feed(piece):
+            match event:
+                case PartBegin():
+                    part.begin(event)
+                case PartData(data):
+                    part.data(data)
+                case PartEnd():
+                    part.end()
+    parser.finish()
+    return form
+
+
+class _Part:
+    """The part that is being read: a field in memory, or an upload."""
+
+    def __init__(self, form: Form, limits: BodyLimits, uploads: Uploads) -> None:
+        self._form, self._limits, self._uploads = form, limits, uploads
+        self._name = ""
+        self._text: bytearray | None = None
+        self._upload: Upload | None = None
+
+    def begin(self, begin: PartBegin) -> None:
+        self._name = begin.name
+        is_file = begin.filename is not None or begin.name == "files"
+        self._text = None if is_file else bytearray()
+        self._upload = None
+        if is_file:
+            if len(self._form.files) >= self._limits.files:
+                raise TooLarge(f"the request has more than {self._limits.files} files", code="too_many_files")
+            self._upload = self._uploads.new(begin.filename or "", begin.content_type)
+
+    def data(self, data: bytes) -> None:
+        if self._upload is not None:
+            self._upload.file.write(data)
+            self._upload.size += len(data)
+        elif self._text is not None:
+            self._text += data
+            _check_size(self._name, len(self._text), self._limits)
+
+    def end(self) -> None:
+        if self._upload is not None:
+            self._form.files.append((self._name, self._upload))
+        elif self._text is not None:
+            try:
+                _add_field(self._form, self._name, self._text.decode(), self._limits)
+            except UnicodeDecodeError as error:
+                raise RequestError(
+                    f"{self._name[:40]} is not UTF-8", field=self._name[:40], code="invalid_multipart"
+                ) from error
+
+
+def _add_field(form: Form, name: str, value: str, limits: BodyLimits) -> None:
+    if name in form.fields:
+        raise RequestError(f"{name[:40]} stands twice", hint="send it once", field=name[:40])
+    _check_size(name, len(value), limits)
+    form.fields[name] = value
+
+
+def _check_size(name: str, size: int, limits: BodyLimits) -> None:
+    limit = KWARGS_BYTES if name == "model_kwargs" else limits.text
+    if size > limit:
+        raise TooLarge(f"{name[:40]} has more than {limit} bytes", field=name[:40], code="body_too_large")

@@ -1,0 +1,144 @@
+"""How an error looks to a client: status, type, code and one sentence. Used by every route."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from mstar_core.errors import (
+    Cancelled,
+    MstarError,
+    NotFound,
+    Overloaded,
+    RequestError,
+    Unavailable,
+    WorkerLost,
+)
+from mstar_core.messages.requests import ErrorInfo
+
+
+class Unauthorized(RequestError):
+    """No key, or a wrong one."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class MethodNotAllowed(RequestError):
+    status = 405
+    code = "method_not_allowed"
+
+
+class SlowUpload(RequestError):
+    status = 408
+    code = "slow_upload"
+
+
+class UnsupportedType(RequestError):
+    """A body type, or a kind of media, that nothing here reads."""
+
+    status = 415
+    code = "unsupported_content_type"
+
+
+class Stalled(Cancelled):
+    """The client did not read its answer."""
+
+    code = "stalled"
+
+
+class PeerError(MstarError):
+    """An error that another process put into words; status, code and param are its own."""
+
+    def __init__(self, info: ErrorInfo) -> None:
+        super().__init__(info.message, info.detail, code=info.code, field=info.param)
+        self.status = info.status
+
+
+TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 499: "cancelled"}
+RETRY_AFTER_S: Final = {"starting": 5, "draining": 30, "worker_lost": 2, "unavailable": 5}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorReply:
+    """What the client gets. message: one sentence, without paths, prompts or tracebacks."""
+
+    status: int
+    type: str
+    code: str
+    message: str
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The OpenAI error object."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    @property
+    def native_body(self) -> dict[str, Any]:
+        """The body of /generate: the older key beside the object."""
+        return {"detail": self.message, **self.body}
+
+    def metadata(self, request_id: str) -> dict[str, Any]:
+        """Metadata of an error line in a stream that has begun."""
+        return {
+            "status": self.status,
+            "code": self.code,
+            "type": self.type,
+            "param": self.param,
+            "request_id": request_id,
+        }
+
+
+def reply_of(error: BaseException, request_id: str) -> ErrorReply:
+    """The reply for an error. What is not ours, or says nothing a client may read, gives only the request id."""
+    if not isinstance(error, MstarError):
+        return _internal(request_id)
+    status = error.status
+    if status >= 500 and not isinstance(error, (Unavailable, PeerError)) and status != 504:
+        return _internal(request_id, error.code, str(error.facts.get("node") or error.facts.get("peer") or "api"))
+    message = _safe(error.public)
+    if message is None:
+        return _internal(request_id, error.code)
+    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    field_name = error.facts.get("field")
+    return ErrorReply(
+        status=status,
+        type=kind,
+        code=error.code,
+        message=message,
+        param=str(field_name) if field_name is not None else None,
+        headers=_headers(error),
+    )
+
+
+def _internal(request_id: str, code: str = "internal_error", part: str = "api") -> ErrorReply:
+    message = f"the request failed in {part}; its id is {request_id}"
+    return ErrorReply(status=500, type="server_error", code=code, message=message)
+
+
+def _safe(text: str) -> str | None:
+    return None if "Traceback" in text or "\n" in text or 'File "' in text else text
+
+
+def _headers(error: MstarError) -> dict[str, str]:
+    if isinstance(error, Overloaded):
+        return {"Retry-After": str(min(60, max(1, error.retry_after_s)))}
+    if error.status == 503:
+        return {"Retry-After": str(RETRY_AFTER_S.get(error.code, 5))}
+    if error.status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    return {}
+
+
+def unsupported_endpoint(route: str, mapped: list[str]) -> NotFound:
+    """The loaded model does not serve `route`."""
+    return NotFound(
+        f"the loaded model does not serve {route}", hint=f"it serves {', '.join(mapped)}", code="unsupported_endpoint"
+    )
+
+
+def lost(cause: str) -> WorkerLost:
+    """A process that held the request is gone."""
+    return WorkerLost(cause, hint="send the request again", cause=cause)

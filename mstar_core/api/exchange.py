@@ -1,0 +1,130 @@
+"""One HTTP exchange: what every route knows of its request, and the ways in which it may answer. Made by the app."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from sanic import Request
+from sanic.response import HTTPResponse
+
+from mstar_core.api.body import BodyLimits
+from mstar_core.api.errors import Stalled
+from mstar_core.api.ids import check_request_id, new_request_id
+from mstar_core.api.service import Service
+from mstar_core.errors import RequestError
+
+JSON = "application/json; charset=utf-8"
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request and its answer. Owned by the app's wrapper; routes get it for the length of their handler.
+
+    is_native: errors carry the older key too. has_begun: the first byte of the answer is out.
+    """
+
+    service: Service
+    request: Request
+    route: str
+    request_id: str
+    key: str = ""
+    is_native: bool = False
+    has_begun: bool = False
+    started: float = 0.0
+    status: int = 200
+    code: str = "ok"
+    headers: dict[str, str] = field(default_factory=dict)
+    _stream: Any = None
+
+    @property
+    def limits(self) -> BodyLimits:
+        api = self.service.deployment.api
+        return BodyLimits(body=api.max_body_bytes, text=api.max_text_bytes, files=api.max_files)
+
+    @property
+    def content_type(self) -> str:
+        return str(self.request.headers.get("content-type") or "")
+
+    @property
+    def timeout_header(self) -> str | None:
+        value = self.request.headers.get("x-request-timeout")
+        return str(value) if value is not None else None
+
+    def name(self, request_id: Any) -> None:
+        """Take the client's id from the body; it stands above the header. Raises RequestError."""
+        if request_id is None:
+            return
+        if not isinstance(request_id, str):
+            raise RequestError("request_id is not a string", field="request_id")
+        self.request_id = check_request_id(request_id)
+
+    def warn(self, warnings: Sequence[str]) -> None:
+        """Tell the client in a header."""
+        if warnings:
+            self.headers["X-Mstar-Warnings"] = header_text("; ".join(warnings))
+
+    def json(self, body: Any, status: int = 200, headers: dict[str, str] | None = None) -> HTTPResponse:
+        """A whole JSON answer."""
+        return self.whole(msgspec.json.encode(body), JSON, status, headers)
+
+    def whole(
+        self, body: bytes, content_type: str, status: int = 200, headers: dict[str, str] | None = None
+    ) -> HTTPResponse:
+        """A whole answer of any type."""
+        self.status = status
+        made = {**self.all_headers, **(headers or {})}
+        return HTTPResponse(body, status=status, headers=made, content_type=content_type)
+
+    @property
+    def all_headers(self) -> dict[str, str]:
+        return {"X-Request-ID": self.request_id, "Cache-Control": "no-store", **self.headers}
+
+    async def write(self, data: bytes, content_type: str, limit_s: float | None = None) -> None:
+        """Send some bytes of a streamed answer, headers first. Raises Stalled when the client does not read them."""
+        if self._stream is None:
+            self._stream = await self.request.respond(status=200, headers=self.all_headers, content_type=content_type)
+        self.has_begun = True
+        stall_s = self.service.deployment.api.stall_timeout_s
+        try:
+            async with asyncio.timeout(stall_s if limit_s is None else min(stall_s, max(0.001, limit_s))):
+                await self._stream.send(data)
+        except TimeoutError:
+            raise Stalled("the client does not read its answer", hint=f"nothing was taken for {stall_s:g} s") from None
+        await asyncio.sleep(0)  # a write that need not wait would let one stream starve the others
+
+    async def end(self) -> None:
+        """End a streamed answer well."""
+        await self._stream.eof()
+
+    def abort(self) -> None:
+        """Cut the connection, so that nobody takes a part for the whole."""
+        transport: Any = self.request.transport
+        if transport is not None:
+            transport.abort()
+
+    async def read(self) -> bytes | None:
+        """Some bytes of the body, None at its end."""
+        stream: Any = self.request.stream
+        piece: bytes | None = await stream.read() if stream is not None else None
+        return piece
+
+
+def header_text(text: str) -> str:
+    """Text that may stand in a header: printable ASCII, at most 1 KiB."""
+    return "".join(char if " " <= char <= "~" else "?" for char in text)[:1024]
+
+
+def new_exchange(service: Service, request: Request, route: str, *, is_native: bool) -> Exchange:
+    """The exchange of a request that just came; its id is the header's, or a new one. Raises nothing."""
+    return Exchange(service, request, route, new_request_id(), is_native=is_native, started=service.clock())
+
+
+def take_header_id(exchange: Exchange) -> None:
+    """Use the id that the client sent as a header. Raises RequestError when it cannot be one."""
+    value = exchange.request.headers.get("x-request-id")
+    if value is not None:
+        exchange.request_id = check_request_id(str(value), "X-Request-ID")

@@ -1,0 +1,87 @@
+"""The forms of /generate's answer: NDJSON lines, binary frames, one JSON object. Used by that route alone."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from mstar_core.api.errors import ErrorReply
+from mstar_core.api.present import Chunk
+
+NDJSON: Final = "application/x-ndjson; charset=utf-8"
+FRAMES: Final = "application/x-mstar-frames"
+LINE_BYTES: Final = 12 << 20
+"""Payload of one line; with base64 a line stays under 16 MiB, which clients accept."""
+
+
+class LineFormat(Protocol):
+    """Writes the lines of a streamed answer."""
+
+    content_type: str
+    keepalive: bytes
+
+    def line(self, modality: str, data: bytes, metadata: dict[str, Any]) -> bytes: ...
+
+
+class Ndjson:
+    """One JSON object a line, data in base64."""
+
+    content_type = NDJSON
+    keepalive = b"\n"
+
+    def line(self, modality: str, data: bytes, metadata: dict[str, Any]) -> bytes:
+        body = {"modality": modality, "data": base64.b64encode(data).decode(), "metadata": metadata}
+        return msgspec.json.encode(body) + b"\n"
+
+
+class Frames:
+    """u32 header length, u64 payload length (little endian), JSON header, payload."""
+
+    content_type = FRAMES
+    keepalive = b""
+
+    def line(self, modality: str, data: bytes, metadata: dict[str, Any]) -> bytes:
+        header = msgspec.json.encode({"modality": modality, "metadata": metadata})
+        return struct.pack("<IQ", len(header), len(data)) + header + data
+
+
+def chunk_lines(form: LineFormat, chunks: Sequence[Chunk]) -> Iterator[bytes]:
+    """The lines of some chunks; a chunk too long for one line is cut into parts."""
+    for chunk in chunks:
+        if len(chunk.data) <= LINE_BYTES:
+            yield form.line(chunk.modality, chunk.data, chunk.metadata)
+            continue
+        parts = -(-len(chunk.data) // LINE_BYTES)
+        for part in range(parts):
+            piece = chunk.data[part * LINE_BYTES : (part + 1) * LINE_BYTES]
+            yield form.line(chunk.modality, piece, {**chunk.metadata, "part": part, "parts": parts})
+
+
+def error_line(form: LineFormat, reply: ErrorReply, request_id: str) -> bytes:
+    """The one line that ends a stream which failed."""
+    return form.line("error", reply.message.encode(), reply.metadata(request_id))
+
+
+def whole_outputs(chunks: Sequence[Chunk]) -> dict[str, list[dict[str, Any]]]:
+    """Outputs by modality: text and audio joined into one entry, all others one by one in order."""
+    grouped: dict[str, list[Chunk]] = {}
+    for chunk in chunks:
+        grouped.setdefault(chunk.modality, []).append(chunk)
+    return {modality: [_entry(chunk) for chunk in _joined(modality, parts)] for modality, parts in grouped.items()}
+
+
+def _joined(modality: str, parts: list[Chunk]) -> list[Chunk]:
+    if modality not in ("text", "audio") or len(parts) < 2:
+        return parts
+    metadata = dict(parts[0].metadata)
+    if modality == "audio":
+        metadata["samples"] = sum(part.metadata["samples"] for part in parts)
+    return [Chunk(modality=modality, data=b"".join(part.data for part in parts), metadata=metadata)]
+
+
+def _entry(chunk: Chunk) -> dict[str, Any]:
+    return {"data": base64.b64encode(chunk.data).decode(), "metadata": chunk.metadata}

@@ -1,0 +1,284 @@
+"""The api's end of all links to other processes: one mailbox, one courier, tensors. Runs on the api's event loop.
+
+One message that cannot be handled costs its own request and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import zmq
+
+from mstar_core.api.errors import PeerError, lost
+from mstar_core.api.metrics import Metrics
+from mstar_core.api.peers import CONDUCTOR, Deployment
+from mstar_core.api.requests import Live, Registry
+from mstar_core.api.stream import Ending, Item, Outbox
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.errors import EngineError, MstarError, TransportError
+from mstar_core.messages.flow import Output, Outputs, TensorFreed
+from mstar_core.messages.life import (
+    Drain,
+    Drained,
+    PeerDown,
+    PeerReady,
+    PeerUp,
+    ServiceState,
+    Telemetry,
+)
+from mstar_core.messages.requests import CancelRequest, NewRequest, RequestFailed, RequestFinished
+from mstar_core.messages.tensors import TensorRef
+from mstar_core.messages.wire import Envelope, Message, WireCodec
+from mstar_core.observe.child import SUPERVISOR, ChildLife
+from mstar_core.transport import Courier, Mailbox, Malformed, OutboxLimits, loan_of, open_transport
+from mstar_core.transport.dtypes import Array
+
+TURN_S: Final = 0.2
+"""How often the life towards the supervisor gets its turn."""
+
+MESSAGE_BYTES: Final = 64 << 20
+
+log = logging.getLogger("mstar.api.link")
+
+
+class Link:
+    """Sends requests to the conductor and hands what comes back to the outboxes. Owned by the api process."""
+
+    def __init__(
+        self,
+        spec: DeploymentSpec,
+        incarnation: int,
+        supervisor: str,
+        registry: Registry,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Opens the mailbox; raises TransportError when that cannot be done."""
+        self.deployment = Deployment()
+        self.outboxes: dict[int, Outbox] = {}
+        self.on_stop: Callable[[str], None] | None = None
+        self.on_ready: Callable[[], None] | None = None
+        self._spec = spec
+        self._registry = registry
+        self._metrics = metrics
+        self._clock = clock
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        wire = WireCodec("api", incarnation)
+        self._courier: Courier[Message] = Courier(self._context, wire, OutboxLimits(message_bytes=MESSAGE_BYTES))
+        self._tensors = open_transport(spec.transport, name="api", incarnation=incarnation, directory=spec.ipc_dir)
+        self.life = ChildLife(
+            "api",
+            incarnation,
+            spec,
+            self._courier,
+            supervisor=supervisor,
+            fd_endpoint=self._tensors.endpoint,
+            clock=clock,
+        )
+        self._mailbox: Mailbox[Envelope] = Mailbox(self._context, self.life.endpoint, wire)
+        self._drained_told = True
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to receive, and to say hello."""
+        self._loop = loop
+        self._courier.attach(loop)
+        self._mailbox.attach(loop, self._receive)
+        self._turn()
+
+    def close(self) -> None:
+        """Leave. Safe to call twice."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._mailbox.close()
+        self._courier.close(0.2)
+        self._tensors.close()
+        self._context.term()
+
+    @property
+    def loans(self) -> int:
+        """Tensors that were lent and have not come back."""
+        return self._tensors.live
+
+    def put(self, array: Array) -> TensorRef:
+        """Lend an array to whoever runs the request. Raises ArenaFull."""
+        return self._tensors.put(array, CONDUCTOR)
+
+    def release(self, refs: Sequence[TensorRef]) -> None:
+        """The request of these tensors is over, whoever still holds them."""
+        for ref in refs:
+            loan = loan_of(ref)
+            if loan is not None:
+                self._tensors.release(loan.slot, loan.generation)
+
+    def submit(self, request: NewRequest) -> None:
+        """Hand a request to the conductor. Raises WorkerLost when it is not there, TransportError when it is stuck."""
+        try:
+            sent = self._courier.send(CONDUCTOR, request)
+        except (OverflowError, TypeError) as error:
+            raise TransportError("the request cannot be written", str(error)) from error
+        if not sent:
+            raise lost("the conductor is not there")
+
+    def cancel(self, handle: int, why: str) -> None:
+        """Tell the conductor that nobody waits for this request any more."""
+        try:
+            self._courier.send(CONDUCTOR, CancelRequest(handle=handle, why=why))
+        except MstarError as error:
+            log.error("a cancel could not be sent: %s", error)
+
+    def note_change(self) -> None:
+        """A request came or went: tell the supervisor when the last one of a drain is over."""
+        if self.deployment.is_draining and not len(self._registry) and not self._drained_told:
+            self._drained_told = True
+            self._tell(Drained(in_flight=0))
+
+    def _tell(self, message: Message) -> None:
+        try:
+            self._courier.send(SUPERVISOR, message)
+        except MstarError as error:
+            log.error("the supervisor could not be told: %s", error)
+
+    def _turn(self) -> None:
+        assert self._loop is not None
+        self.life.beat(self._clock(), work_ready=bool(len(self._registry)))
+        self._check_stop()
+        self._timer = self._loop.call_later(TURN_S, self._turn)
+
+    def _check_stop(self) -> None:
+        if self.life.stop_reason is not None and self.on_stop is not None:
+            stop, self.on_stop = self.on_stop, None
+            stop(self.life.stop_reason)
+
+    def _receive(self, batch: Sequence[Envelope | Malformed]) -> None:
+        for envelope in batch:
+            if isinstance(envelope, Malformed):
+                log.error("a message could not be read: %s", envelope.error)
+                continue
+            try:
+                self._handle(envelope)
+            except Exception:  # isolation boundary: one message
+                log.exception("a message of %s was not handled", envelope.sender)
+        self._check_stop()
+
+    def _handle(self, envelope: Envelope) -> None:
+        message = envelope.body
+        if self.life.on(message):
+            return
+        match message:
+            case Outputs():
+                self._outputs(message)
+            case RequestFinished():
+                self._finished(message)
+            case RequestFailed():
+                self._failed(message)
+            case TensorFreed():
+                for slot, generation in message.slots:
+                    self._tensors.release(slot, generation)
+            case PeerUp():
+                self._peer_up(message)
+            case PeerDown():
+                self._peer_down(message)
+            case PeerReady():
+                self.deployment.down.pop(message.name, None)
+            case ServiceState():
+                self._service_state(message)
+            case Drain():
+                self.deployment.is_draining = message.on
+                self._drained_told = not message.on
+                self.note_change()
+            case Telemetry():
+                self._metrics.take_telemetry(message.values)
+            case _:
+                log.error("%s sent a message that the api does not take: %s", envelope.sender, type(message).__name__)
+
+    def _outputs(self, message: Outputs) -> None:
+        freed: dict[str, list[tuple[int, int]]] = {}
+        for output in message.items:
+            live = self._registry.get(output.handle)
+            if live is None:
+                self._metrics.late.inc()
+            else:
+                self._output(message.worker, output, live)
+            loan = loan_of(output.ref)
+            if loan is not None:
+                freed.setdefault(loan.owner, []).append((loan.slot, loan.generation))
+        for owner, slots in freed.items():
+            self._courier.send(owner, TensorFreed(slots=slots))
+
+    def _output(self, worker: str, output: Output, live: Live) -> None:
+        outbox = self.outboxes.get(output.handle)
+        if outbox is None:
+            self._metrics.late.inc()
+            return
+        try:
+            array = self._tensors.copy(output.ref)
+        except MstarError as error:
+            log.error("an output of %s could not be read: %s", worker, error)
+            live.fail(EngineError("an output was lost", node=worker))
+            return
+        outbox.put(worker, output.seq, Item(modality=output.modality, port=output.port, array=array, meta=output.meta))
+
+    def _finished(self, message: RequestFinished) -> None:
+        live, outbox = self._registry.get(message.handle), self.outboxes.get(message.handle)
+        if live is None or outbox is None:
+            self._metrics.late.inc()
+            return
+        live.is_over = True
+        ending = Ending(reason=message.reason, counts=message.counts, cached_tokens=message.cached_tokens)
+        outbox.finish(ending, message.emitted)
+        for worker in message.emitted:
+            if worker in self.deployment.down:
+                outbox.worker_down(worker, self.deployment.down[worker])
+
+    def _failed(self, message: RequestFailed) -> None:
+        live = self._registry.get(message.handle)
+        if live is None:
+            self._metrics.late.inc()
+            return
+        live.is_over = True
+        if message.error.detail:
+            log.error("a request failed: %s", message.error.detail, extra={"facts": {"request": live.request_id}})
+        live.fail(PeerError(message.error))
+
+    def _peer_up(self, message: PeerUp) -> None:
+        deployment = self.deployment
+        if deployment.up.get(message.name, -1) >= message.incarnation:
+            return
+        deployment.up[message.name] = message.incarnation
+        if message.name == CONDUCTOR:
+            deployment.down.pop(CONDUCTOR, None)
+        if message.fd_endpoint:
+            self._tensors.connect(message.name, message.fd_endpoint, message.incarnation)
+        self._metrics.component_up.labels(message.name).set(1)
+
+    def _peer_down(self, message: PeerDown) -> None:
+        deployment = self.deployment
+        if deployment.up.get(message.name, message.incarnation) > message.incarnation:
+            return
+        deployment.up.pop(message.name, None)
+        deployment.down[message.name] = message.cause
+        self._metrics.component_up.labels(message.name).set(0)
+        log.error("%s is gone: %s", message.name, message.cause)
+        if message.name == CONDUCTOR:
+            for live in self._registry:
+                if live.is_sent and not live.is_over:
+                    live.fail(lost(message.cause))
+        for outbox in self.outboxes.values():
+            outbox.worker_down(message.name, message.cause)
+        self._tensors.reclaim(message.name, message.incarnation)
+
+    def _service_state(self, message: ServiceState) -> None:
+        deployment = self.deployment
+        deployment.state, deployment.phase, deployment.reason = message.state, message.phase, message.reason
+        if message.state == "ready":
+            deployment.down = {name: cause for name, cause in deployment.down.items() if name == CONDUCTOR}
+            if self.on_ready is not None:
+                ready, self.on_ready = self.on_ready, None
+                ready()

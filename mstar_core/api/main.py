@@ -1,0 +1,216 @@
+"""The api process: takes its port, joins the deployment, serves until it is told to stop. Started by the supervisor."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from sanic import Sanic
+
+from mstar_core.api.app import make_app
+from mstar_core.api.body import sweep
+from mstar_core.api.link import Link
+from mstar_core.api.metrics import Metrics
+from mstar_core.api.pool import Pool
+from mstar_core.api.pool_child import load_processor
+from mstar_core.api.requests import Registry
+from mstar_core.api.service import KEEPALIVE_S, Service
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.errors import PluginError, StartError, Unavailable
+from mstar_core.observe.child import guarded_process, prepare_process
+from mstar_core.observe.logs import start_logging
+from mstar_core.plugin.processor import Detokenizer
+from mstar_core.plugin.spec import ModelSpec
+
+CLOSE_S: Final = 5.0
+"""How long answers that are being written may still take once the process stops."""
+
+BACKLOG: Final = 1024
+
+log = logging.getLogger("mstar.api")
+
+
+class ApiProcess:
+    """Everything of the process, made in order by `start` and freed in the reverse order by `close`."""
+
+    def __init__(
+        self,
+        spec: DeploymentSpec,
+        incarnation: int,
+        supervisor: str,
+        model: ModelSpec,
+        *,
+        keepalive_s: float = KEEPALIVE_S,
+    ) -> None:
+        """Take the port and open the mailbox, before anything is loaded. Raises StartError, TransportError."""
+        if model.processor is None:
+            raise PluginError(
+                f"{model.name} cannot be served by the installed version", hint="its plugin has no model code"
+            )
+        self.spec = spec
+        self.model = model
+        self.socket = bind(spec.api.host, spec.api.port)
+        self.registry = Registry(incarnation)
+        self.metrics = Metrics()
+        self._folder = Path(spec.folder) if spec.folder is not None else None
+        try:
+            self.link = Link(spec, incarnation, supervisor, self.registry, self.metrics)
+        except BaseException:
+            self.socket.close()
+            raise
+        self.life = self.link.life
+        self.pool = Pool(model.processor, self._folder, spec.model_kwargs, size=spec.api.pool_processes)
+        self.stopped: asyncio.Future[str] | None = None
+        self._keepalive_s = keepalive_s
+        self._app: Sanic[Any, Any] | None = None
+        self._server: Any = None
+
+    @property
+    def port(self) -> int:
+        """The port that was taken."""
+        return int(self.socket.getsockname()[1])
+
+    async def start(self) -> None:
+        """Join the deployment, start the pool, serve. Raises what the processor raises."""
+        loop = asyncio.get_running_loop()
+        self.stopped = loop.create_future()
+        self.link.on_stop = self.stop
+        self.link.attach(loop)
+        sweep(Path(self.spec.run_dir) / "uploads")
+        self.life.phase("pool", total=self.spec.api.pool_processes)
+        app = self._make_app(await self._detokenizer())
+        if not self.spec.api.bind_when_ready:
+            await self._serve(app)
+        await self.pool.start()
+        if self.spec.api.bind_when_ready:
+            self.link.on_ready = lambda: self._spawn_serve(app)
+            if self.link.deployment.problem() is None:
+                self.link.on_ready = None
+                await self._serve(app)
+        self.life.phase("ready", facts={"port": self.port, "host": self.spec.api.host})
+
+    def stop(self, reason: str) -> None:
+        """Ask the process to end."""
+        if self.stopped is not None and not self.stopped.done():
+            self.stopped.set_result(reason)
+
+    async def close(self) -> None:
+        """Refuse, end what still runs with an error, close sockets, free everything. Also after a failed start."""
+        self.link.deployment.is_draining = True
+        for live in self.registry:
+            live.fail(Unavailable("the deployment stops", hint="send the request again later", code="draining"))
+        await self.registry.wait_empty(CLOSE_S)
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+            for connection in list(self._server.connections):
+                connection.abort()
+        if self._app is not None:
+            Sanic.unregister_app(self._app)
+        self.socket.close()
+        await self.pool.close()
+        self.link.close()
+
+    def _make_app(self, detokenizer: Callable[[], Detokenizer] | None) -> Sanic[Any, Any]:
+        service = Service(
+            self.spec, self.model, self.link, self.pool, self.registry, self.metrics,
+            detokenizer=detokenizer, keepalive_s=self._keepalive_s,
+        )  # fmt: skip
+        self._app = make_app(service)
+        return self._app
+
+    async def _detokenizer(self) -> Callable[[], Detokenizer] | None:
+        # Text goes out id by id, so its processor lives here too; models without text need none in this process.
+        if self.model.output("text") is None or self.model.processor is None:
+            return None
+        processor: Any = await asyncio.to_thread(
+            load_processor, self.model.processor, self._folder, self.spec.model_kwargs
+        )
+        make: Callable[[], Detokenizer] = processor.detokenizer
+        return make
+
+    def _spawn_serve(self, app: Sanic[Any, Any]) -> None:
+        task = asyncio.ensure_future(self._serve(app))
+        task.add_done_callback(lambda done: self.stop("the port could not be served") if done.exception() else None)
+
+    async def _serve(self, app: Sanic[Any, Any]) -> None:
+        self._server = await app.create_server(
+            sock=self.socket, return_asyncio_server=True, access_log=False, backlog=BACKLOG,
+            asyncio_server_kwargs={"start_serving": False},
+        )  # fmt: skip
+        await self._server.startup()
+        await self._server.start_serving()
+        log.info("serving", extra={"facts": {"host": self.spec.api.host, "port": self.port}})
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the port without listening yet. Raises StartError when it is taken or the host is not ours."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, proto)
+    except OSError as error:
+        raise StartError(f"{host} is not an address", str(error), "choose another --host", phase="plan") from error
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.setblocking(False)
+    except OSError as error:
+        made.close()
+        hint = "choose another --port, or stop what uses it"
+        raise StartError(f"port {port} on {host} cannot be used", str(error), hint, phase="plan") from error
+    return made
+
+
+def load_model(spec: DeploymentSpec) -> ModelSpec:
+    """The deployment's model, adapted to its checkpoint. Raises PluginError."""
+    load_plugin = importlib.import_module("mstar_core.plugin.loader").load_plugin
+    models: Sequence[ModelSpec] = load_plugin(spec.plugin)
+    for model in models:
+        if model.name == spec.model:
+            folder = Path(spec.folder) if spec.folder is not None else None
+            return model.bound(folder, spec.model_kwargs)
+    raise PluginError(f"the plugin {spec.plugin} has no model {spec.model!r}", plugin=spec.plugin)
+
+
+async def serve(process: ApiProcess) -> str:
+    """Run until stopped. Returns why."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, process.stop, signal.Signals(number).name)
+    try:
+        await process.start()
+        assert process.stopped is not None
+        return await process.stopped
+    finally:
+        await process.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m mstar_core.api SPEC --incarnation N --supervisor ENDPOINT`."""
+    parser = argparse.ArgumentParser(prog="mstar_core.api", description="The api process of a deployment.")
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--supervisor", required=True)
+    args = parser.parse_args(argv)
+    prepare_process()
+    spec = DeploymentSpec.load(args.spec)
+    start_logging("api", spec.log_level, secrets=spec.api.api_keys)
+    return run(spec, args.incarnation, args.supervisor)
+
+
+def run(spec: DeploymentSpec, incarnation: int, supervisor: str) -> int:
+    """Serve a deployment until it stops. Every error is written to the run directory before the process ends."""
+    with guarded_process("api", incarnation, spec):
+        process = ApiProcess(spec, incarnation, supervisor, load_model(spec))
+        reason = asyncio.run(serve(process))
+        log.info("stopped: %s", reason)
+    return 0

@@ -1,0 +1,204 @@
+"""An incremental parser of multipart/form-data: bytes in any pieces, events out. Used by `body`.
+
+It trusts nothing: every limit is checked before anything is kept, and what is not well formed is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from mstar_core.errors import RequestError, TooLarge
+
+MAX_PARTS: Final = 256
+MAX_PART_HEADER_BYTES: Final = 8 * 1024
+MAX_BOUNDARY: Final = 70  # RFC 2046, 5.1.1
+
+_TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_PARAM: Final = re.compile(r';\s*([!#$%&\'*+.^_`|~0-9A-Za-z-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;\s]+))')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartBegin:
+    """A part starts. filename: the client's label; None: a plain field."""
+
+    name: str
+    filename: str | None = None
+    content_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PartData:
+    """Some bytes of the part that started last."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PartEnd:
+    """The part is whole."""
+
+
+Event = PartBegin | PartData | PartEnd
+
+
+def malformed(why: str) -> RequestError:
+    """The body is not what its content type says."""
+    return RequestError(f"the multipart body is malformed: {why}", code="invalid_multipart")
+
+
+def boundary_of(content_type: str) -> bytes:
+    """The boundary that a content type names. Raises RequestError without a usable one."""
+    for name, quoted, plain in _PARAM.findall(content_type):
+        if name.lower() == "boundary":
+            value = _unquote(quoted) if quoted else plain
+            if 1 <= len(value) <= MAX_BOUNDARY and value.isascii() and value.isprintable() and not value.endswith(" "):
+                return bytes(value, "ascii")
+            break
+    raise malformed("the content type names no usable boundary")
+
+
+class MultipartParser:
+    """Feed it the body; it yields events. `finish` after the last byte tells whether the body was whole."""
+
+    def __init__(self, boundary: bytes) -> None:
+        self._mark = b"\r\n--" + boundary
+        self._buffer = bytearray(b"\r\n")  # so that the first boundary looks like all others
+        self._state = "preamble"
+        self._parts = 0
+        self._is_first = False
+
+    def feed(self, data: bytes) -> Iterator[Event]:
+        """Take some bytes. Raises RequestError or TooLarge as soon as the body cannot be right any more."""
+        self._buffer += data
+        moved = True
+        while moved:
+            match self._state:
+                case "preamble":
+                    moved = self._preamble()
+                case "boundary":
+                    moved = self._boundary()
+                case "header":
+                    event = self._header()
+                    moved = event is not None
+                    if event is not None:
+                        yield event
+                case "data":
+                    moved = yield from self._data()
+                case _:
+                    self._buffer.clear()  # the epilogue means nothing
+                    moved = False
+
+    def finish(self) -> None:
+        """Raise RequestError when the last boundary is missing."""
+        if self._state != "done":
+            raise malformed("it ends before its last boundary")
+
+    def _preamble(self) -> bool:
+        at = self._buffer.find(self._mark)
+        if at < 0:
+            if len(self._buffer) > MAX_PART_HEADER_BYTES:
+                raise malformed("its first boundary is missing")
+            return False
+        del self._buffer[: at + len(self._mark)]
+        self._state = "boundary"
+        return True
+
+    def _boundary(self) -> bool:
+        # After a boundary: "--" ends the body, blanks and a line break start a part.
+        if self._buffer[:2] == b"--":
+            self._state = "done"
+            return True
+        end = self._buffer.find(b"\r\n")
+        if end < 0:
+            if len(self._buffer) > MAX_PART_HEADER_BYTES:
+                raise malformed("a boundary line does not end")
+            if len(self._buffer) >= 2 and self._buffer.rstrip(b" \t\r"):
+                raise malformed("a boundary is followed by other characters")
+            return False
+        if bytes(self._buffer[:end]).strip(b" \t"):
+            raise malformed("a boundary is followed by other characters")
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise TooLarge(f"the body has more than {MAX_PARTS} parts", code="too_many_files")
+        del self._buffer[:end]  # the line break stays: it may be half of an empty header
+        self._state = "header"
+        return True
+
+    def _header(self) -> PartBegin | None:
+        end = self._buffer.find(b"\r\n\r\n")
+        if end > MAX_PART_HEADER_BYTES or (end < 0 and len(self._buffer) > MAX_PART_HEADER_BYTES):
+            raise TooLarge(f"the header of a part has more than {MAX_PART_HEADER_BYTES} bytes", code="body_too_large")
+        if end < 0:
+            return None
+        begin = parse_part_header(bytes(self._buffer[2:end]))
+        del self._buffer[: end + 2]  # one line break stays: a part without data meets its boundary at once
+        self._state = "data"
+        self._is_first = True
+        return begin
+
+    def _data(self) -> Generator[Event, None, bool]:
+        if self._is_first:
+            if not self._starts_part():
+                return False
+            self._is_first = False
+        at = self._buffer.find(self._mark)
+        if at >= 0:
+            if at:
+                yield PartData(bytes(self._buffer[:at]))
+            del self._buffer[: at + len(self._mark)]
+            self._state = "boundary"
+            yield PartEnd()
+            return True
+        keep = len(self._mark) - 1  # a boundary may have begun in these bytes
+        if len(self._buffer) > keep:
+            yield PartData(bytes(self._buffer[:-keep]))
+            del self._buffer[:-keep]
+        return False
+
+    def _starts_part(self) -> bool:
+        # The line break that ended the header belongs to the boundary only when the part is empty.
+        if len(self._buffer) < len(self._mark) and self._mark.startswith(self._buffer):
+            return False
+        if not self._buffer.startswith(self._mark):
+            del self._buffer[:2]
+        return True
+
+
+def parse_part_header(block: bytes) -> PartBegin:
+    """Read the header lines of one part. Raises RequestError when it has no name."""
+    headers: dict[str, str] = {}
+    for line in block.split(b"\r\n") if block else ():
+        name, colon, value = line.partition(b":")
+        if not colon or _TOKEN.fullmatch(name) is None:
+            raise malformed("a part has a broken header line")
+        if name.lower().decode() in headers:
+            raise malformed("a part has a header line twice")
+        headers[name.lower().decode()] = _text(value).strip()
+    disposition = headers.get("content-disposition", "")
+    params: dict[str, str] = {}
+    for name, quoted, plain in _PARAM.findall(disposition):
+        if name.lower() in params:
+            raise malformed("a part has a name twice")
+        params[name.lower()] = _unquote(quoted) if quoted or not plain else plain
+    if disposition.partition(";")[0].strip().lower() != "form-data" or "name" not in params:
+        raise malformed("a part has no name")
+    if headers.get("content-transfer-encoding", "binary").lower() not in ("binary", "8bit", "7bit"):
+        raise malformed("a part has a transfer encoding")
+    filename = params.get("filename")
+    if filename is None and "filename*" in params:
+        filename = params["filename*"].rpartition("'")[2]
+    return PartBegin(name=params["name"], filename=filename, content_type=headers.get("content-type", ""))
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise malformed("a header of a part is not UTF-8") from error
+
+
+def _unquote(value: str) -> str:
+    return re.sub(r'\\(["\\])', r"\1", value).replace("%22", '"')

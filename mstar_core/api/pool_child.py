@@ -1,0 +1,89 @@
+"""One process of the pool: makes the model's processor once, then serves jobs until its pipe closes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import resource
+import signal
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+from mstar_core.errors import MstarError, PluginError
+from mstar_core.observe.child import die_with_parent
+from mstar_core.plugin.processor import Processor
+
+HEADROOM_BYTES: Final = 3 << 30
+"""Memory that one job may map beyond what the processor itself holds: 1 GiB decoded, its copy, and working space."""
+
+CPU_S: Final = 30
+"""Processor time of one job."""
+
+
+def load_processor(target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> Processor:
+    """Make the processor that `target` ("pkg.mod:Class") names. Raises PluginError when there is no such class."""
+    module, _, name = target.partition(":")
+    try:
+        made = vars(importlib.import_module(module))[name]
+    except (ImportError, KeyError) as error:
+        raise PluginError(f"the processor {target} cannot be loaded", str(error), phase="processor") from error
+    processor: Processor = made(folder, model_kwargs)
+    return processor
+
+
+def serve(pipe: Connection, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
+    """The process's main. Sends one word when ready, then an answer per job: (True, value) or (False, error)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the supervisor's to handle
+    die_with_parent()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        try:
+            processor = load_processor(target, folder, model_kwargs)
+        except Exception as error:  # noqa: BLE001  reported over the pipe; the pool decides
+            pipe.send((False, as_ours(error)))
+            return
+        limit_memory()
+        pipe.send((True, os.getpid()))
+        while True:
+            pipe.send(answer(processor, pipe.recv()))
+
+
+def answer(processor: Processor, job: tuple[str, tuple[Any, ...]]) -> tuple[bool, Any]:
+    """Do one job. Whatever goes wrong is the job's own answer."""
+    limit_cpu()
+    name, args = job
+    try:
+        match name:
+            case "prompt":
+                return True, processor.process_prompt(*args)
+            case "postprocess":
+                return True, processor.postprocess(*args)
+            case _:
+                return False, PluginError(f"the pool has no job {name!r}")
+    except Exception as error:  # noqa: BLE001  isolation boundary: one job
+        return False, as_ours(error)
+
+
+def as_ours(error: Exception) -> MstarError:
+    """An error that survives the way to the api: ours as it is, others as what they say."""
+    if isinstance(error, MstarError):
+        return error
+    return PluginError("the processor failed", f"{type(error).__name__}: {error}", phase="processor")
+
+
+def limit_memory() -> None:
+    """Bound the address space from here on."""
+    with open("/proc/self/statm") as statm:
+        mapped = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + HEADROOM_BYTES, mapped + HEADROOM_BYTES))
+
+
+def limit_cpu() -> None:
+    """Give the next job its processor time; the kernel ends the process beyond it."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = int(used.ru_utime + used.ru_stime) + CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

@@ -1,0 +1,129 @@
+"""From a worker's outputs to what a client gets: bytes and metadata, one chunk at a time. One presenter per request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mstar_core.api.metrics import Metrics
+from mstar_core.api.stream import Array, Item
+from mstar_core.plugin.modality import Audio
+from mstar_core.plugin.processor import Detokenizer
+from mstar_core.plugin.spec import ModelSpec
+
+Postprocess = Callable[[Array, str], Awaitable[tuple[bytes, dict[str, Any]]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One piece of an output. metadata: by modality, as docs/http-api.md says."""
+
+    modality: str
+    data: bytes
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+class Presenter:
+    """Turns items into chunks and counts what went out.
+
+    The raw forms (PCM16, numbers) need no work and are made here; the others come from the processor, by
+    `postprocess`; ids of text go through `detokenizer`.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        postprocess: Postprocess,
+        detokenizer: Detokenizer | None,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.samples = 0
+        self.text_tokens = 0
+        self.images = 0
+        self.first_at: float | None = None
+        audio = spec.output("audio")
+        self.rate = audio.rate if isinstance(audio, Audio) else 0
+        self.channels = audio.channels if isinstance(audio, Audio) else 1
+        self._postprocess = postprocess
+        self._detokenizer = detokenizer
+        self._metrics = metrics
+        self._clock = clock
+        self._last: dict[str, float] = {}
+        self._started_playing = 0.0
+
+    @property
+    def audio_seconds(self) -> float:
+        """Sound that went out."""
+        return self.samples / self.rate if self.rate else 0.0
+
+    async def chunks(self, item: Item) -> list[Chunk]:
+        """The chunks of one item; none when its text completes no character."""
+        self._note(item.modality)
+        match item.modality:
+            case "audio":
+                return [await self._audio(item)]
+            case "text":
+                return self._text(item)
+            case "action" | "scalar" | "tensor":
+                return [_numbers(item)]
+            case _:
+                data, metadata = await self._postprocess(item.array, item.modality)
+                self.images += item.modality == "image"
+                return [Chunk(modality=item.modality, data=data, metadata={**item.meta, **metadata})]
+
+    def flush(self) -> list[Chunk]:
+        """What a split character left behind."""
+        rest = self._detokenizer.flush() if self._detokenizer is not None else ""
+        return [Chunk(modality="text", data=rest.encode())] if rest else []
+
+    async def _audio(self, item: Item) -> Chunk:
+        extra: Mapping[str, Any] = {}
+        if item.array.dtype == "<i2":
+            data = item.array.tobytes()
+        else:
+            data, extra = await self._postprocess(item.array, "audio")
+        samples = len(data) // (2 * self.channels)
+        metadata = {
+            **item.meta,
+            **extra,
+            "sample_rate": self.rate,
+            "num_channels": self.channels,
+            "samples": samples,
+            "offset_samples": self.samples,
+        }
+        self._note_playback()
+        self.samples += samples
+        self._metrics.audio_seconds.inc(samples / self.rate if self.rate else 0)
+        return Chunk(modality="audio", data=data, metadata=metadata)
+
+    def _text(self, item: Item) -> list[Chunk]:
+        ids = [int(value) for value in item.array.reshape(-1).tolist()]
+        self.text_tokens += len(ids)
+        if self._detokenizer is None:
+            return [Chunk(modality="text", data=bytes(item.array.tobytes()))] if item.array.dtype == "u1" else []
+        pieces = [self._detokenizer.push([value]) for value in ids]
+        return [Chunk(modality="text", data=piece.encode()) for piece in pieces if piece]
+
+    def _note(self, modality: str) -> None:
+        now = self._clock()
+        before = self._last.get(modality)
+        if before is not None:
+            self._metrics.chunk_gap_s.labels(modality).observe(now - before)
+        self._last[modality] = now
+        if self.first_at is None:
+            self.first_at = now
+
+    def _note_playback(self) -> None:
+        now = self._clock()
+        if not self.samples:
+            self._started_playing = now
+        elif self.rate:
+            self._metrics.stream_gap_s.observe(max(0.0, now - self._started_playing - self.samples / self.rate))
+
+
+def _numbers(item: Item) -> Chunk:
+    metadata = {**item.meta, "shape": list(item.array.shape), "dtype": item.array.dtype.name, "name": item.port}
+    return Chunk(modality=item.modality, data=item.array.tobytes(), metadata=metadata)

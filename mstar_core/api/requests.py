@@ -1,0 +1,162 @@
+"""Requests of this process: those alive by handle and id, and what became of the last ones. Owned by the service."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from mstar_core.api.ids import make_handle
+from mstar_core.errors import Duplicate, MstarError, TimedOut
+
+REMEMBERED: Final = 4096
+"""Ended requests that GET /v1/requests/{id} still knows."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class Live:
+    """A request from arrival to end. Owned by the handler that opened it; others only call `fail`.
+
+    key: which api key sent it. deadline: monotonic. state: preprocessing, queued, running. is_sent: the conductor
+    knows it. is_over: the conductor said so.
+    """
+
+    handle: int
+    request_id: str
+    route: str
+    key: str
+    started: float
+    deadline: float
+    created: float = field(default_factory=time.time)
+    state: str = "preprocessing"
+    is_sent: bool = False
+    is_over: bool = False
+    error: MstarError | None = None
+    result: dict[str, Any] = field(default_factory=dict)
+    on_fail: Callable[[MstarError], None] | None = None
+    _failed: asyncio.Future[None] | None = None
+
+    def fail(self, error: MstarError) -> None:
+        """End the request with `error`, wherever its handler waits. The first error counts."""
+        if self.error is not None:
+            return
+        self.error = error
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_result(None)
+        if self.on_fail is not None:
+            self.on_fail(error)
+
+    async def until(self, work: Awaitable[T], clock: Callable[[], float] = time.monotonic) -> T:
+        """Wait for `work`, but not past the deadline nor past `fail`. Raises TimedOut or the error; `work` is ended."""
+        if self.error is not None:
+            raise self.error
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(work)
+        self._failed = loop.create_future()
+        ends: set[asyncio.Future[Any]] = {task, self._failed}
+        try:
+            await asyncio.wait(ends, timeout=max(0.0, self.deadline - clock()), return_when=asyncio.FIRST_COMPLETED)
+            if self.error is not None:
+                raise self.error
+            if task.done():
+                return task.result()
+            raise timed_out(self)
+        finally:
+            self._failed.cancel()
+            self._failed = None
+            if not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await task
+
+
+def timed_out(live: Live) -> TimedOut:
+    """The request's deadline has passed."""
+    allowed = round(live.deadline - live.started, 3)
+    return TimedOut(f"the request did not end within {allowed:g} s", hint="send a larger timeout_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a request. status: finished, failed or cancelled."""
+
+    request_id: str
+    route: str
+    key: str
+    created: float
+    status: str
+    total_s: float
+    error: dict[str, Any] | None = None
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+class Registry:
+    """The requests of one life of the api."""
+
+    def __init__(self, incarnation: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._incarnation = incarnation
+        self._clock = clock
+        self._number = 0
+        self._empty: asyncio.Future[None] | None = None
+        self._by_handle: dict[int, Live] = {}
+        self._by_id: dict[str, Live] = {}
+        self._ended: OrderedDict[str, Outcome] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_handle)
+
+    def __iter__(self) -> Iterator[Live]:
+        return iter(list(self._by_handle.values()))
+
+    @contextmanager
+    def open(self, request_id: str, *, route: str, key: str, started: float, deadline: float) -> Iterator[Live]:
+        """Hold a request in the registry for the block. Raises Duplicate when its id is in flight."""
+        if request_id in self._by_id:
+            raise Duplicate(
+                "a request with this id is in flight",
+                hint="wait for it, cancel it, or use another id",
+                field="request_id",
+            )
+        self._number += 1
+        handle = make_handle(self._incarnation, self._number)
+        live = Live(handle=handle, request_id=request_id, route=route, key=key, started=started, deadline=deadline)
+        self._by_handle[handle] = self._by_id[request_id] = live
+        try:
+            yield live
+        finally:
+            del self._by_handle[handle], self._by_id[request_id]
+            if not self._by_handle and self._empty is not None and not self._empty.done():
+                self._empty.set_result(None)
+
+    async def wait_empty(self, timeout_s: float) -> None:
+        """Wait until no request is left, but not longer than `timeout_s`."""
+        if self._by_handle:
+            self._empty = asyncio.get_running_loop().create_future()
+            await asyncio.wait({self._empty}, timeout=timeout_s)
+
+    def get(self, handle: int) -> Live | None:
+        """The live request of a handle; None for one that ended (its messages are late)."""
+        return self._by_handle.get(handle)
+
+    def find(self, request_id: str, key: str) -> Live | None:
+        """The live request of a client's id, if that key sent it."""
+        live = self._by_id.get(request_id)
+        return live if live is not None and live.key == key else None
+
+    def remember(self, outcome: Outcome) -> None:
+        """Keep what became of a request, in place of the oldest."""
+        self._ended.pop(outcome.request_id, None)
+        self._ended[outcome.request_id] = outcome
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def outcome(self, request_id: str, key: str) -> Outcome | None:
+        """What became of a request that ended, if that key sent it."""
+        found = self._ended.get(request_id)
+        return found if found is not None and found.key == key else None

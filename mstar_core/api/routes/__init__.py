@@ -1,0 +1,1 @@
+"""One file per route, or per few that belong together."""

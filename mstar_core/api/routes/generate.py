@@ -1,0 +1,212 @@
+"""POST /generate: any modalities in, any out; streamed as lines or frames, or whole."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sanic.response import HTTPResponse
+
+from mstar_core.api.body import Form, Upload, Uploads, read_form, uploads_in
+from mstar_core.api.call import Call, check_model, check_order, check_outputs, check_params
+from mstar_core.api.errors import UnsupportedType, reply_of
+from mstar_core.api.exchange import Exchange
+from mstar_core.api.formats import FRAMES, Frames, LineFormat, Ndjson, chunk_lines, error_line, whole_outputs
+from mstar_core.api.service import Done, Session
+from mstar_core.api.sniff import sniff
+from mstar_core.api.strict_json import parse_object
+from mstar_core.api.usage import native_usage
+from mstar_core.errors import MstarError, RequestError, TooLarge
+from mstar_core.plugin.params import parse_bool
+from mstar_core.plugin.processor import MediaPart
+
+OWN: Final = frozenset(
+    (
+        "text", "files", "input_modalities", "output_modalities", "streaming", "stream", "model_kwargs", "request_id",
+        "stream_events", "model",
+    )
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wanted:
+    """What /generate itself reads of a form."""
+
+    is_streamed: bool
+    is_full: bool
+    form: LineFormat
+
+
+async def generate(exchange: Exchange) -> HTTPResponse | None:
+    """Answer one request. The answer is whole when a response comes back, streamed already when None does."""
+    service = exchange.service
+    service.check_open()
+    with uploads_in(service.uploads) as uploads:
+        form = await read_form(exchange, exchange.content_type, exchange.limits, uploads)
+        exchange.name(form.fields.get("request_id"))
+        wanted = _wanted(exchange, form)
+        call = await _call(exchange, form, uploads)
+    async with service.open(call, key=exchange.key, started=exchange.started) as session:
+        exchange.warn(session.warnings)
+        if not wanted.is_streamed:
+            return await _whole(exchange, session)
+        await _stream(exchange, session, wanted)
+    return None
+
+
+def _wanted(exchange: Exchange, form: Form) -> Wanted:
+    fields = form.fields
+    if "streaming" in fields and "stream" in fields:
+        raise RequestError("streaming and stream are the same field", hint="send one of them", field="stream")
+    value = fields.get("streaming", fields.get("stream"))
+    is_streamed = True if value is None else parse_bool(value)
+    if is_streamed is None:
+        raise RequestError("streaming is neither true nor false", field="streaming", allowed="true, false")
+    events = fields.get("stream_events")
+    if events not in (None, "data", "full"):
+        raise RequestError("stream_events is neither data nor full", field="stream_events", allowed="data, full")
+    is_binary = FRAMES in (exchange.request.headers.get("accept") or "")
+    return Wanted(is_streamed, is_binary or events == "full", Frames() if is_binary else Ndjson())
+
+
+async def _call(exchange: Exchange, form: Form, uploads: Uploads) -> Call:
+    service, fields = exchange.service, form.fields
+    spec, api = service.model, service.deployment.api
+    check_model(spec, model_names(exchange), fields.get("model"), strict=api.strict_model)
+    asked = check_params(
+        spec, _given(fields), request_id=exchange.request_id, unknown=api.unknown_params, limit_s=api.timeout_s,
+        header_s=exchange.timeout_header,
+    )  # fmt: skip
+    outputs = check_outputs(spec, _names(fields.get("output_modalities"), "output_modalities"))
+    text = fields.get("text")
+    if text is not None and not isinstance(text, str):
+        raise RequestError("text is not a string", field="text")
+    media = await _media([*form.files, *_json_files(fields.get("files"), exchange, uploads)])
+    if not (text or "").strip() and not media and getattr(asked.params, "prompt_token_ids", None) is None:
+        raise RequestError("there is no input", hint="send text or files", field="text", code="missing_field")
+    order = check_order(spec, _names(fields.get("input_modalities"), "input_modalities"), text, media)
+    return Call(
+        request_id=exchange.request_id, route=exchange.route, text=text, media=media, order=order, outputs=outputs,
+        params=asked.params, seed=asked.seed, timeout_s=asked.timeout_s, warnings=asked.warnings,
+    )  # fmt: skip
+
+
+def model_names(exchange: Exchange) -> list[str]:
+    """All names under which the one model may be asked for."""
+    service = exchange.service
+    weights = [ref.repo for ref in service.model.weights.values()]
+    return list(dict.fromkeys([service.deployment.name, service.model.name, *service.model.aliases, *weights]))
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    kwargs = fields.get("model_kwargs")
+    if isinstance(kwargs, str):
+        kwargs = parse_object(kwargs, "model_kwargs") if kwargs.strip() else {}
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise RequestError("model_kwargs is not a JSON object", field="model_kwargs", code="invalid_json")
+    return {**{name: value for name, value in fields.items() if name not in OWN}, **(kwargs or {})}
+
+
+def _names(value: Any, field: str) -> list[str] | None:
+    if value is None or value == "":
+        return None
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise RequestError(f"{field} is not a list of names", hint="send them with commas between", field=field)
+    return [item.strip().lower() for item in items if item.strip()] or None
+
+
+def _json_files(value: Any, exchange: Exchange, uploads: Uploads) -> list[tuple[str, Upload]]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise RequestError("files is not a list of objects", hint='send [{"name", "data"}]', field="files")
+    if len(value) > exchange.limits.files:
+        raise TooLarge(f"the request has more than {exchange.limits.files} files", code="too_many_files")
+    return [("files", _json_file(item, uploads)) for item in value]
+
+
+def _json_file(item: dict[str, Any], uploads: Uploads) -> Upload:
+    try:
+        data = base64.b64decode(item["data"], validate=True)
+    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        raise RequestError("a file has no base64 data", field="files") from error
+    upload = uploads.new(str(item.get("name") or ""), "")
+    upload.file.write(data)
+    upload.size = len(data)
+    return upload
+
+
+async def _media(files: Sequence[tuple[str, Upload]]) -> list[MediaPart]:
+    parts = []
+    for field, upload in files:
+        if field not in ("files", "files[]"):
+            raise RequestError(f"{field[:40]} is not a field for files", hint="send them as files", field=field[:40])
+        modality = sniff(upload.head(), upload.name, upload.content_type)
+        if modality is None:
+            raise UnsupportedType("a file is of no known type", field="files", code="unsupported_media_type")
+        data = await asyncio.to_thread(upload.read)
+        parts.append(MediaPart(modality=modality, data=data, name=upload.name[:200]))
+    return parts
+
+
+async def _whole(exchange: Exchange, session: Session) -> HTTPResponse:
+    chunks = [chunk async for ready in session.chunks() for chunk in ready]
+    done = session.done()
+    session.count(done)
+    exchange.warn(done.warnings)
+    body = {
+        "request_id": exchange.request_id,
+        "outputs": whole_outputs(chunks),
+        "finish_reason": done.finish_reason,
+        "usage": native_usage(done.usage, session.presenter, done.times_ms),
+        "seed": session.call.seed,
+        "warnings": list(done.warnings),
+    }
+    return exchange.json(body)
+
+
+async def _stream(exchange: Exchange, session: Session, wanted: Wanted) -> None:
+    form = wanted.form
+    try:
+        if wanted.is_full:
+            await exchange.write(_start_line(exchange, session, form), form.content_type)
+        async for chunks in session.chunks():
+            data = b"".join(chunk_lines(form, chunks)) if chunks else form.keepalive
+            if data:
+                await exchange.write(data, form.content_type, session.live.deadline - exchange.service.clock())
+        done = session.done()
+        session.count(done)
+        last = _done_line(session, done, form) if wanted.is_full else b""
+        await exchange.write(last, form.content_type)
+    except MstarError as error:
+        if not exchange.has_begun:
+            raise
+        await fail_stream(exchange, error_line(form, reply_of(error, exchange.request_id), exchange.request_id), error)
+        raise
+    await exchange.end()
+
+
+async def fail_stream(exchange: Exchange, last: bytes, error: MstarError) -> None:
+    """Send the one error event of a stream that has begun and end its body."""
+    if error.code == "stalled":
+        exchange.abort()
+        return
+    await exchange.write(last, "")
+    await exchange.end()
+
+
+def _start_line(exchange: Exchange, session: Session, form: LineFormat) -> bytes:
+    facts = {"request_id": exchange.request_id, "seed": session.call.seed, "model": exchange.service.deployment.name}
+    return form.line("start", b"", facts)
+
+
+def _done_line(session: Session, done: Done, form: LineFormat) -> bytes:
+    usage = native_usage(done.usage, session.presenter, done.times_ms)
+    return form.line(
+        "done", b"", {"finish_reason": done.finish_reason, "usage": usage, "warnings": list(done.warnings)}
+    )

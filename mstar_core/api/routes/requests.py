@@ -1,0 +1,60 @@
+"""GET /v1/requests/{id} and POST /v1/requests/{id}/cancel: a request seen from outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sanic.response import HTTPResponse
+
+from mstar_core.api.exchange import Exchange
+from mstar_core.api.requests import Outcome
+from mstar_core.errors import Cancelled, NotFound
+
+
+async def request_state(exchange: Exchange) -> HTTPResponse:
+    """What a request does, or what became of it."""
+    name = str(exchange.request.match_info["name"])
+    registry = exchange.service.registry
+    live = registry.find(name, exchange.key)
+    if live is not None:
+        body = {"id": name, "object": "request", "status": live.state, "route": live.route, "created": live.created}
+        return exchange.json({**body, "error": None})
+    outcome = registry.outcome(name, exchange.key)
+    if outcome is None:
+        raise unknown()
+    return exchange.json(_ended(outcome))
+
+
+async def cancel(exchange: Exchange) -> HTTPResponse:
+    """End a request; one that has ended already is no error."""
+    name = str(exchange.request.match_info["name"])
+    registry = exchange.service.registry
+    live = registry.find(name, exchange.key)
+    if live is not None:
+        live.fail(Cancelled("the request was cancelled by its id"))
+        return exchange.json({"id": name, "status": "cancelled"})
+    outcome = registry.outcome(name, exchange.key)
+    if outcome is None:
+        raise unknown()
+    return exchange.json({"id": name, "status": "cancelled" if outcome.status == "cancelled" else "finished"})
+
+
+def unknown() -> NotFound:
+    """Nobody of that name, or another key's: the two look the same from outside."""
+    return NotFound(
+        "there is no request of this id", hint="ids are remembered for a while only", code="request_not_found"
+    )
+
+
+def _ended(outcome: Outcome) -> dict[str, Any]:
+    result = {name: value for name, value in outcome.result.items() if name != "first"}
+    return {
+        "id": outcome.request_id,
+        "object": "request",
+        "status": outcome.status,
+        "route": outcome.route,
+        "created": outcome.created,
+        "total_ms": round(outcome.total_s * 1000, 3),
+        "error": outcome.error,
+        **result,
+    }

@@ -1,0 +1,281 @@
+"""A request from its checked words to its last output: admission, preprocessing, conductor. Used by routes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from mstar_core.api.admission import Admission, Place
+from mstar_core.api.call import Call
+from mstar_core.api.errors import Stalled, reply_of
+from mstar_core.api.link import Link
+from mstar_core.api.metrics import Metrics
+from mstar_core.api.pool import Pool
+from mstar_core.api.present import Chunk, Presenter
+from mstar_core.api.requests import Live, Outcome, Registry, timed_out
+from mstar_core.api.stream import Ending, Outbox, Spool
+from mstar_core.api.usage import usage_of
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.errors import Cancelled, MstarError, RequestError, TimedOut
+from mstar_core.messages.requests import NewRequest, SegmentRef
+from mstar_core.messages.tensors import TensorRef
+from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
+from mstar_core.plugin.spec import ModelSpec
+
+KEEPALIVE_S: Final = 15.0
+
+log = logging.getLogger("mstar.api")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """How a request ended well. times_ms: queue, ttft, total."""
+
+    finish_reason: str
+    usage: dict[str, Any]
+    warnings: tuple[str, ...]
+    times_ms: dict[str, float]
+
+
+class Session:
+    """One running request, for its handler: read `chunks` to their end, then `done`."""
+
+    def __init__(
+        self, service: Service, call: Call, live: Live, outbox: Outbox, presenter: Presenter, inputs: Inputs
+    ) -> None:
+        self.call = call
+        self.live = live
+        self.presenter = presenter
+        self.warnings = (*call.warnings, *inputs.warnings)
+        self._service = service
+        self._outbox = outbox
+        self._inputs = inputs
+        self._queued_s = service.clock() - live.started
+        self._ending: Ending | None = None
+
+    async def chunks(self, keepalive_s: float | None = None) -> AsyncIterator[list[Chunk]]:
+        """What is ready, as it comes; an empty list each `keepalive_s` in which nothing came.
+
+        Raises TimedOut, Cancelled, WorkerLost and whatever else ended the request, after the chunks before it.
+        """
+        pace = self._service.keepalive_s if keepalive_s is None else keepalive_s
+        while self._ending is None:
+            left = self.live.deadline - self._service.clock()
+            if left <= 0:
+                raise timed_out(self.live)
+            items = await self._outbox.take(min(pace, left))
+            chunks = [chunk for item in items for chunk in await self.presenter.chunks(item)]
+            self._note_first(items[0].modality if items else "")
+            self._ending = self._outbox.ending
+            if self._ending is not None:
+                chunks += self.presenter.flush()
+            if chunks or not (items or self._ending):
+                yield chunks
+
+    def done(self) -> Done:
+        """The end of a request whose chunks were all read."""
+        assert self._ending is not None
+        prompt = self._inputs.prompt_tokens
+        media = sum(segment.length for segment in self._inputs.segments if segment.kind != "text")
+        usage = usage_of(
+            self._service.model, self.presenter, prompt_tokens=prompt, cached_tokens=self._ending.cached_tokens,
+            counts=self._ending.counts, media=media,
+        )  # fmt: skip
+        warnings = self.warnings
+        if "audio" in self.call.outputs and not self.presenter.samples:
+            warnings = (*warnings, "the answer is too short for any sound; the audio is empty")
+        now = self._service.clock()
+        first = self.presenter.first_at or now
+        times = {"queue_ms": self._queued_s, "ttft_ms": first - self.live.started, "total_ms": now - self.live.started}
+        done = Done(
+            finish_reason=self._ending.reason,
+            usage=usage,
+            warnings=warnings,
+            times_ms={name: value * 1000 for name, value in times.items()},
+        )
+        self.live.result = {"finish_reason": done.finish_reason, "usage": usage, "seed": self.call.seed}
+        return done
+
+    def count(self, done: Done) -> None:
+        """Add the request to the token counters."""
+        tokens = self._service.metrics.tokens
+        tokens.labels("prompt").inc(done.usage["prompt_tokens"])
+        tokens.labels("completion").inc(done.usage["completion_tokens"])
+        tokens.labels("cached").inc(done.usage["prompt_tokens_details"]["cached_tokens"])
+
+    def _note_first(self, modality: str) -> None:
+        if modality and "first" not in self.live.result:
+            self.live.result["first"] = modality
+            at = self.presenter.first_at
+            if at is not None:
+                self._service.metrics.ttft_s.labels(modality).observe(at - self.live.started)
+
+
+class Service:
+    """What the routes share. Owned by the api process."""
+
+    def __init__(
+        self,
+        deployment: DeploymentSpec,
+        model: ModelSpec,
+        link: Link,
+        pool: Pool,
+        registry: Registry,
+        metrics: Metrics,
+        *,
+        detokenizer: Callable[[], Detokenizer] | None = None,
+        keepalive_s: float = KEEPALIVE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.deployment = deployment
+        self.model = model
+        self.link = link
+        self.pool = pool
+        self.registry = registry
+        self.metrics = metrics
+        self.keepalive_s = keepalive_s
+        self.clock = clock
+        self.created = int(time.time())
+        self.uploads = Path(deployment.run_dir) / "uploads"
+        self.admission = Admission(deployment.max_concurrent_requests, deployment.max_queue, clock)
+        self._detokenizer = detokenizer
+        metrics.inflight.set_function(lambda: self.admission.running)
+        metrics.queue_depth.set_function(lambda: self.admission.waiting)
+        metrics.pool_busy.set_function(lambda: self.pool.busy)
+
+    def check_open(self) -> None:
+        """Raise Unavailable, WorkerLost or Overloaded when a new request would not be taken."""
+        problem = self.link.deployment.problem()
+        if problem is not None:
+            raise problem
+        self.admission.check()
+
+    @asynccontextmanager
+    async def open(self, call: Call, *, key: str, started: float) -> AsyncIterator[Session]:
+        """Run a request for the length of the block: its end, however it comes, frees everything it held.
+
+        Raises Duplicate, Overloaded, Unavailable, TimedOut, Cancelled, and what preprocessing finds wrong.
+        """
+        self.check_open()
+        deadline = started + call.timeout_s
+        with (
+            self.registry.open(call.request_id, route=call.route, key=key, started=started, deadline=deadline) as live,
+            self._noted(live),
+            self.admission.place() as place,
+            self._outbox(live) as outbox,
+        ):
+            refs: list[TensorRef] = []
+            try:
+                inputs = await live.until(self._preprocess(call, place, live), self.clock)
+                self.metrics.queue_s.observe(self.clock() - live.started)
+                self._submit(call, live, inputs, refs)
+                detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None
+                presenter = Presenter(self.model, self.pool.postprocess, detokenizer, self.metrics, self.clock)
+                yield Session(self, call, live, outbox, presenter, inputs)
+            finally:
+                self.link.release(refs)
+
+    async def _preprocess(self, call: Call, place: Place, live: Live) -> Inputs:
+        prompt = PromptRequest(
+            text=call.text, media=call.media, order=call.order, params=call.params, outputs=frozenset(call.outputs),
+            seed=call.seed, max_seq_len=self.deployment.max_seq_len,
+        )  # fmt: skip
+        inputs = await self.pool.prompt(prompt)
+        live.state = "queued"
+        await place.run()
+        live.state = "running"
+        return inputs
+
+    def _submit(self, call: Call, live: Live, inputs: Inputs, refs: list[TensorRef]) -> None:
+        def lend(arrays: Any) -> dict[str, TensorRef]:
+            lent = {}
+            for name, array in arrays.items():
+                lent[name] = self.link.put(array)
+                refs.append(lent[name])
+            return lent
+
+        problem = self.link.deployment.problem()
+        if problem is not None and problem.code != "draining":  # it was admitted before the drain began
+            raise problem
+        segments = [SegmentRef(kind=s.kind, length=s.length, inputs=lend(s.arrays)) for s in inputs.segments]
+        request = NewRequest(
+            handle=live.handle, request_id=live.request_id, params=plain_params(call.params, inputs),
+            outputs=list(call.outputs), inputs=lend(inputs.arrays), segments=segments, seed=call.seed,
+            deadline_s=max(0.001, live.deadline - self.clock()), prompt_tokens=inputs.prompt_tokens,
+        )  # fmt: skip
+        self.link.submit(request)
+        live.is_sent = True
+
+    @contextmanager
+    def _outbox(self, live: Live) -> Iterator[Outbox]:
+        outbox = Outbox(Spool(self.uploads))
+        self.link.outboxes[live.handle] = outbox
+        live.on_fail = outbox.fail
+        try:
+            yield outbox
+        finally:
+            del self.link.outboxes[live.handle]
+            outbox.close()
+
+    @contextmanager
+    def _noted(self, live: Live) -> Iterator[None]:
+        # The one place where a request ends: its outcome is written down, and the conductor told if it still works.
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            why = cancel_cause(error)
+            if live.is_sent and not live.is_over:
+                self.link.cancel(live.handle, why)
+            if error is not None and isinstance(error, (Cancelled, TimedOut, asyncio.CancelledError, GeneratorExit)):
+                self.metrics.cancelled.labels(why).inc()
+            self.registry.remember(self._outcome(live, error))
+            asyncio.get_running_loop().call_soon(self.link.note_change)
+
+    def _outcome(self, live: Live, error: BaseException | None) -> Outcome:
+        is_gone = isinstance(error, (asyncio.CancelledError, GeneratorExit))
+        status = "finished" if error is None else "cancelled" if is_gone or isinstance(error, Cancelled) else "failed"
+        shown = None
+        if error is not None:
+            told = Cancelled("the client closed the connection") if is_gone else error
+            shown = reply_of(told, live.request_id).body["error"]
+        return Outcome(
+            request_id=live.request_id, route=live.route, key=live.key, created=live.created, status=status,
+            total_s=self.clock() - live.started, error=shown, result=live.result,
+        )  # fmt: skip
+
+
+def cancel_cause(error: BaseException | None) -> str:
+    """Why a request that was still running is cancelled, in the words of CancelRequest."""
+    match error:
+        case Stalled():
+            return "stalled"
+        case Cancelled():
+            return "by_id"
+        case TimedOut():
+            return "deadline"
+        case MstarError() if error.code == "draining":
+            return "drain"
+        case _:
+            return "disconnect"
+
+
+def plain_params(params: Any, inputs: Inputs) -> dict[str, Any]:
+    """Parameters by name as they travel: those that the processor went on with, with its output limit."""
+    chosen = inputs.params if inputs.params is not None else params
+    values = {field.name: getattr(chosen, field.name) for field in dataclasses.fields(chosen)}
+    if inputs.max_output_tokens is not None and "max_output_tokens" in values:
+        values["max_output_tokens"] = inputs.max_output_tokens
+    for name, value in values.items():
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise RequestError(f"{name} is a number with too many digits", field=name)
+    return values

@@ -1,0 +1,64 @@
+"""What a request used: tokens, sound, times. One object on every route."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mstar_core.api.present import Presenter
+from mstar_core.graph.walks import Loop, graph_nodes, loops
+from mstar_core.plugin.spec import ModelSpec
+
+
+def completion_tokens(spec: ModelSpec, counts: Mapping[str, int]) -> int:
+    """Ids that the model's language parts sampled, the stop id included.
+
+    Counted by the ports that nodes sample into; where the counts name none, by the loops that sample.
+    """
+    ports = {node.sampling.port for node in spec.nodes if node.sampling is not None}
+    if any(port in counts for port in ports):
+        return sum(counts.get(port, 0) for port in ports)
+    walks = [walk for partition in spec.partitions for walk in partition.walks.values()]
+    sampling = {loop.name for walk in walks for loop in loops(walk) if _samples(loop)}
+    return sum(counts.get(name, 0) for name in sampling)
+
+
+def _samples(loop: Loop) -> bool:
+    return any(node.spec.sampling is not None for node in graph_nodes(loop.body))
+
+
+def usage_of(
+    spec: ModelSpec,
+    presenter: Presenter,
+    *,
+    prompt_tokens: int,
+    cached_tokens: int,
+    counts: Mapping[str, int],
+    media: int,
+) -> dict[str, Any]:
+    """The usage object. media: prompt tokens that are not text."""
+    made = max(completion_tokens(spec, counts), presenter.text_tokens)
+    has_audio = spec.output("audio") is not None
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": made,
+        "total_tokens": prompt_tokens + made,
+        "prompt_tokens_details": {
+            "cached_tokens": cached_tokens,
+            "text_tokens": prompt_tokens - media,
+            "image_tokens": media if spec.output("image") is not None else 0,
+            "audio_tokens": 0,
+            "video_tokens": 0,
+        },
+        "completion_tokens_details": {
+            "text_tokens": presenter.text_tokens,
+            "audio_tokens": made - presenter.text_tokens if has_audio else 0,
+            "reasoning_tokens": 0,
+        },
+    }
+
+
+def native_usage(usage: Mapping[str, Any], presenter: Presenter, times_ms: Mapping[str, float]) -> dict[str, Any]:
+    """The same with what only our own route tells."""
+    extra: dict[str, Any] = {"images": presenter.images, "audio_seconds": round(presenter.audio_seconds, 6)}
+    return {**usage, **extra, **{name: round(value, 3) for name, value in times_ms.items()}}

@@ -1,0 +1,90 @@
+"""A real api process object on a port of its own, in the test's loop, between fake peers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from mstar_core.api.main import ApiProcess
+from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
+from mstar_core.plugin.spec import ModelSpec
+from tests.fakes.conductor import FakeDeployment, Script
+from tests.fakes.speech_model import SPEC
+
+
+@dataclasses.dataclass
+class Api:
+    """The api under test. client: HTTP to it. fake: everything behind it."""
+
+    process: ApiProcess
+    fake: FakeDeployment
+    client: httpx.AsyncClient
+    url: str
+
+    async def ready(self) -> None:
+        """Let the deployment become ready, and wait until the api has heard of it."""
+        self.fake.ready()
+        while (await self.client.get("/ready")).status_code != 200:
+            await asyncio.sleep(0)
+
+    @property
+    def service_is_clean(self) -> bool:
+        """No request, place, slot, outbox or lent tensor is left."""
+        return not len(self.process.registry) and not self.process.link.outboxes and not self.process.link.loans
+
+
+Started = Callable[..., AbstractAsyncContextManager[Api]]
+
+
+@asynccontextmanager
+async def running(
+    script: Script | None = None, *, ready: bool = True, model: ModelSpec = SPEC, keepalive_s: float = 15.0, **changes: Any
+) -> AsyncIterator[Api]:
+    """An api between fake peers. changes: fields of ApiConfig or DeploymentSpec."""
+    with tempfile.TemporaryDirectory(prefix="mstar-api-") as folder:
+        api_fields = {field.name for field in msgspec.structs.fields(ApiConfig)}
+        config = ApiConfig(
+            **{"host": "127.0.0.1", "port": 0, **{k: v for k, v in changes.items() if k in api_fields}}
+        )
+        spec = DeploymentSpec(
+            name="fake",
+            model=model.name,
+            plugin="fake",
+            run_dir=folder,
+            log_dir=folder,
+            plan=Plan(ranks=(), placements=()),
+            api=config,
+            **{k: v for k, v in changes.items() if k not in api_fields},
+        )
+        spec.ipc_dir.mkdir(mode=0o700)
+        fake = FakeDeployment(spec.ipc_dir, script)
+        fake.attach()
+        process = ApiProcess(spec, 0, fake.supervisor, model, keepalive_s=keepalive_s)
+        try:
+            await process.start()
+            url = f"http://127.0.0.1:{process.port}"
+            async with httpx.AsyncClient(base_url=url, timeout=30.0) as client:
+                api = Api(process, fake, client, url)
+                await fake.until(lambda: bool(fake.received))
+                if ready:
+                    await api.ready()
+                yield api
+        finally:
+            await process.close()
+            fake.close()
+        assert not any(Path(folder, "uploads").iterdir())
+
+
+@pytest.fixture
+def started() -> Started:
+    """Starts an api with the settings that the test wants."""
+    return running

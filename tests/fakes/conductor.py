@@ -1,0 +1,190 @@
+"""Supervisor, conductor and worker of a deployment as the api sees them, in the test's own loop.
+
+A test either gives a `script`, which answers each new request, or sends the messages itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import zmq
+
+from mstar_core.messages.flow import Output, Outputs
+from mstar_core.messages.life import Hello, PeerDown, PeerUp, ServiceState
+from mstar_core.messages.requests import CancelRequest, ErrorInfo, NewRequest, RequestFailed, RequestFinished
+from mstar_core.messages.wire import Envelope, Message, WireCodec
+from mstar_core.transport import Courier, Mailbox, Malformed, mailbox_endpoint, open_transport
+
+M = TypeVar("M")
+Script = Callable[["FakeDeployment", NewRequest], None]
+
+
+class FakeDeployment:
+    """The other processes. `received`: all that the api sent, in order. `script`: called for each new request."""
+
+    def __init__(self, ipc: Path, script: Script | None = None) -> None:
+        self.ipc = ipc
+        self.script = script
+        self.received: list[tuple[str, Message]] = []
+        self.greets = True
+        self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._boxes = {name: self._box(name) for name in ("supervisor", "conductor", "worker-0")}
+        self._couriers = {name: self._courier(name) for name in ("supervisor", "conductor", "worker-0")}
+        self._tensors = open_transport("SHM", name="worker-0", incarnation=0, directory=ipc)
+        self._seq: dict[int, int] = {}
+
+    @property
+    def supervisor(self) -> str:
+        return mailbox_endpoint(self.ipc, "supervisor", 0)
+
+    def attach(self) -> None:
+        loop = asyncio.get_running_loop()
+        for name, box in self._boxes.items():
+            box.attach(loop, lambda batch, name=name: self._take(name, batch))  # type: ignore[misc]
+        for courier in self._couriers.values():
+            courier.attach(loop)
+
+    def close(self) -> None:
+        for box in self._boxes.values():
+            box.close()
+        for courier in self._couriers.values():
+            courier.close()
+        self._tensors.close()
+        self._context.term()
+
+    def tell(self, *messages: Message, sender: str = "supervisor") -> None:
+        """Send to the api."""
+        for message in messages:
+            self._couriers[sender].send("api", message)
+
+    def ready(self) -> None:
+        """The deployment serves."""
+        self.tell(
+            self.up("conductor"),
+            PeerUp(
+                name="worker-0",
+                incarnation=0,
+                endpoint=mailbox_endpoint(self.ipc, "worker-0", 0),
+                fd_endpoint=self._tensors.endpoint,
+            ),
+            ServiceState(state="ready"),
+        )
+
+    def up(self, name: str, incarnation: int = 0) -> PeerUp:
+        return PeerUp(name=name, incarnation=incarnation, endpoint=mailbox_endpoint(self.ipc, name, 0))
+
+    def down(self, name: str, cause: str) -> None:
+        self.tell(PeerDown(name=name, incarnation=0, cause=cause))
+
+    def audio(self, handle: int, samples: int = 2048, *, value: int = 7, seq: int | None = None) -> None:
+        """One chunk of sound."""
+        self.output(handle, "audio", np.full(samples, value, dtype=np.int16), seq=seq)
+
+    def text(self, handle: int, data: bytes) -> None:
+        """One output of ids, one per byte."""
+        self.output(handle, "text", np.frombuffer(data, dtype=np.uint8).astype(np.int64))
+
+    def output(self, handle: int, modality: str, array: Any, *, seq: int | None = None) -> None:
+        number = self._seq.get(handle, 0) if seq is None else seq
+        self._seq[handle] = max(number + 1, self._seq.get(handle, 0))
+        ref = self._tensors.put(array, "api")
+        item = Output(handle=handle, seq=number, port="pcm", modality=modality, ref=ref)
+        self.tell(Outputs(worker="worker-0", items=[item]), sender="worker-0")
+
+    def finish(self, handle: int, reason: str = "stop", *, emitted: int | None = None, **counts: int) -> None:
+        sent = self._seq.get(handle, 0) if emitted is None else emitted
+        done = RequestFinished(handle=handle, reason=reason, emitted={"worker-0": sent}, counts=counts)
+        self.tell(done, sender="conductor")
+
+    def fail(self, handle: int, code: str = "engine_error", status: int = 500, message: str = "node LLM failed") -> None:
+        error = ErrorInfo(message=message, code=code, status=status, detail="Traceback in /secret/path")
+        self.tell(RequestFailed(handle=handle, error=error), sender="conductor")
+
+    @property
+    def live_loans(self) -> int:
+        return self._tensors.live
+
+    def of(self, kind: type[M]) -> list[M]:
+        """All messages of a kind that came so far."""
+        return [message for _, message in self.received if isinstance(message, kind)]
+
+    @property
+    def requests(self) -> list[NewRequest]:
+        return self.of(NewRequest)
+
+    @property
+    def cancels(self) -> list[CancelRequest]:
+        return self.of(CancelRequest)
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+        """Wait until a message made `condition` true."""
+        if condition():
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((condition, future))
+        async with asyncio.timeout(timeout_s):
+            await future
+
+    async def next_request(self, count: int = 1) -> NewRequest:
+        """The `count`-th request since the start."""
+        await self.until(lambda: len(self.requests) >= count)
+        return self.requests[count - 1]
+
+    def _take(self, name: str, batch: list[Envelope | Malformed]) -> None:
+        for envelope in batch:
+            assert isinstance(envelope, Envelope)
+            self._one(name, envelope.body)
+        waiting, self._waiting = self._waiting, []
+        for condition, future in waiting:
+            if condition():
+                if not future.done():
+                    future.set_result(None)
+            else:
+                self._waiting.append((condition, future))
+
+    def _one(self, name: str, message: Message) -> None:
+        self.received.append((name, message))
+        match message:
+            case Hello():
+                for courier in self._couriers.values():
+                    courier.connect("api", message.endpoint, message.incarnation)
+                if self.greets:
+                    self.tell(PeerUp(name="api", incarnation=message.incarnation, endpoint=message.endpoint))
+            case NewRequest() if self.script is not None:
+                self.script(self, message)
+            case _ if type(message).__name__ == "TensorFreed":
+                for slot, generation in message.slots:  # type: ignore[union-attr]
+                    self._tensors.release(slot, generation)
+
+    def _box(self, name: str) -> Mailbox[Envelope]:
+        return Mailbox(self._context, mailbox_endpoint(self.ipc, name, 0), WireCodec(name, 0))
+
+    def _courier(self, name: str) -> Courier[Message]:
+        return Courier(self._context, WireCodec(name, 0))
+
+
+def speak(chunks: int, reason: str = "stop") -> Script:
+    """A script: so many chunks of sound, then the end."""
+
+    def answer(fake: FakeDeployment, request: NewRequest) -> None:
+        for index in range(chunks):
+            fake.audio(request.handle, value=index + 1)
+        fake.finish(request.handle, reason, token=7 * chunks)
+
+    return answer
+
+
+def say(*pieces: bytes) -> Script:
+    """A script: text in these pieces of ids, then the end."""
+
+    def answer(fake: FakeDeployment, request: NewRequest) -> None:
+        for piece in pieces:
+            fake.text(request.handle, piece)
+        fake.finish(request.handle)
+
+    return answer
