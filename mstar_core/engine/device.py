@@ -62,7 +62,7 @@ class HostCopy:
         if value.is_cuda:
             self._value = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
             self._value.copy_(value, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self._event = torch.cuda.Event()
             self._event.record()
         else:
             self._value = value

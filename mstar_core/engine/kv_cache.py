@@ -144,13 +144,10 @@ class KVCacheEngine:
         self._pending[(request.order, branch.name)] = branch
 
     def fork(self, handle: Handle, source: str, into: str) -> None:
-        """See NodeRunner. Raises EngineError for an unknown branch or one that is busy."""
+        """See NodeRunner. A node without these branches has nothing to do. Raises EngineError for one that is busy."""
         request = self._requests.get(handle)
-        if request is None:
+        if request is None or source not in request.branches or into not in request.branches:
             return
-        for name in (source, into):
-            if name not in request.branches:
-                raise self._no_branch(name)
         old, new = request.branches[source], request.branches[into]
         if new.job is not None or old.is_decoding:
             raise EngineError(f"branch {into!r} cannot be forked from {source!r} while they run", node=self.name)

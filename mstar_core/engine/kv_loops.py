@@ -14,6 +14,7 @@ import torch
 
 from mstar_core.engine.base import Done, Emission
 from mstar_core.engine.kv_sequence import Branch, Firing, Logged, LoopState, Mark
+from mstar_core.engine.loop_rules import carried_values, no_start, stops
 from mstar_core.engine.slots import NO_ID
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.nodes import MAIN, STEP
@@ -84,7 +85,7 @@ class Loops:
             emission = Emission(job=job, iteration=loop.iteration, outputs=values)
         loop.iteration += 1
         loop.carried = {into: outputs[port] for port, into in spec.carry.items()}
-        is_stopped = spec.stop_port in outputs and _stops(spec, outputs[spec.stop_port])
+        is_stopped = spec.stop_port in outputs and stops(spec, outputs[spec.stop_port])
         if is_stopped or loop.iteration >= loop.limit:
             branch.request.held.update({port: outputs[port] for port in spec.carry})
             if job.attend.keep == "loop":
@@ -238,7 +239,7 @@ class Loops:
             if value == NO_ID and branch.name != MAIN and MAIN in branch.request.branches:
                 value = int(slots.last[branch.request.branches[MAIN].slot])
         if value == NO_ID:
-            raise self._no_start(self._port)
+            raise no_start(self._spec.name, self._port)
         if value in loop.stop_ids or loop.max_iters <= 0:
             reason = "stop" if value in loop.stop_ids else "length"
             return Done(job=job, outputs=self.last_id(job, value), reason=reason)
@@ -257,14 +258,10 @@ class Loops:
         return None
 
     def _start_general(self, branch: Branch, job: Job, loop: LoopSpec) -> Done | None:
-        carried = {}
-        for port, into in loop.carry.items():
-            value = job.inputs.get(into, branch.request.held.get(port))
-            if value is None:
-                raise self._no_start(port)
-            carried[into] = self._intake.on_device(into, value)
+        values = carried_values(loop, job.inputs, branch.request.held, self._spec.name)
+        carried = {into: self._intake.on_device(into, value) for into, value in values.items()}
         start = {port: carried[into] for port, into in loop.carry.items()}
-        is_stopped = loop.stop_port in start and _stops(loop, start[loop.stop_port])
+        is_stopped = loop.stop_port in start and stops(loop, start[loop.stop_port])
         if is_stopped or loop.max_iters <= 0:
             kept = {port: value for port, value in start.items() if port in job.outputs}
             return Done(job=job, outputs=kept, reason="stop" if is_stopped else "length")
@@ -278,17 +275,3 @@ class Loops:
         if STEP in job.inputs or self._intake.takes_step:
             inputs[STEP] = torch.tensor(loop.iteration, dtype=torch.int64)
         return self._first_firing(branch, job, inputs)
-
-    def _no_start(self, port: str) -> EngineError:
-        return EngineError(
-            f"a loop of node {self._spec.name} has nothing to start from",
-            f"neither an input nor an earlier value of port {port!r} is there",
-            node=self._spec.name,
-        )
-
-
-def _stops(loop: LoopSpec, value: Tensor) -> bool:
-    """Whether a value of the stop port ends the loop: one of the stop ids, or true."""
-    if loop.stop_ids:
-        return any(int(item) in loop.stop_ids for item in value.reshape(-1).tolist())
-    return bool(value.any())

@@ -7,18 +7,22 @@ from mstar_core.layers.embedding import Head, TokenEmbedding
 from mstar_core.layers.mlp import GatedMLP
 from mstar_core.layers.norm import RMSNorm
 from mstar_core.layers.rotary import Llama3Scaling, Rotary, RotarySpec, frequencies, rotate
+from mstar_core.layers.weights import Checkpoint, NameMap, load_weights
 
 __all__ = [
     "Attention",
     "AttentionSpec",
+    "Checkpoint",
     "DecoderBlock",
     "GatedMLP",
     "Head",
     "Llama3Scaling",
+    "NameMap",
     "RMSNorm",
     "Rotary",
     "RotarySpec",
     "TokenEmbedding",
     "frequencies",
+    "load_weights",
     "rotate",
 ]
