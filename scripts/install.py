@@ -70,13 +70,15 @@ def plugins() -> tuple[Path, ...]:
 
 
 def make_environment() -> None:
-    """Create `.venv`, or adopt the one that is there. Never deletes one: somebody may be running from it."""
-    if PYTHON.exists():
-        run([str(PYTHON), "-c", f"import sys; sys.exit(sys.version_info < {OLDEST})"])
-        STAMP.unlink(missing_ok=True)  # an install that breaks off must not look finished
+    """Create `.venv`, or adopt the one that is there. Clears only what has no Python: nobody can be running from it."""
+    if not PYTHON.exists():
+        print(f"making {VENV.name} with Python {sys.version.split()[0]}", flush=True)
+        run([sys.executable, "-m", "venv", "--clear", str(VENV)])
         return
-    print(f"making {VENV.name} with Python {sys.version.split()[0]}", flush=True)
-    run([sys.executable, "-m", "venv", str(VENV)])
+    run([str(PYTHON), "-c", f"import sys; sys.exit(sys.version_info < {OLDEST})"])
+    STAMP.unlink(missing_ok=True)  # an install that breaks off must not look finished
+    if not list(VENV.glob("lib/*/site-packages/pip")):  # making it broke off
+        run([str(PYTHON), "-m", "ensurepip"])
 
 
 def install() -> None:
@@ -102,11 +104,11 @@ def run(command: Iterable[str]) -> None:
 def hint_for(error: Exception) -> str:
     """What to try next."""
     command = error.cmd if isinstance(error, subprocess.CalledProcessError) else []
-    if "venv" in command:
+    if "venv" in command or "ensurepip" in command:
         return "install the venv module of this Python (Debian: python3-venv), or PYTHON=/path/to/python make install"
     if "-c" in command and "pip" not in command:
         return f"{VENV.name} is older than Python {OLDEST[0]}.{OLDEST[1]}: make clean, then make install"
-    return "read pip's message above; make install goes on where it stopped"
+    return "read pip's message above, then make install again; when the environment itself is damaged, make clean first"
 
 
 if __name__ == "__main__":

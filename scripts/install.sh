@@ -1,6 +1,6 @@
 #!/bin/sh
 # Find a Python that can run the project and hand over to install.py. `make install` calls this.
-# PYTHON=... chooses one; an environment that exists is kept, whatever made it.
+# PYTHON=... chooses one; an environment that works is kept, whatever made it.
 set -eu
 cd "$(dirname "$0")/.."
 
