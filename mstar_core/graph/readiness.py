@@ -508,7 +508,7 @@ class WalkState:
             return
         if following > 0 and run.loop.stop_task is not None and run.index not in run.verdicts:
             return
-        verdict = run.verdicts.pop(run.index, "keep")
+        verdict = run.verdicts.get(run.index, "keep")
         if verdict != "keep":
             self._decide(run, following, "stop" if verdict == "stop" else "done")
         elif run.limit is not None and following >= run.limit:
@@ -523,6 +523,7 @@ class WalkState:
         """Open iteration `following` (reason None) or end the loop before it; tell the other ranks."""
         if reason is None:
             run.allowed = following
+            run.verdicts.pop(run.index, None)
         else:
             run.end = (following, reason)
         port = GO if reason is None else END + reason
