@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.graph import from_param
 from mstar_orpheus.facts import IDS_PER_FRAME, NOISE_MODES, WINDOW_FRAMES
 from mstar_orpheus.noise import window_noise
 from mstar_orpheus.vocoder import to_pcm16
@@ -144,6 +147,31 @@ def test_without_flush_the_flags_change_nothing(golden: Any, reference: Any) -> 
     window = windows(golden.snac["audio_ids_0"])[:1]
     plain = reference.vocoder(window=window, **facts(1))["pcm"]
     assert torch.equal(reference.vocoder(window=window, **facts(1, first=True))["pcm"], plain)
+
+
+def test_the_engine_batches_flushed_and_plain_requests_and_gives_each_its_own(golden: Any, reference: Any) -> None:
+    node = reference.spec.node("snac_decoder")
+    engine = StatelessEngine(node, reference.vocoder, device=torch.device("cpu"), dtype=torch.float32)
+    window = windows(golden.snac["audio_ids_0"])[0]
+    names = {"$step": "step", "$first": "first", "$last": "last"}
+    names |= {from_param(name): name for name in ("flush", "noise", "seed")}
+    rows = [
+        facts(1, seed=9, noise=1),
+        facts(1, seed=9, noise=1, flush=True, first=True),
+        facts(1, seed=9, noise=1, flush=True, last=True, step=1),
+    ]
+    for handle, row in enumerate(rows):
+        engine.open(Handle(handle), SamplingParams(), 1)
+        inputs = {name: row[word][0] for name, word in names.items()} | {"window": window}
+        engine.submit(Job(key=JobKey(handle), handle=Handle(handle), inputs=inputs, outputs=("pcm",)))
+    running = engine.launch()
+    assert running is not None
+    result = engine.collect(running)
+    assert result.rows == len(rows), "one batch"
+    per_frame = golden.json("config.json")["samples_per_frame"]
+    plain, begin, end = (done.outputs["pcm"] for done in sorted(result.done, key=lambda done: done.job.key))
+    assert [len(each) // per_frame for each in (plain, begin, end)] == [1, 2, 2]
+    assert torch.equal(begin[per_frame:], plain)
 
 
 def test_ids_out_of_slot_are_counted_once_although_windows_overlap(golden: Any, checkpoint: Any) -> None:

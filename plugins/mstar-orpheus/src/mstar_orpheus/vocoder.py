@@ -61,13 +61,14 @@ class Vocoder(nn.Module):
         the rows differ in length.
         """
         frames = window.shape[1] // IDS_PER_FRAME
+        spans = _spans(frames, first, last, flush)  # before the work is queued: on a GPU this waits for the flags
         # The final flush decodes the last window again: it takes that window's noise, so the frames join.
         windows = step - (last & ~first).to(step.dtype)
-        keys = (key.to(window.device, torch.int64) for key in (noise, seed, windows))
-        drawn = window_noise(*keys, self.snac.config.noise_lengths(frames))
+        modes, seeds, places = (key.to(window.device, torch.int64) for key in (noise, seed, windows))
+        drawn = window_noise(modes, seeds, places, self.snac.config.noise_lengths(frames))
         samples = self.decode(window, drawn)
         self._count(window, first, last)
-        return {"pcm": _cut(to_pcm16(samples), _spans(frames, first, last, flush), self.snac.config.frame_samples)}
+        return {"pcm": _cut(to_pcm16(samples), spans, self.snac.config.frame_samples)}
 
     def decode(self, window: Tensor, noise: Sequence[Tensor] | None) -> Tensor:
         """Samples of whole windows. window: int64 [B, 7 * frames]. Returns float32 [B, frames * frame_samples]."""
@@ -107,8 +108,8 @@ def to_pcm16(samples: Tensor) -> Tensor:
 
 
 def _spans(frames: int, first: Tensor, last: Tensor, flush: Tensor) -> list[slice]:
-    """Frames that each row sends. Flags that the engine keeps on the host cost no wait here."""
-    flags = zip(first.tolist(), last.tolist(), flush.tolist(), strict=True)
+    """Frames that each row sends."""
+    flags: list[list[bool]] = torch.stack([first, last, flush], dim=1).tolist()
     return [_span(frames, is_first, is_last) if flushes else EMITTED for is_first, is_last, flushes in flags]
 
 
@@ -119,4 +120,6 @@ def _span(frames: int, is_first: bool, is_last: bool) -> slice:
 
 def _cut(pcm: Tensor, spans: list[slice], frame_samples: int) -> Tensor | list[Tensor]:
     cuts = [row[span.start * frame_samples : span.stop * frame_samples] for row, span in zip(pcm, spans, strict=True)]
-    return torch.stack(cuts) if len({len(cut) for cut in cuts}) == 1 else cuts
+    if len({len(cut) for cut in cuts}) == 1:
+        return torch.stack(cuts)
+    return [cut.clone() for cut in cuts]  # a view would keep the whole batch alive

@@ -1,0 +1,96 @@
+"""The light half: what is imported, the graph, binding to a checkpoint, parameters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mstar_core.errors import ConfigError, RequestError
+from mstar_core.graph import Loop, SlidingWindow, StopOn
+from mstar_core.plugin import param_specs, parse_params
+from mstar_core.plugin.spec_check import check_spec
+from mstar_orpheus.facts import NOISE_MODES, SpecialIds
+from mstar_orpheus.plugin import OFFICIAL, ORPHEUS, OpenParams, Params
+
+HEAVY = ("torch", "numpy", "tokenizers", "transformers", "safetensors", "huggingface_hub")
+
+
+def test_the_plugin_loads_nothing_heavy() -> None:
+    """Listing and planning wait for this import; torch alone costs more than a second."""
+    code = f"import sys, mstar_orpheus.plugin; print([name for name in {HEAVY} if name in sys.modules])"
+    path = [entry for entry in sys.path if entry]
+    run = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path}; {code}"], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "[]"
+
+
+def test_the_spec_is_sound() -> None:
+    assert check_spec(ORPHEUS) == []
+
+
+def test_binding_takes_ids_and_sizes_from_the_checkpoint(checkpoint: Path, golden: Any) -> None:
+    config, spec = golden.json("config.json"), ORPHEUS.bound(checkpoint, {})
+    stream, kv = spec.streams[0], spec.node("LLM").kv
+    first = config["audio_token_offset"]
+    assert stream.accept == range(first, first + 7 * config["codebook_size"])
+    assert stream.chunk == SlidingWindow(config["window_tokens"], config["stride_tokens"], tail="drop")
+    assert kv is not None
+    llm = config["llm"]
+    assert (kv.layers, kv.kv_heads, kv.head_dim) == (
+        llm["num_hidden_layers"], llm["num_key_value_heads"], llm["head_dim"],
+    )  # fmt: skip
+    decode = spec.walk("decode")[1]
+    assert isinstance(decode, Loop)
+    assert decode.stop == StopOn("token", (config["stop_token_id"],), unless="ignore_eos")
+    assert spec.max_seq_len == llm["max_position_embeddings"]
+    assert check_spec(spec) == []
+
+
+def test_without_a_checkpoint_the_official_ids_stand() -> None:
+    assert ORPHEUS.bound(None, {}).streams[0].accept == range(128266, 156938)
+    assert SpecialIds().stop == 128258
+    assert OFFICIAL.audio_ids[-1] < OFFICIAL.vocab_size
+    kv = ORPHEUS.node("LLM").kv
+    assert kv is not None
+    assert kv.bytes_per_token(2) == 114_688
+
+
+def test_a_wrong_start_option_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'allow_any_voice'"):
+        ORPHEUS.bound(None, {"allow_any_voices": True})
+    with pytest.raises(ConfigError, match="true or false"):
+        ORPHEUS.bound(None, {"allow_any_voice": "yes"})
+
+
+def test_both_parameter_classes_differ_in_the_voice_check_alone() -> None:
+    assert param_specs(Params) == param_specs(OpenParams)
+    assert parse_params(OpenParams, {"voice": "anyone"}).params.voice == "anyone"
+
+
+def test_the_defaults_are_those_of_the_speech_api() -> None:
+    made = parse_params(Params, {}).params
+    assert (made.voice, made.temperature, made.top_p, made.repetition_penalty) == ("tara", 0.6, 0.8, 1.3)
+    assert (made.max_output_tokens, made.noise, made.flush, made.ignore_eos) == (4096, "seeded", False, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 2.5), ("temperature", "hot"), ("top_p", 0), ("repetition_penalty", 0.9), ("noise", "loud"),
+        ("max_output_tokens", 0), ("seed", -1), ("flush", "perhaps"), ("prompt_token_ids", "1 2"),
+    ],
+)  # fmt: skip
+def test_values_out_of_range_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_params(Params, {name: value})
+    assert caught.value.field == name
+
+
+def test_noise_is_sent_to_the_node_by_the_index_of_its_mode() -> None:
+    noise = next(spec for spec in param_specs(Params) if spec.name == "noise")
+    assert noise.choices == NOISE_MODES

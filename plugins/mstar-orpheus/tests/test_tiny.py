@@ -1,0 +1,120 @@
+"""The embedded default checkpoint: the same everywhere, whole or absent, and alive."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mstar_core.engine import sampler
+from mstar_core.engine.base import SamplingParams
+from mstar_core.errors import StartError
+from mstar_core.plugin.processor import PromptRequest
+from mstar_orpheus.checkpoint import Checkpoint, weight_files
+from mstar_orpheus.facts import IDS_PER_FRAME, read_facts
+from mstar_orpheus.frames import misplaced
+from mstar_orpheus.plugin import Params
+from mstar_orpheus.processor import Processor
+from mstar_orpheus.tensors import read_state
+from mstar_orpheus.tiny import STAMP, write_tiny
+from mstar_orpheus.weights import checked
+
+MIB = 1 << 20
+
+
+def test_it_is_a_whole_small_official_checkpoint(tiny_folder: Path) -> None:
+    checked(tiny_folder)
+    found = Checkpoint.find(tiny_folder)
+    assert len(weight_files(found.lm)) > 1, "sharded, to take the path of the real one"
+    assert [path.name for path in weight_files(found.snac)] == ["pytorch_model.bin"]
+    assert sum(path.stat().st_size for path in tiny_folder.rglob("*") if path.is_file()) < 4 * MIB
+
+
+def test_it_is_the_same_each_time(tiny_folder: Path, tmp_path: Path) -> None:
+    again = write_tiny(tmp_path / "again")
+    for part in ("lm", "snac"):
+        one, two = (read_state(weight_files(folder / part)) for folder in (tiny_folder, again))
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[name], two[name]) for name in one)
+    for name in ("lm/config.json", "lm/tokenizer.json", "snac/config.json"):
+        assert (again / name).read_bytes() == (tiny_folder / name).read_bytes()
+
+
+def test_a_second_call_touches_nothing_and_another_version_is_replaced(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "orpheus")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    write_tiny(folder)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    (folder / STAMP).write_text('{"version": 0}')
+    (folder / "left over").touch()
+    write_tiny(folder)
+    assert not (folder / "left over").exists()
+    checked(folder)
+
+
+def test_a_broken_folder_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "orpheus"
+    (folder / "lm").mkdir(parents=True)
+    assert checked(write_tiny(folder)) == folder
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_processes_that_start_at_once_agree(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        made = pool.map(write_tiny, [tmp_path / "orpheus"] * 2)
+    assert made == [tmp_path / "orpheus"] * 2
+    checked(tmp_path / "orpheus")
+
+
+def test_a_place_that_cannot_be_written_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartError, match="--cache-dir"):
+        write_tiny(tmp_path / "file" / "orpheus")
+
+
+def speak(tiny: Any, cache: Any, text: str, seed: int, limit: int = 3000) -> list[int]:
+    """Ids of one request by the default parameters, up to the stop id."""
+    params = Params()
+    inputs = Processor(tiny.folder, {}).process_prompt(PromptRequest(text=text, params=params))
+    prompt = torch.from_numpy(inputs.arrays["text_tokens"])
+    facts = read_facts(tiny.folder)
+    seen = torch.zeros(1, facts.vocab_size, dtype=torch.bool)
+    seen[0, prompt] = True
+    sampling = SamplingParams(
+        temperature=params.temperature, top_p=params.top_p, repetition_penalty=params.repetition_penalty, seed=seed
+    )
+    rows = sampler.SamplingRows.of([sampling], torch.device("cpu"))
+    tokens, ids = prompt, list[int]()
+    while len(ids) < limit:
+        positions = torch.arange(len(prompt) + len(ids) - 1 if ids else 0, len(prompt) + len(ids))
+        hidden = tiny.llama(kv=cache, positions=positions, tokens=tokens)["hidden"]
+        tokens = sampler.sample(tiny.llama.head(hidden[-1:]), rows, seen, torch.tensor([len(ids)]))
+        if int(tokens) == facts.ids.stop:
+            break
+        ids.append(int(tokens))
+        seen[0, tokens] = True
+    return ids
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_sentence_takes_seconds_ends_by_itself_and_keeps_the_slots(seed: int, tiny: Any, dense_cache: Any) -> None:
+    ids = speak(tiny, dense_cache, "Hello there, this is a test.", seed)
+    facts = read_facts(tiny.folder)
+    seconds = len(ids) / IDS_PER_FRAME * facts.frame_samples / facts.sample_rate
+    assert 1.0 < seconds < 20.0
+    assert all(token in facts.audio_ids for token in ids)
+    assert not misplaced(torch.tensor(ids)[None], facts.ids.audio_offset, facts.codebook_size).any()
+
+
+def test_its_sound_is_audible_and_below_full_scale(tiny: Any) -> None:
+    facts = read_facts(tiny.folder)
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(facts.codebook_size, (2, 28), generator=generator)
+    window = facts.ids.audio_offset + (torch.arange(28) % IDS_PER_FRAME) * facts.codebook_size + codes
+    samples = tiny.vocoder.decode(window, None)
+    assert 0.05 < float(samples.square().mean().sqrt()) < 0.4
+    assert float(samples.abs().max()) < 0.999
