@@ -17,7 +17,7 @@ from mstar_core.layers import AttentionSpec, RotarySpec
 from mstar_core.plugin.model import ModelContext
 from mstar_orpheus.checkpoint import Checkpoint, weight_files
 from mstar_orpheus.facts import SpecialIds, read_facts
-from mstar_orpheus.llama import HEAD_KEY, Llama, has_own_head
+from mstar_orpheus.llama import HEAD_KEY, Llama
 from mstar_orpheus.llama_config import LlamaConfig
 from mstar_orpheus.model import Orpheus
 from mstar_orpheus.plugin import OFFICIAL, ORPHEUS
@@ -132,14 +132,14 @@ def test_a_missing_head_shares_the_embedding_even_when_the_config_does_not_tie(c
 def test_a_truncated_safetensors_file_is_named(kept: int, checkpoint: Path) -> None:
     path = checkpoint / "lm" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(WeightsError, match=r"model\.safetensors is damaged"):
+    with pytest.raises(WeightsError, match=r"model\.safetensors (is cut short|cannot be read)"):
         build(checkpoint)
 
 
 def test_a_truncated_pickle_is_named(checkpoint: Path) -> None:
     path = checkpoint / "snac" / "pytorch_model.bin"
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(WeightsError, match=r"pytorch_model\.bin is damaged"):
+    with pytest.raises(WeightsError, match=r"pytorch_model\.bin cannot be read"):
         build(checkpoint, "snac_decoder")
 
 
@@ -204,5 +204,4 @@ def test_full_size_names_and_shapes_fit_the_decoder(golden: Any) -> None:
         with torch.device("meta"):
             own = {name: list(value.shape) for name, value in Llama(config, has_head=has_head).named_parameters()}
         assert own == {name: shape for name, shape in listed.items() if has_head or name != HEAD_KEY}
-    assert has_own_head(config, set(listed))
     assert (vocab, layers, kv_width) == (OFFICIAL.vocab_size, OFFICIAL.layers, OFFICIAL.kv_heads * OFFICIAL.head_dim)

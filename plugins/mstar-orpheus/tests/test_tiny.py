@@ -12,13 +12,13 @@ import torch
 from mstar_core.engine import sampler
 from mstar_core.engine.base import SamplingParams
 from mstar_core.errors import StartError
+from mstar_core.layers import Checkpoint as WeightFiles
 from mstar_core.plugin.processor import PromptRequest
 from mstar_orpheus.checkpoint import Checkpoint, weight_files
 from mstar_orpheus.facts import IDS_PER_FRAME, read_facts
 from mstar_orpheus.frames import misplaced
 from mstar_orpheus.plugin import Params
 from mstar_orpheus.processor import Processor
-from mstar_orpheus.tensors import read_state
 from mstar_orpheus.tiny import STAMP, write_tiny
 from mstar_orpheus.weights import checked
 
@@ -36,7 +36,7 @@ def test_it_is_a_whole_small_official_checkpoint(tiny_folder: Path) -> None:
 def test_it_is_the_same_each_time(tiny_folder: Path, tmp_path: Path) -> None:
     again = write_tiny(tmp_path / "again")
     for part in ("lm", "snac"):
-        one, two = (read_state(weight_files(folder / part)) for folder in (tiny_folder, again))
+        one, two = (dict(WeightFiles.find(folder / part).tensors()) for folder in (tiny_folder, again))
         assert one.keys() == two.keys()
         assert all(torch.equal(one[name], two[name]) for name in one)
     for name in ("lm/config.json", "lm/tokenizer.json", "snac/config.json"):

@@ -41,7 +41,11 @@ class Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    """Ids to logits. has_head: the head is a matrix of its own; otherwise it is the embedding matrix."""
+    """Ids to logits.
+
+    has_head: the head is a matrix of its own, as when the checkpoint brings one and its config does not tie;
+    otherwise it is the embedding matrix.
+    """
 
     def __init__(self, config: LlamaConfig, *, has_head: bool) -> None:
         super().__init__()
@@ -56,8 +60,3 @@ class Llama(nn.Module):
         """hidden: [n, width]. Returns float32 logits [n, vocab]."""
         logits: Tensor = self.lm_head(hidden)
         return logits
-
-
-def has_own_head(config: LlamaConfig, names: set[str]) -> bool:
-    """Whether a checkpoint with these tensors brings its own head: it has one and its config does not tie."""
-    return HEAD_KEY in names and not config.ties

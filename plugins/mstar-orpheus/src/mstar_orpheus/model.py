@@ -10,12 +10,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from mstar_core.errors import StartError, WeightsError
-from mstar_orpheus.checkpoint import CONFIG, Checkpoint, weight_files
+from mstar_core.layers import Checkpoint as WeightFiles
+from mstar_core.layers import NameMap, load_weights
+from mstar_orpheus.checkpoint import CONFIG, Checkpoint
 from mstar_orpheus.facts import read_facts
-from mstar_orpheus.llama import HEAD_KEY, Llama, has_own_head
+from mstar_orpheus.llama import HEAD_KEY, Llama
 from mstar_orpheus.llama_config import LlamaConfig
-from mstar_orpheus.snac import Snac, SnacConfig, decoding_weights
-from mstar_orpheus.tensors import load_into, names_in, read_state
+from mstar_orpheus.snac import ENCODER, Snac, SnacConfig, decoding_weights
 from mstar_orpheus.vocoder import Vocoder
 
 if TYPE_CHECKING:
@@ -63,21 +64,22 @@ class Orpheus:
                 hint,
                 phase="weights",
             )
-        files = weight_files(self._found.lm)
+        files = WeightFiles.find(self._found.lm)
         config = LlamaConfig.read(self._found.lm / CONFIG)
+        has_head = HEAD_KEY in files.file_of and not config.ties
         with _building(ctx.device, ctx.dtype):
-            module = Llama(config, has_head=has_own_head(config, names_in(files)))
-        load_into(dict(module.named_parameters()), files, ignore=frozenset({HEAD_KEY}), progress=ctx.progress)
+            module = Llama(config, has_head=has_head)
+        load_weights(module, files, NameMap(ignore=() if has_head else (HEAD_KEY,)), ctx.progress)
         return module.eval().requires_grad_(False)
 
     def _vocoder(self) -> nn.Module:
         ctx = self._ctx
-        files = weight_files(self._found.snac)
-        state = decoding_weights(read_state(files, ctx.progress))
+        files = WeightFiles.find(self._found.snac)
+        names = [name for name in files.file_of if not name.startswith(ENCODER)]
         with _building(ctx.device, torch.float32):
             snac = Snac(SnacConfig.read(self._found.snac / CONFIG))
             module = Vocoder(snac, self._facts.ids.audio_offset)
-        fill(snac, state, str(files[0]))
+        fill(snac, decoding_weights(dict(files.tensors(names, ctx.progress))), str(files.files()[0]))
         return module.eval().requires_grad_(False)
 
 

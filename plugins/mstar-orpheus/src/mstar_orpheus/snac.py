@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -217,7 +217,8 @@ class Snac(nn.Module):
 
 
 _GAINS = {".parametrizations.weight.original0": ".parametrizations.weight.original1", ".weight_g": ".weight_v"}
-_UNUSED = (".in_proj.",)
+ENCODER: Final = "encoder."
+"""Prefix of the weights that only encoding needs."""
 
 
 def decoding_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -227,11 +228,7 @@ def decoding_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     convolution is the input channel. Encoder and `in_proj` are left out. Raises WeightsError for a gain without
     its direction.
     """
-    wanted = {
-        k: v.float()
-        for k, v in state.items()
-        if not k.startswith("encoder.") and not any(part in k for part in _UNUSED)
-    }
+    wanted = {k: v.float() for k, v in state.items() if not k.startswith(ENCODER) and ".in_proj." not in k}
     folded: dict[str, Tensor] = {}
     for key, value in wanted.items():
         gain = next((suffix for suffix in _GAINS if key.endswith(suffix)), None)
