@@ -16,7 +16,8 @@ STOP: Final = "<|im_end|>"
 
 def read_sizes(folder: Path) -> Sizes:
     """Sizes of the checkpoint in `folder`. Raises WeightsError naming file and key."""
-    config = _read(folder / LLM_CONFIG)
+    path = folder / LLM_CONFIG
+    config = _read(path)
     try:
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         return Sizes(
@@ -26,8 +27,10 @@ def read_sizes(folder: Path) -> Sizes:
             stop_id=_stop_id(folder),
         )
     except KeyError as error:
+        raise WeightsError(f"{path} lacks {error.args[0]}", hint="fetch this file again", file=str(path)) from error
+    except (TypeError, ValueError, ZeroDivisionError) as error:
         raise WeightsError(
-            f"{folder / LLM_CONFIG} lacks {error.args[0]}", hint="fetch this file again", file=str(folder / LLM_CONFIG)
+            f"{path} holds an impossible size", str(error), "fetch this file again", file=str(path)
         ) from error
 
 

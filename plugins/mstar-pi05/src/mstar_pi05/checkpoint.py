@@ -42,9 +42,12 @@ def read_sizes(folder: Path | None, model_kwargs: Mapping[str, Any]) -> Sizes:
 
 def _from_config(path: Path) -> Sizes:
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return _sizes_in(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError, AttributeError) as error:
         raise WeightsError(f"{path} cannot be read", str(error), "fetch this file again", file=str(path)) from error
+
+
+def _sizes_in(config: dict[str, Any]) -> Sizes:
     default = Sizes()
     # Released files name a variant (gemma_2b) and no sizes; converted ones may give the sizes themselves.
     language, vision = config.get("language") or {}, config.get("vision") or {}

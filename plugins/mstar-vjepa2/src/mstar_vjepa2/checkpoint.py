@@ -32,7 +32,7 @@ def read_ac_sizes(folder: Path) -> Sizes:
         raise WeightsError(
             f"{path} lacks {error.args[0]}", hint="write the file as the README says", file=str(path)
         ) from error
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError, ZeroDivisionError) as error:
         raise WeightsError(
             f"{path} cannot be read", str(error), "write the file as the README says", file=str(path)
         ) from error

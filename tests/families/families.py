@@ -1,0 +1,79 @@
+"""The specs of all families, and a driver that writes down what a program wishes. Used by the tests of this folder."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mstar_core.graph import MAIN, Loop, graph_nodes, loops
+from mstar_core.plugin import Fork, ModelSpec, Partition, ProgramRequest, Run, Sample, Signal, WalkResult
+from mstar_core.plugin.dry_run import sample_request
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("mstar_bagel", "mstar_orpheus", "mstar_pi05", "mstar_qwen3omni", "mstar_vjepa2")
+
+
+def all_specs() -> dict[str, ModelSpec]:
+    """Every model of every plugin, by name."""
+    found: dict[str, ModelSpec] = {}
+    for package in PACKAGES:
+        module: Any = importlib.import_module(f"{package}.plugin")
+        found |= {spec.name: spec for spec in module.mstar_models()}
+    return found
+
+
+SPECS = all_specs()
+SAMPLES = [(name, sample.name) for name, spec in SPECS.items() for sample in spec.samples]
+
+
+def sample_of(model: str, name: str) -> Sample:
+    """The sample called `name`."""
+    return next(sample for sample in SPECS[model].samples if sample.name == name)
+
+
+def wishes(model: str, sample: str, ended: Mapping[str, str] | None = None) -> dict[str, list[Run | Fork]]:
+    """What each partition that the sample starts wishes, lists flattened. ended: walk -> how it ends."""
+    spec = SPECS[model]
+    request = sample_request(spec, sample_of(model, sample))
+    return {part.name: _drive(part, request, ended or {}) for part in spec.active_partitions(request)}
+
+
+def told(wanted: list[Run | Fork]) -> list[str]:
+    """Wishes as text: `walk`, `walk main+cfg_img` when branches are not main alone, `main > cfg_text` for a fork."""
+    return [_told(wish) for wish in wanted]
+
+
+def _told(wish: Run | Fork) -> str:
+    if isinstance(wish, Fork):
+        return f"{wish.source} > {wish.into}"
+    return wish.walk if wish.branches == (MAIN,) else f"{wish.walk} {'+'.join(wish.branches)}"
+
+
+def _drive(partition: Partition, request: ProgramRequest, ended: Mapping[str, str]) -> list[Run | Fork]:
+    program, answer, found = partition.program(request), None, []
+    try:
+        while True:
+            wish: Any = program.send(answer)
+            found += wish if isinstance(wish, list) else [wish]
+            answer = _answer(partition, wish, ended)
+    except StopIteration:
+        return found
+
+
+def _answer(partition: Partition, wish: Any, ended: Mapping[str, str]) -> Any:
+    match wish:
+        case Fork():
+            return None
+        case list():
+            return [_answer(partition, run, ended) for run in wish]
+        case _:
+            walk = partition.walks[wish.walk]
+            held = {port: Signal(port=port, key=7) for use in graph_nodes(walk) for port in use.spec.ports}
+            return WalkResult(reason=ended.get(wish.walk, "stop"), counts={}, signals=held)
+
+
+def loop_of(model: str, walk: str, name: str) -> Loop:
+    """The loop called `name` of a walk."""
+    return next(loop for loop in loops(SPECS[model].walk(walk)[1]) if loop.name == name)

@@ -1,0 +1,58 @@
+"""Every deployment file: parses, fits its model, is shipped unchanged in its plugin, says what it is for."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mstar_core.config import make_plan, read_file, resolve
+from tests.families.families import ROOT, SPECS
+
+FILES = sorted((ROOT / "configs").glob("*.yaml"))
+SHIPPED = sorted(ROOT.glob("plugins/*/src/*/configs/*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_fits_its_model(path: Path) -> None:
+    spec = SPECS[yaml.safe_load(path.read_text(encoding="utf-8"))["model"]]
+    config = resolve(spec, read_file(path))
+    plan = make_plan(spec, config, ("cpu",))
+    assert all(rank.nodes for rank in plan.ranks)
+    spec.bound(None, config.model_kwargs)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_says_what_it_is_for_and_what_it_needs(path: Path) -> None:
+    purpose, memory = path.read_text(encoding="utf-8").splitlines()[:2]
+    assert purpose.startswith("# ")
+    assert memory.startswith("# Memory: ")
+    assert "GB" in memory
+
+
+def test_the_files_are_those_that_the_plugins_ship() -> None:
+    assert {path.name: path.read_bytes() for path in SHIPPED} == {path.name: path.read_bytes() for path in FILES}
+    assert len(SHIPPED) == len(FILES)
+
+
+@pytest.mark.parametrize("model", SPECS)
+def test_every_model_ships_its_default(model: str) -> None:
+    spec = SPECS[model]
+    package, _, folder = spec.configs.partition(":")
+    home = Path(str(importlib.import_module(package).__file__)).parent
+    found = yaml.safe_load((home / folder / f"{spec.default_config}.yaml").read_text(encoding="utf-8"))
+    assert found["model"] == model
+
+
+def test_the_defaults_are_those_that_operators_know() -> None:
+    assert {name: spec.default_config for name, spec in SPECS.items()} == {
+        "bagel": "bagel_single_gpu",
+        "bagel_cfg_parallel": "bagel_cfg_parallel",
+        "orpheus": "orpheus_colocated",
+        "pi05": "pi05",
+        "qwen3_omni": "qwen3omni_2gpu",
+        "vjepa2": "vjepa2",
+        "vjepa2_ac": "vjepa2_ac",
+    }

@@ -1,0 +1,109 @@
+"""Qwen3-Omni's programs and parameters against its specification: segments, silence of text requests, streams."""
+
+from __future__ import annotations
+
+import pytest
+
+from mstar_core.errors import RequestError
+from mstar_core.graph import LeftContext, StopOn, StreamingGraphEdge, graph_nodes
+from mstar_core.plugin import Run, parse_params
+from mstar_qwen3omni.params import Params
+from tests.families.families import SPECS, loop_of, told, wishes
+
+SPEECH = ["talker_last_prefill", "talker_decode"]
+
+PROGRAMS = {
+    "text": (["prefill_history", "prefill_text", "thinker_decode"], None),
+    "text, spoken": (["prefill_history", "prefill_text", "thinker_decode"], 1),
+    "audio": (["prefill_text", "prefill_audio", "prefill_text", "thinker_decode"], None),
+    "audio, spoken": (["prefill_text", "prefill_audio", "prefill_text", "thinker_decode"], 3),
+    "image": (["prefill_text", "prefill_vision", "prefill_text", "thinker_decode"], None),
+    "image and audio, spoken": (
+        ["prefill_text", "prefill_vision", "prefill_text", "prefill_audio", "prefill_text", "thinker_decode"], 5,
+    ),
+    "video": (["prefill_text", "prefill_vision", "prefill_text", "thinker_decode"], None),
+    "video with sound, spoken": (["prefill_text", "prefill_audio_vision", "prefill_text", "thinker_decode"], 3),
+    "second turn, spoken": (
+        ["prefill_history", "prefill_text", "prefill_history", "prefill_text", "thinker_decode"], 2,
+    ),
+    "load test": (["prefill_text", "thinker_decode"], None),
+    "one token": (["prefill_text", "thinker_decode"], 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sample", [sample.name for sample in SPECS["qwen3_omni"].samples])
+def test_the_thinker_reads_in_order_and_the_talker_follows_its_user_segments(sample: str) -> None:
+    thinker, heard = PROGRAMS[sample]
+    found = {name: told(wanted) for name, wanted in wishes("qwen3_omni", sample).items()}
+    expected = {"Thinker": thinker}
+    if heard is not None:
+        expected |= {"Talker": ["talker_prefill"] * heard + SPEECH, "Code2Wav": ["code2wav_chunk"]}
+    assert found == expected
+
+
+def test_only_the_last_prefill_samples_and_limits_count_its_token() -> None:
+    thinker = [run for run in wishes("qwen3_omni", "audio")["Thinker"] if isinstance(run, Run)]
+    assert [run.sample for run in thinker] == [False, False, True, True]
+    assert thinker[-1].max_iters == 2047
+    spoken = wishes("qwen3_omni", "one token")
+    limits = [run.max_iters for part in ("Thinker", "Talker") for run in spoken[part][-1:] if isinstance(run, Run)]
+    assert limits == [0, 0]
+
+
+def test_no_state_of_history_reaches_the_talker() -> None:
+    graph = SPECS["qwen3_omni"]
+    for name, walk in graph.partitions[0].walks.items():
+        streams = [edge for use in graph_nodes(walk) for edge in use.outputs if isinstance(edge, StreamingGraphEdge)]
+        assert bool(streams) == (name != "prefill_history"), name
+
+
+def test_the_talker_goes_on_after_the_text_and_stops_at_its_own_id() -> None:
+    loop = loop_of("qwen3_omni", "talker_decode", "talker_loop")
+    assert loop.over is not None
+    assert loop.over.chunk.after_end == "empty"
+    assert loop.stop == StopOn("code0", (2150,))
+
+
+def test_specials_but_the_stop_id_are_suppressed() -> None:
+    sampling = SPECS["qwen3_omni"].node("Talker").sampling
+    assert sampling is not None
+    assert sampling.history == "output"
+    suppressed = {code for span in sampling.suppress for code in span}
+    assert suppressed == set(range(2048, 3072)) - {2150}
+
+
+def test_the_vocoder_takes_its_chunk_sizes_from_the_request() -> None:
+    chunk = loop_of("qwen3_omni", "code2wav_chunk", "chunks").over
+    assert chunk is not None
+    assert chunk.chunk == LeftContext(25, 25, chunk_from="codec_chunk_frames", left_from="codec_left_context_frames")
+
+
+def test_earlier_names_and_defaults() -> None:
+    made = parse_params(Params, {"thinker_temperature": 0, "talker_max_output_tokens": 12, "max_tokens": 9}).params
+    assert (made.temperature, made.talker_max_tokens, made.max_output_tokens) == (0, 12, 9)
+    plain = Params()
+    talker = (plain.talker_temperature, plain.talker_top_k, plain.talker_top_p, plain.talker_repetition_penalty)
+    assert talker == (0.9, 50, 1.0, 1.05)
+    predictor = (plain.code_predictor_temperature, plain.code_predictor_top_k, plain.code_predictor_top_p)
+    assert predictor == (1.0, 50, 0.8)
+    assert (plain.voice, plain.fps, plain.max_frames, plain.min_pixels, plain.max_pixels) == (
+        "ethan",
+        2,
+        768,
+        3136,
+        12_845_056,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"voice": "julia"}, "voice"),
+        ({"min_pixels": 9000, "max_pixels": 8000}, "min_pixels"),
+        ({"talker_top_p": 0}, "talker_top_p"),
+    ],
+)
+def test_wrong_values_name_their_field(given: dict[str, object], field: str) -> None:
+    with pytest.raises(RequestError) as error:
+        parse_params(Params, given)
+    assert error.value.field == field
