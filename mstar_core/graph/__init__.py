@@ -26,6 +26,7 @@ from mstar_core.graph.actions import (
 from mstar_core.graph.check import check_graph, walk_inputs
 from mstar_core.graph.compiled import CompiledLoop, CompiledTask, CompiledWalk, Kind, Outlet, Source, TaskInput
 from mstar_core.graph.cut import Crossing, RankWalk, crossings, cut
+from mstar_core.graph.draw import draw_graph, draw_walk
 from mstar_core.graph.edges import (
     ChunkPolicy,
     Edge,
@@ -36,6 +37,7 @@ from mstar_core.graph.edges import (
     Stream,
     StreamingGraphEdge,
 )
+from mstar_core.graph.export import Graph, graph_to_dict, graph_to_dot
 from mstar_core.graph.nodes import (
     CHUNK_FIRST,
     CHUNK_LAST,
@@ -53,7 +55,7 @@ from mstar_core.graph.nodes import (
     from_param,
 )
 from mstar_core.graph.readiness import WalkState, loop_limits
-from mstar_core.graph.stream import Chunk, ChunkCursor
+from mstar_core.graph.stream import Chunk, ChunkCursor, policy_for
 from mstar_core.graph.walks import (
     GraphNode,
     Loop,
@@ -94,6 +96,7 @@ __all__ = [
     "FireLoop",
     "FixedChunk",
     "Free",
+    "Graph",
     "GraphEdge",
     "GraphNode",
     "Held",
@@ -132,11 +135,16 @@ __all__ = [
     "compile_walk",
     "crossings",
     "cut",
+    "draw_graph",
+    "draw_walk",
     "from_param",
     "graph_nodes",
+    "graph_to_dict",
+    "graph_to_dot",
     "held_ports",
     "loop_limits",
     "loops",
+    "policy_for",
     "walk_inputs",
     "wire",
 ]

@@ -48,7 +48,7 @@ def walk_inputs(walk: Walk, streams: Iterable[Stream] = ()) -> dict[str, PortTyp
     found: dict[str, PortType] = {}
     for task in compiled.tasks:
         for entry in task.inputs:
-            name, carried = _run_name(compiled, entry.source)
+            name, carried = run_input(compiled, entry.source)
             if name is None:
                 continue
             port = task.node.spec.port(entry.port)
@@ -57,8 +57,8 @@ def walk_inputs(walk: Walk, streams: Iterable[Stream] = ()) -> dict[str, PortTyp
     return found
 
 
-def _run_name(walk: CompiledWalk, source: Source) -> tuple[str | None, bool]:
-    """The Run's input behind a source, and whether it is only a starting value."""
+def run_input(walk: CompiledWalk, source: Source) -> tuple[str | None, bool]:
+    """The Run's input behind a source (None: another origin), and whether it is only a starting value."""
     carried = False
     while source.kind in (Kind.VAR, Kind.IMPORT):
         loop = walk.loops[source.at]
@@ -131,6 +131,8 @@ class _Check:
             self.has_port(node, node.sampling.port, f"node {node.name!r} samples into", node.name)
         for port in node.batch_key:
             self.has_port(node, port, f"batch_key of node {node.name!r} names", node.name)
+        for port in node.sequence:
+            self.has_port(node, port, f"sequence of node {node.name!r} names", node.name)
         if node.of is not None and node.of.name not in self.nodes:
             self.problem(f"node {node.name!r} is a branch of {node.of.name!r}, which is not among the nodes", node.name,
                          did_you_mean(node.of.name, self.nodes))
@@ -177,6 +179,10 @@ class _Check:
                 sizes, least = {"window": window, "stride": stride}, {"window": 1, "stride": 1}
             case LeftContext(chunk=chunk, left=left):
                 sizes, least = {"chunk": chunk, "left": left}, {"chunk": 1, "left": 0}
+        if isinstance(stream.chunk, LeftContext):
+            for param in (stream.chunk.chunk_from, stream.chunk.left_from):
+                if param is not None:
+                    self.param(param, place, f"chunk policy of stream {stream.name!r}")
         for name, value in sizes.items():
             if value < least[name]:
                 self.problem(f"chunk policy of stream {stream.name!r} has {name}={value}", place,

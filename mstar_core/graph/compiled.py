@@ -186,3 +186,19 @@ class CompiledWalk:
     def tasks_within(self, loop: int) -> tuple[int, ...]:
         """Every task of a loop's body, nested loops included."""
         return tuple(task.index for task in self.tasks if loop in task.path)
+
+    def feeding(self, source: Source) -> set[int]:
+        """Tasks whose value a source gives within one pass (the way back of carried ports left out)."""
+        match source.kind:
+            case Kind.TASK:
+                return {source.at}
+            case Kind.LOOP:
+                backs = [result.back for result in self.loops[source.at].results if result.port == source.port]
+                return {task for back in backs for task in self.feeding(back)}
+            case Kind.VAR:
+                variable = self.loops[source.at].variable(source.port)
+                return self.feeding(variable.start) if variable is not None else set()
+            case Kind.IMPORT:
+                return self.feeding(self.loops[source.at].imports[int(source.port)])
+            case _:
+                return set()

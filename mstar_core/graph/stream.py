@@ -6,6 +6,8 @@ No data here: the caller keeps the items, asks `pop` which of them a chunk takes
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from mstar_core.errors import GraphError
@@ -23,6 +25,25 @@ class Chunk(NamedTuple):
     fresh: int
     first: bool
     last: bool
+
+
+def policy_for(policy: ChunkPolicy, params: Mapping[str, object]) -> ChunkPolicy:
+    """The policy of one request: sizes that come from parameters filled in. params: values by parameter name.
+
+    Raises GraphError when a parameter is not a whole number in range.
+    """
+    if not isinstance(policy, LeftContext):
+        return policy
+    chunk = _size(policy.chunk_from, params, policy.chunk, least=1)
+    return replace(policy, chunk=chunk, left=_size(policy.left_from, params, policy.left, least=0))
+
+
+def _size(name: str | None, params: Mapping[str, object], default: int, least: int) -> int:
+    value = default if name is None else params.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise GraphError(f"a chunk policy takes {name!r} = {value!r}", hint=f"give a whole number of at least {least}",
+                         place=name or "")
+    return value
 
 
 class ChunkCursor:

@@ -80,6 +80,10 @@ class LoopPlan:
     handed: list[tuple[str, str]] = field(default_factory=list)
     client: list[str] = field(default_factory=list)
 
+    @property
+    def is_resident(self) -> bool:
+        return len(self.body) == 1 and bool(self.direct()) and self.direct()[0].stream is None
+
     def nodes(self) -> list[NodePlan]:
         return [n for part in self.body for n in ([part] if isinstance(part, NodePlan) else part.nodes())]
 
@@ -366,7 +370,10 @@ class Interpreter:
             if start is None and carry.start[0] == "run":
                 start = self.of_held(carry.producer, carry.out)
             values[carry.out] = start
-        index, ended = 0, loop.limit == 0 or self.stops_at_start(loop, values)
+        index, ended = 0, loop.limit == 0
+        if not ended and loop.is_resident and not self.can_begin(loop, values, path):
+            ended, values = True, dict.fromkeys(values)
+        ended = ended or self.stops_at_start(loop, values)
         while not ended:
             chunk: int | None = None
             if loop.over is not None:
@@ -390,6 +397,14 @@ class Interpreter:
                 self.emitted.append((port, value, path))
         self.now |= {("result", loop.name, out): value for out, value in values.items()}
         self.now[("iterated", loop.name)] = index
+
+    def can_begin(self, loop: LoopPlan, values: dict[str, int | None], path: tuple[int, ...]) -> bool:
+        """A loop that is one job of the engine is handed over only when its node could run."""
+        node = loop.direct()[0]
+        for carry in loop.carries:
+            self.now["carry", loop.name, carry.port] = values[carry.out]
+        required = [origin for _, origin, optional in node.inputs if not optional]
+        return self.takes_part(node) and all(self.value(origin, path) is not None for origin in required)
 
     def last(self, loop: LoopPlan, node: str, port: str) -> int | None:
         """What a node of the body produced last: through inner loops, what these hand out."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from tests.graph.fake_ranks import Ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.graph.random_walks import Interpreter, Maker, WalkPlan, Writer
 
 from mstar_core.graph import CompiledWalk, compile_graph
+from tests.graph.fake_ranks import Ranks
+from tests.graph.random_walks import Interpreter, Maker, WalkPlan, Writer
 
 seeds = st.integers(0, 2**32 - 1)
 
