@@ -15,7 +15,7 @@ from mstar_core.plugin.params import parse_params
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
 from mstar_core.plugin.spec import ModelSpec, Partition, Sample
 
-MOST_WISHES: Final = 100_000
+MOST_WISHES: Final = 10_000
 """A program that wishes more often than this for one sample does not end."""
 
 Ending = Literal["stop", "length"]

@@ -43,22 +43,19 @@ def node_to_json(node: NodeSpec) -> Json:
     fields["ports"] = dict(node.ports)
     fields["kv"] = None if node.kv is None else {**dataclasses.asdict(node.kv), "branches": list(node.kv.branches)}
     fields["sampling"] = None if node.sampling is None else _sampling_to_json(node.sampling)
-    fields["batch_key"], fields["capture_sizes"] = list(node.batch_key), list(node.capture_sizes)
     fields["of"] = None if node.of is None else node.of.name
-    return fields
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
 
 def node_from_json(data: Mapping[str, Any], nodes: Mapping[str, NodeSpec]) -> NodeSpec:
     """The node; `nodes` holds those that came before it."""
     kv, sampling = data["kv"], data["sampling"]
     made = {
-        **data,
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()},
         "engine": EngineKind(data["engine"]),
         "ports": dict(data["ports"]),
         "kv": None if kv is None else KVSpec(**{**kv, "branches": tuple(kv["branches"])}),
         "sampling": None if sampling is None else _sampling_from_json(sampling),
-        "batch_key": tuple(data["batch_key"]),
-        "capture_sizes": tuple(data["capture_sizes"]),
         "of": None if data["of"] is None else _named(data["of"], nodes, "node"),
     }
     return NodeSpec(**made)

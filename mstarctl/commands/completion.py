@@ -19,7 +19,10 @@ class Shell(enum.StrEnum):
 
 
 def completion(shell: Annotated[Shell, typer.Argument(help="the shell to complete in")]) -> None:
-    """Print the completion script of a shell: eval "$(mstarctl completion bash)"."""
+    """Print the completion script of a shell.
+
+    In bash: eval "$(mstarctl completion bash)"
+    """
     from typer.completion import get_completion_script
 
     print(get_completion_script(prog_name="mstarctl", complete_var=COMPLETE_VARIABLE, shell=shell.value))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+
+import pytest
+
+from mstar_core.plugin import PluginEntry, plugin_entries
 
 TOY = '''
 from __future__ import annotations
@@ -77,6 +82,7 @@ def write_plugin(
     package: str = "toy_plugin",
     distribution: str = "mstar-toy",
     requires: str = "mstarctl<0.2,>=0.1",
+    version: str = "0.1.0",
     configs: Mapping[str, str] | None = None,
 ) -> Path:
     """Write an installed distribution: package, metadata and entry point. Put `folder` on the path to install it."""
@@ -84,11 +90,27 @@ def write_plugin(
     (home / "configs").mkdir(parents=True)
     (home / "__init__.py").write_text("")
     (home / "plugin.py").write_text(textwrap.dedent(code))
+    for module in ("processor", "model"):
+        (home / f"{module}.py").write_text("raise ImportError('a light command imported a heavy module')\n")
     for stem, text in (configs if configs is not None else {"toy_one": TOY_CONFIG}).items():
         (home / "configs" / f"{stem}.yaml").write_text(text)
-    info = folder / f"{distribution.replace('-', '_')}-0.1.0.dist-info"
+    info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
     requirement = f"Requires-Dist: {requires}\n" if requires else ""
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.1.0\n{requirement}")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n{requirement}")
     (info / "entry_points.txt").write_text(f"[mstar.plugins]\n{name} = {package}.plugin\n")
     return home
+
+
+def install(patch: pytest.MonkeyPatch, folder: Path, code: str = TOY, *, package: str = "toy_plugin", **facts: str) -> Path:
+    """Write a plugin and put it on the path of this process, in place of one that an earlier test wrote."""
+    home = write_plugin(folder, code, package=package, **facts)
+    for module in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[module]
+    patch.syspath_prepend(str(folder))
+    return home
+
+
+def entries(*names: str) -> tuple[PluginEntry, ...]:
+    """The installed plugins of these names alone."""
+    return tuple(entry for entry in plugin_entries() if entry.name in names)

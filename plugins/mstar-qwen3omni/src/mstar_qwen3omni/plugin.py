@@ -56,7 +56,7 @@ def spec(sizes: Sizes) -> ModelSpec:
     return ModelSpec(
         name="qwen3_omni",
         title="Qwen3-Omni 30B-A3B: understands text, images, sound and video; writes and speaks",
-        plugin="qwen3omni",
+        plugin="qwen3_omni",
         aliases=("qwen3omni", "qwen3-omni"),
         inputs=(Text(), Image(), Audio(rate=16000, channels=1), Video()),
         outputs=(Text(), Audio(rate=24000, channels=1)),

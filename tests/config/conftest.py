@@ -1,0 +1,35 @@
+"""The toy plugin as a spec, and a way to resolve a text against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mstar_core.config import ResolvedConfig, parse_set, read_text, resolve
+from mstar_core.plugin import ModelSpec, Plugins
+from tests.plugin.toy import entries, install
+
+Resolve = Callable[..., ResolvedConfig]
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Plugins:
+    install(monkeypatch, tmp_path)
+    return Plugins.discover(entries("toy"), {})
+
+
+@pytest.fixture
+def spec(plugins: Plugins) -> ModelSpec:
+    return plugins.model("toy")
+
+
+@pytest.fixture
+def resolved(spec: ModelSpec) -> Resolve:
+    """Resolve the text of a file, called `toy.yaml`, with `--set` words over it."""
+
+    def run(text: str, *sets: str) -> ResolvedConfig:
+        return resolve(spec, read_text(text, "toy.yaml"), [parse_set(item) for item in sets])
+
+    return run
