@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mstar_core.graph.nodes import CLIENT, NodeSpec
@@ -44,6 +45,16 @@ class LeftContext:
     after_end: Literal["stop", "empty"] = "stop"
     chunk_from: str | None = None
     left_from: str | None = None
+
+    def for_request(self, params: Mapping[str, object]) -> LeftContext:
+        """The policy with the numbers of one request, whose checked parameters are `params`."""
+        chunk = params.get(self.chunk_from) if self.chunk_from is not None else None
+        left = params.get(self.left_from) if self.left_from is not None else None
+        return replace(
+            self,
+            chunk=chunk if isinstance(chunk, int) else self.chunk,
+            left=left if isinstance(left, int) else self.left,
+        )
 
 
 ChunkPolicy = FixedChunk | SlidingWindow | LeftContext

@@ -107,3 +107,10 @@ def test_wrong_values_name_their_field(given: dict[str, object], field: str) -> 
     with pytest.raises(RequestError) as error:
         parse_params(Params, given)
     assert error.value.field == field
+
+
+def test_a_request_sets_its_own_chunk_sizes() -> None:
+    chunk = LeftContext(25, 25, chunk_from="codec_chunk_frames", left_from="codec_left_context_frames")
+    own = chunk.for_request({"codec_chunk_frames": 300, "codec_left_context_frames": 0})
+    assert (own.chunk, own.left) == (300, 0)
+    assert chunk.for_request({}) == chunk
