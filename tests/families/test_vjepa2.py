@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mstar_core.errors import RequestError
 from mstar_core.graph import CLIENT, GraphEdge, graph_nodes, loops
 from mstar_core.plugin import Run, parse_params
+from mstar_core.plugin.dry_run import sample_request
 from mstar_vjepa2.params import ActionParams, Params
-from tests.families.families import SPECS, told, wishes
+from tests.families.families import SPECS, sample_of, told, wishes
 
 MOVE = [0.0] * 7
 
@@ -61,6 +64,13 @@ def test_horizon_and_candidates_come_from_the_request() -> None:
     rollout = last_run("vjepa2_ac", "rollout, three context frames")
     assert (rollout.max_iters, rollout.rows) == (2, 3)
     assert last_run("vjepa2_ac", "rollout, many candidates").rows == 64
+
+
+def test_who_asks_for_video_gets_the_latents_of_many_candidates_too() -> None:
+    many = sample_of("vjepa2_ac", "rollout, many candidates")
+    request = sample_request(SPECS["vjepa2_ac"], replace(many, outputs=frozenset({"video", "scalar"})))
+    ((run,),) = SPECS["vjepa2_ac"].partitions[0].program(request)
+    assert run.walk == "rollout_scored"
 
 
 def test_a_plan_rolls_every_sample_out_in_every_planning_step() -> None:
@@ -148,6 +158,9 @@ ROLL = {"task": "rollout", "actions": [MOVE] * 4, "states": [MOVE]}
         ({"task": "plan", "axis": [0.0]}, "axis"),
         ({"task": "plan", "noise": [[[[0.0] * 4]]]}, "noise"),
         ({"task": "classify"}, "task"),
+        ({**ROLL, "states": [MOVE] * 2}, "states"),
+        ({**ROLL, "state_mode": "given"}, "states"),
+        ({**ROLL, "horizon": 2, "rollout_horizon": 3}, "rollout_horizon"),
     ],
 )
 def test_wrong_action_values_name_their_field(given: dict[str, object], field: str) -> None:

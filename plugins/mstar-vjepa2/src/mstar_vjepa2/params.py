@@ -58,6 +58,12 @@ class Common:
             )
 
 
+def _same_horizon(horizon: int | None, earlier: int | None) -> Iterator[RequestError]:
+    if horizon is not None and earlier is not None and horizon != earlier:
+        hint = "send horizon alone"
+        yield RequestError(f"horizon is {horizon} and rollout_horizon is {earlier}", hint=hint, field="rollout_horizon")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params(Common):
     """V-JEPA 2: encode, predict, roll out without actions, classify."""
@@ -103,6 +109,7 @@ class Params(Common):
     def check(self) -> Iterator[RequestError]:
         """Rules across fields."""
         yield from Common.check(self)
+        yield from _same_horizon(self.horizon, self.rollout_horizon)
         if self.num_frames is not None and self.fps is not None:
             yield RequestError("num_frames and fps are both given", hint="send one of them", field="fps")
         if (self.context_mask is None) != (self.target_mask is None):
@@ -185,6 +192,7 @@ class ActionParams(Common):
     def check(self) -> Iterator[RequestError]:
         """Rules across fields; those that need the media are the processor's."""
         yield from Common.check(self)
+        yield from _same_horizon(self.horizon, self.rollout_horizon)
         yield from check_shape(self.actions, "actions", (None, POSE), (None, None, POSE))
         yield from check_shape(self.states, "states", (None, POSE), (None, None, POSE))
         yield from check_shape(self.extrinsics, "extrinsics", (None, 6))
@@ -236,3 +244,8 @@ class ActionParams(Common):
                 hint="send more, or lower horizon",
                 field="actions",
             )
+        known = 0 if self.states is None else shape_of(self.states, "states")[-2]
+        wanted = needed if self.state_mode == "given" else self.context_frames
+        if known != wanted:
+            hint = "one for each context frame; with state_mode given, one for each action"
+            yield RequestError(f"states hold {known} frames, needed are {wanted}", hint=hint, field="states")

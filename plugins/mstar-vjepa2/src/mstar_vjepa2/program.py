@@ -77,8 +77,9 @@ def _rollout_walk(request: ProgramRequest) -> str:
     """The variant that sends what is wanted and no more: latents are large."""
     params = request.params
     is_scored = any(name in request.inputs for name in GOALS)
-    many = is_scored and params.candidates > FEW_CANDIDATES
-    wanted = params.returns or (("energies",) if many else ("latents",))
+    # Who asks for video asks for latents by their earlier name.
+    spares = is_scored and params.candidates > FEW_CANDIDATES and "video" not in request.outputs
+    wanted = params.returns or (("energies",) if spares else ("latents",))
     if is_scored and not {"latents", "final_only"} & set(wanted):
         return "rollout_energies"
     name = "rollout_scored" if is_scored else "rollout"

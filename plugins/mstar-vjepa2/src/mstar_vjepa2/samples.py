@@ -65,7 +65,7 @@ AC_SAMPLES = (
         name="rollout, given states",
         inputs={**_start(2), "states": (2, 7)},
         outputs=TENSOR,
-        params=_roll(2, state_mode="given"),
+        params={**_roll(2, state_mode="given"), "states": [POSE] * 2},
     ),
     Sample(name="rollout, last frame", inputs=_start(4), outputs=TENSOR, params=_roll(4, returns=["final_only"])),
     Sample(
