@@ -37,7 +37,12 @@ VERBS: tuple[Verb, ...] = (
     Verb("config", "mstarctl.commands.config:app", "Check, show and explain deployment files.", MODELS),
     Verb("plugins", "mstarctl.commands.plugins:app", "List, check and start plugins.", MODELS),
     Verb("completion", "mstarctl.commands.completion:completion", "Print the completion script of a shell.", TOOLS),
-    Verb("version", "mstarctl.commands.version:version", "Show the versions of the tool, the plugin API and the plugins.", TOOLS),
+    Verb(
+        "version",
+        "mstarctl.commands.version:version",
+        "Show the versions of the tool, the plugin API and the plugins.",
+        TOOLS,
+    ),
     Verb("help", "mstarctl.commands.help:show_help", "Explain a command, or the exit codes.", TOOLS),
 )
 
@@ -63,7 +68,7 @@ class LazyGroup(TyperGroup):
         return name, self.get_command(ctx, name), args[1:]
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        from typer.core import CompletionItem  # type: ignore[attr-defined]  # typer re-exports it without saying so
+        from typer.core import CompletionItem  # type: ignore[attr-defined]  # re-exported silently
 
         return [CompletionItem(v.name, help=v.help) for v in self.verbs.values() if v.name.startswith(incomplete)]
 
@@ -109,12 +114,21 @@ def global_options() -> list[TyperOption]:
     ]
 
 
-def _flag(words: list[str], callback: Any, text: str, *, metavar: str | None = None, is_flag: bool = True) -> TyperOption:
+def _flag(
+    words: list[str], callback: Any, text: str, *, metavar: str | None = None, is_flag: bool = True
+) -> TyperOption:
     name = words[-1].lstrip("-").replace("-", "_") + "_"
     return TyperOption(
-        param_decls=[name, *words], callback=callback, help=text, metavar=metavar, is_flag=is_flag,
-        default=False if is_flag else None, expose_value=False, is_eager=True, rich_help_panel="Global options",
-    )  # fmt: skip
+        param_decls=[name, *words],
+        callback=callback,
+        help=text,
+        metavar=metavar,
+        is_flag=is_flag,
+        default=False if is_flag else None,
+        expose_value=False,
+        is_eager=True,
+        rich_help_panel="Global options",
+    )
 
 
 def _setter(field: str, value: bool) -> Any:
@@ -144,11 +158,13 @@ def _show_version(ctx: Any, param: Any, given: Any) -> None:
 def root() -> LazyGroup:
     """The whole command line."""
     return LazyGroup(
-        VERBS, name=PROGRAM, params=[*global_options(), _flag(["--version"], _show_version, "show the version")],
+        VERBS,
+        name=PROGRAM,
+        params=[*global_options(), _flag(["--version"], _show_version, "show the version")],
         help="Serve multimodal models, and see what they do.",
         epilog="mstarctl COMMAND --help explains one command; mstarctl help exit-codes lists the exit codes.",
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    )  # fmt: skip
+    )
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -158,7 +174,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     is_completing = "_MSTARCTL_COMPLETE" in os.environ
     try:
         if is_completing:
-            from typer.completion import completion_init
+            from typer.completion import completion_init  # type: ignore[attr-defined]  # re-exported silently
 
             completion_init()
         code = root().main(arguments, prog_name=PROGRAM, standalone_mode=False, obj=options)
@@ -173,7 +189,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         return _fail(usage, options)
     except MstarError as error:
         return _fail(error, options)
-    except Exception as error:  # noqa: BLE001  the isolation boundary of one command line: a bug becomes a file and exit 1
+    except Exception as error:  # noqa: BLE001  the isolation boundary of one command line
         return ExitCode.DONE if is_completing else _crash(error, options)
 
 
@@ -199,7 +215,12 @@ def _crash(error: Exception, options: GlobalOptions) -> int:
         _print_traceback(error)
     detail = f"{type(error).__name__}: {error}"
     log = {} if path is None else {"log": str(path)}
-    return _fail(MstarError("this is a bug in mstarctl", detail, "run it again with --debug and report the saved traceback", **log), GlobalOptions(color=options.color))
+    return _fail(
+        MstarError(
+            "this is a bug in mstarctl", detail, "run it again with --debug and report the saved traceback", **log
+        ),
+        GlobalOptions(color=options.color),
+    )
 
 
 def _print_traceback(error: BaseException) -> None:

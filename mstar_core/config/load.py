@@ -69,7 +69,9 @@ def read_file(path: Path) -> ConfigFile:
     except UnicodeDecodeError as error:
         raise ConfigError("the file is no UTF-8 text", str(error), file=shown, line=1, key="") from error
     except OSError as error:
-        raise ConfigError(f"{shown} cannot be read", error.strerror or str(error), file=shown, line=None, key="") from error
+        raise ConfigError(
+            f"{shown} cannot be read", error.strerror or str(error), file=shown, line=None, key=""
+        ) from error
     return ConfigFile(shown=shown, root=parse(text, shown), path=path)
 
 
@@ -118,7 +120,9 @@ def find(text: str, plugins: Plugins) -> Target:
         layouts = dict(_all_shipped(plugins.models()))
         if name in layouts:
             return _of_file(read_file(layouts[name]), plugins, is_tiny=is_tiny)
-        hint = did_you_mean(name, layouts) if nearest(name, layouts) and not missing.facts.get("nearest") else missing.hint
+        hint = (
+            did_you_mean(name, layouts) if nearest(name, layouts) and not missing.facts.get("nearest") else missing.hint
+        )
         raise NotFound(missing.title, missing.detail, hint, **missing.facts) from None
     return Target(spec=spec, config=default_config(spec), is_tiny=is_tiny)
 

@@ -42,11 +42,15 @@ class Located:
         return config_error(title, key, self.file, self.line, self.source, detail, hint)
 
 
-def config_error(title: str, key: str, file: str | None, line: int | None, source: str, detail: str = "", hint: str = "") -> ConfigError:
+def config_error(
+    title: str, key: str, file: str | None, line: int | None, source: str, detail: str = "", hint: str = ""
+) -> ConfigError:
     """A ConfigError that names key, file and line, or the flag."""
     near = hint.removeprefix("did you mean '").removesuffix("'?") if hint.startswith("did you mean") else None
     where = "" if file else f"given by {source}"
-    return ConfigError(title, "\n".join(part for part in (where, detail) if part), hint, file=file, line=line, key=key, nearest=near)
+    return ConfigError(
+        title, "\n".join(part for part in (where, detail) if part), hint, file=file, line=line, key=key, nearest=near
+    )
 
 
 def parse(text: str, file: str) -> Located:
@@ -57,12 +61,20 @@ def parse(text: str, file: str) -> Located:
     try:
         node = loader.get_single_node()
         if node is None:
-            raise ConfigError("the file is empty", hint="mstarctl config init MODEL writes one", file=file, line=1, key="")
+            raise ConfigError(
+                "the file is empty", hint="mstarctl config init MODEL writes one", file=file, line=1, key=""
+            )
         count = iter(range(MOST_VALUES))
         return _located(loader, node, file, "", 0, count)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise ConfigError("the file is no YAML", str(error.problem or error.context or ""), file=file, line=(mark.line + 1) if mark else 1, key="") from error
+        raise ConfigError(
+            "the file is no YAML",
+            str(error.problem or error.context or ""),
+            file=file,
+            line=(mark.line + 1) if mark else 1,
+            key="",
+        ) from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError("the file is no YAML", str(error), file=file, line=1, key="") from error
     finally:
@@ -74,36 +86,67 @@ def parse_scalar(text: str) -> Any:
     return parse(text, "--set").plain() if text.strip() else ""
 
 
-def _located(loader: yaml.SafeLoader, node: yaml.Node, file: str, key: str, depth: int, count: Iterator[int]) -> Located:
+def _located(
+    loader: yaml.SafeLoader, node: yaml.Node, file: str, key: str, depth: int, count: Iterator[int]
+) -> Located:
     line = node.start_mark.line + 1
     if depth > MOST_DEPTH or next(count, None) is None:
-        raise ConfigError(f"{key or 'the file'} nests or repeats too much", hint="write the values out without anchors", file=file, line=line, key=key)
+        raise ConfigError(
+            f"{key or 'the file'} nests or repeats too much",
+            hint="write the values out without anchors",
+            file=file,
+            line=line,
+            key=key,
+        )
     value: Any
     if isinstance(node, yaml.MappingNode):
         value = _mapping(loader, node, file, key, depth, count)
     elif isinstance(node, yaml.SequenceNode):
-        value = [_located(loader, item, file, f"{key}.{index}", depth + 1, count) for index, item in enumerate(node.value)]
+        value = [
+            _located(loader, item, file, f"{key}.{index}", depth + 1, count) for index, item in enumerate(node.value)
+        ]
     else:
         value = loader.construct_object(node)
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{key} is {node.value}", hint="write a finite number", file=file, line=line, key=key)
         if not (value is None or isinstance(value, str | int | float | bool)):
-            raise ConfigError(f"{key} is a {type(value).__name__}", hint="put quotes around a text", file=file, line=line, key=key)
+            raise ConfigError(
+                f"{key} is a {type(value).__name__}", hint="put quotes around a text", file=file, line=line, key=key
+            )
     return Located(value, f"{file}:{line}", file, line)
 
 
-def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, file: str, key: str, depth: int, count: Iterator[int]) -> dict[str, Located]:
+def _mapping(
+    loader: yaml.SafeLoader, node: yaml.MappingNode, file: str, key: str, depth: int, count: Iterator[int]
+) -> dict[str, Located]:
     found: dict[str, Located] = {}
     for name_node, value_node in node.value:
         line = name_node.start_mark.line + 1
-        name = loader.construct_object(name_node) if isinstance(name_node, yaml.ScalarNode) and name_node.tag != "tag:yaml.org,2002:merge" else None
+        name = (
+            loader.construct_object(name_node)
+            if isinstance(name_node, yaml.ScalarNode) and name_node.tag != "tag:yaml.org,2002:merge"
+            else None
+        )
         path = f"{key}.{name}" if key else str(name)
         if not isinstance(name, str):
             written = getattr(name_node, "value", "")
             shown = written if isinstance(written, str) else type(name_node).__name__
-            raise ConfigError(f"key {shown!r} is no text", hint="keys are plain words; merge keys are not read", file=file, line=line, key=shown)
+            raise ConfigError(
+                f"key {shown!r} is no text",
+                hint="keys are plain words; merge keys are not read",
+                file=file,
+                line=line,
+                key=shown,
+            )
         if name in found:
-            raise ConfigError(f"key {path!r} stands twice", f"first on line {found[name].line}", "keep one of them", file=file, line=line, key=path)
+            raise ConfigError(
+                f"key {path!r} stands twice",
+                f"first on line {found[name].line}",
+                "keep one of them",
+                file=file,
+                line=line,
+                key=path,
+            )
         item = _located(loader, value_node, file, path, depth + 1, count)
         found[name] = Located(item.value, f"{file}:{line}", file, line)
     return found

@@ -65,7 +65,9 @@ def _index(place: Located, word: str, override: Override) -> int:
     count = len(place.value)
     if not word.isdigit() or int(word) >= count:
         hint = f"a number from 0 to {count - 1}" if count else "the list is empty"
-        raise Located(None, override.source).error(f"{override.key}: {word!r} is no entry of the list", override.key, hint=hint)
+        raise Located(None, override.source).error(
+            f"{override.key}: {word!r} is no entry of the list", override.key, hint=hint
+        )
     return int(word)
 
 

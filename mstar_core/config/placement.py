@@ -1,4 +1,4 @@
-"""Node groups against a model's graph, and the plan: which rank holds which nodes on which device. Used by `resolve`, `up`."""
+"""Node groups against a model's graph, and the plan: which rank holds which nodes on which device. Used by `up`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def _group(spec: ModelSpec, values: Mapping[str, Value], key: str) -> NodeGroup:
     known = [node.name for node in spec.nodes]
     for index, name in enumerate(names.value):
         if name not in known:
-            raise names.place.value[index].error(f"{spec.name} has no node {name!r}", f"{key}.node_names.{index}", hint=did_you_mean(name, known))
+            raise names.place.value[index].error(
+                f"{spec.name} has no node {name!r}", f"{key}.node_names.{index}", hint=did_you_mean(name, known)
+            )
     group = NodeGroup(
         nodes=names.value,
         ranks=ranks.value,
@@ -51,7 +53,9 @@ def _walks(spec: ModelSpec, value: Value, key: str) -> tuple[str, ...]:
         place, full = value.place.value[index], f"{key}.graph_walks.{index}"
         walk = spec.walk_aliases.get(name, name)
         if walk not in known:
-            raise place.error(f"{spec.name} has no walk {name!r}", full, hint=did_you_mean(name, [*known, *spec.walk_aliases]))
+            raise place.error(
+                f"{spec.name} has no walk {name!r}", full, hint=did_you_mean(name, [*known, *spec.walk_aliases])
+            )
         if walk in found:
             raise place.error(f"{key}.graph_walks holds {walk!r} twice", full, hint="an alias counts as its walk")
         found.append(walk)
@@ -60,7 +64,11 @@ def _walks(spec: ModelSpec, value: Value, key: str) -> tuple[str, ...]:
 
 def all_walks(spec: ModelSpec) -> dict[str, tuple[NodeSpec, ...]]:
     """Every walk of a model with the nodes that it uses."""
-    return {name: tuple(dict.fromkeys(use.spec for use in graph_nodes(walk))) for p in spec.partitions for name, walk in p.walks.items()}
+    return {
+        name: tuple(dict.fromkeys(use.spec for use in graph_nodes(walk)))
+        for p in spec.partitions
+        for name, walk in p.walks.items()
+    }
 
 
 def _check_scope(spec: ModelSpec, group: NodeGroup, walks: Value) -> None:
@@ -74,23 +82,35 @@ def _check_scope(spec: ModelSpec, group: NodeGroup, walks: Value) -> None:
     for index, walk in enumerate(group.walks):
         if not {used.name for used in uses[walk]}.intersection(group.nodes):
             hint = f"it uses {', '.join(used.name for used in uses[walk])}"
-            raise walks.place.value[index].error(f"walk {walk!r} uses no node of {group.key}", f"{group.key}.graph_walks.{index}", hint=hint)
+            raise walks.place.value[index].error(
+                f"walk {walk!r} uses no node of {group.key}", f"{group.key}.graph_walks.{index}", hint=hint
+            )
 
 
 def _check_tp(spec: ModelSpec, group: NodeGroup, size: Value) -> None:
     key = f"{group.key}.tp_size"
     if len(group.ranks) % group.tp_size:
-        raise size.place.error(f"{key} is {group.tp_size} and does not divide {len(group.ranks)} ranks", key, hint="use as many ranks as a multiple of it")
+        raise size.place.error(
+            f"{key} is {group.tp_size} and does not divide {len(group.ranks)} ranks",
+            key,
+            hint="use as many ranks as a multiple of it",
+        )
     if group.tp_size == 1:
         return
     for name in group.nodes:
         node = spec.node(name)
         if not node.tensor_parallel:
             shared = [other.name for other in spec.nodes if other.tensor_parallel]
-            hint = f"tensor-parallel are: {', '.join(shared)}" if shared else f"no node of {spec.name} is tensor-parallel"
+            hint = (
+                f"tensor-parallel are: {', '.join(shared)}" if shared else f"no node of {spec.name} is tensor-parallel"
+            )
             raise size.place.error(f"node {name!r} is not tensor-parallel", key, f"tp_size is {group.tp_size}", hint)
         if node.kv is not None and node.kv.kv_heads % group.tp_size:
-            raise size.place.error(f"{key} is {group.tp_size} and does not divide {node.kv.kv_heads} KV heads of {name!r}", key, hint="choose a divisor")
+            raise size.place.error(
+                f"{key} is {group.tp_size} and does not divide {node.kv.kv_heads} KV heads of {name!r}",
+                key,
+                hint="choose a divisor",
+            )
 
 
 def _check_twice(spec: ModelSpec, groups: Sequence[NodeGroup]) -> None:
@@ -98,17 +118,25 @@ def _check_twice(spec: ModelSpec, groups: Sequence[NodeGroup]) -> None:
     placed: dict[tuple[str, str | None], NodeGroup] = {}
     for group in groups:
         for node in group.nodes:
-            mine = [walk for walk, nodes in uses.items() if node in {n.name for n in nodes}] if group.walks is None else list(group.walks)
-            scope: list[str | None] = [None] if group.walks is None else [walk for walk in mine if node in {n.name for n in uses[walk]}]
+            mine = (
+                [walk for walk, nodes in uses.items() if node in {n.name for n in nodes}]
+                if group.walks is None
+                else list(group.walks)
+            )
+            scope: list[str | None] = (
+                [None] if group.walks is None else [walk for walk in mine if node in {n.name for n in uses[walk]}]
+            )
             for walk in scope:
                 other = placed.get((node, walk))
                 if other is not None:
                     where = f"in walk {walk!r}" if walk is not None else "for all walks"
                     index = group.nodes.index(node)
                     raise group.place.value[index].error(
-                        f"node {node!r} is placed twice {where}", f"{group.key}.node_names.{index}",
-                        f"first by {other.key} ({other.place.source})", "scope the groups with graph_walks, or list more ranks in one group",
-                    )  # fmt: skip
+                        f"node {node!r} is placed twice {where}",
+                        f"{group.key}.node_names.{index}",
+                        f"first by {other.key} ({other.place.source})",
+                        "scope the groups with graph_walks, or list more ranks in one group",
+                    )
                 placed[node, walk] = group
 
 
@@ -117,7 +145,11 @@ def _check_gaps(groups: Sequence[NodeGroup]) -> None:
     for group in groups:
         for rank in group.ranks:
             if rank and rank - 1 not in used:
-                raise group.place.error(f"rank {rank} is used and rank {rank - 1} is not", f"{group.key}.ranks", hint="number the ranks from 0 without gaps")
+                raise group.place.error(
+                    f"rank {rank} is used and rank {rank - 1} is not",
+                    f"{group.key}.ranks",
+                    hint="number the ranks from 0 without gaps",
+                )
 
 
 def check_coverage(spec: ModelSpec, groups: Sequence[NodeGroup], place: Located) -> None:
@@ -125,7 +157,9 @@ def check_coverage(spec: ModelSpec, groups: Sequence[NodeGroup], place: Located)
     for walk, nodes in all_walks(spec).items():
         for node in nodes:
             if not _is_placed(node, walk, groups):
-                hint = f"add {_root(node).name} to a node group" + ("" if not _is_named(node, groups) else f" whose graph_walks hold {walk}")
+                hint = f"add {_root(node).name} to a node group" + (
+                    "" if not _is_named(node, groups) else f" whose graph_walks hold {walk}"
+                )
                 raise place.error(f"walk {walk!r} has no place for node {node.name!r}", "node_groups", hint=hint)
 
 
@@ -153,7 +187,9 @@ def make_plan(spec: ModelSpec, config: ResolvedConfig, devices: Sequence[str], p
             return own
     names = device_names(config, devices)
     placements = tuple(_placements(spec, config))
-    ranks = tuple(RankPlan(rank=rank, device=device, nodes=_nodes_of(spec, rank, placements)) for rank, device in enumerate(names))
+    ranks = tuple(
+        RankPlan(rank=rank, device=device, nodes=_nodes_of(spec, rank, placements)) for rank, device in enumerate(names)
+    )
     return Plan(ranks=ranks, placements=placements)
 
 
@@ -166,7 +202,9 @@ def device_names(config: ResolvedConfig, devices: Sequence[str]) -> tuple[str, .
             if rank >= len(devices):
                 count = f"{len(devices)} {'device' if len(devices) == 1 else 'devices'}"
                 hint = f"give {config.rank_count} devices, or use a file with ranks below {len(devices)}"
-                raise group.place.error(f"no device backs rank {rank}", f"{group.key}.ranks", f"{count} for {config.rank_count} ranks", hint)
+                raise group.place.error(
+                    f"no device backs rank {rank}", f"{group.key}.ranks", f"{count} for {config.rank_count} ranks", hint
+                )
     return tuple(devices[: config.rank_count])
 
 

@@ -45,7 +45,11 @@ def _section(place: Located, schema_key: str, key: str) -> Iterator[Value]:
 
 def example(item: Setting) -> str:
     """A value of the setting's kind, for hints."""
-    return {"list of string": "[NAME]", "list of integer": "[0]", "list of section": "[{node_names: [NAME], ranks: [0]}]"}.get(item.kind, "NAME")
+    return {
+        "list of string": "[NAME]",
+        "list of integer": "[0]",
+        "list of section": "[{node_names: [NAME], ranks: [0]}]",
+    }.get(item.kind, "NAME")
 
 
 def _value(place: Located, item: Setting, key: str) -> Iterator[Value]:
@@ -79,7 +83,10 @@ def check(place: Located, item: Setting, key: str) -> Any:
 def _list(place: Located, item: Setting, key: str) -> tuple[Any, ...]:
     if not isinstance(place.value, list) or not place.value:
         raise place.error(f"{key} is {shown(place)}", key, hint=f"a {item.kind} with at least one entry")
-    values = tuple(_scalar(part, item, f"{key}.{index}", item.kind.removeprefix("list of ")) for index, part in enumerate(place.value))
+    values = tuple(
+        _scalar(part, item, f"{key}.{index}", item.kind.removeprefix("list of "))
+        for index, part in enumerate(place.value)
+    )
     for index, value in enumerate(values):
         if value in values[:index]:
             raise place.value[index].error(f"{key} holds {value!r} twice", f"{key}.{index}", hint="each entry once")
@@ -106,7 +113,11 @@ def _scalar(place: Located, item: Setting, key: str, kind: str = "") -> Any:
 
 
 def _in_range(item: Setting, value: float) -> bool:
-    return (item.ge is None or value >= item.ge) and (item.gt is None or value > item.gt) and (item.le is None or value <= item.le)
+    return (
+        (item.ge is None or value >= item.ge)
+        and (item.gt is None or value > item.gt)
+        and (item.le is None or value <= item.le)
+    )
 
 
 def shown(place: Located) -> str:

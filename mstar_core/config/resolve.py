@@ -25,7 +25,9 @@ def resolve_target(target: Target, overrides: Sequence[Override] = ()) -> Resolv
     return resolve(target.spec, target.config, overrides, is_tiny=target.is_tiny)
 
 
-def resolve(spec: ModelSpec, config: ConfigFile, overrides: Sequence[Override] = (), *, is_tiny: bool = False) -> ResolvedConfig:
+def resolve(
+    spec: ModelSpec, config: ConfigFile, overrides: Sequence[Override] = (), *, is_tiny: bool = False
+) -> ResolvedConfig:
     """Check a file with its overrides against a model. Raises ConfigError naming file, line, key and nearest name."""
     root = apply(config.root, overrides)
     values = read(root)
@@ -80,7 +82,11 @@ def _check_model(spec: ModelSpec, value: Value) -> bool:
         raise value.place.error(error.title, "model", error.detail, error.hint) from None
     short = name.rpartition("/")[2]
     if short not in (spec.name, *spec.aliases):
-        raise value.place.error(f"model is {value.value!r}, asked for is {spec.name!r}", "model", hint=f"write model: {spec.name}, or leave out the name")
+        raise value.place.error(
+            f"model is {value.value!r}, asked for is {spec.name!r}",
+            "model",
+            hint=f"write model: {spec.name}, or leave out the name",
+        )
     return is_tiny
 
 
@@ -92,19 +98,25 @@ def _check_tiny(spec: ModelSpec, values: Mapping[str, Value], root: Located, is_
         raise place.error(f"{spec.name} has no embedded checkpoint", "model", hint=f"write {spec.name} without :{TINY}")
     weights = values.get("weights")
     if weights is not None and weights.value is not None:
-        raise weights.place.error(f"weights and {spec.name}:{TINY} exclude each other", "weights", hint="leave one of them out")
+        raise weights.place.error(
+            f"weights and {spec.name}:{TINY} exclude each other", "weights", hint="leave one of them out"
+        )
 
 
 def _check_name(values: Mapping[str, Value]) -> None:
     name = values.get("name")
     if name is not None and name.value is not None and not _DEPLOYMENT.match(name.value):
-        raise name.place.error(f"name is {name.value!r}", "name", hint="letters, digits and _ . -, at most 63, a letter or digit first")
+        raise name.place.error(
+            f"name is {name.value!r}", "name", hint="letters, digits and _ . -, at most 63, a letter or digit first"
+        )
 
 
 def _kv_cache(values: Mapping[str, Value]) -> KVCacheConfig:
     given = _struct(values, "kv_cache")
     if "pages" in given and "tokens" in given:
-        raise values["kv_cache.tokens"].place.error("kv_cache.pages and kv_cache.tokens both fix the pool", "kv_cache.tokens", hint="keep one of them")
+        raise values["kv_cache.tokens"].place.error(
+            "kv_cache.pages and kv_cache.tokens both fix the pool", "kv_cache.tokens", hint="keep one of them"
+        )
     return KVCacheConfig(**given)
 
 
@@ -125,9 +137,16 @@ def _check_like(place: Located, key: str, default: Any) -> None:
         if default is not None:
             raise place.error(f"{key} is empty", key, hint=f"like its default {default!r}")
         return
-    kinds: tuple[tuple[type | tuple[type, ...], Literal["boolean", "integer", "number", "string", "list", "mapping"]], ...] = (
-        (bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), ((list, tuple), "list"), (dict, "mapping"),
-    )  # fmt: skip
+    kinds: tuple[
+        tuple[type | tuple[type, ...], Literal["boolean", "integer", "number", "string", "list", "mapping"]], ...
+    ] = (
+        (bool, "boolean"),
+        (int, "integer"),
+        (float, "number"),
+        (str, "string"),
+        ((list, tuple), "list"),
+        (dict, "mapping"),
+    )
     kind, word = next(((k, w) for k, w in kinds if isinstance(default, k)), (object, "mapping"))
     if word == "number" and isinstance(value, int) and not isinstance(value, bool):
         return

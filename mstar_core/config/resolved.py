@@ -73,7 +73,9 @@ class ResolvedConfig:
                 f"node_groups.{index}.tp_size": group.tp_size,
             }
         for section, struct in (("kv_cache", self.kv_cache), ("api", self.api)):
-            flat |= {f"{section}.{word}": getattr(struct, word) for word in struct.__struct_fields__ if word != "api_keys"}
+            flat |= {
+                f"{section}.{word}": getattr(struct, word) for word in struct.__struct_fields__ if word != "api_keys"
+            }
         return flat
 
     def source(self, key: str) -> str:

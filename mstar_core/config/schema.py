@@ -1,4 +1,4 @@
-"""Every key of a deployment file: type, range, default and one line of documentation. Read by load, explain and docs."""
+"""Every key of a deployment file: type, range, default and one line of documentation. Read by load and docs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import Any, Final, Literal
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, KVCacheConfig
 from mstar_core.errors import NotFound, did_you_mean
 
-Kind = Literal["string", "integer", "number", "boolean", "list of string", "list of integer", "mapping", "section", "list of section"]
+Kind = Literal[
+    "string",
+    "integer",
+    "number",
+    "boolean",
+    "list of string",
+    "list of integer",
+    "mapping",
+    "section",
+    "list of section",
+]
 
 ITEM: Final = "[]"
 """Stands for an index in the keys of a list of sections: `node_groups[].ranks`."""
@@ -45,7 +55,9 @@ class Setting:
         """Allowed values as people read them."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        low = f"> {_number(self.gt)}" if self.gt is not None else f">= {_number(self.ge)}" if self.ge is not None else ""
+        low = (
+            f"> {_number(self.gt)}" if self.gt is not None else f">= {_number(self.ge)}" if self.ge is not None else ""
+        )
         high = f"<= {_number(self.le)}" if self.le is not None else ""
         limits = " and ".join(part for part in (low, high) if part)
         return f"{self.kind} {limits}".rstrip()
@@ -69,7 +81,14 @@ def _number(value: float) -> str:
 
 
 _KV, _API = KVCacheConfig(), ApiConfig()
-_SPEC: Final = {name: default for name, default in zip(DeploymentSpec.__struct_fields__[-len(DeploymentSpec.__struct_defaults__) :], DeploymentSpec.__struct_defaults__, strict=True)}
+_SPEC: Final = {
+    name: default
+    for name, default in zip(
+        DeploymentSpec.__struct_fields__[-len(DeploymentSpec.__struct_defaults__) :],
+        DeploymentSpec.__struct_defaults__,
+        strict=True,
+    )
+}
 
 
 def _api(word: str, kind: Kind, doc: str, **limits: Any) -> Setting:
@@ -81,25 +100,128 @@ def _kv(word: str, kind: Kind, doc: str, **limits: Any) -> Setting:
 
 
 SETTINGS: Final[tuple[Setting, ...]] = (
-    Setting(key="model", kind="string", required=True, doc="Name or alias of the model; `NAME:tiny` takes its embedded default checkpoint."),
+    Setting(
+        key="model",
+        kind="string",
+        required=True,
+        doc="Name or alias of the model; `NAME:tiny` takes its embedded default checkpoint.",
+    ),
     Setting(key="name", kind="string", default_text="the model's name", nullable=True, doc="Name of the deployment."),
-    Setting(key="weights", kind="string", default_text="the official weights", nullable=True, doc="Folder to read weights from; nothing is downloaded."),
-    Setting(key="dtype", kind="string", default_text="bfloat16 on cuda, float32 on cpu", nullable=True, choices=("bfloat16", "float16", "float32"), doc="Number format of the nodes that do not state their own."),
-    Setting(key="max_seq_len", kind="integer", default_text="the model's", ge=1, le=16_777_216, doc="Most tokens of one request, prompt and output together."),
-    Setting(key="max_concurrent_requests", kind="integer", default=_SPEC["max_concurrent_requests"], ge=1, le=65_536, doc="Requests that run at once; further ones wait."),
-    Setting(key="max_queue", kind="integer", default=_SPEC["max_queue"], ge=0, le=1_048_576, doc="Requests that wait beyond the running ones; further ones are refused with 429."),
-    Setting(key="token_budget", kind="integer", default=_SPEC["token_budget"], ge=1, le=1_048_576, doc="Most tokens of one step; longer prompts are prefilled in chunks."),
-    Setting(key="model_kwargs", kind="mapping", default_text="the model's", doc="Options of the model itself; `mstarctl models show` lists them."),
-    Setting(key="node_groups", kind="list of section", required=True, doc="Which nodes run on which ranks. A node may stand in several groups for different walks."),
-    Setting(key="node_groups[].node_names", kind="list of string", required=True, doc="Nodes of the group. A node on a cache branch follows its parent unless it is named."),
-    Setting(key="node_groups[].ranks", kind="list of integer", required=True, ge=0, le=1023, doc="Ranks that hold the nodes; rank i takes the i-th device. More ranks than tp_size are replicas."),
-    Setting(key="node_groups[].graph_walks", kind="list of string", default_text="all walks", nullable=True, doc="Walks for which this group holds its nodes."),
-    Setting(key="node_groups[].tp_size", kind="integer", default=1, ge=1, le=64, doc="Ranks that share each node by tensor parallelism; divides the number of ranks."),
+    Setting(
+        key="weights",
+        kind="string",
+        default_text="the official weights",
+        nullable=True,
+        doc="Folder to read weights from; nothing is downloaded.",
+    ),
+    Setting(
+        key="dtype",
+        kind="string",
+        default_text="bfloat16 on cuda, float32 on cpu",
+        nullable=True,
+        choices=("bfloat16", "float16", "float32"),
+        doc="Number format of the nodes that do not state their own.",
+    ),
+    Setting(
+        key="max_seq_len",
+        kind="integer",
+        default_text="the model's",
+        ge=1,
+        le=16_777_216,
+        doc="Most tokens of one request, prompt and output together.",
+    ),
+    Setting(
+        key="max_concurrent_requests",
+        kind="integer",
+        default=_SPEC["max_concurrent_requests"],
+        ge=1,
+        le=65_536,
+        doc="Requests that run at once; further ones wait.",
+    ),
+    Setting(
+        key="max_queue",
+        kind="integer",
+        default=_SPEC["max_queue"],
+        ge=0,
+        le=1_048_576,
+        doc="Requests that wait beyond the running ones; further ones are refused with 429.",
+    ),
+    Setting(
+        key="token_budget",
+        kind="integer",
+        default=_SPEC["token_budget"],
+        ge=1,
+        le=1_048_576,
+        doc="Most tokens of one step; longer prompts are prefilled in chunks.",
+    ),
+    Setting(
+        key="model_kwargs",
+        kind="mapping",
+        default_text="the model's",
+        doc="Options of the model itself; `mstarctl models show` lists them.",
+    ),
+    Setting(
+        key="node_groups",
+        kind="list of section",
+        required=True,
+        doc="Which nodes run on which ranks. A node may stand in several groups for different walks.",
+    ),
+    Setting(
+        key="node_groups[].node_names",
+        kind="list of string",
+        required=True,
+        doc="Nodes of the group. A node on a cache branch follows its parent unless it is named.",
+    ),
+    Setting(
+        key="node_groups[].ranks",
+        kind="list of integer",
+        required=True,
+        ge=0,
+        le=1023,
+        doc="Ranks that hold the nodes; rank i takes the i-th device. More ranks than tp_size are replicas.",
+    ),
+    Setting(
+        key="node_groups[].graph_walks",
+        kind="list of string",
+        default_text="all walks",
+        nullable=True,
+        doc="Walks for which this group holds its nodes.",
+    ),
+    Setting(
+        key="node_groups[].tp_size",
+        kind="integer",
+        default=1,
+        ge=1,
+        le=64,
+        doc="Ranks that share each node by tensor parallelism; divides the number of ranks.",
+    ),
     Setting(key="kv_cache", kind="section", doc="Page pool of every node with a cache."),
     _kv("page_size", "integer", "Tokens of a page, for nodes that do not state their own.", ge=1, le=4096),
-    _kv("pages", "integer", "Pages of the pool. Not together with tokens.", nullable=True, default_text="from memory_fraction", ge=1, le=1_073_741_824),
-    _kv("tokens", "integer", "Tokens that the pool holds. Not together with pages.", nullable=True, default_text="from memory_fraction", ge=1, le=1_099_511_627_776),
-    _kv("memory_fraction", "number", "Share of the free device memory that the pool takes when neither pages nor tokens is set.", gt=0, le=1),
+    _kv(
+        "pages",
+        "integer",
+        "Pages of the pool. Not together with tokens.",
+        nullable=True,
+        default_text="from memory_fraction",
+        ge=1,
+        le=1_073_741_824,
+    ),
+    _kv(
+        "tokens",
+        "integer",
+        "Tokens that the pool holds. Not together with pages.",
+        nullable=True,
+        default_text="from memory_fraction",
+        ge=1,
+        le=1_099_511_627_776,
+    ),
+    _kv(
+        "memory_fraction",
+        "number",
+        "Share of the free device memory that the pool takes when neither pages nor tokens is set.",
+        gt=0,
+        le=1,
+    ),
     _kv("prefix_cache", "boolean", "Keep pages of finished requests for later prompts that begin alike."),
     Setting(key="api", kind="section", doc="The api's address and limits."),
     _api("host", "string", "Address to listen on."),
@@ -109,13 +231,15 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     _api("metrics_open", "boolean", "Serve /metrics without an API key."),
     _api("unknown_params", "string", "What an unknown request parameter does.", choices=("error", "warn")),
     _api("timeout_s", "number", "Seconds that a request may live, queue included.", gt=0, le=86_400),
-    _api("stall_timeout_s", "number", "Seconds without reading after which a client is taken for gone.", gt=0, le=86_400),
+    _api(
+        "stall_timeout_s", "number", "Seconds without reading after which a client is taken for gone.", gt=0, le=86_400
+    ),
     _api("max_body_bytes", "integer", "Most bytes of a request body.", ge=1024, le=1_099_511_627_776),
     _api("max_text_bytes", "integer", "Most bytes of a text field.", ge=1, le=1_099_511_627_776),
     _api("max_files", "integer", "Most uploaded files of a request.", ge=0, le=4096),
     _api("max_speech_chars", "integer", "Most characters of a speech request.", ge=1, le=1_048_576),
     _api("pool_processes", "integer", "Processes that decode media and tokenise.", ge=1, le=256),
-)  # fmt: skip
+)
 
 _BY_KEY: Final = {setting.key: setting for setting in SETTINGS}
 
@@ -152,14 +276,22 @@ def json_schema() -> dict[str, Any]:
 
 def _object(parent: str) -> dict[str, Any]:
     words = words_of(parent)
-    schema: dict[str, Any] = {"type": "object", "additionalProperties": False, "properties": {word: _property(item) for word, item in words.items()}}
+    schema: dict[str, Any] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {word: _property(item) for word, item in words.items()},
+    }
     required = [word for word, item in words.items() if item.required]
     return {**schema, "required": required} if required else schema
 
 
 def _property(item: Setting) -> dict[str, Any]:
     schema: dict[str, Any] = {"description": item.doc}
-    bounds = {key: bound for key, bound in (("minimum", item.ge), ("exclusiveMinimum", item.gt), ("maximum", item.le)) if bound is not None}
+    bounds = {
+        key: bound
+        for key, bound in (("minimum", item.ge), ("exclusiveMinimum", item.gt), ("maximum", item.le))
+        if bound is not None
+    }
     match item.kind:
         case "section":
             return {**schema, **_object(item.key)}
@@ -168,7 +300,12 @@ def _property(item: Setting) -> dict[str, Any]:
         case "mapping":
             return {**schema, "type": "object"}
         case "list of string" | "list of integer":
-            return {**schema, "type": "array", "minItems": 1, "items": {"type": item.kind.removeprefix("list of "), **bounds}}
+            return {
+                **schema,
+                "type": "array",
+                "minItems": 1,
+                "items": {"type": item.kind.removeprefix("list of "), **bounds},
+            }
         case _:
             kind: Any = [item.kind, "null"] if item.nullable else item.kind
             schema |= {"type": kind, **bounds}

@@ -1,4 +1,4 @@
-"""Configurations for people: a commented file to begin with, and what differs between two. Used by `mstarctl config`."""
+"""Configurations for people: a commented file to begin with, what differs between two. Used by `mstarctl config`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,24 @@ from mstar_core.plugin import ModelSpec
 
 def commented_file(spec: ModelSpec) -> str:
     """A complete file for `spec` on one rank: what must be written, and every default as a comment."""
-    lines = [f"# {spec.title}: every node on one rank.", "# Check it: mstarctl config validate FILE    Explain a key: mstarctl config explain KEY", f"model: {spec.name}", ""]
+    lines = [
+        f"# {spec.title}: every node on one rank.",
+        "# Check it: mstarctl config validate FILE    Explain a key: mstarctl config explain KEY",
+        f"model: {spec.name}",
+        "",
+    ]
     lines += list(_groups(spec))
     for word, item in words_of("").items():
         if word in ("model", "node_groups"):
             continue
         lines += ["", f"# {item.doc}"]
-        lines += _section(item) if item.kind == "section" else _kwargs(spec) if item.kind == "mapping" else [f"# {word}: {_default(item, spec)}"]
+        lines += (
+            _section(item)
+            if item.kind == "section"
+            else _kwargs(spec)
+            if item.kind == "mapping"
+            else [f"# {word}: {_default(item, spec)}"]
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -42,7 +53,10 @@ def _groups(spec: ModelSpec) -> Iterator[str]:
 def _section(item: Setting) -> list[str]:
     lines = [f"# {item.word}:"]
     for word, part in words_of(item.key).items():
-        lines += [f"#   {word}: {'null' if part.nullable else part.default_shown}    # {part.doc} {part.allowed.capitalize()}."]
+        lines += [
+            f"#   {word}: {'null' if part.nullable else part.default_shown}"
+            f"    # {part.doc} {part.allowed.capitalize()}."
+        ]
     return lines
 
 
@@ -53,7 +67,9 @@ def _kwargs(spec: ModelSpec) -> list[str]:
 
 
 def _default(item: Setting, spec: ModelSpec) -> str:
-    return {"name": spec.name, "max_seq_len": str(spec.max_seq_len)}.get(item.key, "null" if item.nullable else item.default_shown)
+    return {"name": spec.name, "max_seq_len": str(spec.max_seq_len)}.get(
+        item.key, "null" if item.nullable else item.default_shown
+    )
 
 
 def differences(left: ResolvedConfig, right: ResolvedConfig) -> list[dict[str, Any]]:

@@ -35,7 +35,11 @@ def light_import(subject: Subject) -> None:
     command = [sys.executable, "-c", _PROBE, module]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=IMPORT_LIMIT_S, check=False)
     if done.returncode:
-        raise PluginError(f"{module} does not import", done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "", plugin=subject.entry.name)
+        raise PluginError(
+            f"{module} does not import",
+            done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "",
+            plugin=subject.entry.name,
+        )
     own = {module.partition(".")[0], "mstar_core"}
     extra = [name for name in json.loads(done.stdout) if name not in own and name not in sys.stdlib_module_names]
     heavy = [name for name in extra if name in HEAVY]
@@ -51,12 +55,19 @@ def pins(subject: Subject) -> None:
     needs = [Requirement(line) for line in subject.entry.requires]
     own = [need for need in needs if need.name.lower() == "mstarctl"]
     if not own:
-        raise PluginError(f"{subject.entry.distribution} does not require mstarctl", hint='dependencies = ["mstarctl[runtime]>=0.1,<0.2"]')
+        raise PluginError(
+            f"{subject.entry.distribution} does not require mstarctl",
+            hint='dependencies = ["mstarctl[runtime]>=0.1,<0.2"]',
+        )
     operators = {part.operator for need in own for part in need.specifier}
     if not operators.intersection({">=", ">", "==", "~="}) or not operators.intersection({"<", "<=", "==", "~="}):
-        raise PluginError(f"the pin on mstarctl is open: {own[0].specifier or 'none'}", hint="write both bounds, such as >=0.1,<0.2")
+        raise PluginError(
+            f"the pin on mstarctl is open: {own[0].specifier or 'none'}", hint="write both bounds, such as >=0.1,<0.2"
+        )
     if any(need.name.lower() == "mstar" for need in needs):
-        raise PluginError("it requires a distribution called mstar", hint="that name belongs to another project; require mstarctl")
+        raise PluginError(
+            "it requires a distribution called mstar", hint="that name belongs to another project; require mstarctl"
+        )
     check_requirement(subject.entry)
     check_api(import_target(subject.entry.target), subject.entry)
 
@@ -64,7 +75,9 @@ def pins(subject: Subject) -> None:
 def offers_models(subject: Subject) -> None:
     """A plugin without a model has nothing that could be served."""
     if not offered_models(import_target(subject.entry.target)):
-        raise PluginError("mstar_models gives no model", hint="return the ModelSpec in a list", plugin=subject.entry.name)
+        raise PluginError(
+            "mstar_models gives no model", hint="return the ModelSpec in a list", plugin=subject.entry.name
+        )
 
 
 def spec_is_sound(subject: Subject) -> None:
@@ -92,17 +105,24 @@ def programs(subject: Subject) -> None:
     for sample in spec.samples:
         walks = dry_run(spec, sample)
         if walks != dry_run(spec, sample):
-            raise PluginError(f"the programs of {spec.name} are not deterministic (sample {sample.name!r})", hint="keep no state outside the generator")
+            raise PluginError(
+                f"the programs of {spec.name} are not deterministic (sample {sample.name!r})",
+                hint="keep no state outside the generator",
+            )
         taken |= {walk for names in walks.values() for walk in names}
     missed = [name for partition in spec.partitions for name in partition.walks if name not in taken]
     if missed:
-        raise PluginError(f"no sample reaches walk {', '.join(missed)}", hint="add a Sample that does, or delete the walk")
+        raise PluginError(
+            f"no sample reaches walk {', '.join(missed)}", hint="add a Sample that does, or delete the walk"
+        )
 
 
 def params(subject: Subject) -> None:
-    """Defaults parse; each value just outside a range, each unknown choice and an unknown name is refused with its field."""
+    """Defaults parse; values just outside a range, unknown choices and an unknown name are refused with their field."""
     kind = subject.model.params
-    required = {item.name: inside for item in param_specs(kind) if item.required and (inside := _inside(item)) is not None}
+    required = {
+        item.name: inside for item in param_specs(kind) if item.required and (inside := _inside(item)) is not None
+    }
     parse_params(kind, required)
     for item in param_specs(kind):
         if not item.doc:
@@ -117,7 +137,9 @@ def _refuses(kind: type[Any], given: dict[str, Any], field: str) -> None:
         parse_params(kind, given)
     except RequestError as error:
         if error.field != field:
-            raise PluginError(f"the refusal of {field}={given[field]!r} names field {error.field!r}", hint=f"name {field!r}") from error
+            raise PluginError(
+                f"the refusal of {field}={given[field]!r} names field {error.field!r}", hint=f"name {field!r}"
+            ) from error
         return
     raise PluginError(f"parameter {field} accepts {given[field]!r}", hint="state the range in param()")
 
@@ -150,7 +172,9 @@ def configs(subject: Subject) -> None:
 
     spec = subject.model
     if not spec.configs:
-        raise PluginError(f"{spec.name} ships no configuration", hint='configs="package:configs", default_config="NAME"')
+        raise PluginError(
+            f"{spec.name} ships no configuration", hint='configs="package:configs", default_config="NAME"'
+        )
     default_config(spec)
     names = {name for other in subject.models for name in (other.name, *other.aliases)}
     for path in shipped(spec).values():
@@ -167,11 +191,19 @@ def targets(subject: Subject) -> None:
     spec = subject.model
     if spec.model is None and spec.processor is None:
         raise CheckSkipped("this version carries no model code")
-    for field, target in (("processor", spec.processor), ("model", spec.model), ("tiny", spec.tiny), ("resolve", spec.resolve)):
+    for field, target in (
+        ("processor", spec.processor),
+        ("model", spec.model),
+        ("tiny", spec.tiny),
+        ("resolve", spec.resolve),
+    ):
         if target is None:
             if field in ("processor", "model"):
                 raise PluginError(f"{spec.name} names no {field}", hint='"package.module:Class"')
             continue
         module = target.partition(":")[0]
         if importlib.util.find_spec(module) is None:
-            raise PluginError(f"{field} points to module {module!r}, which does not exist", hint="correct the target, or ship the module")
+            raise PluginError(
+                f"{field} points to module {module!r}, which does not exist",
+                hint="correct the target, or ship the module",
+            )

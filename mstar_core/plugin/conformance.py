@@ -1,4 +1,4 @@
-"""Conformance of a plugin: a registry of checks, their grades, and how they are run. Used by `plugins check` and testing."""
+"""Conformance of a plugin: a registry of checks, their grades, and how they are run. Used by `plugins check`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class Subject:
     def model(self) -> ModelSpec:
         """The model of a check that has one."""
         if self.spec is None:
-            raise PluginError(f"plugin {self.entry.name!r} offers no model", hint="give one from mstar_models", plugin=self.entry.name)
+            raise PluginError(
+                f"plugin {self.entry.name!r} offers no model", hint="give one from mstar_models", plugin=self.entry.name
+            )
         return self.spec
 
 
@@ -65,7 +67,14 @@ class Result:
 
     def facts(self) -> dict[str, Any]:
         """Plain data for `-o json`."""
-        return {"name": self.name, "grade": self.check.grade, "outcome": self.outcome, "model": self.model, "detail": self.detail, "doc": self.check.doc}
+        return {
+            "name": self.name,
+            "grade": self.check.grade,
+            "outcome": self.outcome,
+            "model": self.model,
+            "detail": self.detail,
+            "doc": self.check.doc,
+        }
 
 
 _LIGHT: Final = "mstar_core.plugin.bronze"
@@ -73,18 +82,73 @@ _RUNTIME: Final = "mstar_core.engine.conformance"
 """Checks that serve a miniature live beside the engines; where these are not installed they are skipped by name."""
 
 CHECKS: Final[tuple[ConformanceCheck, ...]] = (
-    ConformanceCheck(name="light-import", grade="bronze", target=f"{_LIGHT}:light_import", doc="plugin.py loads the standard library and mstar_core only", is_per_model=False),
-    ConformanceCheck(name="pins", grade="bronze", target=f"{_LIGHT}:pins", doc="the pin on mstarctl has both bounds and admits this version; PLUGIN_API fits", is_per_model=False),
-    ConformanceCheck(name="offers-models", grade="bronze", target=f"{_LIGHT}:offers_models", doc="mstar_models gives at least one model", is_per_model=False),
-    ConformanceCheck(name="spec", grade="bronze", target=f"{_LIGHT}:spec_is_sound", doc="names, graph and parameters contradict nothing"),
-    ConformanceCheck(name="json-form", grade="bronze", target=f"{_LIGHT}:json_form", doc="the spec survives its JSON form"),
-    ConformanceCheck(name="programs", grade="bronze", target=f"{_LIGHT}:programs", doc="programs run dry on every sample and the samples reach every walk"),
-    ConformanceCheck(name="params", grade="bronze", target=f"{_LIGHT}:params", doc="defaults are valid, values outside a range and unknown names are refused"),
-    ConformanceCheck(name="configs", grade="bronze", target=f"{_LIGHT}:configs", doc="every shipped configuration validates and plans"),
-    ConformanceCheck(name="targets", grade="bronze", target=f"{_LIGHT}:targets", doc="processor and model point to modules that exist"),
-    ConformanceCheck(name="serves-every-walk", grade="bronze", target=f"{_RUNTIME}:serves_every_walk", doc="a miniature serves every walk on the CPU"),
-    ConformanceCheck(name="outputs-as-declared", grade="bronze", target=f"{_RUNTIME}:outputs_as_declared", doc="outputs have the declared type, rate and shape"),
-)  # fmt: skip
+    ConformanceCheck(
+        name="light-import",
+        grade="bronze",
+        target=f"{_LIGHT}:light_import",
+        doc="plugin.py loads the standard library and mstar_core only",
+        is_per_model=False,
+    ),
+    ConformanceCheck(
+        name="pins",
+        grade="bronze",
+        target=f"{_LIGHT}:pins",
+        doc="the pin on mstarctl has both bounds and admits this version; PLUGIN_API fits",
+        is_per_model=False,
+    ),
+    ConformanceCheck(
+        name="offers-models",
+        grade="bronze",
+        target=f"{_LIGHT}:offers_models",
+        doc="mstar_models gives at least one model",
+        is_per_model=False,
+    ),
+    ConformanceCheck(
+        name="spec",
+        grade="bronze",
+        target=f"{_LIGHT}:spec_is_sound",
+        doc="names, graph and parameters contradict nothing",
+    ),
+    ConformanceCheck(
+        name="json-form", grade="bronze", target=f"{_LIGHT}:json_form", doc="the spec survives its JSON form"
+    ),
+    ConformanceCheck(
+        name="programs",
+        grade="bronze",
+        target=f"{_LIGHT}:programs",
+        doc="programs run dry on every sample and the samples reach every walk",
+    ),
+    ConformanceCheck(
+        name="params",
+        grade="bronze",
+        target=f"{_LIGHT}:params",
+        doc="defaults are valid, values outside a range and unknown names are refused",
+    ),
+    ConformanceCheck(
+        name="configs",
+        grade="bronze",
+        target=f"{_LIGHT}:configs",
+        doc="every shipped configuration validates and plans",
+    ),
+    ConformanceCheck(
+        name="targets",
+        grade="bronze",
+        target=f"{_LIGHT}:targets",
+        doc="processor and model point to modules that exist",
+    ),
+    ConformanceCheck(
+        name="serves-every-walk",
+        grade="bronze",
+        target=f"{_RUNTIME}:serves_every_walk",
+        doc="a miniature serves every walk on the CPU",
+    ),
+    ConformanceCheck(
+        name="outputs-as-declared",
+        grade="bronze",
+        target=f"{_RUNTIME}:outputs_as_declared",
+        doc="outputs have the declared type, rate and shape",
+    ),
+)
 
 
 def subjects(check: ConformanceCheck, entry: PluginEntry, models: tuple[ModelSpec, ...]) -> tuple[Subject, ...]:

@@ -38,7 +38,9 @@ def sample_request(spec: ModelSpec, sample: Sample) -> ProgramRequest:
     for index, (kind, inputs) in enumerate(sample.segments):
         facts = {name: InputFact(name=name, shape=tuple(shape)) for name, shape in inputs.items()}
         length = max((len(fact) for fact in facts.values()), default=0)
-        segments.append(Segment(kind=kind, index=index, length=length, is_last=index == len(sample.segments) - 1, inputs=facts))
+        segments.append(
+            Segment(kind=kind, index=index, length=length, is_last=index == len(sample.segments) - 1, inputs=facts)
+        )
     return ProgramRequest(
         params=parse_params(spec.params, sample.params).params,
         inputs={name: InputFact(name=name, shape=tuple(shape)) for name, shape in sample.inputs.items()},
@@ -78,7 +80,7 @@ def _drive(dry: Dry, partition: Partition) -> None:
         return
     except MstarError:
         raise
-    except Exception as error:  # noqa: BLE001  the isolation boundary of a plugin's program
+    except Exception as error:  # the isolation boundary of a plugin's program
         raise GraphError(f"{place} raised {type(error).__name__}: {error}", place=partition.name) from error
     raise GraphError(f"{place} does not end", f"{MOST_WISHES} runs for one sample", place=partition.name)
 
@@ -96,17 +98,25 @@ def _answer(dry: Dry, partition: Partition, wish: Any, taken: list[str]) -> Walk
         case _:
             raise GraphError(
                 f"{dry.spec.name}: partition {partition.name!r} yielded {type(wish).__name__}",
-                hint="yield a Run, a list of Runs or a Fork", place=partition.name,
-            )  # fmt: skip
+                hint="yield a Run, a list of Runs or a Fork",
+                place=partition.name,
+            )
 
 
 def _run(dry: Dry, partition: Partition, run: Any, taken: list[str]) -> WalkResult:
     if not isinstance(run, Run):
-        raise GraphError(f"{dry.spec.name}: a list of {type(run).__name__} in partition {partition.name!r}", hint="a list holds Runs only")
+        raise GraphError(
+            f"{dry.spec.name}: a list of {type(run).__name__} in partition {partition.name!r}",
+            hint="a list holds Runs only",
+        )
     walk = partition.walks.get(run.walk)
     if walk is None:
         hint = did_you_mean(run.walk, partition.walks)
-        raise GraphError(f"{dry.spec.name}: program of partition {partition.name!r} runs walk {run.walk!r}", hint=hint, place=partition.name)
+        raise GraphError(
+            f"{dry.spec.name}: program of partition {partition.name!r} runs walk {run.walk!r}",
+            hint=hint,
+            place=partition.name,
+        )
     taken.append(run.walk)
     place = f"{dry.spec.name}: Run({run.walk!r})"
     _check_inputs(dry.spec, walk, run, place)
@@ -133,7 +143,9 @@ def _check_limits(dry: Dry, walk: Walk, run: Run, place: str) -> dict[str, int]:
         if limit is None and loop.stop is None and loop.over is None:
             raise GraphError(f"{place}: loop {loop.name!r} never ends", hint="pass max_iters", place=run.walk)
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
-            raise GraphError(f"{place}: max_iters of loop {loop.name!r} is {limit!r}", hint="a whole number", place=run.walk)
+            raise GraphError(
+                f"{place}: max_iters of loop {loop.name!r} is {limit!r}", hint="a whole number", place=run.walk
+            )
         counts[loop.name] = max(0, min(limit, 2) if limit is not None and dry.ending == "stop" else limit or 2)
     return counts
 
@@ -143,7 +155,11 @@ def _check_branch(spec: ModelSpec, partition: Partition, branch: str, place: str
     known = {name for node in used if node.kv is not None for name in node.kv.branches} or {"main"}
     if branch not in known:
         hint = did_you_mean(branch, known)
-        raise GraphError(f"{place} names cache branch {branch!r} in partition {partition.name!r} of {spec.name}", hint=hint, place=partition.name)
+        raise GraphError(
+            f"{place} names cache branch {branch!r} in partition {partition.name!r} of {spec.name}",
+            hint=hint,
+            place=partition.name,
+        )
 
 
 def _check_inputs(spec: ModelSpec, walk: Walk, run: Run, place: str) -> None:
@@ -152,10 +168,16 @@ def _check_inputs(spec: ModelSpec, walk: Walk, run: Run, place: str) -> None:
         if name not in wanted:
             raise GraphError(f"{place} gives input {name!r}", hint=did_you_mean(name, wanted), place=run.walk)
         if not isinstance(value, InputFact | Segment | Signal):
-            raise GraphError(f"{place}: input {name!r} is a {type(value).__name__}", hint="pass a request input, a segment or a signal", place=run.walk)
+            raise GraphError(
+                f"{place}: input {name!r} is a {type(value).__name__}",
+                hint="pass a request input, a segment or a signal",
+                place=run.walk,
+            )
         if isinstance(value, Segment) and name not in value.inputs and len(value.inputs) != 1:
             hint = did_you_mean(name, value.inputs)
-            raise GraphError(f"{place}: segment {value.index} ({value.kind}) holds no {name!r}", hint=hint, place=run.walk)
+            raise GraphError(
+                f"{place}: segment {value.index} ({value.kind}) holds no {name!r}", hint=hint, place=run.walk
+            )
     for name, port in wanted.items():
         if name not in run.inputs and not port.optional:
             raise GraphError(f"{place} lacks input {name!r}", hint=f"pass {name}=...", place=run.walk)

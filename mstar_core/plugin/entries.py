@@ -50,10 +50,14 @@ def find_entry(name: str, entries: tuple[PluginEntry, ...] | None = None) -> Plu
     for entry in known:
         if name in (entry.name, entry.distribution):
             return entry
-    raise PluginError(f"no plugin {name!r} is installed", hint=did_you_mean(name, [entry.name for entry in known]), plugin=name)
+    raise PluginError(
+        f"no plugin {name!r} is installed", hint=did_you_mean(name, [entry.name for entry in known]), plugin=name
+    )
 
 
-def allowed_names(entries: tuple[PluginEntry, ...], environment: Mapping[str, str] | None = None) -> frozenset[str] | None:
+def allowed_names(
+    entries: tuple[PluginEntry, ...], environment: Mapping[str, str] | None = None
+) -> frozenset[str] | None:
     """Names in MSTAR_PLUGINS, None when it is not set. Raises PluginError for a name that is not installed."""
     text = (os.environ if environment is None else environment).get("MSTAR_PLUGINS")
     if text is None:

@@ -50,7 +50,7 @@ def node_to_json(node: NodeSpec) -> Json:
 def node_from_json(data: Mapping[str, Any], nodes: Mapping[str, NodeSpec]) -> NodeSpec:
     """The node; `nodes` holds those that came before it."""
     kv, sampling = data["kv"], data["sampling"]
-    made = {
+    made: Json = {
         **{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()},
         "engine": EngineKind(data["engine"]),
         "ports": dict(data["ports"]),
@@ -124,7 +124,13 @@ def walk_to_json(walk: Walk) -> Json:
         case GraphNode():
             attend = None if walk.attend is None else dataclasses.asdict(walk.attend)
             outputs = [edge_to_json(edge) for edge in walk.outputs]
-            return {"kind": "node", "node": walk.spec.name, "inputs": list(walk.inputs), "outputs": outputs, "attend": attend}
+            return {
+                "kind": "node",
+                "node": walk.spec.name,
+                "inputs": list(walk.inputs),
+                "outputs": outputs,
+                "attend": attend,
+            }
         case Sequential(parts=parts):
             return {"kind": "sequential", "parts": [walk_to_json(part) for part in parts]}
         case Parallel(parts=parts):

@@ -75,4 +75,12 @@ def mstar_event(event: LifeEvent) -> None:
     """
 
 
-HOOKS: Final = (mstar_models, mstar_plan, mstar_resolve_weights, mstar_transports, mstar_workloads, mstar_doctor, mstar_event)
+HOOKS: Final = (
+    mstar_models,
+    mstar_plan,
+    mstar_resolve_weights,
+    mstar_transports,
+    mstar_workloads,
+    mstar_doctor,
+    mstar_event,
+)

@@ -8,13 +8,33 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mstar_core.errors import PluginError
-from mstar_core.plugin.graph_json import Json, node_from_json, node_to_json, stream_from_json, stream_to_json, walk_from_json, walk_to_json
+from mstar_core.plugin.graph_json import (
+    Json,
+    node_from_json,
+    node_to_json,
+    stream_from_json,
+    stream_to_json,
+    walk_from_json,
+    walk_to_json,
+)
 from mstar_core.plugin.modality import MODALITIES, Modality
 from mstar_core.plugin.params import param_schema
 from mstar_core.plugin.spec import ModelSpec, Partition, Sample, WeightRef
 
 FORM_VERSION: Final = 1
-_PLAIN: Final = ("name", "title", "plugin", "processor", "model", "configs", "default_config", "tiny", "resolve", "notice", "max_seq_len")
+_PLAIN: Final = (
+    "name",
+    "title",
+    "plugin",
+    "processor",
+    "model",
+    "configs",
+    "default_config",
+    "tiny",
+    "resolve",
+    "notice",
+    "max_seq_len",
+)
 
 
 def spec_to_json(spec: ModelSpec) -> Json:
@@ -43,7 +63,10 @@ def spec_to_json(spec: ModelSpec) -> Json:
 def spec_from_json(data: Mapping[str, Any]) -> ModelSpec:
     """The spec again. Imports the modules that its names point to. Raises PluginError for another form version."""
     if data.get("form") != FORM_VERSION:
-        raise PluginError(f"the spec has form {data.get('form')!r}, this reads {FORM_VERSION}", hint="use the same version on both sides")
+        raise PluginError(
+            f"the spec has form {data.get('form')!r}, this reads {FORM_VERSION}",
+            hint="use the same version on both sides",
+        )
     nodes: dict[str, Any] = {}
     for item in data["nodes"]:
         nodes[item["name"]] = node_from_json(item, nodes)
@@ -104,7 +127,9 @@ def _sample_from_json(data: Mapping[str, Any]) -> Sample:
     return Sample(
         name=data["name"],
         inputs={name: tuple(shape) for name, shape in data["inputs"].items()},
-        segments=tuple((kind, {name: tuple(shape) for name, shape in inputs.items()}) for kind, inputs in data["segments"]),
+        segments=tuple(
+            (kind, {name: tuple(shape) for name, shape in inputs.items()}) for kind, inputs in data["segments"]
+        ),
         outputs=frozenset(data["outputs"]),
         params=dict(data["params"]),
     )
@@ -124,6 +149,8 @@ def named(name: str) -> Any:
     target: Any = importlib.import_module(module)
     for part in attribute.split("."):
         if not hasattr(target, part):
-            raise PluginError(f"{module} has no {attribute!r}", hint="install the version that wrote this spec", phase="spec")
+            raise PluginError(
+                f"{module} has no {attribute!r}", hint="install the version that wrote this spec", phase="spec"
+            )
         target = getattr(target, part)
     return target

@@ -102,7 +102,7 @@ def import_target(target: str) -> ModuleType:
 
 
 def check_requirement(entry: PluginEntry, installed: str | None = None) -> None:
-    """Re-read the plugin's pin on mstarctl, which `pip install --no-deps` skips. Raises PluginError when it is unmet."""
+    """Re-read the pin on mstarctl, which `pip install --no-deps` skips. Raises PluginError when it is unmet."""
     from packaging.requirements import Requirement
 
     version = installed or own_version()
@@ -110,7 +110,11 @@ def check_requirement(entry: PluginEntry, installed: str | None = None) -> None:
         return  # run from a folder that was never installed: there is no version to hold the pin against
     for line in entry.requires:
         need = Requirement(line)
-        if need.name.lower().replace("_", "-") != "mstarctl" or need.marker is not None and not need.marker.evaluate({"extra": ""}):
+        if (
+            need.name.lower().replace("_", "-") != "mstarctl"
+            or need.marker is not None
+            and not need.marker.evaluate({"extra": ""})
+        ):
             continue
         if not need.specifier.contains(version, prereleases=True):
             hint = f"pip install --upgrade {entry.distribution} 'mstarctl{need.specifier}'"
@@ -132,7 +136,9 @@ def check_api(module: ModuleType, entry: PluginEntry) -> None:
         return
     hint = f"pip install --upgrade {entry.distribution} mstarctl"
     if stated is None:
-        raise PluginError("states no PLUGIN_API", hint=f"write PLUGIN_API = {API_VERSION} in {entry.target}", plugin=entry.name)
+        raise PluginError(
+            "states no PLUGIN_API", hint=f"write PLUGIN_API = {API_VERSION} in {entry.target}", plugin=entry.name
+        )
     raise PluginError(f"needs plugin API {stated}, this is {API_VERSION}", hint=hint, plugin=entry.name)
 
 
@@ -167,7 +173,9 @@ def validated(offered: tuple[object, ...], entry: PluginEntry) -> tuple[ModelSpe
     specs: list[ModelSpec] = []
     for spec in offered:
         if not isinstance(spec, ModelSpec):
-            raise PluginError(f"mstar_models gives a {type(spec).__name__}", hint="give a sequence of ModelSpec", plugin=entry.name)
+            raise PluginError(
+                f"mstar_models gives a {type(spec).__name__}", hint="give a sequence of ModelSpec", plugin=entry.name
+            )
         if spec.plugin != entry.name:
             hint = f"write plugin={entry.name!r}, the name of the entry point"
             raise PluginError(f"model {spec.name!r} says it is of plugin {spec.plugin!r}", hint=hint, plugin=entry.name)

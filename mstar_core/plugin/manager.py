@@ -28,14 +28,16 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Plugins:
-    """The installed plugins of one process, loaded side by side. Made by `discover`; failures counts hooks that raised."""
+    """The installed plugins of one process, side by side. Made by `discover`; failures counts hooks that raised."""
 
     loaded: tuple[Loaded, ...]
     manager: pluggy.PluginManager
     failures: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def discover(cls, entries: Sequence[PluginEntry] | None = None, environment: Mapping[str, str] | None = None) -> Plugins:
+    def discover(
+        cls, entries: Sequence[PluginEntry] | None = None, environment: Mapping[str, str] | None = None
+    ) -> Plugins:
         """Load every installed plugin that MSTAR_PLUGINS allows.
 
         Raises PluginError for a name in MSTAR_PLUGINS that is not installed, and for any problem when
@@ -98,7 +100,9 @@ class Plugins:
             return exact[0][1]
         if exact:
             full = [f"{item.entry.distribution}/{spec.name}" for item, spec in exact]
-            raise PluginError(f"{len(exact)} plugins offer model {name!r}", f"they are {', '.join(full)}", f"ask for {full[0]!r}")
+            raise PluginError(
+                f"{len(exact)} plugins offer model {name!r}", f"they are {', '.join(full)}", f"ask for {full[0]!r}"
+            )
         raise self._missing(name, short)
 
     def distribution_of(self, spec: ModelSpec) -> PluginEntry:
@@ -111,18 +115,23 @@ class Plugins:
             if related and item.problem is not None:
                 return item.problem.error()
             if related and item.is_disabled:
-                return PluginError(f"plugin {item.entry.name!r} is disabled", hint=f"add {item.entry.name} to MSTAR_PLUGINS", plugin=item.entry.name)
+                return PluginError(
+                    f"plugin {item.entry.name!r} is disabled",
+                    hint=f"add {item.entry.name} to MSTAR_PLUGINS",
+                    plugin=item.entry.name,
+                )
         known = [other for spec in self.models() for other in (spec.name, *spec.aliases)]
         hint = did_you_mean(name, known) if known else "install a plugin: pip install mstar-orpheus"
         return NotFound(f"no model {name!r}", hint=hint, kind="model", name=name, nearest=nearest(name, known))
 
     def plan(self, model: ModelSpec, request: PlanRequest) -> Plan | None:
         """A plugin's own placement, None for the default planner."""
-        return self._guarded("mstar_plan", None, lambda: self.manager.hook.mstar_plan(model=model, request=request))
+        call: Callable[..., Plan | None] = self.manager.hook.mstar_plan
+        return self._guarded("mstar_plan", None, lambda: call(model=model, request=request))
 
     def resolve_weights(self, model: ModelSpec, ref: WeightRef, progress: FetchProgress | None = None) -> Path | None:
         """A plugin's own weights folder, None for the local directory and the hub cache."""
-        call = self.manager.hook.mstar_resolve_weights
+        call: Callable[..., Path | None] = self.manager.hook.mstar_resolve_weights
         return self._guarded("mstar_resolve_weights", None, lambda: call(model=model, ref=ref, progress=progress))
 
     def transports(self) -> tuple[TransportSpec, ...]:
@@ -139,12 +148,20 @@ class Plugins:
         for item in self.loaded:
             if item.module is None:
                 continue
-            calls = self.manager.subset_hook_caller("mstar_doctor", [m.module for m in self.loaded if m.module not in (None, item.module)])
+            calls = self.manager.subset_hook_caller(
+                "mstar_doctor", [m.module for m in self.loaded if m.module not in (None, item.module)]
+            )
             try:
                 found += [check for offer in calls() for check in offer]
-            except Exception as error:  # noqa: BLE001  the isolation boundary of one plugin
+            except Exception as error:  # noqa: BLE001  the isolation boundary of a plugin's hook
                 self._count("mstar_doctor", error)
-                found.append(Check(name=f"plugin {item.entry.name}", state="failed", detail=f"mstar_doctor raised {type(error).__name__}: {error}"))
+                found.append(
+                    Check(
+                        name=f"plugin {item.entry.name}",
+                        state="failed",
+                        detail=f"mstar_doctor raised {type(error).__name__}: {error}",
+                    )
+                )
         return tuple(found)
 
     def event(self, event: LifeEvent) -> None:
@@ -169,10 +186,14 @@ class Plugins:
         while frame is not None:
             files.add(frame.tb_frame.f_code.co_filename)
             frame = frame.tb_next
-        return next((i.entry.name for i in self.loaded if i.module is not None and i.module.__file__ in files), "unknown")
+        return next(
+            (i.entry.name for i in self.loaded if i.module is not None and i.module.__file__ in files), "unknown"
+        )
 
 
-def _load_allowed(entry: PluginEntry, allowed: frozenset[str] | None, manager: pluggy.PluginManager, trace: Trace | None) -> Loaded:
+def _load_allowed(
+    entry: PluginEntry, allowed: frozenset[str] | None, manager: pluggy.PluginManager, trace: Trace | None
+) -> Loaded:
     if allowed is not None and not allowed.intersection((entry.name, entry.distribution)):
         return Loaded(entry=entry, is_disabled=True)
     return load(entry, manager, trace=trace)
@@ -181,7 +202,9 @@ def _load_allowed(entry: PluginEntry, allowed: frozenset[str] | None, manager: p
 def _trace_calls(manager: pluggy.PluginManager, trace: Trace) -> None:
     def before(hook_name: str, impls: Sequence[Any], arguments: Mapping[str, Any]) -> None:
         names = ", ".join(impl.plugin_name for impl in impls)
-        trace(f"call {hook_name}({', '.join(f'{k}={_short(v)}' for k, v in arguments.items())}) in {names or 'no plugin'}")
+        trace(
+            f"call {hook_name}({', '.join(f'{k}={_short(v)}' for k, v in arguments.items())}) in {names or 'no plugin'}"
+        )
 
     def after(outcome: Any, hook_name: str, impls: Sequence[Any], arguments: Mapping[str, Any]) -> None:
         trace(f"done {hook_name} -> {_short(outcome.exception or outcome.get_result())}")

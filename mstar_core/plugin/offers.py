@@ -1,4 +1,4 @@
-"""What hooks besides `mstar_models` take and give: plain data with lazy targets. Written by plugins, read by Plugins."""
+"""What hooks besides `mstar_models` take and give: plain data, lazy targets. Made by plugins, read by Plugins."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -88,9 +88,13 @@ def param(
     return dataclasses.field(default=default, metadata={_META: meta})
 
 
-@functools.cache
 def param_specs(params: type[Any]) -> tuple[ParamSpec, ...]:
     """The parameters of a dataclass, in order. Raises PluginError for a field made without `param()`."""
+    return _param_specs(typing.cast(Hashable, params))
+
+
+@functools.cache
+def _param_specs(params: Any) -> tuple[ParamSpec, ...]:
     hints = typing.get_type_hints(params)
     specs = []
     for item in dataclasses.fields(params):

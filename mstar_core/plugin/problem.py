@@ -12,7 +12,14 @@ from mstar_core.plugin.entries import PluginEntry
 
 State = Literal["broken", "incompatible", "invalid"]
 Phase = Literal["requirement", "import", "api", "hooks", "models", "spec"]
-_STATES: dict[str, State] = {"requirement": "incompatible", "api": "incompatible", "import": "broken", "models": "broken", "hooks": "invalid", "spec": "invalid"}
+_STATES: dict[str, State] = {
+    "requirement": "incompatible",
+    "api": "incompatible",
+    "import": "broken",
+    "models": "broken",
+    "hooks": "invalid",
+    "spec": "invalid",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +58,25 @@ class Problem:
         else:
             cause, detail, hint = _cause(error), "", _hint(error, entry)
         return cls(
-            plugin=entry.name, distribution=entry.distribution, phase=phase, cause=cause, place=place,
-            file=f"{file}:{line}" if file else "", detail=detail, hint=hint, trace=trace,
-        )  # fmt: skip
+            plugin=entry.name,
+            distribution=entry.distribution,
+            phase=phase,
+            cause=cause,
+            place=place,
+            file=f"{file}:{line}" if file else "",
+            detail=detail,
+            hint=hint,
+            trace=trace,
+        )
 
     def error(self) -> PluginError:
         """The error of whoever asks for this plugin."""
         facts = {"plugin": self.plugin, "distribution": self.distribution, "phase": self.phase}
-        detail = "\n".join(part for part in (f"{self.state}: {self.cause}", f"in {self.file}" if self.file else "", self.detail) if part)
+        detail = "\n".join(
+            part
+            for part in (f"{self.state}: {self.cause}", f"in {self.file}" if self.file else "", self.detail)
+            if part
+        )
         return PluginError(f"plugin {self.plugin!r} cannot be used", detail, self.hint, **facts)
 
 

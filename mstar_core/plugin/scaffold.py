@@ -19,7 +19,7 @@ _TAKEN: Final = frozenset({"mstar", "mstarctl", "mstar-core"})
 def write_plugin(name: str, folder: Path) -> tuple[Path, ...]:
     """Write the distribution `name` into `folder` and give the files written.
 
-    Raises UsageError for a name that is not usable or a folder that is not empty, ConfigError when it cannot be written.
+    Raises UsageError for a name that is not usable or a folder that is not empty, ConfigError when writing fails.
     """
     words = template_words(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -33,7 +33,9 @@ def write_plugin(name: str, folder: Path) -> tuple[Path, ...]:
             target.write_text(Template(source.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")
             written.append(target)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written", error.strerror or str(error), file=str(folder), key="") from error
+        raise ConfigError(
+            f"{folder} cannot be written", error.strerror or str(error), file=str(folder), key=""
+        ) from error
     return tuple(written)
 
 
@@ -45,8 +47,17 @@ def template_words(name: str) -> dict[str, str]:
         raise UsageError(f"{name!r} is no usable name", hint="lower case words joined by -, such as mstar-foo")
     model = name.removeprefix("mstar-").replace("-", "_")
     major, minor = _own_version()
-    words = {"distribution": name, "package": name.replace("-", "_"), "model": model, "title": model.replace("_", " ").capitalize()}
-    return {**words, "class_name": "".join(part.capitalize() for part in model.split("_")), "pin": f">={major}.{minor},<{major}.{minor + 1}"}
+    words = {
+        "distribution": name,
+        "package": name.replace("-", "_"),
+        "model": model,
+        "title": model.replace("_", " ").capitalize(),
+    }
+    return {
+        **words,
+        "class_name": "".join(part.capitalize() for part in model.split("_")),
+        "pin": f">={major}.{minor},<{major}.{minor + 1}",
+    }
 
 
 def _own_version() -> tuple[int, int]:

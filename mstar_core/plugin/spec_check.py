@@ -1,4 +1,4 @@
-"""Rules of a whole ModelSpec: names, graph, parameters, samples. Called when a plugin is loaded and by `plugins check`."""
+"""Rules of a whole ModelSpec: names, graph, parameters, samples. Called at load and by `plugins check`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def check_spec(spec: ModelSpec) -> list[MstarError]:
 def _names(spec: ModelSpec) -> Iterator[MstarError]:
     for name in (spec.name, *spec.aliases):
         if not _NAME.match(name):
-            yield PluginError(f"model name {name!r} is not usable", hint="lower case letters, digits and _ . -, a letter first")
+            yield PluginError(
+                f"model name {name!r} is not usable", hint="lower case letters, digits and _ . -, a letter first"
+            )
     yield from _twice("model alias", (spec.name, *spec.aliases), spec)
     yield from _twice("node", (node.name for node in spec.nodes), spec)
     yield from _twice("stream", (stream.name for stream in spec.streams), spec)
@@ -41,7 +43,9 @@ def _names(spec: ModelSpec) -> Iterator[MstarError]:
     yield from _twice("walk", (walk for partition in spec.partitions for walk in partition.walks), spec)
     yield from _twice("sample", (sample.name for sample in spec.samples), spec)
     if not spec.partitions:
-        yield GraphError(f"{spec.name} has no partition", hint="a model has at least one partition with a walk", place=spec.name)
+        yield GraphError(
+            f"{spec.name} has no partition", hint="a model has at least one partition with a walk", place=spec.name
+        )
     for route in sorted(spec.routes):
         if route not in ROUTES:
             yield PluginError(f"{spec.name} maps route {route!r}", hint=did_you_mean(route, ROUTES))
@@ -65,7 +69,10 @@ def _targets(spec: ModelSpec) -> Iterator[MstarError]:
         if target is not None and not _TARGET.match(target):
             yield PluginError(f"{spec.name}: {field} is {target!r}", hint='write "package.module:Name"')
     if bool(spec.configs) != bool(spec.default_config):
-        yield PluginError(f"{spec.name}: configs and default_config go together", hint='configs="package:folder", default_config="file stem"')
+        yield PluginError(
+            f"{spec.name}: configs and default_config go together",
+            hint='configs="package:folder", default_config="file stem"',
+        )
 
 
 def _params(spec: ModelSpec) -> Iterator[MstarError]:
@@ -76,13 +83,19 @@ def _params(spec: ModelSpec) -> Iterator[MstarError]:
         return
     for item in specs:
         if not item.doc:
-            yield PluginError(f"{spec.name}: parameter {item.name!r} has no documentation", hint="write a line in param()", phase="params")
+            yield PluginError(
+                f"{spec.name}: parameter {item.name!r} has no documentation",
+                hint="write a line in param()",
+                phase="params",
+            )
         if item.required or item.default is None and item.nullable:
             continue
         try:
             check_value(item, item.default)
         except MstarError as error:
-            yield PluginError(f"{spec.name}: default of parameter {item.name!r} is refused", error.title, phase="params")
+            yield PluginError(
+                f"{spec.name}: default of parameter {item.name!r} is refused", error.title, phase="params"
+            )
 
 
 def _graph(spec: ModelSpec) -> list[MstarError]:
@@ -96,11 +109,23 @@ def _graph(spec: ModelSpec) -> list[MstarError]:
             hint = did_you_mean(modality or "", MODALITY_NAMES)
             found.append(GraphError(f"{spec.name}: walk {place!r} emits modality {modality!r}", hint=hint, place=place))
         elif modality not in kinds:
-            found.append(GraphError(f"{spec.name}: walk {place!r} emits {modality}, which is not in outputs", hint=did_you_mean(modality, kinds), place=place))
+            found.append(
+                GraphError(
+                    f"{spec.name}: walk {place!r} emits {modality}, which is not in outputs",
+                    hint=did_you_mean(modality, kinds),
+                    place=place,
+                )
+            )
     for partition in spec.partitions:
         if partition.wants is not None and partition.wants not in kinds:
             hint = did_you_mean(partition.wants, kinds)
-            found.append(GraphError(f"{spec.name}: partition {partition.name!r} wants {partition.wants!r}", hint=hint, place=partition.name))
+            found.append(
+                GraphError(
+                    f"{spec.name}: partition {partition.name!r} wants {partition.wants!r}",
+                    hint=hint,
+                    place=partition.name,
+                )
+            )
     return found
 
 
@@ -118,7 +143,9 @@ def _programs(spec: ModelSpec) -> list[MstarError]:
         try:
             dry_run(spec, sample)
         except MstarError as error:
-            found.append(PluginError(f"{error.title} (sample {sample.name!r})", error.detail, error.hint, phase="samples"))
+            found.append(
+                PluginError(f"{error.title} (sample {sample.name!r})", error.detail, error.hint, phase="samples")
+            )
     return found
 
 

@@ -23,6 +23,6 @@ def completion(shell: Annotated[Shell, typer.Argument(help="the shell to complet
 
     In bash: eval "$(mstarctl completion bash)"
     """
-    from typer.completion import get_completion_script
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # typer re-exports it silently
 
     print(get_completion_script(prog_name="mstarctl", complete_var=COMPLETE_VARIABLE, shell=shell.value))

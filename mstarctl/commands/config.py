@@ -28,15 +28,31 @@ from mstar_core.plugin import Plugins
 from mstarctl.output import Column, Printer
 from mstarctl.output.errors import render_error
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Check, show and explain deployment files.")
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Check, show and explain deployment files."
+)
 
-Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="put a value over the file's; may be repeated")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="put a value over the file's; may be repeated")
+]
 What = Annotated[str, typer.Argument(metavar="MODEL|FILE", help="a model, a shipped configuration's name, or a file")]
 
-VALIDATED = (Column("FILE", "name"), Column("RESULT", "result"), Column("MODEL", "model"), Column("RANKS", "ranks", is_right=True), Column("NODES", "nodes", is_right=True))
+VALIDATED = (
+    Column("FILE", "name"),
+    Column("RESULT", "result"),
+    Column("MODEL", "model"),
+    Column("RANKS", "ranks", is_right=True),
+    Column("NODES", "nodes", is_right=True),
+)
 RESOLVED = (Column("KEY", "name"), Column("VALUE", "value"), Column("FROM", "source"))
 KEYS = (Column("KEY", "name"), Column("TYPE", "allowed"), Column("DEFAULT", "default_shown"), Column("", "doc"))
-DIFFERENT = (Column("KEY", "name"), Column("LEFT", "left"), Column("RIGHT", "right"), Column("LEFT FROM", "left_source", is_wide=True), Column("RIGHT FROM", "right_source", is_wide=True))
+DIFFERENT = (
+    Column("KEY", "name"),
+    Column("LEFT", "left"),
+    Column("RIGHT", "right"),
+    Column("LEFT FROM", "left_source", is_wide=True),
+    Column("RIGHT FROM", "right_source", is_wide=True),
+)
 
 
 @app.command("validate")
@@ -58,18 +74,37 @@ def _validated(text: str, plugins: Plugins, devices: int | None, printer: Printe
     try:
         target = find(text, plugins)
         config = resolve_target(target)
-        plan = make_plan(target.spec, config, ("cpu",) if devices is None else tuple(f"cuda:{i}" for i in range(devices)), plugins)
+        plan = make_plan(
+            target.spec, config, ("cpu",) if devices is None else tuple(f"cuda:{i}" for i in range(devices)), plugins
+        )
     except MstarError as error:
         if not printer.is_machine:
             printer.problem(render_error(error))
         facts = {key: error.facts.get(key) for key in ("file", "line", "key", "nearest")}
-        return {"name": text, "result": error.title, "model": None, "ranks": None, "nodes": None, "error": {"title": error.title, "detail": error.detail, "hint": error.hint, **facts}}
-    return {"name": text, "result": "ok", "model": config.model, "ranks": len(plan.ranks), "nodes": len(target.spec.nodes), "error": None}
+        return {
+            "name": text,
+            "result": error.title,
+            "model": None,
+            "ranks": None,
+            "nodes": None,
+            "error": {"title": error.title, "detail": error.detail, "hint": error.hint, **facts},
+        }
+    return {
+        "name": text,
+        "result": "ok",
+        "model": config.model,
+        "ranks": len(plan.ranks),
+        "nodes": len(target.spec.nodes),
+        "error": None,
+    }
 
 
 @app.command("show")
 def show(
-    ctx: typer.Context, what: What, is_resolved: Annotated[bool, typer.Option("--resolved", help="every value with the place it comes from")] = False, sets: Sets = None
+    ctx: typer.Context,
+    what: What,
+    is_resolved: Annotated[bool, typer.Option("--resolved", help="every value with the place it comes from")] = False,
+    sets: Sets = None,
 ) -> None:
     """Show a configuration as written, or with every default filled in."""
     printer = Printer.of(ctx)
@@ -102,7 +137,12 @@ def _text_of(config: ConfigFile) -> str:
 
 
 @app.command("explain")
-def explain_key(ctx: typer.Context, key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="such as kv_cache.pages; all keys without it")] = None) -> None:
+def explain_key(
+    ctx: typer.Context,
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="such as kv_cache.pages; all keys without it")
+    ] = None,
+) -> None:
     """Explain one key, or list all of them."""
     printer = Printer.of(ctx)
     if key is None:
@@ -116,7 +156,15 @@ def explain_key(ctx: typer.Context, key: Annotated[str | None, typer.Argument(me
 
 
 def _setting(item: Setting) -> dict[str, Any]:
-    return {"name": item.key, "kind": item.kind, "allowed": item.allowed, "default": item.default, "default_shown": item.default_shown, "required": item.required, "doc": item.doc}
+    return {
+        "name": item.key,
+        "kind": item.kind,
+        "allowed": item.allowed,
+        "default": item.default,
+        "default_shown": item.default_shown,
+        "required": item.required,
+        "doc": item.doc,
+    }
 
 
 @app.command("schema")

@@ -24,7 +24,10 @@ MEANINGS: dict[ExitCode, str] = {
 }
 
 
-def show_help(ctx: typer.Context, topic: Annotated[list[str] | None, typer.Argument(help="exit-codes, or a command", metavar="[TOPIC]...")] = None) -> None:
+def show_help(
+    ctx: typer.Context,
+    topic: Annotated[list[str] | None, typer.Argument(help="exit-codes, or a command", metavar="[TOPIC]...")] = None,
+) -> None:
     """Explain a command, or the exit codes."""
     if topic == ["exit-codes"]:
         _exit_codes(Printer.of(ctx))

@@ -9,11 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from mstar_core.config import shipped
-from mstar_core.graph import NodeSpec
+from mstar_core.graph import Graph, NodeSpec, graph_to_dict, graph_to_dot
 from mstar_core.plugin import ModelSpec, Plugins, param_specs
 from mstarctl.output import Column, Printer
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="List, show and draw the models of the installed plugins.")
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="List, show and draw the models of the installed plugins.",
+)
 
 COLUMNS = (
     Column("NAME", "name"),
@@ -80,7 +85,9 @@ def summary(spec: ModelSpec, plugins: Plugins) -> dict[str, Any]:
 
 
 @app.command("show")
-def show_model(ctx: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="model, alias or dist/model")]) -> None:
+def show_model(
+    ctx: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="model, alias or dist/model")]
+) -> None:
     """Show one model: nodes, walks, streams, parameters, files."""
     from mstar_core.plugin.json_form import spec_to_json
 
@@ -94,7 +101,8 @@ def show_model(ctx: typer.Context, name: Annotated[str, typer.Argument(metavar="
 def _text(spec: ModelSpec, plugins: Plugins) -> Iterator[str]:
     facts = summary(spec, plugins)
     yield f"{spec.name}  {spec.title}  ({facts['distribution']} {facts['version']})"
-    yield f"  reads {', '.join(facts['inputs'])}; writes {', '.join(facts['outputs'])}; routes {', '.join(facts['routes']) or 'native only'}"
+    routes = ", ".join(facts["routes"]) or "native only"
+    yield f"  reads {', '.join(facts['inputs'])}; writes {', '.join(facts['outputs'])}; routes {routes}"
     yield f"  model code: {facts['code']}; most tokens of a request: {spec.max_seq_len}"
     if spec.aliases:
         yield f"  also called {', '.join(spec.aliases)}"
@@ -103,7 +111,9 @@ def _text(spec: ModelSpec, plugins: Plugins) -> Iterator[str]:
     yield "nodes"
     yield from (f"  {node.name:<20} {_node(node)}" for node in spec.nodes)
     for partition in spec.partitions:
-        yield f"partition {partition.name}" + (f"  (runs when {partition.wants} is asked for)" if partition.wants else "")
+        yield f"partition {partition.name}" + (
+            f"  (runs when {partition.wants} is asked for)" if partition.wants else ""
+        )
         yield f"  walks {', '.join(partition.walks)}"
     for stream in spec.streams:
         yield f"stream {stream.name}  into {stream.into[0].name}.{stream.into[1]}  {stream.chunk}"
@@ -135,14 +145,19 @@ def draw_model(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="model, alias or dist/model")],
     form: Annotated[Drawing, typer.Option("--format", help="how to draw")] = Drawing.ASCII,
+    width: Annotated[int, typer.Option("--width", min=40, help="columns of the drawing")] = 100,
+    is_ascii: Annotated[bool, typer.Option("--ascii", help="no line-drawing characters")] = False,
 ) -> None:
     """Draw the walks of a model."""
-    from mstar_core.graph import draw
+    from mstar_core.graph.draw import draw_graph
 
     printer = Printer.of(ctx)
     spec = Plugins.discover().model(name)
-    drawings = {Drawing.ASCII: draw.ascii_graph, Drawing.DOT: draw.dot_graph}
+    partitions = {partition.name: partition.walks for partition in spec.partitions}
+    graph = Graph(name=spec.name, nodes=spec.nodes, streams=spec.streams, partitions=partitions)
     if form is Drawing.JSON or printer.format in ("json", "yaml"):
-        printer.data(draw.json_graph(spec.name, spec.partitions, spec.streams))
+        printer.data(graph_to_dict(graph))
+    elif form is Drawing.DOT:
+        printer.text(graph_to_dot(graph).rstrip("\n"))
     else:
-        printer.text(drawings[form](spec.name, spec.partitions, spec.streams))
+        printer.text(draw_graph(graph, width=width, ascii_only=is_ascii).rstrip("\n"))

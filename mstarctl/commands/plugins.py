@@ -11,7 +11,9 @@ from mstar_core.errors import ExitCode
 from mstar_core.plugin.entries import plugin_entries
 from mstarctl.output import Column, Printer
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="List, check and start plugins.")
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="List, check and start plugins."
+)
 
 LISTED = (
     Column("NAME", "name"),
@@ -23,11 +25,20 @@ LISTED = (
     Column("MODULE", "module", is_wide=True),
 )
 NAMED = (Column("NAME", "name"), Column("DISTRIBUTION", "distribution"), Column("VERSION", "version"))
-CHECKED = (Column("CHECK", "name"), Column("GRADE", "grade"), Column("RESULT", "outcome"), Column("MODEL", "model"), Column("", "detail"))
+CHECKED = (
+    Column("CHECK", "name"),
+    Column("GRADE", "grade"),
+    Column("RESULT", "outcome"),
+    Column("MODEL", "model"),
+    Column("", "detail"),
+)
 
 
 @app.command("ls")
-def list_plugins(ctx: typer.Context, is_names: Annotated[bool, typer.Option("--names", help="metadata alone: import nothing")] = False) -> None:
+def list_plugins(
+    ctx: typer.Context,
+    is_names: Annotated[bool, typer.Option("--names", help="metadata alone: import nothing")] = False,
+) -> None:
     """List the installed plugins and whether they work."""
     printer = Printer.of(ctx)
     empty = "no plugin is installed; try: pip install mstar-orpheus"
@@ -43,26 +54,45 @@ def list_plugins(ctx: typer.Context, is_names: Annotated[bool, typer.Option("--n
 def summary(item: Any) -> dict[str, Any]:
     """One plugin as `plugins ls` lists it. item: a Loaded."""
     entry, problem = item.entry, item.problem
-    facts = {"name": entry.name, "distribution": entry.distribution, "version": entry.version, "module": entry.target, "state": item.state}
+    facts = {
+        "name": entry.name,
+        "distribution": entry.distribution,
+        "version": entry.version,
+        "module": entry.target,
+        "state": item.state,
+    }
     return {
         **facts,
         "models": [spec.name for spec in item.models],
         "state_text": item.text,
         "heavy": list(item.heavy),
         "import_ms": round(item.import_s * 1000, 1),
-        "problem": None if problem is None else {"phase": problem.phase, "cause": problem.cause, "file": problem.file, "detail": problem.detail, "hint": problem.hint},
+        "problem": None
+        if problem is None
+        else {
+            "phase": problem.phase,
+            "cause": problem.cause,
+            "file": problem.file,
+            "detail": problem.detail,
+            "hint": problem.hint,
+        },
     }
 
 
 @app.command("info")
-def plugin_info(ctx: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="plugin or distribution")]) -> None:
+def plugin_info(
+    ctx: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="plugin or distribution")]
+) -> None:
     """Show one plugin: version, requirements, models, and the traceback of a broken one with --debug."""
     from mstar_core.plugin import Plugins
 
     printer = Printer.of(ctx)
     item = Plugins.discover().plugin(name)
     facts = {**summary(item), "requires": list(item.entry.requires)}
-    lines = [f"{item.entry.name}  {item.entry.distribution} {item.entry.version}  {item.text}", f"  module    {item.entry.target}"]
+    lines = [
+        f"{item.entry.name}  {item.entry.distribution} {item.entry.version}  {item.text}",
+        f"  module    {item.entry.target}",
+    ]
     lines += [f"  requires  {line}" for line in item.entry.requires]
     lines += [f"  model     {spec.name}  {spec.title}" for spec in item.models]
     if item.problem is not None:
@@ -74,7 +104,9 @@ def plugin_info(ctx: typer.Context, name: Annotated[str, typer.Argument(metavar=
 
 
 @app.command("check")
-def check_plugin(ctx: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="plugin or distribution")]) -> None:
+def check_plugin(
+    ctx: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="plugin or distribution")]
+) -> None:
     """Run the conformance checks and give the grade; exit 3 when one fails."""
     from mstar_core.plugin.conformance import grade_of, run_checks
 
@@ -82,11 +114,22 @@ def check_plugin(ctx: typer.Context, name: Annotated[str, typer.Argument(metavar
     results = run_checks(name)
     grade = grade_of(results)
     if printer.is_machine and printer.format != "name":
-        printer.data({"kind": "check", "plugin": name, "grade": grade, "items": [result.facts() for result in results], "truncated": 0})
+        printer.data(
+            {
+                "kind": "check",
+                "plugin": name,
+                "grade": grade,
+                "items": [result.facts() for result in results],
+                "truncated": 0,
+            }
+        )
     else:
         printer.items("check", [result.facts() for result in results], CHECKED)
         skipped = [result.name for result in results if result.outcome == "skipped"]
-        printer.say(f"grade: {grade or 'none yet'}" + (f"; skipped and not counted: {', '.join(dict.fromkeys(skipped))}" if skipped else ""))
+        printer.say(
+            f"grade: {grade or 'none yet'}"
+            + (f"; skipped and not counted: {', '.join(dict.fromkeys(skipped))}" if skipped else "")
+        )
     if any(result.outcome == "failed" for result in results):
         raise typer.Exit(ExitCode.INVALID)
 
@@ -95,7 +138,9 @@ def check_plugin(ctx: typer.Context, name: Annotated[str, typer.Argument(metavar
 def new_plugin(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="name of the distribution, such as mstar-foo")],
-    folder: Annotated[Path | None, typer.Argument(metavar="[FOLDER]", help="where to write it; ./NAME without it")] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[FOLDER]", help="where to write it; ./NAME without it")
+    ] = None,
 ) -> None:
     """Write a working plugin to begin with: a byte-level toy with tests."""
     from mstar_core.plugin.scaffold import write_plugin

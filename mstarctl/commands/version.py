@@ -24,7 +24,13 @@ def client_version() -> str:
 def version(ctx: typer.Context) -> None:
     """Show the versions of the tool, the plugin API and the plugins."""
     plugins = [{"name": e.name, "distribution": e.distribution, "version": e.version} for e in plugin_entries()]
-    facts = {"name": "mstarctl", "client": client_version(), "python": platform.python_version(), "plugin_api": API_VERSION, "plugins": plugins}
+    facts = {
+        "name": "mstarctl",
+        "client": client_version(),
+        "python": platform.python_version(),
+        "plugin_api": API_VERSION,
+        "plugins": plugins,
+    }
     lines = [f"mstarctl    {facts['client']}", f"python      {facts['python']}", f"plugin API  {API_VERSION}"]
     lines += [f"plugin      {p['name']} ({p['distribution']} {p['version']})" for p in plugins]
     Printer.of(ctx).item("version", facts, lines)

@@ -58,7 +58,9 @@ def save_traceback(error: BaseException) -> Path | None:
     for folder in (state_dir() / "crashes", Path(tempfile.gettempdir())):
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, name = tempfile.mkstemp(prefix=time.strftime("mstarctl-%Y-%m-%dT%H-%M-%S-"), suffix=".txt", dir=folder)
+            handle, name = tempfile.mkstemp(
+                prefix=time.strftime("mstarctl-%Y-%m-%dT%H-%M-%S-"), suffix=".txt", dir=folder
+            )
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
         except OSError:

@@ -35,7 +35,15 @@ class Printer:
         """Whether a program reads stdout (json, yaml or name)."""
         return self.options.output in ("json", "yaml", "name")
 
-    def items(self, kind: str, items: Sequence[Mapping[str, Any]], columns: Sequence[Column], *, truncated: int = 0, empty: str = "") -> None:
+    def items(
+        self,
+        kind: str,
+        items: Sequence[Mapping[str, Any]],
+        columns: Sequence[Column],
+        *,
+        truncated: int = 0,
+        empty: str = "",
+    ) -> None:
         """A list of objects, each with a `name`. empty: narration when there is none. Values in base units for json."""
         if self.format == "name":
             for item in items:

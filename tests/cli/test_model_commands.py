@@ -58,7 +58,11 @@ def test_files_are_validated_one_by_one(cli: Cli, tmp_path: Path) -> None:
     bad.write_text("model: toy\nnode_groups:\n  - {node_names: [LLM, vocodr], ranks: [0]}\n")
     said = cli("config", "validate", "good.yaml", "bad.yaml", "toy")
     assert said.code == 3
-    assert [line.split()[:2] for line in said.out.splitlines()[1:]] == [["good.yaml", "ok"], ["bad.yaml", "toy"], ["toy", "ok"]]
+    assert [line.split()[:2] for line in said.out.splitlines()[1:]] == [
+        ["good.yaml", "ok"],
+        ["bad.yaml", "toy"],
+        ["toy", "ok"],
+    ]
     assert "error: toy has no node 'vocodr'; did you mean 'vocoder'?" in said.err and "bad.yaml:3" in said.err
     (item,) = cli("config", "validate", "bad.yaml", "-o", "json").json["items"]
     assert (item["error"]["line"], item["error"]["nearest"]) == (3, "vocoder")
@@ -115,7 +119,9 @@ def test_plugins_are_listed_with_what_is_wrong(cli: Cli, monkeypatch: pytest.Mon
 
 
 def test_names_are_listed_without_an_import(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    home = install(monkeypatch, tmp_path / "again", "import pathlib\npathlib.Path(__file__).with_name('seen').touch()\n")
+    home = install(
+        monkeypatch, tmp_path / "again", "import pathlib\npathlib.Path(__file__).with_name('seen').touch()\n"
+    )
     assert "toy" in cli("plugins", "ls", "--names").out
     assert not (home / "seen").exists()
 
@@ -148,7 +154,9 @@ def test_a_fault_fails_its_check_and_exits_3(
 
 def test_an_open_pin_fails_its_check(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch, tmp_path / "again", requires="mstarctl>=0.1")
-    failed = [item for item in cli("plugins", "check", "toy", "-o", "json").json["items"] if item["outcome"] == "failed"]
+    failed = [
+        item for item in cli("plugins", "check", "toy", "-o", "json").json["items"] if item["outcome"] == "failed"
+    ]
     assert [item["name"] for item in failed] == ["pins"]
 
 
@@ -160,11 +168,20 @@ def test_a_new_plugin_works_and_its_own_tests_pass(cli: Cli, tmp_path: Path) -> 
     info.mkdir()
     project = (home / "pyproject.toml").read_text()
     requirement = next(line.split('"')[1] for line in project.splitlines() if line.startswith("dependencies"))
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: mstar-foo\nVersion: 0.1.0\nRequires-Dist: {requirement}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: mstar-foo\nVersion: 0.1.0\nRequires-Dist: {requirement}\n"
+    )
     (info / "entry_points.txt").write_text("[mstar.plugins]\nfoo = mstar_foo.plugin\n")
     path = os.pathsep.join([str(home / "src"), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path, "MSTAR_PLUGINS": "foo"}
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(home)], cwd=home, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(home)],
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout
     assert "passed" in done.stdout and "failed" not in done.stdout
 

@@ -36,7 +36,12 @@ REFUSED = {
     "unknown group key": (GOOD.replace("ranks: [0]", "rank: [0]"), 5, "node_groups.0.rank", "ranks"),
     "unknown node": (GOOD.replace("vocoder]", "vocodr]"), 4, "node_groups.0.node_names.1", "vocoder"),
     "unknown walk": (TWO.replace("[decode]", "[decod]"), 8, "node_groups.1.graph_walks.0", "decode"),
-    "walk twice by alias": (TWO.replace("[prefill, guided]", "[prefill, first]"), 5, "node_groups.0.graph_walks.1", None),
+    "walk twice by alias": (
+        TWO.replace("[prefill, guided]", "[prefill, first]"),
+        5,
+        "node_groups.0.graph_walks.1",
+        None,
+    ),
     "missing key": (GOOD.replace("    ranks: [0]\n", ""), 4, "node_groups.0.ranks", None),
     "no groups": ("model: toy\n", 1, "node_groups", None),
     "empty groups": ("model: toy\nnode_groups: []\n", 2, "node_groups", None),
@@ -51,12 +56,28 @@ REFUSED = {
     "rank twice": (GOOD.replace("[0]", "[0, 0]"), 5, "node_groups.0.ranks.1", None),
     "negative rank": (GOOD.replace("[0]", "[-1]"), 5, "node_groups.0.ranks.0", None),
     "gap in ranks": (GOOD.replace("[0]", "[0, 2]"), 4, "node_groups.0.ranks", None),
-    "tp does not divide": (TWO.replace("graph_walks: [prefill, guided]", "graph_walks: [prefill, guided]\n    tp_size: 3"), 6, "node_groups.0.tp_size", None),
+    "tp does not divide": (
+        TWO.replace("graph_walks: [prefill, guided]", "graph_walks: [prefill, guided]\n    tp_size: 3"),
+        6,
+        "node_groups.0.tp_size",
+        None,
+    ),
     "not tensor-parallel": (GOOD.replace("[0]", "[0, 1]\n    tp_size: 2"), 6, "node_groups.0.tp_size", None),
-    "heads do not divide": ("model: toy\nnode_groups:\n  - node_names: [LLM]\n    ranks: [0, 1, 2]\n    tp_size: 3\n  - {node_names: [vocoder], ranks: [0]}\n", 5, "node_groups.0.tp_size", None),
+    "heads do not divide": (
+        "model: toy\nnode_groups:\n  - node_names: [LLM]\n    ranks: [0, 1, 2]\n"
+        "    tp_size: 3\n  - {node_names: [vocoder], ranks: [0]}\n",
+        5,
+        "node_groups.0.tp_size",
+        None,
+    ),
     "placed twice": (GOOD + "  - node_names: [vocoder]\n    ranks: [0]\n", 6, "node_groups.1.node_names.0", None),
     "placed twice in a walk": (TWO.replace("[decode]", "[decode, guided]"), 6, "node_groups.1.node_names.0", None),
-    "a walk without a place": (TWO.replace("[decode]", "[prefill]").replace("[prefill, guided]", "[guided]"), 2, "node_groups", None),
+    "a walk without a place": (
+        TWO.replace("[decode]", "[prefill]").replace("[prefill, guided]", "[guided]"),
+        2,
+        "node_groups",
+        None,
+    ),
     "a node without a place": (GOOD.replace("[LLM, vocoder]", "[LLM]"), 3, "node_groups", None),
     "a walk that uses no node": (TWO.replace("[decode]", "[decode, chunk]"), 8, "node_groups.1.graph_walks.1", None),
     "unknown option": (GOOD + "model_kwargs:\n  layrs: 3\n", 7, "model_kwargs.layrs", "layers"),
@@ -75,7 +96,7 @@ REFUSED = {
     "empty": ("", 1, "", None),
     "a list": ("- 1\n", 1, "", None),
     "port out of range": (GOOD + "api:\n  port: 70000\n", 7, "api.port", None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("text", "line", "key", "near"), REFUSED.values(), ids=REFUSED)

@@ -12,8 +12,18 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mstar_core.config import SETTINGS, commented_file, differences, explain, find, json_schema, make_plan, read_text
-from mstar_core.config import resolve, resolve_target
+from mstar_core.config import (
+    SETTINGS,
+    commented_file,
+    differences,
+    explain,
+    find,
+    json_schema,
+    make_plan,
+    read_text,
+    resolve,
+    resolve_target,
+)
 from mstar_core.config.load import default_config
 from mstar_core.errors import ConfigError, NotFound
 from mstar_core.plugin import ModelSpec, Plugins
@@ -57,7 +67,8 @@ def test_groups_scoped_to_walks_give_replicas_by_walk(spec: ModelSpec, resolved:
 
 
 def test_more_ranks_than_tp_size_are_replicas(spec: ModelSpec, resolved: Resolve) -> None:
-    text = "model: toy\nnode_groups:\n  - {node_names: [LLM], ranks: [0, 1, 2, 3], tp_size: 2}\n  - {node_names: [vocoder], ranks: [0]}\n"
+    text = "model: toy\nnode_groups:\n  - {node_names: [LLM], ranks: [0, 1, 2, 3], tp_size: 2}\n"
+    text += "  - {node_names: [vocoder], ranks: [0]}\n"
     assert make_plan(spec, resolved(text), ("cpu",)).replicas("LLM", "decode") == ((0, 1), (2, 3))
 
 
@@ -83,7 +94,12 @@ def test_a_plugin_may_plan_itself(spec: ModelSpec, plugins: Plugins, resolved: R
 def test_a_name_means_a_model_a_shipped_file_or_a_path(plugins: Plugins, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(GOOD.replace("512", "99"))
-    assert [resolve_target(find(text, plugins)).max_seq_len for text in ("toy", "toi", "toy_one", str(file))] == [512, 512, 512, 99]
+    assert [resolve_target(find(text, plugins)).max_seq_len for text in ("toy", "toi", "toy_one", str(file))] == [
+        512,
+        512,
+        512,
+        99,
+    ]
 
 
 def test_an_unknown_name_names_the_nearest(plugins: Plugins) -> None:
@@ -105,15 +121,29 @@ def test_the_commented_file_is_valid_and_its_comments_are_the_defaults(spec: Mod
 
 def test_differences_name_values_and_sources(spec: ModelSpec, resolved: Resolve) -> None:
     (found,) = differences(resolved(GOOD), resolved(GOOD, "max_queue=5"))
-    assert found == {"name": "max_queue", "left": 128, "right": 5, "left_source": "default", "right_source": "--set max_queue=5"}
+    assert found == {
+        "name": "max_queue",
+        "left": 128,
+        "right": 5,
+        "left_source": "default",
+        "right_source": "--set max_queue=5",
+    }
 
 
 def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> None:
     """Nothing that is accepted is ignored."""
     other: dict[str, Any] = {
-        "name": "mine", "weights": "/weights", "dtype": "float32", "model_kwargs": {"layers": 3},
-        "kv_cache.pages": 7, "kv_cache.tokens": 7, "kv_cache.memory_fraction": 0.5, "api.host": "127.0.0.1", "api.max_body_bytes": 4096, "api.unknown_params": "warn",
-    }  # fmt: skip
+        "name": "mine",
+        "weights": "/weights",
+        "dtype": "float32",
+        "model_kwargs": {"layers": 3},
+        "kv_cache.pages": 7,
+        "kv_cache.tokens": 7,
+        "kv_cache.memory_fraction": 0.5,
+        "api.host": "127.0.0.1",
+        "api.max_body_bytes": 4096,
+        "api.unknown_params": "warn",
+    }
     base = resolved(GOOD)
     skipped = ("model", "node_groups", "kv_cache", "api")
     for item in SETTINGS:
@@ -124,13 +154,25 @@ def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> Non
         assert differences(base, changed), item.key
 
 
-VALUES = st.one_of(st.none(), st.booleans(), st.integers(-5, 10**6), st.floats(), st.text(max_size=6), st.lists(st.integers(-1, 4), max_size=3), st.dictionaries(st.text(max_size=4), st.integers(), max_size=2))
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 10**6),
+    st.floats(),
+    st.text(max_size=6),
+    st.lists(st.integers(-1, 4), max_size=3),
+    st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+)
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_mutation_is_accepted_with_its_meaning_or_refused_with_its_place(data: st.DataObject, spec: ModelSpec) -> None:
-    tree = yaml.safe_load(TWO + "kv_cache: {pages: 4, prefix_cache: false}\napi: {port: 80}\nmodel_kwargs: {layers: 2}\n")
+def test_any_mutation_is_accepted_with_its_meaning_or_refused_with_its_place(
+    data: st.DataObject, spec: ModelSpec
+) -> None:
+    tree = yaml.safe_load(
+        TWO + "kv_cache: {pages: 4, prefix_cache: false}\napi: {port: 80}\nmodel_kwargs: {layers: 2}\n"
+    )
     place: Any = tree
     while True:
         keys = list(place) if isinstance(place, dict) else list(range(len(place)))
@@ -155,12 +197,18 @@ def test_any_mutation_is_accepted_with_its_meaning_or_refused_with_its_place(dat
         return
     kept = {key: value for key, value in config.values().items() if config.source(key).startswith("toy.yaml")}
     written = _flat(yaml.safe_load(text))
-    assert {key: value for key, value in written.items() if value is not None} == {key: kept[key] for key in written if key in kept and written[key] is not None}
+    assert {key: value for key, value in written.items() if value is not None} == {
+        key: kept[key] for key in written if key in kept and written[key] is not None
+    }
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     if isinstance(tree, dict) and tree:
-        return {k: v for key, item in tree.items() for k, v in _flat(item, f"{prefix}.{key}" if prefix else str(key)).items()}
+        return {
+            k: v
+            for key, item in tree.items()
+            for k, v in _flat(item, f"{prefix}.{key}" if prefix else str(key)).items()
+        }
     if isinstance(tree, list) and tree and isinstance(tree[0], dict):
         return {k: v for index, item in enumerate(tree) for k, v in _flat(item, f"{prefix}.{index}").items()}
     return {} if isinstance(tree, dict) else {prefix: tree}

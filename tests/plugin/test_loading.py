@@ -41,7 +41,12 @@ def test_an_unknown_model_names_the_nearest(patch: pytest.MonkeyPatch, tmp_path:
 
 
 BROKEN = {
-    "import": ("import no_such_module\n", "broken", "ModuleNotFoundError: No module named 'no_such_module'", "plugin.py:1"),
+    "import": (
+        "import no_such_module\n",
+        "broken",
+        "ModuleNotFoundError: No module named 'no_such_module'",
+        "plugin.py:1",
+    ),
     "syntax": ("x = 1\ndef f(:\n", "broken", "SyntaxError", "plugin.py:2"),
     "exit": ("\n\nraise SystemExit(3)\n", "broken", "SystemExit: 3", "plugin.py:3"),
     "api": (TOY.replace("PLUGIN_API = 1", "PLUGIN_API = 2"), "incompatible", "needs plugin API 2, this is 1", ""),
@@ -55,7 +60,12 @@ BROKEN = {
     "edge": (TOY.replace('GraphEdge("pcm", CLIENT', 'GraphEdge("pmc", CLIENT'), "invalid", "pmc", ""),
     "walk": (TOY.replace('Run("chunk")', 'Run("chnk")'), "invalid", "did you mean 'chunk'", ""),
     "input": (TOY.replace('Run("prefill", tokens=', 'Run("prefill", tokns='), "invalid", "did you mean 'tokens'", ""),
-    "default": (TOY.replace("param(0.6,", "param(6.0,"), "invalid", "default of parameter 'temperature' is refused", ""),
+    "default": (
+        TOY.replace("param(0.6,", "param(6.0,"),
+        "invalid",
+        "default of parameter 'temperature' is refused",
+        "",
+    ),
     "flag": (TOY.replace('unless="ignore_eos"', 'unless="ignore_eso"'), "invalid", "ignore_eso", ""),
 }
 
@@ -90,7 +100,9 @@ def test_ctrl_c_during_an_import_is_never_caught(patch: pytest.MonkeyPatch, tmp_
         Plugins.discover(entries("toy"))
 
 
-def test_two_plugins_with_one_model_name_are_both_named_and_neither_wins(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_two_plugins_with_one_model_name_are_both_named_and_neither_wins(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     install(patch, tmp_path / "a")
     twin = TOY.replace('plugin="toy"', 'plugin="twin"')
     install(patch, tmp_path / "b", twin, package="twin_plugin", name="twin", distribution="mstar-twin")
@@ -129,7 +141,13 @@ def test_tracing_tells_imports_and_hook_calls(
 
 
 def test_a_hook_that_raises_gives_the_default_and_is_counted(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(patch, tmp_path, TOY + "\n@hookimpl\ndef mstar_event(event):\n    raise OSError('full')\n@hookimpl\ndef mstar_doctor():\n    raise OSError('full')\n")
+    install(
+        patch,
+        tmp_path,
+        TOY
+        + "\n@hookimpl\ndef mstar_event(event):\n    raise OSError('full')\n"
+        + "\n@hookimpl\ndef mstar_doctor():\n    raise OSError('full')\n",
+    )
     plugins = Plugins.discover(entries("toy"))
     plugins.event(LifeEvent(type="rank.ready", time_s=0.0))
     (finding,) = plugins.doctor()

@@ -11,7 +11,7 @@ import pytest
 
 from mstar_core.plugin import PluginEntry, plugin_entries
 
-TOY = '''
+TOY = """
 from __future__ import annotations
 from dataclasses import dataclass
 from mstar_core.graph import CLIENT, KV_CACHE, STATELESS, GraphEdge, GraphNode, KVSpec, Loop, NodeSpec, Parallel
@@ -51,7 +51,8 @@ TOY = ModelSpec(
             "decode": Loop("decode_loop", GraphNode(LLM, ("token",), OUT), carry={"token": "token"},
                            stop=StopOn("token", (3,), unless="ignore_eos"))}),
         Partition(name="VOC", program=vocoder, wants="audio", walks={
-            "chunk": Loop("windows", GraphNode(VOC, ("window",), (GraphEdge("pcm", CLIENT, modality="audio"),)), over=IDS)}),
+            "chunk": Loop("windows", over=IDS, body=GraphNode(
+                VOC, ("window",), (GraphEdge("pcm", CLIENT, modality="audio"),)))}),
     ),
     processor="toy_plugin.processor:Processor", model="toy_plugin.model:Toy",
     configs="toy_plugin:configs", default_config="toy_one", walk_aliases={"first": "prefill"},
@@ -62,7 +63,7 @@ TOY = ModelSpec(
 @hookimpl
 def mstar_models():
     return [TOY]
-'''
+"""
 
 TOY_CONFIG = """\
 # one rank
@@ -102,7 +103,9 @@ def write_plugin(
     return home
 
 
-def install(patch: pytest.MonkeyPatch, folder: Path, code: str = TOY, *, package: str = "toy_plugin", **facts: str) -> Path:
+def install(
+    patch: pytest.MonkeyPatch, folder: Path, code: str = TOY, *, package: str = "toy_plugin", **facts: str
+) -> Path:
     """Write a plugin and put it on the path of this process, in place of one that an earlier test wrote."""
     home = write_plugin(folder, code, package=package, **facts)
     for module in [name for name in sys.modules if name.partition(".")[0] == package]:

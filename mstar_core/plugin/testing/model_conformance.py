@@ -33,5 +33,7 @@ class ModelConformance:
         entry = find_entry(self.plugin)
         models = load_plugin(entry.name)
         spec = next((spec for spec in models if spec.name == self.model), None)
-        assert spec is not None, f"plugin {self.plugin} offers no model {self.model}; it offers {[s.name for s in models]}"
+        assert spec is not None, (
+            f"plugin {self.plugin} offers no model {self.model}; it offers {[s.name for s in models]}"
+        )
         return Subject(entry=entry, models=models, spec=spec if check.is_per_model else None)
