@@ -199,8 +199,9 @@ class StatelessEngine:
                 continue
             key, rows = own, rows + width
             batch.append(request.queue.popleft())
-            # A loop goes on with its own next iteration before anything that was submitted after it.
-            if entry.job.loop is None and request.queue and self._start(request):
+            # A loop goes on with its own next iteration before anything that was submitted after it, and begins only
+            # when what it may start from is there.
+            if entry.job.loop is None and request.queue and request.queue[0].job.loop is None:
                 heapq.heappush(heads, (request.queue[0].rank, handle))
         return batch
 
@@ -245,8 +246,9 @@ class StatelessEngine:
 
     def _batch_key(self, entry: _Entry) -> tuple[object, ...]:
         named = self._spec.batch_key
+        axis = 1 if self._rows(entry) > 1 else 0
         shapes = [
-            (name, value.dtype, value.shape if not named or name in named else None)
+            (name, value.dtype, value.shape[axis:] if not named or name in named else None)
             for name, value in self._ports(entry).items()
         ]
         return tuple(sorted(shapes, key=lambda item: item[0]))
@@ -276,7 +278,8 @@ class StatelessEngine:
             outputs = self._forward(batch)
         except Exception as error:  # noqa: BLE001 the isolation boundary of a batch
             if len(batch) == 1:
-                self._fail(result, batch[0], error)
+                if not batch[0].request.is_failed:
+                    self._fail(result, batch[0], error)
                 return []
             return [pair for entry in batch for pair in self._isolated(result, [entry])]
         for entry in batch:

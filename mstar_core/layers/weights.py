@@ -264,7 +264,7 @@ def _read_torch(path: Path) -> Mapping[str, Tensor]:
     """Tensors of a `.bin` or `.pt` file; nothing but tensors is ever built from it."""
     try:
         values = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as error:  # noqa: BLE001 a damaged file can fail in any way
+    except Exception as error:  # a damaged file can fail in any way
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(
             f"{path} cannot be read", detail, "fetch it again, or use safetensors", file=str(path)

@@ -1,0 +1,214 @@
+"""The stateless engine: batches by shape, urgency, isolation, loops, and noise that ignores the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mstar_core.engine import rng
+from mstar_core.engine.base import Done, Failed, Handle, Job, JobKey, LoopSpec, SamplingParams, StepResult
+from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.graph.nodes import STATELESS, NodeSpec
+
+SPEC = NodeSpec(name="codec", engine=STATELESS, ports={"x": "f32[n]", "y": "f32[n]"})
+
+
+class Doubler(nn.Module):
+    """y = 2 x + step, and remembers the batches it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[tuple[int, ...]] = []
+
+    def forward(self, x: Tensor, step: Tensor | None = None) -> dict[str, Tensor]:
+        self.batches.append(tuple(x.shape))
+        return {"y": 2 * x + (0 if step is None else step[:, None]), "ends": x.sum(-1) > 100}
+
+
+class Noisy(nn.Module):
+    """Adds noise that depends on nothing but the request and its count of firings."""
+
+    def forward(self, x: Tensor, *, seeds: Tensor, counters: Tensor) -> dict[str, Tensor]:
+        return {"y": x + rng.normal(seeds, counters, x.shape[1])}
+
+
+class Player:
+    """Plays the worker for one stateless engine."""
+
+    def __init__(self, module: nn.Module, spec: NodeSpec = SPEC, **changes: object) -> None:
+        self.engine = StatelessEngine(spec, module, device=torch.device("cpu"), dtype=torch.float32, **changes)  # type: ignore[arg-type]
+        self.results: list[StepResult] = []
+        self.keys = 0
+
+    def submit(self, handle: int, x: Tensor | None, **fields: object) -> int:
+        self.keys += 1
+        inputs = {} if x is None else {"x": x}
+        inputs.update(fields.pop("more", {}))  # type: ignore[call-overload]
+        self.engine.submit(Job(key=JobKey(self.keys), handle=Handle(handle), inputs=inputs, outputs=("y",), **fields))  # type: ignore[arg-type]
+        return self.keys
+
+    def run(self) -> Player:
+        while (running := self.engine.launch()) is not None:
+            self.results.append(self.engine.collect(running))
+        return self
+
+    @property
+    def done(self) -> dict[int, Done]:
+        return {int(done.job.key): done for result in self.results for done in result.done}
+
+    @property
+    def failed(self) -> dict[int, Failed]:
+        return {int(failed.job.key): failed for result in self.results for failed in result.failed}
+
+
+def player(module: nn.Module | None = None, handles: int = 4, **changes: object) -> Player:
+    made = Player(module or Doubler(), **changes)  # type: ignore[arg-type]
+    for handle in range(handles):
+        made.engine.open(Handle(handle), SamplingParams(seed=handle), 0)
+    return made
+
+
+def test_equal_shapes_run_together_and_others_apart() -> None:
+    module = Doubler()
+    play = player(module)
+    for handle, length in enumerate([3, 5, 3, 5]):
+        play.submit(handle, torch.full((length,), float(handle)))
+    play.run()
+    assert sorted(module.batches) == [(2, 3), (2, 5)]
+    assert all(
+        torch.equal(play.done[key].outputs["y"], torch.full((n,), 2.0 * (key - 1)))
+        for key, n in [(1, 3), (2, 5), (3, 3), (4, 5)]
+    )
+
+
+def test_a_batch_is_bounded_and_the_most_urgent_goes_first() -> None:
+    play = player(max_batch=2)
+    for handle, urgency in enumerate([0.0, 5.0, 1.0, 9.0]):
+        play.submit(handle, torch.zeros(3), urgency=urgency)
+    play.run()
+    assert [[int(done.job.key) for done in result.done] for result in play.results] == [[4, 2], [3, 1]]
+
+
+def test_jobs_of_one_request_keep_their_order() -> None:
+    module = Doubler()
+    play = player(module)
+    play.submit(0, torch.zeros(3))
+    play.submit(0, torch.zeros(4), urgency=9.0)
+    play.submit(0, torch.zeros(3))
+    play.run()
+    assert module.batches == [(1, 3), (1, 4), (1, 3)]
+
+
+def test_one_bad_row_fails_alone() -> None:
+    def fault(handles: list[Handle]) -> None:
+        if 2 in handles:
+            raise ValueError("broken input")
+
+    play = player(faults=fault)
+    for handle in range(4):
+        play.submit(handle, torch.ones(3))
+    play.submit(2, torch.ones(3))
+    play.run()
+    assert sorted(play.done) == [1, 2, 4] and list(play.failed) == [3]
+    assert "broken input" in str(play.failed[3].error)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_loop_carries_counts_and_emits(fused: bool) -> None:
+    play = player()
+    spec = LoopSpec(max_iters=3, carry={"y": "x"}, fused=fused, emit=("y",))
+    key, other = play.submit(0, torch.ones(2), loop=spec), play.submit(0, torch.zeros(2))
+    play.run()
+    # ((1 * 2 + 0) * 2 + 1) * 2 + 2
+    assert play.done[key].outputs["y"].tolist() == [12.0, 12.0]
+    assert (play.done[key].reason, play.done[key].iterations) == ("length", 3)
+    emitted = [item for result in play.results for item in result.emissions]
+    assert [(item.iteration, item.outputs["y"][0].item()) for item in emitted] == [(0, 2.0), (1, 5.0), (2, 12.0)]
+    assert play.done[other].outputs["y"].tolist() == [0.0, 0.0]
+    assert len(play.results) == (2 if fused else 4)
+
+
+def test_a_loop_ends_at_its_stop_port_and_starts_from_what_was_held() -> None:
+    play = player()
+    play.submit(0, torch.full((2,), 3.0))
+    key = play.submit(0, None, loop=LoopSpec(max_iters=50, carry={"y": "x"}, stop_port="ends"))
+    play.run()
+    assert play.done[key].reason == "stop" and 3 < play.done[key].iterations < 10
+
+
+def test_a_loop_of_no_iterations_gives_its_start() -> None:
+    play = player()
+    key = play.submit(0, torch.full((2,), 3.0), loop=LoopSpec(max_iters=0, carry={"y": "x"}))
+    play.run()
+    assert play.done[key].outputs["y"].tolist() == [3.0, 3.0] and play.done[key].iterations == 0
+
+
+def test_noise_depends_on_the_request_and_its_count_alone() -> None:
+    def noise(handles: list[int], of: int) -> list[Tensor]:
+        play = player(Noisy())
+        keys = [play.submit(handle, torch.zeros(8)) for handle in handles]
+        play.run()
+        return [play.done[key].outputs["y"] for handle, key in zip(handles, keys, strict=True) if handle == of]
+
+    alone = noise([2, 2], 2)
+    mixed = noise([0, 2, 1, 2, 3, 0], 2)
+    assert all(torch.equal(a, b) for a, b in zip(alone, mixed, strict=True))
+    assert not torch.equal(alone[0], alone[1])
+
+
+def test_numbers_arrive_one_per_row_under_plain_names() -> None:
+    class Facts(nn.Module):
+        def forward(self, x: Tensor, *, first: Tensor, seed: Tensor) -> dict[str, list[Tensor]]:
+            assert first.dtype == torch.bool and first.shape == seed.shape == x.shape[:1]
+            return {"y": [x[i] * seed[i] for i in range(len(x))]}
+
+    play = player(Facts())
+    for handle in range(3):
+        play.submit(handle, torch.ones(2), more={"$first": torch.tensor(True), "$param:seed": torch.tensor(handle)})
+    play.run()
+    assert [play.done[key].outputs["y"][0].item() for key in (1, 2, 3)] == [0.0, 1.0, 2.0]
+
+
+def test_several_rows_of_one_request_share_a_batch() -> None:
+    module = Doubler()
+    play = player(module)
+    play.submit(0, torch.arange(6.0).view(2, 3), rows=2)
+    play.submit(1, torch.zeros(3))
+    play.run()
+    assert module.batches == [(3, 3)] and play.done[1].outputs["y"].tolist() == [[0, 2, 4], [6, 8, 10]]
+
+
+def test_outputs_do_not_keep_the_batch_alive() -> None:
+    play = player()
+    for handle in range(4):
+        play.submit(handle, torch.ones(3))
+    play.run()
+    assert play.done[1].outputs["y"].untyped_storage().nbytes() == 12
+
+
+@pytest.mark.parametrize("when", ["queued", "running"])
+def test_closing_drops_everything(when: str) -> None:
+    play = player()
+    play.submit(0, torch.ones(3))
+    play.submit(1, torch.ones(3))
+    running = play.engine.launch() if when == "running" else None
+    play.engine.close(Handle(0))
+    play.engine.close(Handle(0))
+    if running is not None:
+        play.results.append(play.engine.collect(running))
+    play.run()
+    assert list(play.done) == [2] and not play.failed
+    play.submit(0, torch.ones(3))
+    assert play.engine.launch() is None and play.engine.pressure().ready == 0
+
+
+def test_a_wrong_output_is_an_error_of_the_node() -> None:
+    class Wrong(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"y": torch.zeros(7)}
+
+    play = player(Wrong())
+    play.submit(0, torch.ones(3))
+    play.run()
+    assert "7 rows of 1" in str(play.failed[1].error)

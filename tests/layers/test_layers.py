@@ -1,0 +1,85 @@
+"""The shared layers against plain formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mstar_core.errors import ConfigError
+from mstar_core.layers import GatedMLP, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding, frequencies, rotate
+
+LLAMA3 = {
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}  # fmt: skip
+
+
+def test_norm_keeps_its_statistics_in_float32() -> None:
+    norm = RMSNorm(4, eps=1e-6).to(torch.bfloat16)
+    x = torch.tensor([[300.0, -200.0, 100.0, 50.0]], dtype=torch.bfloat16)
+    expected = x.float() / x.float().square().mean().add(1e-6).sqrt()
+    assert norm(x).dtype == torch.bfloat16 and torch.allclose(norm(x).float(), expected, rtol=1e-2)
+
+
+def test_both_config_styles_give_the_same_rotation() -> None:
+    newer = {"rope_parameters": {**LLAMA3["rope_scaling"], "rope_theta": 500000.0}}  # type: ignore[dict-item]
+    assert RotarySpec.from_config(LLAMA3, 16) == RotarySpec.from_config(newer, 16)
+    assert RotarySpec.from_config({}, 16) == RotarySpec(width=16)
+
+
+def test_llama3_scaling_follows_its_three_cases() -> None:
+    found = frequencies(RotarySpec.from_config(LLAMA3, 16)).tolist()
+    for index, value in enumerate(found):
+        plain = 500000.0 ** (-2 * index / 16)
+        wavelength = 2 * math.pi / plain
+        if wavelength < 64 / 4:
+            expected = plain
+        elif wavelength > 64 / 1:
+            expected = plain / 32
+        else:
+            share = (64 / wavelength - 1) / (4 - 1)
+            expected = (1 - share) * plain / 32 + share * plain
+        assert value == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_unknown_scaling_is_refused() -> None:
+    with pytest.raises(ConfigError, match="yarn"):
+        RotarySpec.from_config({"rope_scaling": {"rope_type": "yarn"}}, 16)
+
+
+def test_rotation_turns_pairs_by_their_angle() -> None:
+    x = torch.randn(3, 2, 8)
+    cosine, sine = Rotary(RotarySpec(width=8))(torch.tensor([0, 1, 5]))
+    turned = rotate(x, cosine, sine)
+    assert torch.allclose(turned[0], x[0])
+    angle = 5 * 10000 ** (-2 / 8)
+    first, second = x[2, 0, 1], x[2, 0, 5]
+    assert turned[2, 0, 1] == pytest.approx(float(first * math.cos(angle) - second * math.sin(angle)), abs=1e-5)
+    assert turned[2, 0, 5] == pytest.approx(float(second * math.cos(angle) + first * math.sin(angle)), abs=1e-5)
+    assert torch.allclose(turned.norm(dim=-1), x.norm(dim=-1), atol=1e-5)
+
+
+def test_rotation_leaves_the_rest_of_a_head() -> None:
+    x = torch.randn(2, 1, 12)
+    assert torch.equal(rotate(x, *Rotary(RotarySpec(width=8))(torch.tensor([1, 2])))[..., 8:], x[..., 8:])
+
+
+def test_gated_mlp() -> None:
+    mlp, x = GatedMLP(4, 6), torch.randn(2, 4)
+    gate = x @ mlp.gate_proj.weight.T
+    expected = (gate * gate.sigmoid() * (x @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
+    assert torch.allclose(mlp(x), expected, atol=1e-6)
+
+
+def test_a_tied_head_shares_the_matrix_and_is_no_parameter_of_its_own() -> None:
+    embedding = TokenEmbedding(7, 4)
+    tied, own = Head(4, 7, tied_to=embedding), Head(4, 7)
+    assert list(tied.state_dict()) == [] and list(own.state_dict()) == ["weight"]
+    with torch.no_grad():
+        embedding.weight.fill_(2.0)
+    assert tied(torch.ones(1, 4)).tolist() == [[8.0] * 7] and tied(torch.ones(1, 4)).dtype == torch.float32
