@@ -19,9 +19,12 @@ from mstar_orpheus.plugin import OFFICIAL, ORPHEUS, OpenParams, Params
 HEAVY = ("torch", "numpy", "tokenizers", "transformers", "safetensors", "huggingface_hub")
 
 
-def test_the_plugin_loads_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    ("module", "heavy"), [("plugin", HEAVY), ("weights", HEAVY), ("processor", ("torch", "transformers"))]
+)
+def test_what_runs_outside_the_workers_loads_nothing_heavy(module: str, heavy: tuple[str, ...]) -> None:
     """Listing and planning wait for this import; torch alone costs more than a second."""
-    code = f"import sys, mstar_orpheus.plugin; print([name for name in {HEAVY} if name in sys.modules])"
+    code = f"import mstar_orpheus.{module}; print([name for name in {heavy} if name in sys.modules])"
     path = [entry for entry in sys.path if entry]
     run = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {path}; {code}"], capture_output=True, text=True, check=True

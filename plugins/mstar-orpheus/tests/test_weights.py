@@ -61,7 +61,7 @@ def hub(tiny_folder: Path, tmp_path: Path) -> FakeHub:
 
 def test_a_download_reports_bytes_up_to_the_total_and_gives_one_folder(hub: FakeHub, tiny_folder: Path) -> None:
     seen: list[tuple[int, int, str]] = []
-    folder = resolve_weights(ORPHEUS, hub=hub, progress=lambda done, total, file: seen.append((done, total, file)))
+    folder = resolve_weights(hub=hub, progress=lambda done, total, file: seen.append((done, total, file)))
     assert read_facts(folder) == read_facts(tiny_folder)
     assert "training_args.bin" not in hub.fetched
     assert all(done <= total for done, total, _ in seen)
@@ -71,26 +71,26 @@ def test_a_download_reports_bytes_up_to_the_total_and_gives_one_folder(hub: Fake
 
 
 def test_what_is_cached_is_used_also_offline_and_fetched_once(hub: FakeHub) -> None:
-    first = resolve_weights(ORPHEUS, hub=hub)
+    first = resolve_weights(hub=hub)
     count = len(hub.fetched)
     hub.is_offline = True
-    assert resolve_weights(ORPHEUS, hub=hub) == first
+    assert resolve_weights(hub=hub) == first
     assert len(hub.fetched) == count
 
 
 def test_a_half_finished_download_goes_on_where_it_was(hub: FakeHub) -> None:
-    resolve_weights(ORPHEUS, hub=hub)
+    resolve_weights(hub=hub)
     lost = next(name for name in hub.fetched if name.endswith("00002.safetensors"))
     (hub.cache / LM / lost).unlink()
     hub.fetched.clear()
-    resolve_weights(ORPHEUS, hub=hub)
+    resolve_weights(hub=hub)
     assert hub.fetched == [lost]
 
 
 def test_offline_names_the_file_the_place_and_the_ways_out(hub: FakeHub) -> None:
     hub.is_offline = True
     with pytest.raises(WeightsError) as caught:
-        resolve_weights(ORPHEUS, hub=hub)
+        resolve_weights(hub=hub)
     text = str(caught.value)
     assert all(part in text for part in ("config.json", LM, str(hub.cache), "--weights", "--cache-dir", "orpheus:tiny"))
 
@@ -98,25 +98,25 @@ def test_offline_names_the_file_the_place_and_the_ways_out(hub: FakeHub) -> None
 def test_a_failed_download_names_the_file_the_place_and_the_ways_out(hub: FakeHub) -> None:
     hub.fails_at = "pytorch_model.bin"
     with pytest.raises(WeightsError) as caught:
-        resolve_weights(ORPHEUS, hub=hub)
+        resolve_weights(hub=hub)
     text = str(caught.value)
     assert all(part in text for part in ("pytorch_model.bin", SNAC, str(hub.cache), "--weights", "orpheus:tiny"))
 
 
 def test_a_folder_of_ones_own_is_taken_as_it_is(checkpoint: Path) -> None:
-    assert resolve_weights(ORPHEUS, weights=checkpoint) == checkpoint
+    assert resolve_weights(checkpoint) == checkpoint
 
 
 def test_a_folder_of_ones_own_with_a_cut_file_is_refused(checkpoint: Path) -> None:
     path = checkpoint / "lm" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(WeightsError, match=r"model\.safetensors is damaged"):
-        resolve_weights(ORPHEUS, weights=checkpoint)
+        resolve_weights(checkpoint)
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="nowhere"):
-        resolve_weights(ORPHEUS, weights=tmp_path / "nowhere")
+        resolve_weights(tmp_path / "nowhere")
 
 
 def test_safetensors_are_preferred_and_bin_is_taken_where_there_is_nothing_else() -> None:
@@ -137,9 +137,9 @@ def test_the_real_cache_layout_is_understood(hub: FakeHub, tmp_path: Path, monke
         (base / "refs").mkdir(parents=True)
         (base / "refs" / "main").write_text("abc")
         shutil.copytree(hub.remote / repo, base / "snapshots" / "abc")
-    folder = resolve_weights(ORPHEUS, hub=HuggingFace(cache))
+    folder = resolve_weights(hub=HuggingFace(cache))
     found = Checkpoint.find(folder)
     assert found.lm.resolve().parent.name == found.snac.resolve().parent.name == "snapshots"
     shutil.rmtree(cache / f"models--{SNAC.replace('/', '--')}")
     with pytest.raises(WeightsError, match=SNAC):
-        resolve_weights(ORPHEUS, cache_dir=cache)
+        resolve_weights(cache_dir=cache)

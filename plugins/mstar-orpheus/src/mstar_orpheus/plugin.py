@@ -27,8 +27,7 @@ from mstar_core.graph import (
     StreamingGraphEdge,
     from_param,
 )
-from mstar_core.plugin import Audio, ModelSpec, Partition, ProgramRequest, Run, Sample, Text, WeightRef, param
-from mstar_core.plugin.hookspecs import hookimpl
+from mstar_core.plugin import Audio, ModelSpec, Partition, ProgramRequest, Run, Sample, Text, WeightRef, hookimpl, param
 from mstar_core.plugin.program import ProgramGenerator
 from mstar_orpheus.facts import IDS_PER_FRAME, NOISE_MODES, VOICES, WINDOW_FRAMES, Facts, SpecialIds, read_facts
 

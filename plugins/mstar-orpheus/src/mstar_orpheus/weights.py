@@ -1,6 +1,6 @@
 """Finds the official weights: a given folder, the hub cache, else a download with byte progress.
 
-Called by the supervisor before any worker starts.
+Called by the child that fetches, before any worker starts.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from mstar_core.errors import WeightsError
-from mstar_core.plugin import ModelSpec, WeightRef
+from mstar_core.plugin import WeightRef
 from mstar_core.plugin.model import WeightProgress
 from mstar_orpheus.checkpoint import CONFIG, Checkpoint, verify, weight_files
 from mstar_orpheus.hub import Hub, HuggingFace
+from mstar_orpheus.plugin import ORPHEUS
 
 LM_TEXT_FILES: Final = (
     CONFIG,
@@ -38,23 +39,22 @@ _WAYS: Final = (
 
 
 def resolve_weights(
-    spec: ModelSpec,
-    *,
-    weights: Path | None = None,
+    folder: Path | None = None,
     cache_dir: Path | None = None,
     progress: WeightProgress | None = None,
+    *,
     hub: Hub | None = None,
 ) -> Path:
     """The folder of a complete checkpoint.
 
-    weights: the operator's folder, taken as it is. cache_dir: hub cache in place of the default. progress: called
-    with (bytes so far, total bytes, file) while something is downloaded. Raises WeightsError naming the missing or
-    damaged file, where it was looked for, and what to try.
+    folder: the operator's own, taken as it is. cache_dir: hub cache in place of the default. progress: called with
+    (bytes so far, total bytes, file) while something is downloaded. Raises WeightsError naming the missing or damaged
+    file, where it was looked for, and what to try.
     """
-    if weights is not None:
-        return checked(weights)
+    if folder is not None:
+        return checked(folder)
     source = hub or HuggingFace(cache_dir)
-    parts = {name: _part(name, ref, source, progress) for name, ref in spec.weights.items()}
+    parts = {name: _part(name, ref, source, progress) for name, ref in ORPHEUS.weights.items()}
     return _assembled(parts["lm"], parts["snac"], source.cache)
 
 
