@@ -16,6 +16,7 @@ MstarError                 title, detail, hint, exit_code, status, code
 ├─ EngineError             node; one request failed          500
 ├─ StartError              phase, log
 ├─ Unreachable             deployment does not answer
+├─ Refused                 the peer may not do this          403
 ├─ Unavailable             starting, draining                503
 │  └─ WorkerLost           rank, cause                       503
 ├─ WeightsError            file, where it looked
@@ -201,6 +202,14 @@ class Unreachable(MstarError):
     exit_code = ExitCode.UNREACHABLE
     status = 503
     code = "unreachable"
+
+
+class Refused(MstarError):
+    """The deployment belongs to another user, or may only be read."""
+
+    exit_code = ExitCode.REFUSED
+    status = 403
+    code = "refused"
 
 
 class Unavailable(MstarError):

@@ -33,6 +33,12 @@ class Verb:
 # Verbs that print life-cycle data live in commands/NAME.py; help is the first line of the target's docstring.
 DEPLOYMENTS, MODELS, TOOLS = "Deployments", "Models and configuration", "Tools"
 VERBS: tuple[Verb, ...] = (
+    Verb("up", "mstarctl.commands.up:up", "Start a deployment.", DEPLOYMENTS),
+    Verb("down", "mstarctl.commands.down:down", "Drain a deployment, then stop it.", DEPLOYMENTS),
+    Verb("restart", "mstarctl.commands.restart:restart", "Restart a deployment's processes.", DEPLOYMENTS),
+    Verb("drain", "mstarctl.commands.drain:drain", "Stop taking new requests; those in flight go on.", DEPLOYMENTS),
+    Verb("resume", "mstarctl.commands.resume:resume", "Take new requests again after a drain.", DEPLOYMENTS),
+    Verb("ps", "mstarctl.commands.ps:ps", "List the deployments of this host.", DEPLOYMENTS),
     Verb("models", "mstarctl.commands.models:app", "List, show and draw the models of the installed plugins.", MODELS),
     Verb("config", "mstarctl.commands.config:app", "Check, show and explain deployment files.", MODELS),
     Verb("plugins", "mstarctl.commands.plugins:app", "List, check and start plugins.", MODELS),

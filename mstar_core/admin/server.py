@@ -32,7 +32,7 @@ class Deployment(view.DeploymentView, Protocol):
 
     events: Any
 
-    def stop(self, *, now: bool = False, reason: str = "") -> None: ...
+    def stop(self, *, now: bool = False, reason: str = "", grace_s: float | None = None) -> None: ...
 
     def drain(self, reason: str = "") -> None: ...
 
@@ -111,7 +111,8 @@ class AdminServer:
         d = self._deployment
         match verb:
             case "stop":
-                d.stop(now=request.args.get("now") == "1", reason="asked to stop")
+                grace = _number(request, "grace", -1) if "grace" in request.args else None
+                d.stop(now=request.args.get("now") == "1", reason="asked to stop", grace_s=grace)
             case "drain":
                 d.drain("asked to drain")
             case "resume":

@@ -33,11 +33,15 @@ class DeploymentView(Protocol):
     started_at: float
     ready_s: float | None
     restarts: int
+    fetch_s: float
     last_cause: dict[str, Any] | None
     values: dict[str, float]
 
     @property
     def children(self) -> Any: ...
+
+    @property
+    def is_drained(self) -> bool: ...
 
 
 def deployment(view: DeploymentView) -> dict[str, Any]:
@@ -56,13 +60,24 @@ def deployment(view: DeploymentView) -> dict[str, Any]:
         "started_at": view.started_at,
         "age_s": round(time.monotonic() - view.started, 3),
         "ready_s": view.ready_s,
+        "phases_s": phases(view),
         "ranks": len(spec.plan.ranks),
         "restarts": view.restarts,
+        "is_drained": view.is_drained,
         "log_dir": spec.log_dir,
         "config": spec.config_file,
         "cause": view.last_cause,
         "versions": spec.versions,
     }
+
+
+def phases(view: DeploymentView) -> dict[str, float]:
+    """Seconds of each start-up phase: of the process that took longest in it."""
+    longest = {"fetch": view.fetch_s} if view.fetch_s else {}
+    for child in view.children.values():
+        for name, seconds in child.phases_s.items():
+            longest[name] = max(longest.get(name, 0.0), seconds)
+    return {name: round(seconds, 3) for name, seconds in longest.items()}
 
 
 def children(view: DeploymentView) -> list[dict[str, Any]]:

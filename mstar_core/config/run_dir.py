@@ -135,15 +135,25 @@ class RunDirectory:
         fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self._is_lock(fd):  # whoever ended between the two lines took the directory away
+                raise BlockingIOError
         except BlockingIOError:
             os.close(fd)
-            pid = self.lock.read_text().strip() or "unknown"
-            raise ConfigError(
-                f"deployment {self.name!r} is already running", f"pid {pid}", f"stop it with: mstarctl down {self.name}", key="name"
-            ) from None
+            raise self.running_error(self.holder() or 0) from None
         os.ftruncate(fd, 0)
         os.write(fd, str(os.getpid()).encode())
         return fd
+
+    def running_error(self, pid: int) -> ConfigError:
+        """What a second start of this name is told. pid: 0 when it is not known."""
+        detail = f"pid {pid}" if pid else "its pid is not known"
+        return ConfigError(f"deployment {self.name!r} is already running", detail, f"stop it with: mstarctl down {self.name}", key="name")
+
+    def _is_lock(self, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), self.lock.stat())
+        except FileNotFoundError:
+            return False
 
     def clean(self) -> None:
         """Remove what an earlier start left behind. Only under the lock."""
@@ -153,8 +163,13 @@ class RunDirectory:
         self.admin_socket.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove everything but the lock file's inode, which others may be waiting on. Only under the lock."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove everything. Only under the lock. Moved away first, so that the next start never shares a half-removed one."""
+        ended = self.path.with_name(f".{self.name}.ended-{os.getpid()}")
+        try:
+            self.path.rename(ended)
+        except OSError:
+            ended = self.path
+        shutil.rmtree(ended, ignore_errors=True)
 
 
 def deployments() -> Iterator[RunDirectory]:
@@ -163,7 +178,7 @@ def deployments() -> Iterator[RunDirectory]:
     if not root.is_dir():
         return
     for path in sorted(root.iterdir()):
-        if (path / "spec.json").is_file():
+        if not path.name.startswith(".") and (path / "spec.json").is_file():
             yield RunDirectory(path)
 
 
@@ -177,7 +192,8 @@ def find(name: str | None) -> RunDirectory:
         title = "no deployment is running" if not live else f"{len(live)} deployments are running"
         raise NotFound(title, hint=hint, kind="deployment", name="")
     if name not in live:
-        raise NotFound(f"no deployment {name!r} is running", hint=did_you_mean(name, live), kind="deployment", name=name)
+        hint = did_you_mean(name, live) if live else "start one with: mstarctl up MODEL"
+        raise NotFound(f"no deployment {name!r} is running", hint=hint, kind="deployment", name=name)
     return live[name]
 
 

@@ -16,6 +16,7 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.run_dir import RunDirectory
 from mstar_core.supervisor.log_file import LINE_LIMIT, LogFile, pump
 
+LAST_WORDS_S = 1.0
 PARENT_PATH = os.pathsep.join(p for p in sys.path if p)
 
 
@@ -28,6 +29,18 @@ class ChildKind:
     arguments: tuple[str, ...] = ()
 
 
+class ChildProtocol(asyncio.subprocess.SubprocessStreamProtocol):
+    """Tells the exit when it happens. asyncio's own wait also waits for whoever else holds the output pipe open."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit=LINE_LIMIT, loop=loop)
+        self.exited = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.exited.set()
+
+
 @dataclass(slots=True)
 class Child:
     """A child's present incarnation. State words: spawned, known, ready, ended."""
@@ -36,6 +49,7 @@ class Child:
     log: LogFile
     incarnation: int = 0
     process: asyncio.subprocess.Process | None = None
+    exited: asyncio.Event = field(default_factory=asyncio.Event)
     state: str = "ended"
     endpoint: str = ""
     fd_endpoint: str = ""
@@ -52,6 +66,7 @@ class Child:
     phases_s: dict[str, float] = field(default_factory=dict)
     restarts: list[float] = field(default_factory=list)
     ending: bool = False
+    renewing: bool = False
 
     @property
     def name(self) -> str:
@@ -76,24 +91,32 @@ class Child:
             sys.executable, "-m", self.kind.module, str(run.spec),
             "--incarnation", str(self.incarnation), "--supervisor", supervisor, *self.kind.arguments,
         ]  # fmt: skip
-        self.process = await asyncio.create_subprocess_exec(
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.subprocess_exec(
+            lambda: ChildProtocol(loop),
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            limit=LINE_LIMIT,
             start_new_session=True,
             env=child_environment(spec),
             cwd="/",
         )
+        self.process, self.exited = asyncio.subprocess.Process(transport, protocol, loop), protocol.exited
 
     async def watch(self) -> int:
-        """Pump its output and return its exit status (negative: signal) when it has ended."""
+        """Pump its output and return its exit status (negative: signal) when it has ended with all that it started."""
         process = self.process
         if process is None or process.stdout is None:
             return 0
-        await pump(process.stdout, self.log)
-        return await process.wait()
+        pumping = asyncio.ensure_future(pump(process.stdout, self.log))
+        try:
+            await self.exited.wait()
+            self.signal(signal.SIGKILL)  # what it started is of no use without it, and would hold the pipe open
+            await asyncio.wait((pumping,), timeout=LAST_WORDS_S)
+        finally:
+            pumping.cancel()
+        return process.returncode or 0
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to its whole process group. A group that is gone is fine."""
@@ -123,7 +146,7 @@ def death_record(child: Child, run: RunDirectory, status: int) -> dict[str, Any]
     with suppress(OSError, ValueError):
         record = json.loads(path.read_text())
         if isinstance(record, dict) and record.get("pid") == child.pid:
-            return {**record, "status": status, "log": str(child.log.path)}
+            return {**record, "status": status, "phase": child.phase, "log": str(child.log.path)}
     return {
         "name": child.name,
         "pid": child.pid,
@@ -135,6 +158,7 @@ def death_record(child: Child, run: RunDirectory, status: int) -> dict[str, Any]
         "detail": _last_words(child.log),
         "hint": _status_hint(status),
         "status": status,
+        "phase": child.phase,
         "log": str(child.log.path),
     }
 

@@ -16,12 +16,13 @@ import zmq
 
 from mstar_core.admin.server import AdminServer, bind_admin
 from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.ports import check_port
 from mstar_core.config.run_dir import RunDirectory
-from mstar_core.errors import ExitCode, MstarError, StartError
+from mstar_core.errors import ExitCode, MstarError
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.logs import start_logging
 from mstar_core.supervisor.outcome import outcome, write_outcome
-from mstar_core.supervisor.supervisor import Supervisor
+from mstar_core.supervisor.supervisor import Kinds, Supervisor, child_kinds, write_spec
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 
 log = logging.getLogger(__name__)
@@ -29,32 +30,45 @@ log = logging.getLogger(__name__)
 NAME = "supervisor"
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Entry point: `python -m mstar_core.supervisor SPEC`. Exits with the deployment's code."""
+def main(argv: list[str] | None = None, kinds: Kinds = child_kinds) -> None:
+    """Entry point: `python -m mstar_core.supervisor SPEC`. Exits with the deployment's code.
+
+    SPEC: the file that `up` wrote for this start; removed once read (it may hold keys). kinds: what children run.
+    """
     parser = argparse.ArgumentParser(prog="mstar_core.supervisor")
     parser.add_argument("spec", type=Path)
     args = parser.parse_args(argv)
     spec = DeploymentSpec.load(args.spec)
+    run = RunDirectory(Path(spec.run_dir))
+    if args.spec.resolve() != run.spec.resolve():
+        args.spec.unlink(missing_ok=True)
     log_dir = Path(spec.log_dir)
     with (log_dir / "supervisor.log").open("a") as file:
         start_logging(NAME, spec.log_level, secrets=spec.api.api_keys, stream=file)
-        run = RunDirectory(Path(spec.run_dir))
-        code, record = _serve(spec, run)
-        write_outcome(log_dir, record)
+        code, record = _serve(spec, run, kinds)
+        write_outcome(log_dir, {**identity(spec), **record})
     sys.exit(int(code))
 
 
-def _serve(spec: DeploymentSpec, run: RunDirectory) -> tuple[ExitCode, dict[str, object]]:
+def identity(spec: DeploymentSpec) -> dict[str, object]:
+    """What is still worth knowing of a deployment once it has ended."""
+    return {
+        "name": spec.name, "model": spec.model, "weights": spec.weights_source, "ranks": len(spec.plan.ranks),
+        "host": spec.api.host, "port": spec.api.port, "config": spec.config_file, "ended_at": round(time.time(), 3),
+    }  # fmt: skip
+
+
+def _serve(spec: DeploymentSpec, run: RunDirectory, kinds: Kinds) -> tuple[ExitCode, dict[str, object]]:
     try:
         lock = run.acquire()
     except MstarError as error:
         return error.exit_code, _failed(error)
     try:
         run.clean()
-        run.spec.write_bytes(spec.encode())
+        write_spec(run, spec)
         check_port(spec.api.host, spec.api.port)
         admin = bind_admin(run.admin_socket)
-        return asyncio.run(_run(spec, run, admin))
+        return asyncio.run(_run(spec, run, admin, kinds))
     except MstarError as error:
         log.error("%s", error)
         return ExitCode.START_FAILED if error.exit_code is ExitCode.INTERNAL else error.exit_code, _failed(error)
@@ -69,7 +83,9 @@ def _failed(error: MstarError) -> dict[str, object]:
     return outcome([record], error.exit_code, error.title)
 
 
-async def _run(spec: DeploymentSpec, run: RunDirectory, admin: socket.socket) -> tuple[ExitCode, dict[str, object]]:
+async def _run(
+    spec: DeploymentSpec, run: RunDirectory, admin: socket.socket, kinds: Kinds
+) -> tuple[ExitCode, dict[str, object]]:
     loop = asyncio.get_running_loop()
     codec = WireCodec(NAME, 0)
     endpoint = mailbox_endpoint(run.ipc, NAME, 0)
@@ -78,7 +94,7 @@ async def _run(spec: DeploymentSpec, run: RunDirectory, admin: socket.socket) ->
         Courier[Message](context, codec) as courier,
         Mailbox[Envelope](context, endpoint, codec) as mailbox,
     ):
-        supervisor = Supervisor(spec, run, courier, endpoint)
+        supervisor = Supervisor(spec, run, courier, endpoint, kinds)
         courier.attach(loop)
         mailbox.attach(loop, supervisor.on_batch)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,17 +108,3 @@ async def _run(spec: DeploymentSpec, run: RunDirectory, admin: socket.socket) ->
             mailbox.detach()
             courier.detach()
         return code, supervisor.record()
-
-
-def check_port(host: str, port: int) -> None:
-    """Raises StartError when the api's port is taken, before anything is loaded."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise StartError(
-                f"port {port} on {host} cannot be used", error.strerror or str(error), "free it or choose another with --port",
-                phase="plan", code="port_in_use",
-            ) from error  # fmt: skip

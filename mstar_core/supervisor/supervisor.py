@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,7 @@ import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.run_dir import RunDirectory
-from mstar_core.errors import ExitCode, MstarError
+from mstar_core.errors import ExitCode, MstarError, Unavailable
 from mstar_core.messages.life import (
     Beat,
     Drain,
@@ -53,17 +54,30 @@ FETCH: Final = ChildKind(name="weights", module="mstar_core.worker.fetch")
 FETCHED: Final = "weights.folder"
 
 
+Kinds = Callable[[DeploymentSpec], Sequence[ChildKind]]
+
+
 def child_kinds(spec: DeploymentSpec) -> list[ChildKind]:
-    """The processes of a deployment: one conductor, one worker a rank, one api."""
+    """The processes of a deployment: first the one that finds the weights and ends, then those that stay."""
     workers = [
         ChildKind(name=f"worker-{r.rank}", module="mstar_core.worker", arguments=("--rank", str(r.rank)))
         for r in spec.plan.ranks
     ]
     return [
+        FETCH,
         ChildKind(name="conductor", module="mstar_core.conductor"),
         *workers,
         ChildKind(name="api", module="mstar_core.api"),
     ]
+
+
+def write_spec(run: RunDirectory, spec: DeploymentSpec) -> None:
+    """Write spec.json for the owner alone: it may hold API keys."""
+    part = run.spec.with_suffix(".part")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(spec.encode())
+    part.replace(run.spec)
 
 
 class Supervisor:
@@ -72,7 +86,9 @@ class Supervisor:
     state: starting, ready, degraded, draining, stopping, failed or unhealthy.
     """
 
-    def __init__(self, spec: DeploymentSpec, run: RunDirectory, courier: Courier[Message], endpoint: str) -> None:
+    def __init__(
+        self, spec: DeploymentSpec, run: RunDirectory, courier: Courier[Message], endpoint: str, kinds: Kinds = child_kinds
+    ) -> None:
         self.spec = spec
         self.run_dir = run
         self.state = "starting"
@@ -87,6 +103,9 @@ class Supervisor:
         self.children: dict[str, Child] = {}
         self.exit_code = ExitCode.DONE
         self.restarts = 0
+        self.fetch_s = 0.0
+        self._kinds = kinds
+        self._stop_asked = False
         self._courier = courier
         self._endpoint = endpoint
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,9 +120,10 @@ class Supervisor:
         self.events.add("deployment.starting", ranks=len(self.spec.plan.ranks), model=self.spec.model)
         self._task(self._ping_forever())
         self._task(self._watch_progress())
-        await self._fetch_weights()
+        fetch, *kinds = self._kinds(self.spec)
+        await self._fetch_weights(fetch)
         if not self._ended.is_set():
-            for kind in child_kinds(self.spec):
+            for kind in kinds:
                 child = self._adopt(kind)
                 await self._spawn(child)
         await self._ended.wait()
@@ -115,13 +135,14 @@ class Supervisor:
             child.log.close()
         return self.exit_code
 
-    def stop(self, *, now: bool = False, reason: str = "asked to stop") -> None:
-        """Drain and end; with `now`, or when called again, end at once."""
-        if self.state in ("draining", "stopping") or now or self.state in ("failed", "starting", "unhealthy"):
+    def stop(self, *, now: bool = False, reason: str = "asked to stop", grace_s: float | None = None) -> None:
+        """Drain and end; with `now`, or when called again, end at once. grace_s: most seconds of the drain."""
+        if self._stop_asked or now or self.state in ("failed", "starting", "unhealthy"):
             self._end(ExitCode.DONE if self.state != "failed" else self.exit_code, reason)
             return
+        self._stop_asked = True
         self.drain(reason)
-        self._task(self._stop_when_drained(reason))
+        self._task(self._stop_when_drained(reason, self.spec.drain_timeout_s if grace_s is None else grace_s))
 
     def drain(self, reason: str = "asked to drain") -> None:
         """Refuse new requests; those in flight go on."""
@@ -132,22 +153,48 @@ class Supervisor:
 
     def resume(self) -> None:
         """Take requests again after a drain."""
-        if self.state == "draining":
+        if self.state == "draining" and not self._stop_asked:
             self._send("api", Drain(on=False))
-            self._set_state("ready")
+            is_whole = all(child.state == "ready" for child in self.children.values())
+            self._set_state("ready" if is_whole else "degraded", "" if is_whole else cause_sentence(self.last_cause or {}))
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the api said since the last drain that no request is left."""
+        return self._drained.is_set()
 
     def ask_restart(self) -> None:
-        """End every worker and the conductor; they come back one after another by the usual restart."""
-        for child in self.children.values():
-            if child.name != "api" and child.is_running:
-                child.restarts.clear()
-                child.signal(signal.SIGTERM)
+        """Drain, then end every process and start it anew. A deployment that is draining or ending refuses."""
+        if self.state not in ("ready", "degraded", "unhealthy"):
+            raise Unavailable(f"the deployment is {self.state}", hint="wait, or mstarctl down", code="not_ready")
+        self._task(self._restart_all())
 
-    async def _stop_when_drained(self, reason: str) -> None:
+    async def _restart_all(self) -> None:
+        if self.state != "unhealthy":
+            self.drain("restarting")
+            await self._wait_drained(self.spec.drain_timeout_s)
+        if self._ended.is_set() or self._stop_asked:
+            return
+        self.restarts += 1
+        self._set_state("degraded", "restarting")
+        for child in self.children.values():
+            child.restarts.clear()
+            if child.is_running:
+                child.renewing = True
+                self._send(child.name, Stop(reason="restarting"))
+                child.signal(signal.SIGTERM)
+            else:
+                self._task(self._spawn(child))
+
+    async def _wait_drained(self, limit_s: float) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._drained.wait(), self.spec.drain_timeout_s)
+            await asyncio.wait_for(self._drained.wait(), limit_s)
         if not self._drained.is_set():
-            self.events.add("deployment.cut", why=f"drain took longer than {self.spec.drain_timeout_s:g} s")
+            left = int(self.values.get("conductor.in_flight", 0))
+            self.events.add("deployment.cut", requests=left, why=f"drain took longer than {limit_s:g} s")
+
+    async def _stop_when_drained(self, reason: str, limit_s: float) -> None:
+        await self._wait_drained(limit_s)
         self._end(ExitCode.DONE, reason)
 
     def _end(self, code: ExitCode, reason: str) -> None:
@@ -169,9 +216,9 @@ class Supervisor:
         self.children[kind.name] = child
         return child
 
-    async def _fetch_weights(self) -> None:
+    async def _fetch_weights(self, kind: ChildKind) -> None:
         """Let a child of its own find, make or download the checkpoint, and write its folder into the spec."""
-        child = self._adopt(FETCH)
+        child = self._adopt(kind)
         await child.spawn(self.spec, self.run_dir, self._endpoint)
         self.events.add("child.spawned", child=child.name, pid=child.pid, incarnation=child.incarnation)
         watching = asyncio.ensure_future(child.watch())
@@ -189,7 +236,8 @@ class Supervisor:
             return
         folder = (self.run_dir.path / FETCHED).read_text()
         self.spec = msgspec.structs.replace(self.spec, folder=folder)
-        self.run_dir.spec.write_bytes(self.spec.encode())
+        write_spec(self.run_dir, self.spec)
+        self.fetch_s = time.monotonic() - child.started
         child.log.close()
         del self.children[child.name]
 
@@ -209,18 +257,26 @@ class Supervisor:
         child.state = "ended"
         if self._ended.is_set() or child.ending:
             return
+        if child.renewing:
+            child.renewing = False
+            self._part(child, "it is being restarted")
+            await self._spawn(child)
+            return
         record = death_record(child, self.run_dir, status)
         self.deaths.append(record)
         self.last_cause = record
         self.events.add("child.died", child=child.name, status=status, cause=record["message"], phase=child.phase)
-        self._broadcast(PeerDown(name=child.name, incarnation=child.incarnation, cause=cause_sentence(record)), child.name)
-        self._courier.disconnect(child.name, child.incarnation)
+        self._part(child, cause_sentence(record))
         if self.state == "starting" and was != "ready":
             # Others may die of the same cause a moment later or earlier: the record that is oldest is the cause.
             await asyncio.sleep(CAUSE_WAIT_S)
             self._fail(record)
         else:
             await self._restart(child, record)
+
+    def _part(self, child: Child, cause: str) -> None:
+        self._broadcast(PeerDown(name=child.name, incarnation=child.incarnation, cause=cause), child.name)
+        self._courier.disconnect(child.name, child.incarnation)
 
     async def _restart(self, child: Child, record: dict[str, Any]) -> None:
         now = time.monotonic()
@@ -243,9 +299,10 @@ class Supervisor:
             return
         if record not in self.deaths:
             self.deaths.append(record)
-        self._set_state("failed", cause_sentence(record))
-        code = ExitCode.TIMED_OUT if record.get("code") == "stalled" else ExitCode.START_FAILED
-        self._end(code, cause_sentence(record))
+        first = min(self.deaths, key=lambda death: float(death.get("monotonic", 0.0)))
+        self.last_cause = first
+        self._set_state("failed", cause_sentence(first))
+        self._end(exit_code_of(first), cause_sentence(first))
 
     async def _end_children(self) -> None:
         running = [child for child in self.children.values() if child.is_running]
@@ -253,7 +310,7 @@ class Supervisor:
             child.ending = True
             self._send(child.name, Stop(reason=self.reason))
             child.signal(signal.SIGTERM)
-        waits = [asyncio.create_task(child.process.wait()) for child in running if child.process is not None]
+        waits = [asyncio.create_task(child.exited.wait()) for child in running]
         if waits:
             _, late = await asyncio.wait(waits, timeout=STOP_S)
             for child in running:
@@ -302,10 +359,10 @@ class Supervisor:
                 log.warning("%s sent an unexpected %s", child.name, type(message).__name__)
 
     def _introduce(self, child: Child, hello: Hello) -> None:
+        first = not child.endpoint
         self._courier.connect(child.name, hello.endpoint, hello.incarnation)
         child.endpoint, child.fd_endpoint = hello.endpoint, hello.fd_endpoint
-        first = child.state == "spawned"
-        if first:
+        if child.state == "spawned":
             child.state = "known"
         up = self._peer_up(child)
         self._send(child.name, up)
@@ -319,6 +376,8 @@ class Supervisor:
                 self._send(child.name, PeerReady(name=other.name, incarnation=other.incarnation, facts=other.facts))
         if child.name == "api":
             self._tell_api()
+        if first and child.phase == "ready":
+            self._became_ready(child)
 
     def _peer_up(self, child: Child) -> PeerUp:
         return PeerUp(name=child.name, incarnation=child.incarnation, endpoint=child.endpoint, fd_endpoint=child.fd_endpoint)
@@ -332,12 +391,16 @@ class Supervisor:
         if new:
             self.events.add("phase", child=child.name, phase=phase.phase, total=phase.total, detail=phase.detail)
         if phase.phase == "ready":
-            child.state = "ready"
             child.facts = phase.facts
-            self._broadcast(PeerReady(name=child.name, incarnation=child.incarnation, facts=phase.facts), child.name)
-            self._maybe_ready()
+            if child.endpoint:  # a child that has not said hello yet cannot be spoken to: it becomes ready with its hello
+                self._became_ready(child)
         elif self.state == "starting" and new:
             self._tell_api()
+
+    def _became_ready(self, child: Child) -> None:
+        child.state = "ready"
+        self._broadcast(PeerReady(name=child.name, incarnation=child.incarnation, facts=child.facts), child.name)
+        self._maybe_ready()
 
     def _maybe_ready(self) -> None:
         if self.state not in ("starting", "degraded") or any(c.state != "ready" for c in self.children.values()):
@@ -369,7 +432,7 @@ class Supervisor:
 
     async def _check_hang(self, child: Child, now: float) -> None:
         silent = now - child.last_beat
-        stuck = now - child.last_step_change
+        stuck = now - child.last_step_change if child.name.startswith("worker-") else 0.0  # only workers take steps
         if silent <= self.spec.hang_s and stuck <= self.spec.hang_s:
             return
         why = f"no sign of life for {silent:.0f} s" if silent > self.spec.hang_s else f"work is ready but no step ran for {stuck:.0f} s"
@@ -428,6 +491,13 @@ class Supervisor:
         if not task.cancelled() and task.exception() is not None:
             log.error("a task of the supervisor failed", exc_info=task.exception())
             self._end(ExitCode.INTERNAL, "the supervisor failed; see its log")
+
+
+def exit_code_of(record: dict[str, Any]) -> ExitCode:
+    """The exit code of a start that failed of this: a stall, a wrong input, anything else."""
+    if record.get("code") == "stalled":
+        return ExitCode.TIMED_OUT
+    return ExitCode.INVALID if record.get("status") == ExitCode.INVALID else ExitCode.START_FAILED
 
 
 def cause_sentence(record: dict[str, Any]) -> str:

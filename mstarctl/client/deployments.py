@@ -1,0 +1,132 @@
+"""Deployments of this host as commands see them: running, stale, or ended with a cause. Read from folders and sockets."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from mstar_core.config.run_dir import RunDirectory, check_name, deployments, state_root
+from mstar_core.errors import ExitCode, NotFound, Unreachable, did_you_mean
+from mstarctl.client.admin import AdminClient
+
+OUTCOME: Final = "outcome.json"
+REMEMBERED_S: Final = 24 * 3600.0
+"""How long `ps` lists a failed deployment that was not started again."""
+
+ANSWER_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """One deployment. snapshot: what its supervisor says, when it runs; outcome: how its last start ended, else."""
+
+    name: str
+    state: str
+    run: RunDirectory
+    pid: int | None = None
+    snapshot: dict[str, Any] = field(default_factory=dict)
+    outcome: dict[str, Any] = field(default_factory=dict)
+    log_dir: Path | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.pid is not None
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """The deployment's part of the snapshot."""
+        found: dict[str, Any] = self.snapshot.get("deployment", {})
+        return found
+
+    @property
+    def children(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.snapshot.get("children", [])
+        return found
+
+    @property
+    def cause(self) -> dict[str, Any] | None:
+        """Why it is not well, if it is not."""
+        found = self.head.get("cause") if self.is_running else self.outcome.get("cause")
+        return found if isinstance(found, dict) else None
+
+
+def known_deployments() -> list[Known]:
+    """Running and stale deployments, and those whose last start failed within a day. By name."""
+    found = {run.name: known(run) for run in deployments()}
+    for name in _logged_names():
+        if name not in found:
+            last = last_start(name)
+            if last is not None and last.state == "failed" and time.time() - _ended_at(last) < REMEMBERED_S:
+                found[name] = last
+    return [found[name] for name in sorted(found)]
+
+
+def find_known(name: str) -> Known:
+    """The deployment called `name`, also when it has ended. Raises NotFound with the nearest name."""
+    run = RunDirectory.of(name)
+    if run.spec.is_file():
+        return known(run)
+    last = last_start(name)
+    if last is None:
+        names = {run.name for run in deployments()} | set(_logged_names())
+        raise NotFound(f"no deployment {name!r}", hint=did_you_mean(name, names), kind="deployment", name=name)
+    return last
+
+
+def known(run: RunDirectory) -> Known:
+    """What is known of a run directory. Never raises for a supervisor that does not answer: that is a state."""
+    pid = run.holder()
+    if pid is None:
+        return Known(name=run.name, state="stale", run=run)
+    try:
+        with AdminClient.of(run, ANSWER_S) as admin:
+            snapshot = admin.snapshot()
+    except Unreachable:
+        return Known(name=run.name, state="silent", run=run, pid=pid)
+    head = snapshot["deployment"]
+    return Known(name=run.name, state=str(head["state"]), run=run, pid=pid, snapshot=snapshot, log_dir=Path(head["log_dir"]))
+
+
+def last_start(name: str) -> Known | None:
+    """The last start of a deployment that does not run, None when there was none."""
+    folder = last_log_dir(name)
+    if folder is None:
+        return None
+    outcome = read_outcome(folder)
+    if outcome is None:  # nobody was left to write it
+        outcome = {"name": name, "exit_code": int(ExitCode.INTERNAL), "reason": "its supervisor was killed", "cause": None}
+    state = "stopped" if outcome.get("exit_code") == ExitCode.DONE else "failed"
+    return Known(name=name, state=state, run=RunDirectory.of(name), outcome=outcome, log_dir=folder)
+
+
+def last_log_dir(name: str) -> Path | None:
+    """The log folder of the newest start called `name`."""
+    root = state_root() / check_name(name)
+    folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    return folders[-1] if folders else None
+
+
+def read_outcome(folder: Path) -> dict[str, Any] | None:
+    """How the start of that log folder ended; None while it runs, or when nobody wrote it."""
+    try:
+        found = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _logged_names() -> Iterator[str]:
+    root = state_root()
+    if root.is_dir():
+        yield from sorted(path.name for path in root.iterdir() if path.is_dir() and any(path.glob("*/supervisor.log")))
+
+
+def _ended_at(item: Known) -> float:
+    stated = item.outcome.get("ended_at")
+    if isinstance(stated, int | float):
+        return float(stated)
+    return item.log_dir.stat().st_mtime if item.log_dir is not None else 0.0

@@ -1,0 +1,117 @@
+"""Lines of a deployment's logs, from the socket while it runs and from the log folder after it. Pure but for reading."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from mstar_core.errors import NotFound, UsageError, did_you_mean
+
+LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+_ALIASES: Final = {"warn": "warning", "err": "error", "fatal": "critical"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line. facts: the JSON object that a child wrote, empty for plain text (a native library, a traceback)."""
+
+    source: str
+    text: str
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, source: str, text: str) -> LogLine:
+        try:
+            facts = json.loads(text)
+        except ValueError:
+            facts = {}
+        return cls(source=source, text=text, facts=facts if isinstance(facts, dict) else {})
+
+    @property
+    def level(self) -> str:
+        return str(self.facts.get("level", "")).lower()
+
+    @property
+    def time(self) -> str:
+        return str(self.facts.get("time", ""))
+
+    @property
+    def message(self) -> str:
+        return str(self.facts.get("message", self.text)) if self.facts else self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogQuery:
+    """Which lines are wanted. level: the least; plain text has none and passes only without it."""
+
+    source: str = ""
+    level: str = ""
+    pattern: re.Pattern[str] | None = None
+    request: str = ""
+
+    @classmethod
+    def of(cls, *, source: str = "", level: str = "", grep: str = "", request: str = "") -> LogQuery:
+        """Raises UsageError for an unknown level or a broken expression. `worker/1` means `worker-1`."""
+        word = _ALIASES.get(level.lower(), level.lower())
+        if word and word not in LEVELS:
+            raise UsageError(f"no log level {level!r}", hint=did_you_mean(word, LEVELS))
+        try:
+            pattern = re.compile(grep) if grep else None
+        except re.error as error:
+            raise UsageError(f"--grep {grep!r} is no regular expression", str(error)) from error
+        return cls(source=source.replace("/", "-"), level=word, pattern=pattern, request=request)
+
+    def takes(self, line: LogLine) -> bool:
+        """Whether the line is wanted."""
+        if self.source and line.source != self.source:
+            return False
+        if self.level and (line.level not in LEVELS or LEVELS.index(line.level) < LEVELS.index(self.level)):
+            return False
+        if self.request and line.facts.get("request") != self.request:
+            return False
+        return self.pattern is None or self.pattern.search(line.text) is not None
+
+
+def read_logs(folder: Path, query: LogQuery, tail: int) -> list[LogLine]:
+    """The last `tail` wanted lines of a log folder, in the order of their times. Raises NotFound for an unknown process."""
+    files = sorted(folder.glob("*.log"))
+    if query.source and query.source not in {path.stem for path in files}:
+        known = [path.stem for path in files]
+        raise NotFound(f"no process {query.source!r}", hint=did_you_mean(query.source, known), kind="process", name=query.source)
+    chosen = [path for path in files if query.source in ("", path.stem)]
+    kept = [(stamp, line) for path in chosen for stamp, line in deque(_dated(path, query), maxlen=tail)]
+    return [line for _, line in sorted(kept, key=lambda pair: pair[0])][-tail:] if tail else []
+
+
+def _dated(path: Path, query: LogQuery) -> Iterator[tuple[str, LogLine]]:
+    # Plain text has no time of its own: it stays behind the line that it followed.
+    stamp = ""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in parse_lines(path.stem, file):
+            stamp = line.time or stamp
+            if query.takes(line):
+                yield stamp, line
+
+
+def parse_lines(source: str, texts: Iterable[str]) -> Iterator[LogLine]:
+    """Lines of one process."""
+    return (LogLine.of(source, text.rstrip("\n")) for text in texts if text.strip())
+
+
+def place_of_last_error(path: Path) -> str:
+    """`PATH:LINE` of the last critical or error line of a log; of its last line when there is none."""
+    place, last = 0, 0
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for last, text in enumerate(file, start=1):
+                if '"level": "CRITICAL"' in text or '"level": "ERROR"' in text:
+                    place = last
+    except OSError:
+        return str(path)
+    number = place or last
+    return f"{path}:{number}" if number else str(path)

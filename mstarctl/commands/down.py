@@ -1,0 +1,101 @@
+"""`mstarctl down`: drain a deployment, stop it, and wait until its processes are gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+
+from mstar_core.config.run_dir import RunDirectory, deployments, find
+from mstar_core.errors import ExitCode, NotFound, Unreachable, UsageError
+from mstarctl.client import AdminClient
+from mstarctl.client.deployments import find_known
+from mstarctl.output import Printer, duration_text
+from mstarctl.output.durations import parse_duration
+
+END_S = 60.0
+"""Beyond the drain: two times the ten seconds that children get, and room for a busy host."""
+
+POLL_S = 0.1
+
+
+def down(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="may be left out when only one runs")] = None,
+    is_all: Annotated[bool, typer.Option("--all", help="every deployment of this host")] = False,
+    is_now: Annotated[bool, typer.Option("--now", help="do not wait for requests in flight")] = False,
+    grace: Annotated[str, typer.Option("--grace", metavar="TIME", help="most time for requests in flight")] = "30s",
+) -> None:
+    """Drain a deployment, then stop it."""
+    printer = Printer.of(ctx)
+    grace_s = 0.0 if is_now else parse_duration(grace, "--grace")
+    if is_all and name is not None:
+        raise UsageError("a NAME and --all exclude each other", hint="leave one of them out")
+    for run in _chosen(name, is_all, printer):
+        stop(run, printer, grace_s=grace_s, is_now=is_now)
+
+
+def _chosen(name: str | None, is_all: bool, printer: Printer) -> list[RunDirectory]:
+    if not is_all:
+        try:
+            return [find(name)]
+        except NotFound as missing:
+            raise _not_running(name, missing) from None
+    running = [run for run in deployments() if run.holder() is not None]
+    if not running:
+        printer.say("no deployment is running")
+        raise typer.Exit(ExitCode.NOT_FOUND)
+    return running
+
+
+def _not_running(name: str | None, missing: NotFound) -> NotFound:
+    """Say that there is nothing left to do when the deployment has ended, and nothing else when it never was."""
+    if name is None:
+        return missing
+    with suppress(NotFound):
+        known = find_known(name)
+        if not known.is_running:
+            return NotFound(f"{name} is not running: there is nothing to stop", f"its state is {known.state}", kind="deployment", name=name)
+    return missing
+
+
+def stop(run: RunDirectory, printer: Printer, *, grace_s: float, is_now: bool) -> None:
+    """Stop one deployment and wait for its end. Raises Unreachable when it does not end."""
+    pid = run.holder()
+    if pid is None:
+        return
+    begun = time.monotonic()
+    printer.say(f"{run.name}: {'stopping' if is_now else 'draining, then stopping'}")
+    try:
+        with AdminClient.of(run) as admin:
+            admin.act("stop", **({"now": 1} if is_now else {"grace": int(grace_s)}))
+    except Unreachable:  # a supervisor without an answer still takes a signal
+        if pid <= 0 or run.holder() != pid:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    wait_gone(run, pid, grace_s + END_S)
+    printer.say(f"{run.name} has stopped after {duration_text(time.monotonic() - begun)}")
+
+
+def wait_gone(run: RunDirectory, pid: int, limit_s: float) -> None:
+    """Return when the supervisor is gone; it goes last. Raises Unreachable after `limit_s`."""
+    until = time.monotonic() + limit_s
+    while _is_there(pid) and run.holder() in (pid, None):
+        if time.monotonic() > until:
+            hint = f"look: mstarctl logs {run.name} --from supervisor; end it: kill -9 {pid}"
+            raise Unreachable(f"{run.name} does not end", f"pid {pid} is still there after {limit_s:.0f} s", hint)
+        time.sleep(POLL_S)
+
+
+def _is_there(pid: int) -> bool:
+    """Whether the process lives; one that ended and was not collected by its parent does not."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False

@@ -1,0 +1,48 @@
+"""`mstarctl restart`: end every process of a deployment and start it anew, with the recorded spec and the same supervisor."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from mstar_core.config.run_dir import find
+from mstar_core.errors import StartError, Unreachable
+from mstarctl.client import AdminClient
+from mstarctl.output import Printer
+from mstarctl.start.progress import PlainView, SilentView, TerminalView
+
+POLL_S = 0.2
+
+
+def restart(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="may be left out when only one runs")] = None,
+    is_waiting: Annotated[bool, typer.Option("--wait/--no-wait", help="return when it is ready again")] = True,
+) -> None:
+    """Restart a deployment's processes."""
+    printer = Printer.of(ctx)
+    run = find(name)
+    with AdminClient.of(run) as admin:
+        before = admin.head()["restarts"]
+        admin.act("restart")
+        printer.say(f"{run.name}: draining, then restarting")
+        if not is_waiting:
+            return
+        view = SilentView() if printer.options.quiet else TerminalView(sys.stderr, shutil.get_terminal_size().columns) if sys.stderr.isatty() else PlainView(sys.stderr)
+        while True:
+            snapshot = admin.snapshot()
+            head = snapshot["deployment"]
+            if head["restarts"] > before:
+                view.show(snapshot)
+            if head["state"] == "ready" and head["restarts"] > before:
+                printer.say(f"{run.name} is ready")
+                return
+            if head["state"] in ("unhealthy", "failed"):
+                raise StartError(f"{run.name} did not come back", head["reason"], f"mstarctl logs {run.name}")
+            if head["state"] == "stopping":
+                raise Unreachable(f"{run.name} was stopped meanwhile", head["reason"])
+            time.sleep(POLL_S)

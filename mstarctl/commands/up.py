@@ -1,0 +1,326 @@
+"""`mstarctl up`: plan, start, show the start, and stay beside it or leave it running."""
+
+from __future__ import annotations
+
+import enum
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, Final
+
+import typer
+
+from mstar_core.errors import ConfigError, ExitCode, MstarError, Unreachable, UsageError, did_you_mean
+from mstarctl.client import AdminClient
+from mstarctl.client.deployments import read_outcome
+from mstarctl.output import Printer
+from mstarctl.output.durations import parse_duration
+from mstarctl.start.launch import Started, failure_of, launch, wait_end, wait_ready
+from mstarctl.start.plan import Planned, Wanted, make_planned
+from mstarctl.start.progress import PlainView, SilentView, TerminalView, View, ready_line
+
+LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+NOT_YET: Final = "is not part of this version"
+SHOWN_EVENTS: Final = (
+    "child.died", "child.restarting", "child.hangs", "child.stalled", "child.killed", "deployment.degraded",
+    "deployment.ready", "deployment.draining", "deployment.unhealthy", "deployment.cut", "deployment.stopping",
+)  # fmt: skip
+
+_PLACE, _RUN, _API, _TRANSFER = "Model and placement", "Running", "Api", "Transfers"
+
+
+class Device(enum.StrEnum):
+    """Where ranks compute."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def up(
+    ctx: typer.Context,
+    target: Annotated[str | None, typer.Argument(metavar="MODEL[:tiny]|FILE", help="a model, its embedded default checkpoint, or a file")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="a deployment file; with MODEL, both must agree", rich_help_panel=_PLACE)] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="put a value over the file's; may be repeated", rich_help_panel=_PLACE)] = None,
+    weights: Annotated[Path | None, typer.Option("--weights", metavar="DIR", help="read weights from here; nothing is downloaded", rich_help_panel=_PLACE)] = None,
+    cache_dir: Annotated[Path | None, typer.Option("--cache-dir", metavar="DIR", help="where weights are cached and downloaded to", rich_help_panel=_PLACE)] = None,
+    device: Annotated[Device | None, typer.Option("--device", help="default: cuda when a GPU is found, else cpu", rich_help_panel=_PLACE)] = None,
+    gpus: Annotated[str | None, typer.Option("--gpus", metavar="LIST", help="0,1 or auto:2; rank i gets the i-th", rich_help_panel=_PLACE)] = None,
+    name: Annotated[str | None, typer.Option("--name", help="name of the deployment; default: the model's", rich_help_panel=_RUN)] = None,
+    is_detached: Annotated[bool, typer.Option("-d", "--detach", help="leave it running and return", rich_help_panel=_RUN)] = False,
+    is_waiting: Annotated[bool, typer.Option("--wait/--no-wait", help="with -d: return when it is ready, or at once", rich_help_panel=_RUN)] = True,
+    is_dry: Annotated[bool, typer.Option("--dry-run", help="plan and check only; start nothing", rich_help_panel=_RUN)] = False,
+    stall: Annotated[str, typer.Option("--stall", metavar="TIME", help="no progress for so long is a failed start", rich_help_panel=_RUN)] = "120s",
+    log_level: Annotated[str, typer.Option("--log-level", help="DEBUG, INFO, WARNING or ERROR, for all processes", rich_help_panel=_RUN)] = "INFO",
+    run_root: Annotated[Path | None, typer.Option("--socket-path-prefix", metavar="DIR", help="folder of the run directory; other commands then need MSTAR_RUNTIME_DIR", rich_help_panel=_RUN)] = None,
+    host: Annotated[str | None, typer.Option("--host", help="address of the api; default 0.0.0.0", rich_help_panel=_API)] = None,
+    port: Annotated[int | None, typer.Option("--port", help="port of the api; default 8000", rich_help_panel=_API)] = None,
+    api_key: Annotated[list[str] | None, typer.Option("--api-key", help="ask clients for this key; may be repeated", rich_help_panel=_API)] = None,
+    api_key_file: Annotated[Path | None, typer.Option("--api-key-file", metavar="FILE", help="a file with one key a line", rich_help_panel=_API)] = None,
+    timeout: Annotated[str | None, typer.Option("--timeout", metavar="TIME", help="how long a request may live, queue included; default 600s", rich_help_panel=_API)] = None,
+    bind_when_ready: Annotated[bool, typer.Option("--bind-when-ready", help="listen only once the model is ready", rich_help_panel=_API)] = False,
+    strict_model: Annotated[bool, typer.Option("--strict-model", help="refuse requests that name another model", rich_help_panel=_API)] = False,
+    protocol: Annotated[str, typer.Option("--tensor-comm-protocol", help=f"SHM; TCP and RDMA: {NOT_YET.removeprefix('is ')}", rich_help_panel=_TRANSFER)] = "SHM",
+    mooncake_port: Annotated[int | None, typer.Option("--mooncake-port", help="accepted; SHM uses none", rich_help_panel=_TRANSFER)] = None,
+    transfer_device: Annotated[str | None, typer.Option("--tcp-transfer-device", help="accepted; SHM uses none", rich_help_panel=_TRANSFER)] = None,
+    upload_dir: Annotated[Path | None, typer.Option("--upload-dir", hidden=True)] = None,
+    nvtx: Annotated[bool, typer.Option("--enable-nvtx", hidden=True)] = False,
+    log_stats: Annotated[bool, typer.Option("--log-stats", hidden=True)] = False,
+    log_stats_file: Annotated[Path | None, typer.Option("--log-stats-file", hidden=True)] = None,
+    remote_media: Annotated[list[str] | None, typer.Option("--allow-remote-media", hidden=True)] = None,
+    admin_group: Annotated[str | None, typer.Option("--admin-group", hidden=True)] = None,
+    rust_frontend: Annotated[bool, typer.Option("--rust-frontend", hidden=True)] = False,
+    rust_frontend_bin: Annotated[str | None, typer.Option("--rust-frontend-bin", hidden=True)] = None,
+) -> None:  # fmt: skip
+    """Start a deployment."""
+    printer = Printer.of(ctx)
+    absent = {
+        "--upload-dir": upload_dir, "--enable-nvtx": nvtx, "--log-stats": log_stats, "--log-stats-file": log_stats_file,
+        "--allow-remote-media": remote_media, "--admin-group": admin_group,
+    }  # fmt: skip
+    refuse_absent(absent, has_rust=rust_frontend or rust_frontend_bin is not None)
+    wanted = Wanted(
+        target=target, config=config, name=name, host=host, port=port, gpus=gpus, device=device.value if device else None,
+        weights=weights, cache_dir=cache_dir, sets=tuple(sets or ()), api_keys=api_keys(api_key, api_key_file),
+        timeout_s=None if timeout is None else parse_duration(timeout, "--timeout"),
+        stall_s=parse_duration(stall, "--stall"), log_level=level_of(log_level), transport=protocol, run_root=run_root,
+        bind_when_ready=bind_when_ready, strict_model=strict_model, argv=tuple(sys.argv[1:]),
+    )  # fmt: skip
+    planned = make_planned(wanted)
+    for flag, value in (("--mooncake-port", mooncake_port), ("--tcp-transfer-device", transfer_device)):
+        if value is not None:
+            printer.warn(f"{flag} {value} has no effect: tensors move by shared memory (SHM)")
+    show_plan(planned, printer)
+    if is_dry:
+        show_dry(planned, printer)
+        return
+    started = launch(without_secrets(planned), planned.run)
+    if is_detached:
+        run_detached(started, planned, printer, is_waiting=is_waiting)
+    else:
+        run_attached(started, planned, printer)
+
+
+def refuse_absent(absent: dict[str, Any], *, has_rust: bool) -> None:
+    """Nothing is accepted without an effect. Raises UsageError naming the option."""
+    if has_rust:
+        raise UsageError("--rust-frontend does not exist here", "there is one front end, and it is always used", "leave it out")
+    for flag, value in absent.items():
+        if value:
+            raise UsageError(f"{flag} {NOT_YET}", hint="leave it out")
+
+
+def level_of(text: str) -> str:
+    """The log level in capitals. Raises UsageError."""
+    word = text.upper()
+    if word not in LEVELS:
+        raise UsageError(f"no log level {text!r}", hint=did_you_mean(word, LEVELS))
+    return word
+
+
+def api_keys(given: list[str] | None, file: Path | None) -> tuple[str, ...]:
+    """Keys of the command line and of the file, without blank lines. Raises ConfigError for a file that cannot be read."""
+    keys = list(given or [])
+    if file is not None:
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-key-file {file} cannot be read", str(error), key="api_key_file") from error
+        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not found:
+            raise ConfigError(f"--api-key-file {file} holds no key", hint="write one key a line", key="api_key_file")
+        keys += found
+    if any(not key.strip() for key in keys):
+        raise UsageError("an API key is empty", hint="give a key, or leave --api-key out")
+    return tuple(keys)
+
+
+def without_secrets(planned: Planned) -> Any:
+    """The spec with the command line as typed, keys hidden."""
+    import msgspec
+
+    keys = set(planned.spec.api.api_keys)
+    argv = tuple("[hidden]" if word in keys or any(word == f"--api-key={key}" for key in keys) else word for word in planned.spec.argv)
+    return msgspec.structs.replace(planned.spec, argv=argv)
+
+
+def show_plan(planned: Planned, printer: Printer) -> None:
+    """What will run where, and what the operator should know before it does."""
+    spec, model = planned.spec, planned.model
+    ranks = len(spec.plan.ranks)
+    counts = f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {len(model.nodes)} nodes, {planned.walk_count} walks"
+    printer.say(f"{spec.name}  plan ok: {counts}   ({planned.distribution}, {spec.config_file})")
+    printer.say(f"  device {', '.join(dict.fromkeys(r.device for r in spec.plan.ranks))} ({planned.devices.why})")
+    if spec.weights_source == "tiny" and model.notice:
+        printer.warn(model.notice)
+    if spec.api.host not in LOOPBACK and not spec.api.api_keys:
+        printer.warn(f"anyone who reaches {spec.api.host}:{spec.api.port} may use it; see --api-key and --host 127.0.0.1")
+
+
+def show_dry(planned: Planned, printer: Printer) -> None:
+    """The plan as data."""
+    spec = planned.spec
+    item = {
+        "name": spec.name, "model": spec.model, "plugin": planned.distribution, "config": spec.config_file,
+        "weights": spec.weights_source, "folder": spec.folder, "host": spec.api.host, "port": spec.api.port,
+        "run_dir": spec.run_dir, "max_seq_len": spec.max_seq_len, "kv_cache": spec.kv_cache,
+        "ranks": [{"rank": r.rank, "device": r.device, "nodes": list(r.nodes)} for r in spec.plan.ranks],
+    }  # fmt: skip
+    lines = [f"rank {r.rank}  {r.device}  {' '.join(r.nodes)}" for r in spec.plan.ranks]
+    lines += [f"api     {spec.api.host}:{spec.api.port}", f"weights {spec.folder or spec.weights_source}", f"run dir {spec.run_dir}"]
+    printer.item("deployment", item, lines)
+
+
+def view_of(printer: Printer) -> View:
+    """How this start is shown: in place on a terminal, line by line elsewhere, not at all with -q."""
+    if printer.options.quiet:
+        return SilentView()
+    if sys.stderr.isatty():
+        return TerminalView(sys.stderr, shutil.get_terminal_size().columns)
+    return PlainView(sys.stderr)
+
+
+def run_detached(started: Started, planned: Planned, printer: Printer, *, is_waiting: bool) -> None:
+    """Return when it is ready, or as soon as its supervisor answers. Ctrl-C stops the waiting only."""
+    try:
+        with _interruptible():
+            snapshot = wait_ready(started, view_of(printer).show, until_known=not is_waiting)
+    except KeyboardInterrupt:
+        printer.say(f"\n{started.spec.name} goes on starting, pid {started.process.pid}")
+        printer.say(f"  watch: mstarctl ps {started.spec.name}          stop: mstarctl down {started.spec.name}")
+        raise
+    except MstarError as error:
+        _tell_followers(started, printer)
+        raise error from None
+    if is_waiting:
+        _say_ready(snapshot, planned, printer)
+    else:
+        printer.say(f"{started.spec.name} is starting, pid {started.process.pid}")
+        printer.say(f"  watch: mstarctl ps {started.spec.name}          stop: mstarctl down {started.spec.name}")
+    _data(snapshot, printer)
+
+
+def run_attached(started: Started, planned: Planned, printer: Printer) -> None:
+    """Stay until it ends. The first Ctrl-C drains it, the second stops it."""
+    presses = 0
+    is_ready = False
+    with _interruptible():
+        while True:
+            try:
+                if not is_ready and presses == 0:
+                    snapshot = wait_ready(started, view_of(printer).show)
+                    is_ready = True
+                    _say_ready(snapshot, planned, printer)
+                    printer.say("  Ctrl-C drains and stops it")
+                _follow(started, printer)
+                wait_end(started)
+                break
+            except KeyboardInterrupt:
+                presses += 1
+                _ask_stop(started, printer, presses)
+    outcome = read_outcome(started.log_dir)
+    if outcome is None or outcome.get("exit_code"):
+        _tell_followers(started, printer)
+        raise failure_of(started)
+    printer.say(f"{started.spec.name} has stopped")
+    if presses > 1:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _ask_stop(started: Started, printer: Printer, presses: int) -> None:
+    now = presses > 1
+    printer.say(f"\n{'stopping now' if now else 'draining: requests in flight are finished; Ctrl-C again stops now'}")
+    try:
+        with AdminClient.of(started.run) as admin:
+            admin.act("stop", **({"now": 1} if now else {}))
+    except Unreachable:  # its socket is not open yet, or no longer: the signal says the same
+        if not started.has_ended:
+            started.process.send_signal(signal.SIGTERM)
+
+
+def _follow(started: Started, printer: Printer) -> None:
+    seen = 0
+    while not started.has_ended:
+        try:
+            with AdminClient.of(started.run) as admin:
+                for event in admin.lines("/v1/events", follow=1, since=seen):
+                    if event is not None:
+                        seen = int(event["n"])
+                        _tell(event, printer)
+        except Unreachable:
+            if not started.has_ended:
+                started.process.poll()
+                _pause(started)
+
+
+def _pause(started: Started) -> None:
+    import subprocess
+
+    try:
+        started.process.wait(0.2)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def _tell(event: dict[str, Any], printer: Printer) -> None:
+    kind = str(event["type"])
+    if kind not in SHOWN_EVENTS or kind == "deployment.ready" and event["n"] < 2:
+        return
+    facts = " ".join(f"{key}={value}" for key, value in event.items() if key not in ("n", "time", "type") and value != "")
+    printer.say(f"{kind}  {facts}".rstrip())
+
+
+def _tell_followers(started: Started, printer: Printer) -> None:
+    outcome = read_outcome(started.log_dir) or {}
+    for line in outcome.get("followed_by", []):
+        printer.say(f"  followed by {line}")
+
+
+def _say_ready(snapshot: dict[str, Any], planned: Planned, printer: Printer) -> None:
+    spec = planned.spec
+    printer.say(ready_line(snapshot))
+    if spec.weights_source == "tiny" and planned.model.notice:
+        printer.warn(planned.model.notice)
+    prefix = f"MSTAR_RUNTIME_DIR={shlex.quote(str(planned.run.path.parent))} " if planned.run.path.parent != _root() else ""
+    printer.say(f"  try:   {prefix}mstarctl call {spec.name} {_example(planned)}")
+    printer.say(f"  watch: {prefix}mstarctl ps {spec.name}          stop: {prefix}mstarctl down {spec.name}")
+
+
+def _root() -> Path:
+    from mstar_core.config.run_dir import runtime_root
+
+    return runtime_root()
+
+
+def _example(planned: Planned) -> str:
+    reads = {modality.kind for modality in planned.model.inputs}
+    writes = [modality.kind for modality in planned.model.outputs]
+    words = ['--text "Hello there"'] if "text" in reads else []
+    words += ["--out hello.wav"] if writes[:1] == ["audio"] else []
+    return " ".join(words)
+
+
+def _data(snapshot: dict[str, Any], printer: Printer) -> None:
+    if printer.is_machine:
+        head = snapshot["deployment"]
+        printer.item("deployment", {**head, "children": snapshot["children"]}, "")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM and a closed terminal act like Ctrl-C inside the block."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

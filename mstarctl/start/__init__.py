@@ -1,0 +1,1 @@
+"""What `up` does, step by step: devices, plan, checks of this version, launch, progress, cause of a failure."""

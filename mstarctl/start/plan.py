@@ -1,0 +1,164 @@
+"""From what was typed to a DeploymentSpec that will start, or the error that says why not. Called by `up`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from mstar_core.config import DeploymentSpec, Override, ResolvedConfig, Target, find, make_plan, parse_set, read_file, resolve_target
+from mstar_core.config.ports import check_port
+from mstar_core.config.run_dir import RunDirectory, check_name, deployments
+from mstar_core.errors import MstarError, UsageError, WeightsError
+from mstar_core.plugin import ModelSpec, Plugins
+from mstarctl.commands.version import client_version
+from mstarctl.start.devices import Devices, choose_devices, count_gpus, torch_version
+from mstarctl.start.limits import check_code, check_placement, check_transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the command line asks for. None: not given, so that the file's value or the default holds."""
+
+    target: str | None
+    config: Path | None = None
+    name: str | None = None
+    host: str | None = None
+    port: int | None = None
+    gpus: str | None = None
+    device: str | None = None
+    weights: Path | None = None
+    cache_dir: Path | None = None
+    sets: Sequence[str] = ()
+    api_keys: tuple[str, ...] = ()
+    timeout_s: float | None = None
+    stall_s: float = 120.0
+    log_level: str = "INFO"
+    transport: str = "SHM"
+    run_root: Path | None = None
+    bind_when_ready: bool = False
+    strict_model: bool = False
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A deployment that passed every check that can be made before a process exists. spec.log_dir is still empty."""
+
+    model: ModelSpec
+    config: ResolvedConfig
+    devices: Devices
+    spec: DeploymentSpec
+    run: RunDirectory
+    distribution: str
+    walk_count: int
+
+
+def make_planned(wanted: Wanted) -> Planned:
+    """Find the model, read its file, place it, check this host. Raises the MstarError that `up` shows."""
+    transport = check_transport(wanted.transport)
+    plugins = Plugins.discover()
+    target = find_target(wanted, plugins)
+    config = resolve_target(target, overrides(wanted))
+    model = target.spec
+    check_code(model)
+    devices = choose_devices(wanted.device, wanted.gpus, count_gpus(), torch_version())
+    plan = make_plan(model, config, devices.names, plugins)
+    check_placement(model, config, plan)
+    run = run_directory(config.name, wanted.run_root)
+    check_host(run, config)
+    entry = plugins.distribution_of(model)
+    spec = DeploymentSpec(
+        name=config.name,
+        model=model.name,
+        plugin=model.plugin,
+        run_dir=str(run.path),
+        log_dir="",
+        plan=plan,
+        folder=None if config.is_tiny else weights_folder(config.weights),
+        weights_source="tiny" if config.is_tiny else "folder" if config.weights else "official",
+        cache_dir=None if wanted.cache_dir is None else str(wanted.cache_dir.expanduser().absolute()),
+        model_kwargs=dict(config.model_kwargs),
+        max_seq_len=config.max_seq_len,
+        max_concurrent_requests=config.max_concurrent_requests,
+        max_queue=config.max_queue,
+        kv_cache=config.kv_cache,
+        dtype=config.dtype,
+        token_budget=config.token_budget,
+        transport=transport,
+        api=msgspec.structs.replace(config.api, api_keys=wanted.api_keys),
+        log_level=wanted.log_level,
+        stall_s=wanted.stall_s,
+        config_file=config.config_file,
+        argv=wanted.argv,
+        versions={"mstarctl": client_version(), entry.distribution: entry.version},
+    )
+    walks = sum(len(partition.walks) for partition in model.partitions)
+    return Planned(
+        model=model, config=config, devices=devices, spec=spec, run=run, distribution=f"{entry.distribution} {entry.version}", walk_count=walks
+    )
+
+
+def find_target(wanted: Wanted, plugins: Plugins) -> Target:
+    """The model and the file. A MODEL and a --config must agree; the file decides when it stands alone."""
+    if wanted.target is None:
+        if wanted.config is None:
+            raise UsageError("nothing to start was named", hint="mstarctl up MODEL; mstarctl models ls lists them")
+        return find(str(wanted.config), plugins)
+    target = find(wanted.target, plugins)
+    if wanted.config is None:
+        return target
+    return Target(spec=target.spec, config=read_file(wanted.config), is_tiny=target.is_tiny)
+
+
+def overrides(wanted: Wanted) -> list[Override]:
+    """What the command line puts over the file, --set first, so that a flag of its own wins."""
+    made = [parse_set(text) for text in wanted.sets]
+    flags = {
+        "name": ("--name", wanted.name),
+        "weights": ("--weights", None if wanted.weights is None else str(wanted.weights)),
+        "api.host": ("--host", wanted.host),
+        "api.port": ("--port", wanted.port),
+        "api.timeout_s": ("--timeout", wanted.timeout_s),
+        "api.bind_when_ready": ("--bind-when-ready", True if wanted.bind_when_ready else None),
+        "api.strict_model": ("--strict-model", True if wanted.strict_model else None),
+    }
+    return made + [Override(key=key, value=value, source=flag) for key, (flag, value) in flags.items() if value is not None]
+
+
+def run_directory(name: str, root: Path | None) -> RunDirectory:
+    """Where the deployment will live."""
+    return RunDirectory.of(name) if root is None else RunDirectory(root.expanduser().absolute() / check_name(name))
+
+
+def weights_folder(given: str | None) -> str | None:
+    """The folder as an absolute path, for processes that run elsewhere. Raises WeightsError when it is none."""
+    if given is None:
+        return None
+    folder = Path(given).expanduser().absolute()
+    if not folder.is_dir():
+        why = "it does not exist" if not folder.exists() else "it is a file"
+        raise WeightsError(f"{given} is no folder with weights", why, "--weights takes the folder of a checkpoint", file=str(folder))
+    return str(folder)
+
+
+def check_host(run: RunDirectory, config: ResolvedConfig) -> None:
+    """Name and port are free. Raises ConfigError or StartError before anything is written."""
+    pid = run.holder()
+    if pid is not None:
+        raise run.running_error(pid)
+    run.check_length()
+    check_port(config.api.host, config.api.port, _port_holder(config.api.port))
+
+
+def _port_holder(port: int) -> str:
+    for run in deployments():
+        try:
+            spec = DeploymentSpec.load(run.spec)
+        except (OSError, msgspec.MsgspecError, MstarError):
+            continue
+        if spec.api.port == port and run.holder() is not None:
+            return f"deployment {run.name!r}"
+    return ""

@@ -1,0 +1,170 @@
+"""How a start looks: one line a process, redrawn on a terminal, one line a phase elsewhere. Layout is pure functions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TextIO
+
+from mstarctl.output import duration_text, size_text
+from mstarctl.output.table import cell_width, escape
+
+BYTES: Final = ("fetch", "weights")
+BAR_CELLS: Final = 20
+REPEAT_S: Final = 5.0
+"""On no terminal, a long phase says how far it is so often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One process of a start. who: rank or name; what: its nodes or address."""
+
+    who: str
+    what: str
+    phase: str
+    done: int
+    total: int
+    detail: str
+    is_ready: bool
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self.done / self.total) if self.total > 0 else 0.0
+
+    @property
+    def amount(self) -> str:
+        """`41.8 MiB/62.1 GiB`, or `17/24`."""
+        if self.total <= 0:
+            return ""
+        if self.phase in BYTES:
+            return f"{size_text(self.done)}/{size_text(self.total)}"
+        return f"{self.done}/{self.total}"
+
+
+def rows_of(snapshot: dict[str, Any]) -> list[Row]:
+    """The rows of a snapshot: ranks with their nodes, the api with its address, everything else by name."""
+    nodes = {f"worker-{rank['rank']}": " ".join(rank["nodes"]) for rank in snapshot["ranks"]}
+    endpoint = snapshot["deployment"]["endpoint"]
+    rows = []
+    for child in snapshot["children"]:
+        name = str(child["name"])
+        is_rank = name in nodes
+        rows.append(
+            Row(
+                who=name.replace("worker-", "rank ") if is_rank else name,
+                what=nodes.get(name, endpoint if name == "api" else ""),
+                phase="ready" if child["state"] == "ready" else str(child["phase"]),
+                done=int(child["done"]), total=int(child["total"]), detail=str(child["detail"]), is_ready=child["state"] == "ready",
+            )
+        )  # fmt: skip
+    return rows
+
+
+def row_line(row: Row, widths: tuple[int, int], rate: float = 0.0, *, is_ascii: bool = False) -> str:
+    """One row as text. rate: units a second, 0 when it is not known."""
+    head = f"  {row.who:<{widths[0]}}  {row.what:<{widths[1]}}  {row.phase}"
+    parts = [head]
+    if row.total > 0 and not row.is_ready:
+        parts += [bar(row.share, is_ascii=is_ascii), row.amount]
+        if rate > 0 and row.phase in BYTES:
+            parts += [f"{size_text(rate)}/s", f"{duration_text((row.total - row.done) / rate)} left"]
+    if row.detail and not row.is_ready:
+        parts.append(escape(row.detail))
+    return "  ".join(part for part in parts if part).rstrip()
+
+
+def bar(share: float, cells: int = BAR_CELLS, *, is_ascii: bool = False) -> str:
+    """A bar of so many cells."""
+    full = round(share * cells)
+    return "#" * full + "." * (cells - full) if is_ascii else "━" * full + "╌" * (cells - full)
+
+
+def widths_of(rows: Sequence[Row]) -> tuple[int, int]:
+    """Widths of the two name columns."""
+    return max((cell_width(row.who) for row in rows), default=0), max((cell_width(row.what) for row in rows), default=0)
+
+
+def ready_line(snapshot: dict[str, Any]) -> str:
+    """`ready in 48.1 s (weights 21, kv 1)`; phases under 50 ms are left out."""
+    head = snapshot["deployment"]
+    phases = [f"{name} {_seconds(s)}" for name, s in head.get("phases_s", {}).items() if s >= 0.05 and name != "ready"]
+    took = duration_text(float(head["ready_s"] or head["age_s"]))
+    return f"ready in {took}" + (f" ({', '.join(phases)})" if phases else "")
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
+@dataclass(slots=True)
+class Rates:
+    """Progress a second of each row, smoothed. Owned by one view."""
+
+    seen: dict[str, tuple[str, int, float, float]] = field(default_factory=dict)
+
+    def of(self, row: Row, now: float) -> float:
+        """Units a second since the phase began to move."""
+        phase, done, at, rate = self.seen.get(row.who, ("", 0, now, 0.0))
+        if phase != row.phase or row.done < done:
+            self.seen[row.who] = (row.phase, row.done, now, 0.0)
+            return 0.0
+        if now - at >= 0.5:
+            fresh = (row.done - done) / (now - at)
+            rate = fresh if rate == 0 else 0.7 * rate + 0.3 * fresh
+            self.seen[row.who] = (row.phase, row.done, now, rate)
+        return rate
+
+
+class TerminalView:
+    """Redraws the rows in place. `close` leaves the last picture standing."""
+
+    def __init__(self, stream: TextIO, width: int) -> None:
+        self._stream = stream
+        self._width = width
+        self._drawn = 0
+        self._rates = Rates()
+
+    def show(self, snapshot: dict[str, Any]) -> None:
+        """Draw a snapshot over the last one."""
+        rows = rows_of(snapshot)
+        if not rows:
+            return
+        now, widths = time.monotonic(), widths_of(rows)
+        lines = [row_line(row, widths, self._rates.of(row, now))[: self._width - 1] for row in rows]
+        up = f"\x1b[{self._drawn}A" if self._drawn else ""
+        self._stream.write(up + "".join(f"\r\x1b[2K{line}\n" for line in lines))
+        if len(lines) < self._drawn:
+            rest = self._drawn - len(lines)
+            self._stream.write("\x1b[2K\n" * rest + f"\x1b[{rest}A")
+        self._drawn = len(lines)
+        self._stream.flush()
+
+
+class PlainView:
+    """One line when a process enters a phase, and every few seconds in a long one. For pipes and log files."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._said: dict[str, tuple[str, float, int]] = {}
+
+    def show(self, snapshot: dict[str, Any]) -> None:
+        """Say what is new in a snapshot."""
+        rows, now = rows_of(snapshot), time.monotonic()
+        for row in rows:
+            phase, at, done = self._said.get(row.who, ("", 0.0, -1))
+            if phase == row.phase and (now - at < REPEAT_S or row.done == done or row.is_ready):
+                continue
+            self._said[row.who] = (row.phase, now, row.done)
+            text = "  ".join(part for part in (f"  {row.who}", row.what, row.phase, "" if row.is_ready else row.amount) if part)
+            print(text, file=self._stream, flush=True)
+
+
+class SilentView:
+    """Shows nothing (-q)."""
+
+    def show(self, snapshot: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+View = TerminalView | PlainView | SilentView
