@@ -32,6 +32,27 @@ def extras() -> str:
     return table(("extra", "brings"), ((f"`mstarctl[{extra}]`", text) for extra, text in names.items()))
 
 
+def config_keys() -> str:
+    """Every key of a deployment file."""
+    from mstar_core.config import SETTINGS
+
+    rows = ((f"`{each.key}`", each.allowed, each.default_shown, each.doc) for each in SETTINGS)
+    return table(("key", "type", "default", "meaning"), rows)
+
+
+def plugin_hooks() -> str:
+    """Every hook with its signature and its own words."""
+    import inspect
+
+    from mstar_core.plugin.hookspecs import HOOKS
+
+    def section(hook: Callable[..., Any]) -> str:
+        signature = f"{hook.__name__}{inspect.signature(hook)}".replace("'", "")
+        return f"### {hook.__name__}\n\n```python\n{signature}\n```\n\n{inspect.getdoc(hook)}\n"
+
+    return "\n".join(section(hook) for hook in HOOKS)
+
+
 def projects() -> Iterator[dict[str, Any]]:
     """The `project` tables, the root first, then the plugins by name."""
     for path in (ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))):
@@ -45,7 +66,9 @@ def table(head: tuple[str, ...], rows: Any) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "config-keys": config_keys,
     "distributions": distributions,
     "extras": extras,
     "make-targets": make_targets,
+    "plugin-hooks": plugin_hooks,
 }
