@@ -224,6 +224,7 @@ class KVCacheEngine:
                 self._collect_piece(result, part, piece, ids)
         for branch in running.fixed:
             branch.in_flight -= 1
+        self._is_blocked = False
         if steps:
             keys, drawn = (
                 steps[0] if len(steps) == 1 else (np.concatenate(column) for column in zip(*steps, strict=True))
@@ -323,6 +324,9 @@ class KVCacheEngine:
         if branch.firing is not None and branch.firing.attend.write:
             wanted += branch.firing.left
         wanted += branch.is_decoding
+        if self._would_thrash(branch, wanted):
+            self._is_blocked = True
+            return False
         while True:
             try:
                 self._copy(self._tables.ensure(branch.slot, wanted) if wanted else [])
@@ -336,6 +340,12 @@ class KVCacheEngine:
             else:
                 branch.is_reserved = True
                 return True
+
+    def _would_thrash(self, branch: Branch, wanted: int) -> bool:
+        """Whether the rows that decode would soon take these pages back. The oldest with work is never held up."""
+        if not self._active or branch.request.order == self._oldest_with_work():
+            return False
+        return self._pool.available < self._tables.missing(branch.slot, wanted) + len(self._active)
 
     def _make_room(self, branch: Branch, shortage: OutOfPages) -> bool:
         """Preempt one request for `branch`; False when it has to wait or has failed for good."""
