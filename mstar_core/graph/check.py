@@ -100,15 +100,19 @@ class _Check:
 
     def param(self, name: str, place: str, where: str) -> None:
         if name not in self.params:
-            self.problem(f"{where} names parameter {name!r}, which the model does not have", place,
-                         did_you_mean(name, self.params))
+            self.problem(
+                f"{where} names parameter {name!r}, which the model does not have",
+                place,
+                did_you_mean(name, self.params),
+            )
 
     def has_port(self, spec: NodeSpec, port: str, text: str, place: str) -> bool:
         """Report a port that the node lacks."""
         if port in spec.ports:
             return True
-        self.problem(f"{text} port {port!r}, which node {spec.name!r} does not have", place,
-                     did_you_mean(port, spec.ports))
+        self.problem(
+            f"{text} port {port!r}, which node {spec.name!r} does not have", place, did_you_mean(port, spec.ports)
+        )
         return False
 
     # nodes
@@ -120,13 +124,19 @@ class _Check:
             except GraphError as error:
                 self.problems.append(error)
         if node.engine is KV_CACHE and node.kv is None:
-            self.problem(f"node {node.name!r} keeps a cache but has no kv=KVSpec(...)", node.name,
-                         "give layers, kv_heads and head_dim")
+            self.problem(
+                f"node {node.name!r} keeps a cache but has no kv=KVSpec(...)",
+                node.name,
+                "give layers, kv_heads and head_dim",
+            )
         if node.engine is not KV_CACHE and node.kv is not None:
             self.problem(f"node {node.name!r} has a KVSpec but keeps no cache", node.name, "make its engine KV_CACHE")
         if node.kv is not None and node.branch not in node.kv.branches:
-            self.problem(f"node {node.name!r} runs on cache branch {node.branch!r}, which its KVSpec does not name",
-                         node.name, did_you_mean(node.branch, node.kv.branches))
+            self.problem(
+                f"node {node.name!r} runs on cache branch {node.branch!r}, which its KVSpec does not name",
+                node.name,
+                did_you_mean(node.branch, node.kv.branches),
+            )
         if node.sampling is not None:
             self.has_port(node, node.sampling.port, f"node {node.name!r} samples into", node.name)
         for port in node.batch_key:
@@ -134,8 +144,11 @@ class _Check:
         for port in node.sequence:
             self.has_port(node, port, f"sequence of node {node.name!r} names", node.name)
         if node.of is not None and node.of.name not in self.nodes:
-            self.problem(f"node {node.name!r} is a branch of {node.of.name!r}, which is not among the nodes", node.name,
-                         did_you_mean(node.of.name, self.nodes))
+            self.problem(
+                f"node {node.name!r} is a branch of {node.of.name!r}, which is not among the nodes",
+                node.name,
+                did_you_mean(node.of.name, self.nodes),
+            )
 
     def unused(self) -> None:
         used = {use.spec.name for _, _, walk in self.walks() for use in graph_nodes(walk)}
@@ -149,8 +162,11 @@ class _Check:
         node, port = stream.into
         place = f"stream {stream.name}"
         if node.name not in self.nodes:
-            self.problem(f"stream {stream.name!r} goes into node {node.name!r}, which does not exist", place,
-                         did_you_mean(node.name, self.nodes))
+            self.problem(
+                f"stream {stream.name!r} goes into node {node.name!r}, which does not exist",
+                place,
+                did_you_mean(node.name, self.nodes),
+            )
             return
         self.has_port(node, port, f"stream {stream.name!r} goes into", place)
         self.policy(stream, place)
@@ -162,14 +178,23 @@ class _Check:
             found = f"is produced by partitions {', '.join(sorted(producers))}" if producers else "has no producer"
             self.problem(f"stream {stream.name!r} {found}", place, "exactly one partition puts values on a stream")
         if not consumers:
-            self.problem(f"stream {stream.name!r} has no consumer", place,
-                         f"take {node.name}.{port} in a walk, in a Loop(over=) of this stream or by itself")
+            self.problem(
+                f"stream {stream.name!r} has no consumer",
+                place,
+                f"take {node.name}.{port} in a walk, in a Loop(over=) of this stream or by itself",
+            )
         elif len(consumers) > 1:
-            self.problem(f"stream {stream.name!r} is taken by partitions {', '.join(sorted(consumers))}", place,
-                         "one partition takes a stream")
+            self.problem(
+                f"stream {stream.name!r} is taken by partitions {', '.join(sorted(consumers))}",
+                place,
+                "one partition takes a stream",
+            )
         elif producers == consumers:
-            self.problem(f"stream {stream.name!r} stays inside partition {next(iter(producers))!r}", place,
-                         "use a GraphEdge, or put the consumer into a partition of its own")
+            self.problem(
+                f"stream {stream.name!r} stays inside partition {next(iter(producers))!r}",
+                place,
+                "use a GraphEdge, or put the consumer into a partition of its own",
+            )
 
     def policy(self, stream: Stream, place: str) -> None:
         match stream.chunk:
@@ -185,8 +210,11 @@ class _Check:
                     self.param(param, place, f"chunk policy of stream {stream.name!r}")
         for name, value in sizes.items():
             if value < least[name]:
-                self.problem(f"chunk policy of stream {stream.name!r} has {name}={value}", place,
-                             f"{name} is at least {least[name]}")
+                self.problem(
+                    f"chunk policy of stream {stream.name!r} has {name}={value}",
+                    place,
+                    f"{name} is at least {least[name]}",
+                )
 
 
 class _WalkCheck:
@@ -203,7 +231,7 @@ class _WalkCheck:
         before = len(self.check.problems)
         self.parts(walk, ())
         if len(self.check.problems) > before:
-            return                                       # wiring would only repeat the same mistakes
+            return  # wiring would only repeat the same mistakes
         compiled, problems = wire(self.name, walk, self.check.streams)
         self.check.problems.extend(problems)
         if compiled is not None:
@@ -233,8 +261,11 @@ class _WalkCheck:
         for port in use.inputs:
             if port in (CHUNK_FIRST, CHUNK_LAST):
                 if not any(loop.over is not None for loop in inside):
-                    self.problem(f"gives {port} to {spec.name!r} outside a loop over a stream", spec.name,
-                                 "put the node into a Loop(over=)")
+                    self.problem(
+                        f"gives {port} to {spec.name!r} outside a loop over a stream",
+                        spec.name,
+                        "put the node into a Loop(over=)",
+                    )
             elif port == STEP:
                 if not inside:
                     self.problem(f"gives {port} to {spec.name!r} outside a loop", spec.name, "put the node into a Loop")
@@ -255,8 +286,11 @@ class _WalkCheck:
         if declared is None:
             self.problem(f"names node {spec.name!r}", spec.name, did_you_mean(spec.name, self.check.nodes))
         elif declared != spec:
-            self.problem(f"uses a node {spec.name!r} that differs from the one declared", spec.name,
-                         "refer to the NodeSpec object of nodes=")
+            self.problem(
+                f"uses a node {spec.name!r} that differs from the one declared",
+                spec.name,
+                "refer to the NodeSpec object of nodes=",
+            )
         return declared == spec
 
     def has_port(self, spec: NodeSpec, port: str, verb: str) -> bool:
@@ -267,18 +301,28 @@ class _WalkCheck:
         if isinstance(edge, StreamingGraphEdge):
             names = [stream.name for stream in self.check.streams]
             if edge.stream.name not in names:
-                self.problem(f"puts port {edge.port!r} of {owner!r} on stream {edge.stream.name!r}, which is not "
-                             "among the streams", owner, did_you_mean(edge.stream.name, names))
+                self.problem(
+                    f"puts port {edge.port!r} of {owner!r} on stream {edge.stream.name!r}, which is not "
+                    "among the streams",
+                    owner,
+                    did_you_mean(edge.stream.name, names),
+                )
         elif edge.is_client:
             if edge.modality is None:
-                self.problem(f"emits port {edge.port!r} of {owner!r} without a modality", owner,
-                             'write modality="text" or another output modality of the model')
+                self.problem(
+                    f"emits port {edge.port!r} of {owner!r} without a modality",
+                    owner,
+                    'write modality="text" or another output modality of the model',
+                )
         elif isinstance(edge.to, NodeSpec):
             if self.known(edge.to):
                 self.has_port(edge.to, edge.target_port, f"sends port {edge.port!r} of {owner!r} into")
         else:
-            self.problem(f"sends port {edge.port!r} of {owner!r} to the text {edge.to!r}", owner,
-                         "refer to a node by its NodeSpec object, or to CLIENT")
+            self.problem(
+                f"sends port {edge.port!r} of {owner!r} to the text {edge.to!r}",
+                owner,
+                "refer to a node by its NodeSpec object, or to CLIENT",
+            )
 
     def loop(self, loop: Loop) -> None:
         if isinstance(loop.stop, StopOn):
@@ -289,11 +333,15 @@ class _WalkCheck:
                 self.problem(f"stops loop {loop.name!r} on no id", loop.name, "name the ids, or leave stop= out")
         targets = list(loop.carry.values())
         for port in sorted({port for port in targets if targets.count(port) > 1}):
-            self.problem(f"carries two ports of loop {loop.name!r} into {port!r}", loop.name,
-                         "a carried port has one origin")
+            self.problem(
+                f"carries two ports of loop {loop.name!r} into {port!r}", loop.name, "a carried port has one origin"
+            )
         if loop.over is not None and loop.over.name not in [stream.name for stream in self.check.streams]:
-            self.problem(f"runs loop {loop.name!r} over stream {loop.over.name!r}, which is not among the streams",
-                         loop.name, did_you_mean(loop.over.name, [s.name for s in self.check.streams]))
+            self.problem(
+                f"runs loop {loop.name!r} over stream {loop.over.name!r}, which is not among the streams",
+                loop.name,
+                did_you_mean(loop.over.name, [s.name for s in self.check.streams]),
+            )
         for edge in loop.outputs:
             self.edge(edge, loop.name)
 
@@ -315,8 +363,11 @@ class _WalkCheck:
             dtype = spec.port(stop.port).dtype
             if dtype not in (INTEGERS if isinstance(stop, StopOn) else ("b8", "any")):
                 wanted = "ids" if isinstance(stop, StopOn) else "a b8"
-                self.problem(f"stops loop {loop.name!r} on {spec.name}.{stop.port}, which is {dtype} and not {wanted}",
-                             loop.name, "stop on another port")
+                self.problem(
+                    f"stops loop {loop.name!r} on {spec.name}.{stop.port}, which is {dtype} and not {wanted}",
+                    loop.name,
+                    "stop on another port",
+                )
 
     def origins(self, walk: CompiledWalk, source: Source) -> list[tuple[NodeSpec, str]]:
         """Nodes and ports whose values a source may give: a carried port has two, its start and its way back."""
@@ -344,8 +395,11 @@ class _WalkCheck:
     def flows(self, giver: NodeSpec, port: str, taker: NodeSpec, into: str) -> None:
         given, taken = giver.port(port), taker.port(into)
         if not taken.accepts(given):
-            self.problem(f"sends {giver.name}.{port} ({given}) into {taker.name}.{into} ({taken})", taker.name,
-                         "make the types agree")
+            self.problem(
+                f"sends {giver.name}.{port} ({given}) into {taker.name}.{into} ({taken})",
+                taker.name,
+                "make the types agree",
+            )
 
     def streams(self, giver: NodeSpec, port: str, stream: Stream) -> None:
         """Only the dtype is compared: a chunk joins items, so their shapes differ."""
@@ -354,17 +408,23 @@ class _WalkCheck:
             return
         given, taken = giver.port(port), taker.port(into)
         if given.dtype != taken.dtype and "any" not in (given.dtype, taken.dtype):
-            self.problem(f"puts {giver.name}.{port} ({given}) on stream {stream.name!r} into {taker.name}.{into} "
-                         f"({taken})", giver.name, "make the types agree")
+            self.problem(
+                f"puts {giver.name}.{port} ({given}) on stream {stream.name!r} into {taker.name}.{into} ({taken})",
+                giver.name,
+                "make the types agree",
+            )
 
     def cache_order(self, walk: CompiledWalk) -> None:
         """A node with a cache that is used twice needs edges that say which use comes first."""
         uses = [task for task in walk.tasks if task.node.spec.engine is KV_CACHE]
         for number, first in enumerate(uses):
-            for second in uses[number + 1:]:
+            for second in uses[number + 1 :]:
                 if first.name == second.name and not _ordered(walk, first.index, second.index):
-                    self.problem(f"uses node {first.name!r} twice with nothing that says which comes first",
-                                 first.name, "join the two uses by an edge, or write two walks")
+                    self.problem(
+                        f"uses node {first.name!r} twice with nothing that says which comes first",
+                        first.name,
+                        "join the two uses by an edge, or write two walks",
+                    )
 
     def reaches(self, walk: Walk) -> None:
         edges = [edge for use in graph_nodes(walk) for edge in use.outputs]
@@ -374,8 +434,11 @@ class _WalkCheck:
             use.spec.engine is KV_CACHE and (use.attend is None or use.attend.write) for use in graph_nodes(walk)
         )
         if not out and not writes:
-            self.problem("reaches no output, no stream and no cache", "outputs",
-                         "add an edge to CLIENT or to a stream, or let a node with a cache write to it")
+            self.problem(
+                "reaches no output, no stream and no cache",
+                "outputs",
+                "add an edge to CLIENT or to a stream, or let a node with a cache write to it",
+            )
 
 
 def _ordered(walk: CompiledWalk, first: int, second: int) -> bool:

@@ -157,7 +157,7 @@ class _Cut:
         for task in self.walk.tasks:
             for number, entry in enumerate(task.inputs):
                 self.use(entry.source, self.ranks[task.index], Use("task", task.index, number))
-        for loop in reversed(self.walk.loops):       # inner loops first: their imports are uses of the outer frame
+        for loop in reversed(self.walk.loops):  # inner loops first: their imports are uses of the outer frame
             for number, variable in enumerate(loop.variables):
                 owner = self.owners[loop.index, variable.port]
                 self.use(variable.start, owner, Use("start", loop.index, number))

@@ -126,7 +126,7 @@ def _layers(walk: CompiledWalk) -> list[list[CompiledTask]]:
     """Tasks by the longest way of values to them."""
     depth: dict[int, int] = {}
     before = {t.index: {g for entry in t.inputs for g in walk.feeding(entry.source)} for t in walk.tasks}
-    for _ in walk.tasks:                                 # at most as many rounds as the longest chain
+    for _ in walk.tasks:  # at most as many rounds as the longest chain
         depth = {task: 1 + max((depth.get(one, 0) for one in givers), default=-1) for task, givers in before.items()}
     layers: list[list[CompiledTask]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for task in walk.tasks:

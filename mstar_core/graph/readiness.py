@@ -50,8 +50,11 @@ def loop_limits(walk: CompiledWalk, max_iters: MaxIters) -> list[int | None]:
     if max_iters is None or isinstance(max_iters, int):
         if isinstance(max_iters, int) and len(names) > 1:
             written = ", ".join(f"{name!r}: ..." for name in names)
-            raise GraphError(f"walk {walk.name!r} has {len(names)} loops, so one max_iters is not enough",
-                             hint=f"write max_iters={{{written}}}", place=walk.name)
+            raise GraphError(
+                f"walk {walk.name!r} has {len(names)} loops, so one max_iters is not enough",
+                hint=f"write max_iters={{{written}}}",
+                place=walk.name,
+            )
         limits: list[int | None] = [max_iters] * len(names)
     else:
         for name in max_iters:
@@ -61,8 +64,11 @@ def loop_limits(walk: CompiledWalk, max_iters: MaxIters) -> list[int | None]:
         limits = [max_iters.get(name) for name in names]
     for loop, limit in zip(walk.loops, limits, strict=True):
         if limit is None and loop.loop.stop is None and loop.loop.over is None:
-            raise GraphError(f"loop {loop.name!r} of walk {walk.name!r} has neither a limit nor a stop rule",
-                             hint="give the Run max_iters", place=loop.name)
+            raise GraphError(
+                f"loop {loop.name!r} of walk {walk.name!r} has neither a limit nor a stop rule",
+                hint="give the Run max_iters",
+                place=loop.name,
+            )
     return [None if limit is None else max(limit, 0) for limit in limits]
 
 
@@ -243,7 +249,7 @@ class WalkState:
     def _prepare(self, scope: Scope, task: CompiledTask) -> None:
         """Fill in what is known already and count what has to come."""
         inputs: dict[str, Ref] = {}
-        waiting = 1                                      # one for the opening itself, so that no task fires twice
+        waiting = 1  # one for the opening itself, so that no task fires twice
         step = scope.path[-1] if scope.path else 0
         for entry in task.inputs:
             kind, _, name = entry.source

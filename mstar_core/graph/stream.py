@@ -41,8 +41,11 @@ def policy_for(policy: ChunkPolicy, params: Mapping[str, object]) -> ChunkPolicy
 def _size(name: str | None, params: Mapping[str, object], default: int, least: int) -> int:
     value = default if name is None else params.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise GraphError(f"a chunk policy takes {name!r} = {value!r}", hint=f"give a whole number of at least {least}",
-                         place=name or "")
+        raise GraphError(
+            f"a chunk policy takes {name!r} = {value!r}",
+            hint=f"give a whole number of at least {least}",
+            place=name or "",
+        )
     return value
 
 
@@ -57,9 +60,9 @@ class ChunkCursor:
     def __init__(self, policy: ChunkPolicy, flush: bool = False) -> None:
         self._policy = policy
         self._flush = flush
-        self._next = 0                          # first item of the next whole chunk
+        self._next = 0  # first item of the next whole chunk
         self._pushed = 0
-        self._popped = 0                        # items below this one have been handed over
+        self._popped = 0  # items below this one have been handed over
         self._flushed = False
         self._total: int | None = None
 
@@ -159,5 +162,7 @@ class ChunkCursor:
 
     def _check_total(self) -> None:
         if self._total is not None and self._pushed > self._total:
-            raise GraphError("a stream holds more items than its end announced",
-                             detail=f"{self._pushed} items, {self._total} announced")
+            raise GraphError(
+                "a stream holds more items than its end announced",
+                detail=f"{self._pushed} items, {self._total} announced",
+            )

@@ -153,8 +153,11 @@ class _Wiring:
             for task in self.consumers(edge, path, name):
                 feed = self.feeds.setdefault((task, edge.target_port), {})
                 if frame in feed:
-                    self.problem(f"feeds port {edge.target_port!r} of {self.task_name(task)!r} twice", name,
-                                 "join the values in a node, or rename one of them with into=")
+                    self.problem(
+                        f"feeds port {edge.target_port!r} of {self.task_name(task)!r} twice",
+                        name,
+                        "join the values in a node, or rename one of them with into=",
+                    )
                 feed[frame] = source
 
     def outlet(self, source: Source, outlet: Outlet) -> None:
@@ -174,16 +177,26 @@ class _Wiring:
         if not taking:
             ports = [port for _, node, _ in uses for port in node.inputs if not is_special(port)]
             hint = did_you_mean(edge.target_port, ports)
-            self.problem(f"sends port {edge.port!r} of {name!r} to {target!r}, which takes no input "
-                         f"{edge.target_port!r}", place, hint)
+            self.problem(
+                f"sends port {edge.port!r} of {name!r} to {target!r}, which takes no input {edge.target_port!r}",
+                place,
+                hint,
+            )
             return []
         reached = [i for i, at in taking if at[: len(path)] == path]
         if not reached:
-            self.problem(f"sends port {edge.port!r} of {name!r} out of its loop to {target!r}", place,
-                         "write the edge in the loop's outputs=, which hands over the last iteration's value")
+            self.problem(
+                f"sends port {edge.port!r} of {name!r} out of its loop to {target!r}",
+                place,
+                "write the edge in the loop's outputs=, which hands over the last iteration's value",
+            )
         elif len(reached) > 1:
-            self.problem(f"sends port {edge.port!r} of {name!r} to {target!r}, which is used {len(reached)} times "
-                         f"with input {edge.target_port!r}", place, "rename the input of one use with into=")
+            self.problem(
+                f"sends port {edge.port!r} of {name!r} to {target!r}, which is used {len(reached)} times "
+                f"with input {edge.target_port!r}",
+                place,
+                "rename the input of one use with into=",
+            )
         return reached[:1]
 
     def tap_streams(self) -> None:
@@ -193,8 +206,11 @@ class _Wiring:
             direct = [node for node, path in self.nodes if path and path[-1] == number]
             if into is not None and not any(n.spec.name == into[0].name and into[1] in n.inputs for n in direct):
                 name = body.loop.name
-                self.problem(f"loop {name!r} runs over a stream into {into[0].name}.{into[1]}, which its body does "
-                             "not take", name, f"add {into[0].name!r} with input {into[1]!r} to the body")
+                self.problem(
+                    f"loop {name!r} runs over a stream into {into[0].name}.{into[1]}, which its body does not take",
+                    name,
+                    f"add {into[0].name!r} with input {into[1]!r} to the body",
+                )
         for index, (node, path) in enumerate(self.nodes):
             for number in path:
                 over = self.bodies[number].loop.over
@@ -207,8 +223,11 @@ class _Wiring:
                 if bare and not any(port in self.bodies[n].loop.carry.values() for n in path):
                     self.feeds[index, port] = {(path[-1] if path else ROOT): Source(Kind.CHUNK, index, port)}
                     if index in self.bare_taps:
-                        self.problem(f"lets {owner.name!r} take chunks of two streams in one firing", owner.name,
-                                     "put one of them into a Loop(over=)")
+                        self.problem(
+                            f"lets {owner.name!r} take chunks of two streams in one firing",
+                            owner.name,
+                            "put one of them into a Loop(over=)",
+                        )
                     self.bare_taps[index] = stream.name
 
     # loops
@@ -219,8 +238,11 @@ class _Wiring:
         by_edge = [i for i, node in inside if any(edge.port == port for edge in node.outputs)]
         if len(by_edge) > 1:
             names = " and ".join(self.task_name(i) for i in by_edge)
-            self.problem(f"cannot tell which of {names} gives port {port!r} of loop {self.bodies[loop].loop.name!r}",
-                         self.bodies[loop].loop.name, "rename the port of one of them")
+            self.problem(
+                f"cannot tell which of {names} gives port {port!r} of loop {self.bodies[loop].loop.name!r}",
+                self.bodies[loop].loop.name,
+                "rename the port of one of them",
+            )
         not_taken = [i for i, node in inside if port not in node.inputs]
         found = by_edge or not_taken or [i for i, _ in inside]
         return found[-1] if found else None
@@ -231,8 +253,9 @@ class _Wiring:
         if task is None:
             known = {p for node, path in self.nodes if loop in path for p in node.spec.ports}
             name = self.bodies[loop].loop.name
-            self.problem(f"loop {name!r} {what} port {port!r}, which no node of its body has", name,
-                         did_you_mean(port, known))
+            self.problem(
+                f"loop {name!r} {what} port {port!r}, which no node of its body has", name, did_you_mean(port, known)
+            )
             return None
         path = self.nodes[task][1]
         if path[-1] == loop:
@@ -257,8 +280,11 @@ class _Wiring:
         takers = [i for i, (node, path) in enumerate(self.nodes) if loop in path and port in node.inputs]
         if not takers:
             known = {p for node, path in self.nodes if loop in path for p in node.inputs}
-            self.problem(f"loop {name!r} carries into port {port!r}, which no node of its body takes", name,
-                         did_you_mean(port, known))
+            self.problem(
+                f"loop {name!r} carries into port {port!r}, which no node of its body takes",
+                name,
+                did_you_mean(port, known),
+            )
             return None
         back = self.back(loop, out, "carries")
         if back is None:
@@ -268,8 +294,11 @@ class _Wiring:
             for frame, source in self.feeds.get((task, port), {}).items():
                 if frame == ROOT or frame in body.path:
                     if outside.get(frame, source) != source:
-                        self.problem(f"starts port {port!r} of loop {name!r} from two edges", name,
-                                     "a carried port has one starting value")
+                        self.problem(
+                            f"starts port {port!r} of loop {name!r} from two edges",
+                            name,
+                            "a carried port has one starting value",
+                        )
                     outside[frame] = source
         owner = self.producer(loop, out)
         held = (self.task_name(owner), out) if owner is not None else ("", out)
@@ -335,8 +364,11 @@ class _Wiring:
         back = self.back(loop, stop.port, "stops on")
         if back is not None and back.kind is not Kind.TASK:
             name = self.bodies[loop].loop.name
-            self.problem(f"loop {name!r} stops on port {stop.port!r} of a loop inside it", name,
-                         "stop on a port of a node that stands directly in the body")
+            self.problem(
+                f"loop {name!r} stops on port {stop.port!r} of a loop inside it",
+                name,
+                "stop on a port of a node that stands directly in the body",
+            )
             return None
         return back.at if back is not None else None
 
@@ -350,8 +382,15 @@ class _Wiring:
             wanted |= {source.port for source in backs if source[:2] == (Kind.TASK, index)}
             if body.loop.stop is not None and self.producer(number, body.loop.stop.port) == index:
                 wanted.add(body.loop.stop.port)
-        return CompiledTask(index=index, node=node, path=path, inputs=inputs,
-                            outlets=tuple(self.outlets.get(index, ())), wanted=tuple(sorted(wanted)), holds=())
+        return CompiledTask(
+            index=index,
+            node=node,
+            path=path,
+            inputs=inputs,
+            outlets=tuple(self.outlets.get(index, ())),
+            wanted=tuple(sorted(wanted)),
+            holds=(),
+        )
 
     def compiled_loop(self, number: int, stop_task: int | None) -> CompiledLoop:
         body = self.bodies[number]
@@ -365,9 +404,16 @@ class _Wiring:
         over = body.loop.over
         taps = [i for i in tasks if over is not None and self.takes_chunk(i, over.into[1], number)]
         return CompiledLoop(
-            index=number, loop=body.loop, path=body.path, tasks=tasks, loops=loops,
-            variables=tuple(body.variables.values()), imports=tuple(body.imports), results=results,
-            stop_task=stop_task, tap=taps[0] if taps else None,
+            index=number,
+            loop=body.loop,
+            path=body.path,
+            tasks=tasks,
+            loops=loops,
+            variables=tuple(body.variables.values()),
+            imports=tuple(body.imports),
+            results=results,
+            stop_task=stop_task,
+            tap=taps[0] if taps else None,
             resident=len(tasks) == 1 and not loops and over is None and tasks[0] not in self.bare_taps,
         )
 
@@ -397,8 +443,11 @@ class _Wiring:
                     nxt = (kinds[sources[at].kind], sources[at].at)
                     if nxt in trail:
                         names = [self.part_name(p) for p in trail]
-                        self.problem(f"goes in a circle: {' and '.join(names)} wait for each other", names[0],
-                                     "carry a value to the next iteration with a Loop's carry=")
+                        self.problem(
+                            f"goes in a circle: {' and '.join(names)} wait for each other",
+                            names[0],
+                            "carry a value to the next iteration with a Loop's carry=",
+                        )
                         return
                     stack.append((nxt, 0))
                 else:

@@ -37,6 +37,9 @@ def test_every_part_runs_exactly_once_per_iteration_with_the_right_values(seed: 
     assert found.firings == expected.firings
     assert sorted(found.emitted) == sorted(expected.emitted)
     assert sorted(found.streamed) == sorted(expected.streamed)
+    assert {loop: count for loop, count in found.counts.items() if count} == {
+        loop: count for loop, count in expected.counts.items() if count
+    }
 
 
 @settings(max_examples=300, deadline=None)

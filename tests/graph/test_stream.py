@@ -1,0 +1,149 @@
+"""Chunk policies against plain slicing of a list."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mstar_core.errors import GraphError
+from mstar_core.graph import ChunkCursor, ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, policy_for
+
+sizes = st.integers(1, 9)
+tails = st.sampled_from(["drop", "flush"])
+policies: st.SearchStrategy[ChunkPolicy] = st.one_of(
+    st.builds(FixedChunk, size=sizes, tail=tails),
+    st.builds(SlidingWindow, window=sizes, stride=sizes, tail=tails),
+    st.builds(LeftContext, chunk=sizes, left=st.integers(0, 9), tail=tails),
+)
+batches = st.lists(st.integers(0, 12), max_size=12)
+
+
+def sliced(policy: ChunkPolicy, total: int, flush: bool) -> list[tuple[list[int], bool]]:
+    """What a consumer gets of `total` items: (items, whether it is the flush)."""
+    items = list(range(total))
+    found: list[tuple[list[int], bool]] = []
+    match policy:
+        case FixedChunk(size=size):
+            whole = total // size * size
+            found = [(items[at : at + size], False) for at in range(0, whole, size)]
+            rest = items[whole:]
+        case LeftContext(chunk=chunk, left=left):
+            whole = total // chunk * chunk
+            found = [(items[max(0, at - left) : at + chunk], False) for at in range(0, whole, chunk)]
+            rest = items[max(0, whole - left) :] if whole < total else []
+        case SlidingWindow(window=window, stride=stride):
+            starts = list(range(0, max(0, total - window + 1), stride))
+            found = [(items[at : at + window], False) for at in starts]
+            handed = starts[-1] + window if starts else 0
+            following = starts[-1] + stride if starts else 0
+            rest = items[following:] if total > handed else []
+            if flush:
+                strides = total // stride
+                kept = strides - min(strides, max(1, window // stride))
+                rest = items[kept * stride : strides * stride][:window]
+    if rest and (flush or policy.tail == "flush"):
+        found.append((rest, True))
+    return found
+
+
+@given(policies, batches, st.booleans(), st.booleans())
+def test_chunks_are_slices_whatever_the_pace(
+    policy: ChunkPolicy, pushes: list[int], flush: bool, announce_first: bool
+) -> None:
+    cursor, got, total = ChunkCursor(policy, flush), [], sum(pushes)
+    if announce_first:
+        cursor.end(total)
+    for number, count in enumerate(pushes):
+        cursor.push(count)
+        while number % 2 and (chunk := cursor.pop()):
+            assert chunk.start >= 0 and chunk.stop <= cursor.pushed
+            got.append(chunk)
+    if not announce_first:
+        cursor.end(total)
+    while chunk := cursor.pop():
+        got.append(chunk)
+    assert cursor.finished and not cursor.ready
+    assert [(list(range(c.start, c.stop)), c.last) for c in got] == sliced(policy, total, flush)
+    assert [c.first for c in got] == [True, *[False] * (len(got) - 1)][: len(got)]
+
+
+@given(policies, batches, st.booleans())
+def test_no_chunk_needs_what_was_given_up(policy: ChunkPolicy, pushes: list[int], flush: bool) -> None:
+    cursor, given_up = ChunkCursor(policy, flush), 0
+    for count in [*pushes, None]:
+        if count is None:
+            cursor.end(sum(pushes))
+        else:
+            cursor.push(count)
+        while True:
+            assert cursor.oldest_needed >= given_up
+            given_up = cursor.oldest_needed
+            chunk = cursor.pop()
+            if chunk is None:
+                break
+            assert chunk.start >= given_up
+    assert cursor.oldest_needed == cursor.pushed
+
+
+def test_a_sliding_window_is_ready_at_28_items_and_then_each_7() -> None:
+    cursor, ready = ChunkCursor(SlidingWindow(28, 7)), []
+    for count in range(1, 50):
+        cursor.push()
+        if cursor.pop() is not None:
+            ready.append(count)
+    assert ready == [28, 35, 42, 49]
+
+
+@pytest.mark.parametrize(
+    ("total", "expected"), [(0, []), (6, []), (7, [(0, 7)]), (27, [(0, 21)]), (30, [(0, 28), (0, 28)])]
+)
+def test_a_forced_flush_hands_over_the_last_whole_strides_once(total: int, expected: list[tuple[int, int]]) -> None:
+    cursor = ChunkCursor(SlidingWindow(28, 7), flush=True)
+    cursor.push(total)
+    cursor.end(total)
+    chunks = []
+    while chunk := cursor.pop():
+        chunks.append(chunk)
+    assert [(chunk.start, chunk.stop) for chunk in chunks] == expected
+    assert [chunk.last for chunk in chunks] == [False] * (len(expected) - 1) + [True] * bool(expected)
+
+
+def test_the_first_chunk_of_left_context_has_no_context_and_says_where_new_items_start() -> None:
+    cursor = ChunkCursor(LeftContext(25, left=25))
+    cursor.push(60)
+    cursor.end(60)
+    chunks = [cursor.pop(), cursor.pop(), cursor.pop()]
+    assert [chunk and (chunk.start, chunk.fresh, chunk.stop, chunk.last) for chunk in chunks] == [
+        (0, 0, 25, False), (0, 25, 50, False), (25, 50, 60, True),
+    ]  # fmt: skip
+
+
+def test_a_stream_that_ends_empty_finishes_with_no_chunk() -> None:
+    cursor = ChunkCursor(FixedChunk(4))
+    assert not cursor.finished
+    cursor.end(0)
+    assert cursor.finished and cursor.pop() is None
+
+
+def test_an_end_may_be_announced_before_the_last_items_come() -> None:
+    cursor = ChunkCursor(FixedChunk(4))
+    cursor.end(3)
+    assert cursor.pop() is None and not cursor.finished
+    cursor.push(3)
+    assert cursor.pop() is not None and cursor.finished
+
+
+def test_more_items_than_announced_are_an_error() -> None:
+    cursor = ChunkCursor(FixedChunk(4))
+    cursor.end(1)
+    with pytest.raises(GraphError, match="2 items, 1 announced"):
+        cursor.push(2)
+
+
+def test_sizes_come_from_the_request_where_the_policy_says_so() -> None:
+    policy = LeftContext(25, left=25, chunk_from="frames")
+    assert policy_for(policy, {"frames": 10}) == LeftContext(10, left=25, chunk_from="frames")
+    assert policy_for(policy, {}) == policy
+    with pytest.raises(GraphError, match="'frames' = 0"):
+        policy_for(policy, {"frames": 0})
