@@ -18,7 +18,16 @@ from mstar_core.graph import KV_CACHE, StreamingGraphEdge, graph_nodes, loops
 from mstar_core.messages.life import PeerDown, PeerReady
 from mstar_core.messages.requests import CancelRequest, ErrorInfo, NewRequest, RequestFailed, RequestFinished
 from mstar_core.messages.wire import Message
-from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, ReleaseSignal, RunWalk, RunWalks, WalkDone, WorkFailed
+from mstar_core.messages.work import (
+    CloseRequest,
+    EndStream,
+    OpenRequest,
+    ReleaseSignal,
+    RunWalk,
+    RunWalks,
+    WalkDone,
+    WorkFailed,
+)
 from mstar_core.plugin.program import Answer, Fork, Run
 from mstar_core.plugin.spec import ModelSpec, Partition
 
@@ -94,7 +103,9 @@ class Conductor:
         now = self._clock()
         late = [handle for handle, request in self.requests.items() if request.deadline < now]
         for handle in late:
-            self._fail(handle, TimedOut("the request took longer than its deadline", hint="raise timeout_s or ask for less"))
+            self._fail(
+                handle, TimedOut("the request took longer than its deadline", hint="raise timeout_s or ask for less")
+            )
 
     # -- a request begins -------------------------------------------------------------------------------------
 
@@ -106,7 +117,7 @@ class Conductor:
             facts = facts_of(message, self.spec)
             partitions = self.spec.active_partitions(facts)
             homes = self.router.choose(partitions)
-        except Exception as error:  # isolation boundary: a request that cannot begin
+        except Exception as error:  # noqa: BLE001  isolation boundary: a request that cannot begin
             self._tell_failed(message.handle, error)
             return
         runs = {p.name: PartitionRun(p, p.program(facts)) for p in partitions}
@@ -147,7 +158,7 @@ class Conductor:
             else:
                 run.batch = isinstance(wish, list)
                 self._hand_out(request, run, wish if isinstance(wish, list) else [wish], forks)
-        except Exception as error:  # isolation boundary: a program's error fails its request
+        except Exception as error:  # noqa: BLE001  isolation boundary: one program, one request
             self._fail(request.handle, error)
 
     def _hand_out(self, request: Request, run: PartitionRun, wanted: list[Run], forks: list[tuple[str, str]]) -> None:
@@ -159,7 +170,9 @@ class Conductor:
             message = run_message(request, wish, forks if number == 0 else [])
             partition, walk = self.spec.walk(wish.walk)
             if partition.name != run.partition.name:
-                raise EngineError(f"the program of partition {run.partition.name} asked for walk {wish.walk} of {partition.name}")
+                raise EngineError(
+                    f"the program of partition {run.partition.name} asked for walk {wish.walk} of {partition.name}"
+                )
             homes = request.homes.of(wish.walk)
             ranks = {homes[use.spec.name] for use in graph_nodes(walk)}
             run.pending[message.run] = PendingRun(wish.walk, waiting=set(ranks))
@@ -167,11 +180,13 @@ class Conductor:
             for rank in ranks:
                 per_rank.setdefault(rank, []).append(message)
         for rank, messages in per_rank.items():
-            self._send.send(worker_name(rank), RunWalks(handle=request.handle, partition=run.partition.name, runs=messages))
+            self._send.send(
+                worker_name(rank), RunWalks(handle=request.handle, partition=run.partition.name, runs=messages)
+            )
 
     def _walk_done(self, done: WalkDone) -> None:
         request = self.requests.get(done.handle)
-        run = request and next((r for r in request.partitions.values() if done.run in r.pending), None)
+        run = None if request is None else request.waiting_for(done.run)
         if request is None or run is None:
             self.unknown += 1
             return
@@ -282,7 +297,9 @@ def error_info(error: BaseException) -> ErrorInfo:
             param=None if param is None else str(param),
             detail=error.detail,
         )
-    return ErrorInfo(message="the model's program failed", code="engine_error", status=500, detail=f"{type(error).__name__}: {error}")
+    return ErrorInfo(
+        message="the model's program failed", code="engine_error", status=500, detail=f"{type(error).__name__}: {error}"
+    )
 
 
 def _producers(spec: ModelSpec) -> dict[str, list[tuple[str, str]]]:

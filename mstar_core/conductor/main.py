@@ -42,7 +42,9 @@ class PatientSender:
 class Loop:
     """The process's main loop. Owns the mailbox, the courier and the conductor."""
 
-    def __init__(self, conductor: Conductor, mailbox: Mailbox[Envelope], courier: Courier[Message], life: ChildLife) -> None:
+    def __init__(
+        self, conductor: Conductor, mailbox: Mailbox[Envelope], courier: Courier[Message], life: ChildLife
+    ) -> None:
         self._conductor = conductor
         self._mailbox = mailbox
         self._courier = courier

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from mstar_core.conductor.router import Homes
 from mstar_core.errors import EngineError
 from mstar_core.messages.requests import NewRequest
+from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import RunInputRef, RunWalk, SignalRef, WalkDone
 from mstar_core.plugin.program import (
     Answer,
@@ -95,6 +96,10 @@ class Request:
     def is_finished(self) -> bool:
         return all(run.finished for run in self.partitions.values())
 
+    def waiting_for(self, run: int) -> PartitionRun | None:
+        """The partition that has this run in flight."""
+        return next((each for each in self.partitions.values() if run in each.pending), None)
+
     def take(self, done: WalkDone) -> None:
         """Add one rank's counts to the request's."""
         self.emitted[done.rank] = max(done.emitted, self.emitted.get(done.rank, 0))
@@ -110,7 +115,9 @@ class Request:
 
 def facts_of(message: NewRequest, spec: ModelSpec) -> ProgramRequest:
     """The request as its programs see it: facts of tensors, never tensors."""
-    inputs = {name: InputFact(name=name, shape=tuple(ref.shape), dtype=ref.dtype) for name, ref in message.inputs.items()}
+    inputs = {
+        name: InputFact(name=name, shape=tuple(ref.shape), dtype=ref.dtype) for name, ref in message.inputs.items()
+    }
     last = len(message.segments) - 1
     segments = [
         Segment(
@@ -118,7 +125,10 @@ def facts_of(message: NewRequest, spec: ModelSpec) -> ProgramRequest:
             index=index,
             length=segment.length,
             is_last=index == last,
-            inputs={n: InputFact(name=f"{index}/{n}", shape=tuple(r.shape), dtype=r.dtype) for n, r in segment.inputs.items()},
+            inputs={
+                n: InputFact(name=f"{index}/{n}", shape=tuple(r.shape), dtype=r.dtype)
+                for n, r in segment.inputs.items()
+            },
         )
         for index, segment in enumerate(message.segments)
     ]
@@ -138,6 +148,7 @@ def run_message(request: Request, run: Run, forks: list[tuple[str, str]]) -> Run
         branches=list(run.branches),
         rows=run.rows,
         sample=run.sample,
+        keep=list(run.keep),
         inputs=inputs,
         forks=forks,
         homes=dict(request.homes.by_walk.get(run.walk, {})),
@@ -145,12 +156,13 @@ def run_message(request: Request, run: Run, forks: list[tuple[str, str]]) -> Run
 
 
 def _input(message: NewRequest, port: str, value: RunInput) -> RunInputRef:
+    found: TensorRef | None
     match value:
         case Signal():
             return SignalRef(key=value.key, rank=value.rank)
         case Segment():
-            inputs = message.segments[value.index].inputs
-            found = inputs.get(port) or (next(iter(inputs.values())) if len(inputs) == 1 else None)
+            given = message.segments[value.index].inputs
+            found = given.get(port) or (next(iter(given.values())) if len(given) == 1 else None)
         case InputFact():
             found = _fact_input(message, value)
     if found is None:
@@ -158,7 +170,7 @@ def _input(message: NewRequest, port: str, value: RunInput) -> RunInputRef:
     return found
 
 
-def _fact_input(message: NewRequest, fact: InputFact) -> RunInputRef | None:
+def _fact_input(message: NewRequest, fact: InputFact) -> TensorRef | None:
     index, slash, name = fact.name.partition("/")
     if slash and index.isdigit():
         return message.segments[int(index)].inputs.get(name)

@@ -54,7 +54,10 @@ class Router:
                     if rank is None and use.spec.of is not None:
                         rank = self._home(use.spec.of.name, walk_name, chosen)
                     if rank is None:
-                        raise WorkerLost(f"node {use.spec.name} has no place in walk {walk_name}", hint="check the config's node_groups")
+                        raise WorkerLost(
+                            f"node {use.spec.name} has no place in walk {walk_name}",
+                            hint="check the config's node_groups",
+                        )
                     if by_node.setdefault(use.spec.name, rank) != rank:
                         by_walk.setdefault(walk_name, {})[use.spec.name] = rank
         return Homes(by_node=by_node, by_walk=by_walk)

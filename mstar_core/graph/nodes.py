@@ -49,7 +49,11 @@ class PortType:
         """Read a port type. Raises GraphError naming `where`."""
         match = _PORT.match(text.replace(" ", ""))
         if match is None or match["dtype"] not in DTYPES:
-            raise GraphError(f"{where}: {text!r} is not a port type", hint=f'write "i64[n]" with one of {sorted(DTYPES)}', place=where)
+            raise GraphError(
+                f"{where}: {text!r} is not a port type",
+                hint=f'write "i64[n]" with one of {sorted(DTYPES)}',
+                place=where,
+            )
         dims = [d for d in (match["shape"] or "").split(",") if d]
         shape = tuple(int(d) if d.isdigit() else d for d in dims)
         return cls(dtype=match["dtype"], shape=shape, optional=bool(match["optional"]))
@@ -153,7 +157,9 @@ class NodeSpec:
         if name not in self.ports:
             from mstar_core.errors import did_you_mean
 
-            raise GraphError(f"node {self.name!r} has no port {name!r}", hint=did_you_mean(name, self.ports), place=self.name)
+            raise GraphError(
+                f"node {self.name!r} has no port {name!r}", hint=did_you_mean(name, self.ports), place=self.name
+            )
         return PortType.parse(self.ports[name], where=f"{self.name}.{name}")
 
     def on_branch(self, name: str, branch: str) -> NodeSpec:

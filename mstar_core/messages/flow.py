@@ -10,7 +10,11 @@ from mstar_core.messages.tensors import TensorRef
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A task's output port for a consumer on another rank. iteration: loop indices, outermost first."""
+    """What one rank tells another about a walk: a value, or (port begins with `$`) a mark of a loop.
+
+    task: a task's index, or number of tasks + loop. iteration: loop indices, outermost first.
+    ref: None when the port was not produced, and for marks.
+    """
 
     handle: int
     run: int
@@ -21,7 +25,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True, tag="values"):
-    """Worker to worker: values that crossed in one step. ref None: the port was not produced in that iteration."""
+    """Worker to worker: values and marks that crossed in one step."""
 
     items: list[Value]
 
@@ -42,17 +46,6 @@ class StreamTensor(msgspec.Struct, frozen=True, kw_only=True, tag="stream_tensor
     handle: int
     index: int
     ref: TensorRef
-
-
-class LoopEnd(msgspec.Struct, frozen=True, kw_only=True, tag="loop_end"):
-    """Worker to worker: the leading rank ended a loop after `iterations`."""
-
-    handle: int
-    run: int
-    loop: str
-    outer: list[int]
-    iterations: int
-    reason: str
 
 
 class TensorFreed(msgspec.Struct, frozen=True, kw_only=True, tag="tensor_freed"):
@@ -79,4 +72,4 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
     items: list[Output]
 
 
-FlowMessage = Values | StreamItems | StreamTensor | LoopEnd | TensorFreed | Outputs
+FlowMessage = Values | StreamItems | StreamTensor | TensorFreed | Outputs

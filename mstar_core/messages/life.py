@@ -8,7 +8,10 @@ import msgspec
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Child to supervisor, repeated until PeerUp of itself comes back. fd_endpoint: where its shared memory is handed out."""
+    """Child to supervisor, repeated until PeerUp of itself comes back.
+
+    fd_endpoint: where its shared memory is handed out.
+    """
 
     name: str
     incarnation: int
@@ -18,7 +21,10 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True, tag="phase", omit_defaults=True):
-    """A start-up phase or progress in one: plan spawn weights build kv capture warmup ready. bytes and total in bytes."""
+    """A start-up phase or progress in one: fetch weights build kv capture warmup ready.
+
+    done, total: bytes, or what `detail` says. facts: with `ready`, what the process can hold.
+    """
 
     name: str
     incarnation: int
@@ -30,7 +36,10 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, tag="phase", omit_default
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
-    """Child to supervisor, each second. work_ready: work is waiting; steps: steps so far (a hang is ready work, no steps)."""
+    """Child to supervisor, each second. A hang is ready work and no steps.
+
+    work_ready: work is waiting. steps: steps so far.
+    """
 
     name: str
     incarnation: int

@@ -37,7 +37,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
 class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One walk to take. run: number of the run within the request. homes: nodes placed elsewhere for this walk.
 
-    branches: cache branches that take part; none named means the main one.
+    branches: cache branches that take part; none named means the main one. keep: ports whose values stay as signals.
     """
 
     run: int
@@ -46,6 +46,7 @@ class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     branches: list[str] = []
     rows: int = 1
     sample: bool = True
+    keep: list[str] = []
     inputs: dict[str, RunInputRef] = {}
     forks: list[tuple[str, str]] = []
     homes: dict[str, int] = {}

@@ -100,11 +100,15 @@ def _param_specs(params: Any) -> tuple[ParamSpec, ...]:
     for item in dataclasses.fields(params):
         meta = item.metadata.get(_META)
         if meta is None:
-            raise PluginError(f"parameter {item.name!r} has no documentation", hint="declare it with param()", phase="params")
+            raise PluginError(
+                f"parameter {item.name!r} has no documentation", hint="declare it with param()", phase="params"
+            )
         kind, nullable = _kind(hints[item.name])
         required = item.default is dataclasses.MISSING
         default = None if required else item.default
-        specs.append(ParamSpec(name=item.name, default=default, kind=kind, nullable=nullable, required=required, **meta))
+        specs.append(
+            ParamSpec(name=item.name, default=default, kind=kind, nullable=nullable, required=required, **meta)
+        )
     return tuple(specs)
 
 
@@ -119,7 +123,9 @@ def _kind(hint: Any) -> tuple[str, bool]:
     if origin in (tuple, list):
         item = _kind(args[0])[0] if args else "any"
         return f"list of {item}", False
-    return {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object"}.get(origin or hint, "any"), False
+    return {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object"}.get(
+        origin or hint, "any"
+    ), False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +166,9 @@ def parse_params(params: type[Any], given: Mapping[str, Any], *, unknown: str = 
             raise RequestError(f"unknown parameter {name!r}", hint=hint, field=name, code="unknown_parameter")
     missing = [spec.name for spec in specs.values() if spec.required and spec.name not in values]
     if missing:
-        raise RequestError(f"parameter {missing[0]!r} is required", specs[missing[0]].doc, field=missing[0], code="missing_field")
+        raise RequestError(
+            f"parameter {missing[0]!r} is required", specs[missing[0]].doc, field=missing[0], code="missing_field"
+        )
     made = params(**values)
     check = getattr(made, "check", None)
     for problem in check() if check is not None else ():
@@ -196,7 +204,9 @@ def check_value(spec: ParamSpec, value: Any) -> Any:
 def _bad(spec: ParamSpec, value: Any, hint: str = "") -> RequestError:
     shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
     allowed = spec.range_text
-    return RequestError(f"{spec.name} is {shown}, allowed is {allowed}", hint=hint, field=spec.name, value=shown, allowed=allowed)
+    return RequestError(
+        f"{spec.name} is {shown}, allowed is {allowed}", hint=hint, field=spec.name, value=shown, allowed=allowed
+    )
 
 
 def _in_range(spec: ParamSpec, number: float) -> bool:
@@ -288,7 +298,13 @@ def _schema(spec: ParamSpec) -> dict[str, Any]:
         schema |= _array(spec.kind)
     elif spec.kind != "any":
         schema["type"] = [spec.kind, "null"] if spec.nullable else spec.kind
-    bounds = {"minimum": spec.ge, "exclusiveMinimum": spec.gt, "maximum": spec.le, "exclusiveMaximum": spec.lt, "maxItems": spec.max_items}
+    bounds = {
+        "minimum": spec.ge,
+        "exclusiveMinimum": spec.gt,
+        "maximum": spec.le,
+        "exclusiveMaximum": spec.lt,
+        "maxItems": spec.max_items,
+    }
     schema |= {key: bound for key, bound in bounds.items() if bound is not None}
     if spec.choices and not spec.any_choice:
         schema["enum"] = list(spec.choices)

@@ -89,7 +89,8 @@ class Run:
 
     max_iters: limit of the walk's loop, or {loop: limit} when there are several; None = until it stops itself.
     branches: cache branches that take part. rows: batch rows of this request (candidates).
-    sample: whether a prefill samples from its last row. inputs: walk input -> request input, segment or signal.
+    sample: whether a prefill samples from its last row. keep: output ports of the walk's nodes whose last value comes
+    back as a signal. inputs: walk input -> request input, segment or signal.
     """
 
     walk: str
@@ -97,6 +98,7 @@ class Run:
     branches: tuple[str, ...]
     rows: int
     sample: bool
+    keep: tuple[str, ...]
     inputs: Mapping[str, RunInput]
 
     def __init__(
@@ -107,6 +109,7 @@ class Run:
         branches: Sequence[str] = (MAIN,),
         rows: int = 1,
         sample: bool = True,
+        keep: Sequence[str] = (),
         **inputs: RunInput,
     ) -> None:
         object.__setattr__(self, "walk", walk)
@@ -114,6 +117,7 @@ class Run:
         object.__setattr__(self, "branches", tuple(branches))
         object.__setattr__(self, "rows", rows)
         object.__setattr__(self, "sample", sample)
+        object.__setattr__(self, "keep", tuple(keep))
         object.__setattr__(self, "inputs", dict(inputs))
 
 

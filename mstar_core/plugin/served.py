@@ -15,7 +15,9 @@ def served_model(plugin: str, model: str) -> ModelSpec:
     """The model called `model` of the plugin called `plugin`. Raises PluginError."""
     models = {spec.name: spec for spec in load_plugin(plugin)}
     if model not in models:
-        raise PluginError(f"plugin {plugin!r} offers no model {model!r}", hint=did_you_mean(model, models), plugin=plugin)
+        raise PluginError(
+            f"plugin {plugin!r} offers no model {model!r}", hint=did_you_mean(model, models), plugin=plugin
+        )
     return models[model]
 
 

@@ -95,7 +95,9 @@ class ModelSpec:
         for node in self.nodes:
             if node.name == name:
                 return node
-        raise GraphError(f"{self.name} has no node {name!r}", hint=did_you_mean(name, [n.name for n in self.nodes]), place=name)
+        raise GraphError(
+            f"{self.name} has no node {name!r}", hint=did_you_mean(name, [n.name for n in self.nodes]), place=name
+        )
 
     def walk(self, name: str) -> tuple[Partition, Walk]:
         """The walk called `name` (or an alias of it) with its partition. Raises GraphError with the nearest name."""
@@ -104,7 +106,9 @@ class ModelSpec:
             if wanted in partition.walks:
                 return partition, partition.walks[wanted]
         known = [walk for partition in self.partitions for walk in partition.walks]
-        raise GraphError(f"{self.name} has no walk {name!r}", hint=did_you_mean(name, [*known, *self.walk_aliases]), place=name)
+        raise GraphError(
+            f"{self.name} has no walk {name!r}", hint=did_you_mean(name, [*known, *self.walk_aliases]), place=name
+        )
 
     def output(self, kind: str) -> Modality | None:
         """The output modality of that kind, or None."""

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
@@ -15,16 +15,17 @@ from mstar_core.config.deployment import DeploymentSpec, RankPlan
 from mstar_core.engine.base import NodeRunner
 from mstar_core.engine.device import check_device, prepare_device, resolve_device
 from mstar_core.engine.kv_cache import KVCacheEngine
-from mstar_core.engine.sizing import pool_pages
+from mstar_core.engine.sizing import PoolPlan, PoolRequest, free_memory, plan_pool
 from mstar_core.engine.stateless import StatelessEngine
 from mstar_core.errors import ConfigError, PluginError, did_you_mean
-from mstar_core.graph import KV_CACHE, NodeSpec
+from mstar_core.graph import KV_CACHE, KVSpec, NodeSpec
 from mstar_core.plugin.model import Model, ModelContext
 from mstar_core.plugin.spec import ModelSpec
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from mstar_core.engine.kv_view import KVModule
     from mstar_core.observe.child import ChildLife
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,10 @@ def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: 
         if node.engine is KV_CACHE:
             runners[node.name] = _kv_runner(spec, node, module, vocab, device, dtype, life, share=1 / kv_nodes)
         else:
-            runners[node.name] = StatelessEngine(node, module, device=device, max_batch=spec.max_concurrent_requests)
+            runners[node.name] = StatelessEngine(
+                node, module, device=device, dtype=compute_dtype(node.dtype or spec.dtype, device),
+                max_batch=spec.max_concurrent_requests, lookahead=lookahead_on(device),
+            )  # fmt: skip
     return runners
 
 
@@ -91,30 +95,48 @@ def _kv_runner(
     life: ChildLife,
     share: float,
 ) -> KVCacheEngine:
-    if node.kv is None:
-        raise ConfigError(f"node {node.name} has no cache", hint="a KV_CACHE node declares KVSpec", key=node.name)
-    page_size = node.kv.page or spec.kv_cache.page_size
-    pages = pool_pages(
-        node.kv, spec.kv_cache, device=device, dtype=dtype, share=share,
-        max_seq_len=spec.max_seq_len, max_requests=spec.max_concurrent_requests,
-    )  # fmt: skip
-    page_bytes = node.kv.bytes_per_token(dtype.itemsize) * page_size
-    life.phase("kv", done=pages, total=pages, detail=f"{node.name}: {pages} pages of {page_size}, {pages * page_bytes} bytes")
+    assert node.kv is not None, "the graph check admits no KV node without a cache"
+    plan = _pool(spec, node, node.kv, device, dtype, share)
+    life.phase(
+        "kv",
+        done=plan.pages,
+        total=plan.pages,
+        detail=f"{node.name}: {plan.pages} pages of {plan.page_size}, {plan.size_bytes} bytes",
+    )
     return KVCacheEngine(
         node,
-        module,  # type: ignore[arg-type]  checked by the plugin's conformance, not by a base class
+        cast("KVModule", module),  # checked by the plugin's conformance, not by a base class
         device=device,
         dtype=dtype,
-        num_pages=pages,
-        page_size=page_size,
+        num_pages=plan.pages,
+        page_size=plan.page_size,
         max_slots=spec.max_concurrent_requests * len(node.kv.branches),
         max_seq_len=spec.max_seq_len,
         vocab=vocab,
         token_budget=spec.token_budget,
         attention="flashinfer" if device.type == "cuda" else "torch",
-        lookahead=1 if device.type == "cuda" else 0,
+        lookahead=lookahead_on(device),
         prefix_cache=spec.kv_cache.prefix_cache,
     )
+
+
+def _pool(
+    spec: DeploymentSpec, node: NodeSpec, kv: KVSpec, device: torch.device, dtype: torch.dtype, share: float
+) -> PoolPlan:
+    cache = spec.kv_cache
+    wanted = PoolRequest(
+        page_size=cache.page_size, pages=cache.pages, tokens=cache.tokens, memory_fraction=cache.memory_fraction
+    )
+    slots = spec.max_concurrent_requests * len(kv.branches)
+    return plan_pool(
+        kv, wanted, node=node.name, dtype=dtype, free_bytes=int(free_memory(device) * share),
+        longest=spec.max_seq_len, most_tokens=slots * spec.max_seq_len,
+    )  # fmt: skip
+
+
+def lookahead_on(device: torch.device) -> int:
+    """Steps in flight before the oldest is collected: on a CPU a launch already computes, so more only delays."""
+    return 1 if device.type == "cuda" else 0
 
 
 def _weight_progress(life: ChildLife) -> Callable[[int, int, str], None]:

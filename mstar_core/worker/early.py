@@ -27,7 +27,7 @@ class EarlyMessages:
         self._closed: OrderedDict[int, None] = OrderedDict()
 
     def keep(self, handle: int, message: Message, known: Container[Handle]) -> bool:
-        """Keep (or drop) a message whose request is not known here. False when it is, and the message can be used now."""
+        """Keep (or drop) a message whose request is not known here. False when it is, and can be used now."""
         if Handle(handle) in known:
             return False
         if handle in self._closed:

@@ -23,32 +23,29 @@ from mstar_core.graph.actions import (
     Fire,
     FireLoop,
     Free,
-    Held,
     Hold,
     Iteration,
     Key,
     Ref,
-    RunInput,
     Send,
-    Special,
     ToStream,
     Want,
 )
-from mstar_core.graph.edges import Stream
-from mstar_core.graph.nodes import CHUNK_FIRST, CHUNK_LAST, MAIN, PARAM_PREFIX, STEP, Attend
+from mstar_core.graph.nodes import MAIN, Attend
 from mstar_core.graph.readiness import WalkState
-from mstar_core.graph.walks import StopOn, StopWhen
+from mstar_core.graph.stream import Chunk
 from mstar_core.messages.flow import StreamItems, StreamTensor, Value
 from mstar_core.messages.requests import ErrorInfo
 from mstar_core.messages.tensors import TensorRef
-from mstar_core.messages.work import EndStream, OpenRequest, RunWalks, SignalRef, WalkDone
+from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalks, SignalRef, WalkDone
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import to_tensor
 from mstar_core.worker.outbox import Outbox
-from mstar_core.worker.request import ActiveRun, WaitingChunk, WorkerRequest, opened, parameter_name, sampling_params
+from mstar_core.worker.request import ActiveRun, WaitingChunk, WorkerRequest, opened, sampling_params
 from mstar_core.worker.resident import ResidentJob, TaskJob, loop_spec
-from mstar_core.worker.stream_inbox import StreamInbox
+from mstar_core.worker.streams import Streams
+from mstar_core.worker.values import gather, resolve, start_stops, stop_said, wanted_ports
 from mstar_core.worker.walks import RankWalks, run_inputs
 
 if TYPE_CHECKING:
@@ -83,9 +80,10 @@ class Executor:
         self._transport = transport
         self._clock = clock
         self._walks = RankWalks(spec, rank)
-        self._streams = {stream.name: stream for stream in spec.streams}
+        self._streams = Streams(spec, rank, outbox, self._chunk)
         self._jobs: dict[JobKey, TaskJob | ResidentJob] = {}
         self._next_job = 0
+        self._next_signal = 0
         audio = spec.output("audio")
         self._units_per_s = float(getattr(audio, "rate", 0) or 0)
 
@@ -117,8 +115,8 @@ class Executor:
             self.unknown += 1
             return
         with self._guard(request):
-            self._inbox(request, message.stream).end(message.total)
-            self._serve(request, message.stream)
+            self._streams.inbox(request, message.stream).end(message.total)
+            self._streams.serve(request, message.stream)
 
     def value(self, item: Value) -> None:
         """A task's value from another rank."""
@@ -141,8 +139,8 @@ class Executor:
                 self.unknown += 1
                 continue
             with self._guard(request):
-                self._inbox(request, message.stream).put_id(index, value)
-                self._serve(request, message.stream)
+                self._streams.inbox(request, message.stream).put_id(index, value)
+                self._streams.serve(request, message.stream)
 
     def stream_tensor(self, message: StreamTensor) -> None:
         """One tensor item from another rank."""
@@ -151,8 +149,14 @@ class Executor:
             self.unknown += 1
             return
         with self._guard(request):
-            self._inbox(request, message.stream).put_tensor(message.index, self._read(message.ref))
-            self._serve(request, message.stream)
+            self._streams.inbox(request, message.stream).put_tensor(message.index, self._read(message.ref))
+            self._streams.serve(request, message.stream)
+
+    def release_signal(self, message: ReleaseSignal) -> None:
+        """The program dropped its handle of a value."""
+        request = self.requests.get(Handle(message.handle))
+        if request is not None:
+            request.signals.pop(message.key, None)
 
     def close(self, handle: Handle) -> None:
         """Free everything of a request, in whatever state it is. Never raises; unknown handles are fine."""
@@ -203,7 +207,7 @@ class Executor:
             request = entry.request
             try:
                 for stream in entry.streams:
-                    self._put_id(request, stream, value)
+                    self._streams.put_id(request, stream, value)
                 if entry.modality is not None:
                     self._emit(request, entry.port, entry.modality, torch.tensor([value]), {})
             except MstarError as error:  # isolation boundary: one row
@@ -220,7 +224,7 @@ class Executor:
                 if tensor is None:
                     continue
                 if outlet.stream is not None:
-                    self._put(request, outlet.stream, tensor)
+                    self._streams.put(request, outlet.stream, tensor)
                 if outlet.modality is not None:
                     self._emit(request, outlet.port, outlet.modality, tensor, {"step": emission.iteration})
 
@@ -236,7 +240,10 @@ class Executor:
                 last = (*entry.iteration, done.iterations - 1)
                 for port, tensor in done.outputs.items():
                     run.values[Key(entry.task, port, last)] = tensor
-                actions = run.state.resident_done(entry.loop, entry.iteration, done.reason, done.iterations, done.outputs)
+                self._keep_signals(request, run, done.outputs)
+                actions = run.state.resident_done(
+                    entry.loop, entry.iteration, done.reason, done.iterations, done.outputs
+                )
                 self._carry_out(request, run, actions)
             else:
                 self._task_done(request, run, entry, done)
@@ -250,8 +257,17 @@ class Executor:
         task, iteration, outputs = entry.task, entry.iteration, entry.firing.outputs
         for port, tensor in outputs.items():
             run.values[Key(task, port, iteration)] = tensor
-        stop = self._stop_said(request, run, task, outputs)
+        self._keep_signals(request, run, outputs)
+        stop = stop_said(request, run, task, outputs)
         self._carry_out(request, run, run.state.done(task, iteration, outputs, stop))
+
+    def _keep_signals(self, request: WorkerRequest, run: ActiveRun, outputs: Mapping[str, Tensor]) -> None:
+        for port in run.message.keep:
+            if port in outputs:
+                request.signals.pop(run.signals.get(port, -1), None)
+                self._next_signal += 1
+                run.signals[port] = self._next_signal
+                request.signals[self._next_signal] = outputs[port]
 
     # -- walks ------------------------------------------------------------------------------------------------
 
@@ -292,20 +308,20 @@ class Executor:
                 case FireLoop() as fire:
                     self._fire_loop(request, run, fire)
                 case AskStop(loop, iteration, value):
-                    queue.extend(run.state.tested(loop, iteration, self._start_stops(request, run, loop, value)))
+                    queue.extend(run.state.tested(loop, iteration, start_stops(request, run, loop, value)))
                 case Want(address, stream, iteration):
                     request.waiting[stream] = WaitingChunk(run, address, iteration)
-                    self._serve(request, stream)
+                    self._streams.serve(request, stream)
                 case Hold(node, port, value):
                     request.held[node, port] = run.values[value]
                 case Emit(value, port, modality, iteration):
                     self._emit_value(request, run, value, port, modality, iteration)
                 case ToStream(value, stream, _):
-                    tensor = self._resolve(request, run, value)
+                    tensor = resolve(request, run, value)
                     if tensor is not None:
-                        self._put(request, stream, tensor)
+                        self._streams.put(request, stream, tensor)
                 case Send(rank, address, port, iteration, value):
-                    tensor = None if value is None else self._resolve(request, run, value)
+                    tensor = None if value is None else resolve(request, run, value)
                     self._outbox.value(rank, request.handle, run.number, address, port, list(iteration), tensor)
                 case Free(value):
                     run.values.pop(value, None)
@@ -326,6 +342,7 @@ class Executor:
                 counts=counts,
                 emitted=request.emitted,
                 streamed=dict(request.streamed),
+                signals={port: _described(key, request.signals[key]) for port, key in run.signals.items()},
                 cached_tokens=run.cached_tokens,
             )
         )
@@ -336,8 +353,8 @@ class Executor:
     def _fire(self, request: WorkerRequest, run: ActiveRun, fire: Fire) -> None:
         task = run.share.walk.tasks[fire.task]
         branches = fire.branches or (MAIN,)
-        inputs = self._gather(request, run, fire.inputs, fire.iteration)
-        outputs = tuple(dict.fromkeys((*task.wanted, *(outlet.port for outlet in task.outlets))))
+        inputs = gather(request, run, fire.inputs, fire.iteration)
+        outputs = wanted_ports(run, task)
         entry = TaskJob(request=request, run=run, task=fire.task, iteration=fire.iteration)
         entry.firing.open_jobs = len(branches)
         for number, branch in enumerate(branches):
@@ -349,10 +366,10 @@ class Executor:
     def _fire_loop(self, request: WorkerRequest, run: ActiveRun, fire: FireLoop) -> None:
         task = run.share.walk.tasks[fire.task]
         loop = run.share.walk.loops[fire.loop]
-        inputs = self._gather(request, run, fire.inputs, (*fire.iteration, 0))
+        inputs = gather(request, run, fire.inputs, (*fire.iteration, 0))
         branch = (fire.branches or (MAIN,))[0]
         spec: LoopSpec = loop_spec(loop, task, fire.limit, request.params)
-        job = self._job(request, task, inputs, tuple(task.wanted), branch, sample=True)
+        job = self._job(request, task, inputs, wanted_ports(run, task), branch, sample=True)
         job.loop = spec
         entry = ResidentJob.of(request, run, fire.loop, fire.task, fire.iteration, task)
         self._submit(request, task, job, entry)
@@ -399,44 +416,19 @@ class Executor:
         return [(name, runner) for name, runner in self._runners.items() if name in request.homes]
 
     def _urgency(self, request: WorkerRequest) -> float:
-        """How soon the client runs dry: seconds of playback already overdue; the first chunk of a stream comes first."""
+        """How soon the client runs dry: seconds of playback overdue; the first chunk of a stream comes first."""
         if request.first_output_s is None or not self._units_per_s:
             return FIRST_CHUNK_URGENCY
         return self._clock() - request.first_output_s - request.emitted_units / self._units_per_s
 
     # -- values -----------------------------------------------------------------------------------------------
 
-    def _gather(self, request: WorkerRequest, run: ActiveRun, refs: dict[str, Ref], iteration: Iteration) -> dict[str, Tensor]:
-        found = {}
-        for port, ref in refs.items():
-            value = self._special(request, run, ref, iteration) if isinstance(ref, Special) else self._resolve(request, run, ref)
-            if value is not None:
-                found[port] = value
-        return found
-
-    def _resolve(self, request: WorkerRequest, run: ActiveRun, ref: Ref) -> Tensor | None:
-        match ref:
-            case Key():
-                return run.values[ref]
-            case RunInput(name):
-                return run.inputs[name]
-            case Held(node, port):
-                return request.held.get((node, port))
-            case Special():
-                return self._special(request, run, ref, ())
-
-    def _special(self, request: WorkerRequest, run: ActiveRun, ref: Special, iteration: Iteration) -> Tensor | None:
-        if ref.name == STEP:
-            return torch.tensor(ref.step)
-        if ref.name in (CHUNK_FIRST, CHUNK_LAST):
-            first, last = run.flags.get(iteration, (False, False))
-            return torch.tensor(first if ref.name == CHUNK_FIRST else last)
-        assert ref.name.startswith(PARAM_PREFIX), "the graph check admits no other special input"
-        number = request.numbers.get(parameter_name(ref.name))
-        return None if number is None else torch.tensor(number)
-
     def _input(self, request: WorkerRequest, ref: TensorRef | SignalRef) -> Tensor:
         if isinstance(ref, SignalRef):
+            if ref.rank != self._rank:
+                raise EngineError(
+                    "a kept value is on another rank", f"it is on rank {ref.rank}, the walk on rank {self._rank}"
+                )
             return request.signals[ref.key]
         return to_tensor(self._transport.get(ref), ref.dtype)  # the api frees its tensors with the request
 
@@ -450,7 +442,7 @@ class Executor:
     def _emit_value(
         self, request: WorkerRequest, run: ActiveRun, value: Ref, port: str, modality: str | None, iteration: Iteration
     ) -> None:
-        tensor = self._resolve(request, run, value)
+        tensor = resolve(request, run, value)
         if tensor is not None and modality is not None:
             self._emit(request, port, modality, tensor, {"step": iteration[-1]} if iteration else {})
 
@@ -463,57 +455,8 @@ class Executor:
         request.emitted += 1
         request.emitted_units += tensor.numel()
 
-    def _put(self, request: WorkerRequest, stream: Stream, tensor: Tensor) -> None:
-        """Put a value on a stream: ids one by one, other tensors as one item."""
-        if tensor.dtype is torch.int64 and tensor.numel() == 1:
-            self._put_id(request, stream, int(tensor))
-            return
-        rank = request.homes.get(stream.into[0].name)
-        if rank is None:
-            return
-        index = self._count(request, stream)
-        if rank == self._rank:
-            self._inbox(request, stream.name).put_tensor(index, tensor)
-            self._serve(request, stream.name)
-        else:
-            self._outbox.stream_tensor(rank, stream.name, request.handle, index, tensor)
-
-    def _put_id(self, request: WorkerRequest, stream: Stream, value: int) -> None:
-        rank = request.homes.get(stream.into[0].name)
-        if rank is None:
-            return  # the consumer's partition was not asked for
-        index = self._count(request, stream)
-        if rank == self._rank:
-            self._inbox(request, stream.name).put_id(index, value)
-            if stream.name in request.waiting:
-                self._serve(request, stream.name)
-        else:
-            self._outbox.stream_id(rank, stream.name, request.handle, index, value)
-
-    @staticmethod
-    def _count(request: WorkerRequest, stream: Stream) -> int:
-        index = request.streamed.get(stream.name, 0)
-        request.streamed[stream.name] = index + 1
-        return index
-
-    def _inbox(self, request: WorkerRequest, name: str) -> StreamInbox:
-        inbox = request.inboxes.get(name)
-        if inbox is None:
-            stream = self._streams[name]
-            flush = stream.flush_if is not None and bool(request.params.get(stream.flush_if, False))
-            inbox = request.inboxes[name] = StreamInbox(stream, flush=flush)
-        return inbox
-
-    def _serve(self, request: WorkerRequest, name: str) -> None:
-        """Give the waiting walk its next chunk, or the news that none will come."""
-        waiting = request.waiting.get(name)
-        if waiting is None:
-            return
-        inbox = self._inbox(request, name)
-        popped = inbox.pop()
-        if popped is None and not inbox.is_finished:
-            return
-        del request.waiting[name]
+    def _chunk(self, request: WorkerRequest, waiting: WaitingChunk, popped: tuple[Chunk, Tensor] | None) -> None:
+        """A stream's answer to a walk that waits."""
         run, address, iteration = waiting.run, waiting.address, waiting.iteration
         if popped is None:
             self._carry_out(request, run, run.state.stream_ended(address, iteration))
@@ -523,31 +466,6 @@ class Executor:
         run.flags.clear()
         run.flags[iteration] = (chunk.first, chunk.last)
         self._carry_out(request, run, run.state.chunk(address, iteration))
-
-    # -- stop rules of loops that readiness iterates ----------------------------------------------------------
-
-    def _stop_said(self, request: WorkerRequest, run: ActiveRun, task: int, outputs: Mapping[str, Tensor]) -> bool | None:
-        compiled = run.share.walk.tasks[task]
-        if not compiled.path:
-            return None
-        loop = run.share.walk.loops[compiled.path[-1]]
-        if loop.stop_task != task or loop.loop.stop is None:
-            return None
-        value = outputs.get(loop.loop.stop.port)
-        return value is not None and self._stops(request, loop.loop.stop, value)
-
-    def _start_stops(self, request: WorkerRequest, run: ActiveRun, loop: int, ref: Ref) -> bool:
-        rule = run.share.walk.loops[loop].loop.stop
-        value = self._resolve(request, run, ref)
-        return rule is not None and value is not None and self._stops(request, rule, value)
-
-    @staticmethod
-    def _stops(request: WorkerRequest, rule: StopOn | StopWhen, value: Tensor) -> bool:
-        if isinstance(rule, StopWhen):
-            return bool(value.any())
-        if rule.unless is not None and request.params.get(rule.unless):
-            return False
-        return int(value.reshape(-1)[-1]) in rule.ids
 
     def _guard(self, request: WorkerRequest) -> _Guard:
         return _Guard(self, request)
@@ -574,12 +492,20 @@ class _Guard:
         return True
 
 
+def _described(key: int, tensor: Tensor) -> tuple[int, str, list[int]]:
+    return key, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+
+
 def _error_info(error: BaseException) -> ErrorInfo:
     if isinstance(error, MstarError):
         field = error.facts.get("field")
         return ErrorInfo(
-            message=error.public, code=error.code, status=error.status, param=str(field) if field else None, detail=error.detail
+            message=error.public,
+            code=error.code,
+            status=error.status,
+            param=str(field) if field else None,
+            detail=error.detail,
         )
-    return ErrorInfo(message="the engine failed on this request", code="engine_error", detail=f"{type(error).__name__}: {error}")
-
-
+    return ErrorInfo(
+        message="the engine failed on this request", code="engine_error", detail=f"{type(error).__name__}: {error}"
+    )

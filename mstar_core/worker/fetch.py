@@ -54,11 +54,15 @@ def checkpoint_folder(spec: DeploymentSpec, model: ModelSpec, progress: Callable
     """The folder with the deployment's weights. Raises WeightsError naming what is missing and what to try."""
     if spec.weights_source == "tiny":
         if model.tiny is None:
-            raise WeightsError(f"{model.name} has no embedded default checkpoint", hint="use --weights DIR", phase="weights")
+            raise WeightsError(
+                f"{model.name} has no embedded default checkpoint", hint="use --weights DIR", phase="weights"
+            )
         return Path(import_function(model.tiny)(cache_root(spec.cache_dir) / "tiny" / model.name))
     if model.resolve is None:
         if spec.folder is None:
-            raise WeightsError(f"{model.name} needs a folder with its weights", hint="use --weights DIR", phase="weights")
+            raise WeightsError(
+                f"{model.name} needs a folder with its weights", hint="use --weights DIR", phase="weights"
+            )
         return Path(spec.folder)
     folder = Path(spec.folder) if spec.folder else None
     cache = Path(spec.cache_dir) if spec.cache_dir else None
@@ -96,7 +100,9 @@ def main(argv: list[str] | None = None) -> None:
             life.phase("fetch")
             model = served_model(spec.plugin, spec.model)
             folder = checkpoint_folder(spec, model, _Progress(life))
-            model.bound(folder, spec.model_kwargs)  # a checkpoint that cannot be read is known before anything else starts
+            model.bound(
+                folder, spec.model_kwargs
+            )  # a checkpoint that cannot be read is known before anything else starts
             result = Path(spec.run_dir) / RESULT
             result.write_text(str(folder))
             log.info("weights are in %s", folder)
@@ -105,4 +111,3 @@ def main(argv: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
-

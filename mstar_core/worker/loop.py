@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mstar_core.engine.base import Handle, NodeRunner, Running, StepResult
-from mstar_core.messages.flow import LoopEnd, StreamItems, StreamTensor, TensorFreed, Values
-from mstar_core.messages.life import PeerDown, PeerUp
+from mstar_core.messages.flow import StreamItems, StreamTensor, TensorFreed, Values
+from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, ReleaseSignal, RunWalks
 from mstar_core.observe.child import ChildLife
@@ -64,7 +64,7 @@ class Worker:
         log.info("worker ends: %s", self.life.stop_reason)
 
     def turn(self) -> None:
-        """One turn: messages in, one step launched, the one before collected, messages out. Waits when nothing is ready."""
+        """One turn: messages in, a step launched, the one before collected, messages out. Waits when idle."""
         now = time.monotonic()
         self.drain()
         launched = self.launch()
@@ -120,8 +120,10 @@ class Worker:
                 self.transport.connect(message.name, message.fd_endpoint, message.incarnation)
             case PeerDown():
                 self.peer_down(message)
-            case ReleaseSignal() | LoopEnd():
-                self.executor.unknown += 1
+            case ReleaseSignal():
+                self.executor.release_signal(message)
+            case PeerReady():
+                pass  # nothing here depends on it
             case _:
                 log.warning("an unexpected %s was dropped", type(message).__name__)
 
@@ -165,7 +167,10 @@ class Worker:
 
     def readings(self) -> dict[str, float]:
         """Gauges and counters of this rank by name."""
-        values = {f"{self.life.name}.requests": float(len(self.executor.requests)), f"{self.life.name}.steps": float(self.steps)}
+        values = {
+            f"{self.life.name}.requests": float(len(self.executor.requests)),
+            f"{self.life.name}.steps": float(self.steps),
+        }
         values[f"{self.life.name}.shm_bytes"] = float(self.transport.used_bytes)
         values[f"{self.life.name}.shm_live"] = float(self.transport.live)
         for name, runner in self.runners.items():

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import logging
 import time
+from contextlib import closing
 from pathlib import Path
 
 import zmq
 
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
+from mstar_core.engine.device import resolve_device
 from mstar_core.errors import ConfigError
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.child import ChildLife, prepare_process
 from mstar_core.observe.logs import start_logging
 from mstar_core.plugin.served import bound_model
 from mstar_core.transport import Courier, Mailbox, TensorTransport, mailbox_endpoint, open_transport
-from mstar_core.worker.build import build_runners
+from mstar_core.worker.build import build_runners, lookahead_on
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox, worker_name
@@ -41,9 +43,13 @@ def main(argv: list[str] | None = None) -> None:
     with (
         zmq.Context() as context,
         Courier[Message](context, codec) as courier,
-        open_transport(spec.transport, name=name, incarnation=args.incarnation, directory=spec.ipc_dir) as transport,
+        closing(
+            open_transport(spec.transport, name=name, incarnation=args.incarnation, directory=spec.ipc_dir)
+        ) as transport,
     ):
-        life = ChildLife(name, args.incarnation, spec, courier, supervisor=args.supervisor, fd_endpoint=transport.endpoint)
+        life = ChildLife(
+            name, args.incarnation, spec, courier, supervisor=args.supervisor, fd_endpoint=transport.endpoint
+        )
         with life.guarded():
             endpoint = mailbox_endpoint(spec.ipc_dir, name, args.incarnation)
             with Mailbox[Envelope](context, endpoint, codec) as mailbox:
@@ -73,10 +79,9 @@ def _worker(
     outbox = Outbox(life.name, rank.rank, courier, transport)
     executor = Executor(model, rank.rank, runners, outbox, transport, time.monotonic)
     scheduler = FairShare(runners)
-    on_gpu = rank.device.startswith("cuda")
     return Worker(
         mailbox=mailbox, courier=courier, transport=transport, life=life, executor=executor, outbox=outbox,
-        runners=runners, scheduler=scheduler, lookahead=1 if on_gpu else 0,
+        runners=runners, scheduler=scheduler, lookahead=lookahead_on(resolve_device(rank.device)),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mstar_core.errors import MstarError
-from mstar_core.messages.flow import LoopEnd, Output, Outputs, StreamItems, StreamTensor, TensorFreed, Value, Values
+from mstar_core.messages.flow import Output, Outputs, StreamItems, StreamTensor, TensorFreed, Value, Values
 from mstar_core.messages.requests import ErrorInfo
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.wire import Message
@@ -45,7 +45,9 @@ class Outbox:
         self._transport = transport
         self._outputs: list[Output] = []
         self._values: defaultdict[int, list[Value]] = defaultdict(list)
-        self._ids: defaultdict[tuple[int, str], tuple[list[int], list[int], list[int]]] = defaultdict(lambda: ([], [], []))
+        self._ids: defaultdict[tuple[int, str], tuple[list[int], list[int], list[int]]] = defaultdict(
+            lambda: ([], [], [])
+        )
         self._freed: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         self._control: list[tuple[str, Message]] = []
 
@@ -54,7 +56,9 @@ class Outbox:
         ref = self._put(tensor, API)
         self._outputs.append(Output(handle=handle, seq=seq, port=port, modality=modality, ref=ref, meta=meta))
 
-    def value(self, rank: int, handle: int, run: int, task: int, port: str, iteration: list[int], tensor: Tensor | None) -> None:
+    def value(
+        self, rank: int, handle: int, run: int, task: int, port: str, iteration: list[int], tensor: Tensor | None
+    ) -> None:
         """A task's value for another rank; None says that the port was not produced."""
         ref = None if tensor is None else self._put(tensor, worker_name(rank))
         self._values[rank].append(Value(handle=handle, run=run, task=task, port=port, iteration=iteration, ref=ref))
@@ -71,10 +75,6 @@ class Outbox:
         name = worker_name(rank)
         message = StreamTensor(stream=stream, handle=handle, index=index, ref=self._put(tensor, name))
         self._control.append((name, message))
-
-    def loop_end(self, rank: int, message: LoopEnd) -> None:
-        """Tell another rank that a loop ended."""
-        self._control.append((worker_name(rank), message))
 
     def walk_done(self, message: WalkDone) -> None:
         """This rank's share of a run ended."""

@@ -27,7 +27,7 @@ class ActiveRun:
     """One run of one walk on this rank.
 
     values: what tasks produced and somebody still needs. flags: (first, last) of the chunk of each iteration.
-    jobs: outstanding engine jobs of the run, so that a value for rows of several branches waits for all of them.
+    signals: port -> key of the value that the program asked to keep.
     """
 
     message: RunWalk
@@ -38,6 +38,7 @@ class ActiveRun:
     values: dict[Key, Tensor] = field(default_factory=dict)
     flags: dict[Iteration, tuple[bool, bool]] = field(default_factory=dict)
     cached_tokens: int = 0
+    signals: dict[str, int] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -58,6 +59,7 @@ class WorkerRequest:
     """One request on this worker. Owned by `Executor`; ended by `Executor.close` alone.
 
     queues: runs handed over and not begun, by partition. held: what output ports of nodes last held.
+    signals: values kept for the program, by key.
     early: values from other ranks for runs that have not begun here.
     streamed: items put on each stream from here. emitted: outputs sent to the api from here.
     """
@@ -88,7 +90,7 @@ class WorkerRequest:
 
 
 def parameter_numbers(params_type: type[Any], values: Mapping[str, Any], seed: int) -> dict[str, float | int | bool]:
-    """Parameters as nodes can read them: numbers and booleans as they are, choices by index; `seed` is the one in force."""
+    """Parameters as nodes read them: numbers and booleans as they are, choices by index; `seed` is the one in force."""
     numbers: dict[str, float | int | bool] = {}
     for spec in param_specs(params_type):
         value = values.get(spec.name)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from mstar_core.errors import EngineError
-from mstar_core.graph import Stream
+from mstar_core.graph import ChunkPolicy, Stream
 from mstar_core.graph.stream import Chunk, ChunkCursor
 
 if TYPE_CHECKING:
@@ -20,16 +20,17 @@ GROW = 256  # ids; one allocation per three seconds of speech
 class StreamInbox:
     """Buffers a stream's items until they make a chunk. Owned by the request; freed with it.
 
-    Items are numbered by the producer; a gap or a repetition is an error of the stream, never silently wrong data.
+    policy: the stream's chunk policy as this request's parameters make it. Items are numbered by the
+    producer; a gap or a repetition is an error of the stream, never silently wrong data.
     `total` counts every item sent, `accepted` those that passed the stream's accept range.
     """
 
     __slots__ = ("_base", "_count", "_cursor", "_ids", "_tensors", "_total", "received", "stream")
 
-    def __init__(self, stream: Stream, *, flush: bool) -> None:
+    def __init__(self, stream: Stream, policy: ChunkPolicy, *, flush: bool) -> None:
         self.stream = stream
         self.received = 0
-        self._cursor = ChunkCursor(stream.chunk, flush=flush)
+        self._cursor = ChunkCursor(policy, flush=flush)
         self._total: int | None = None
         self._ids: np.ndarray = np.empty(GROW, dtype=np.int64)
         self._tensors: list[Tensor] = []
@@ -83,7 +84,9 @@ class StreamInbox:
     def _expect(self, index: int) -> None:
         if index != self.received:
             raise EngineError(
-                f"stream {self.stream.name} broke", f"item {index} came where {self.received} was due", "send the request again"
+                f"stream {self.stream.name} broke",
+                f"item {index} came where {self.received} was due",
+                "send the request again",
             )
         self.received += 1
 

@@ -1,4 +1,4 @@
-"""The walks of the served model as one rank runs them: compiled once, cut once per placement, shared by all requests."""
+"""The walks of the served model as one rank runs them: compiled once, cut once per placement, shared by requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class RankWalks:
 def run_inputs(share: RankWalk) -> set[str]:
     """Names of the Run's inputs that tasks of this rank read."""
     names = {
-        entry.source.port for index in share.tasks for entry in share.walk.tasks[index].inputs if entry.source.kind is Kind.RUN
+        entry.source.port
+        for index in share.tasks
+        for entry in share.walk.tasks[index].inputs
+        if entry.source.kind is Kind.RUN
     }
     for loop in share.loops:
         names.update(v.start.port for v in share.walk.loops[loop].variables if v.start.kind is Kind.RUN)

@@ -57,7 +57,8 @@ def sing(request: ProgramRequest) -> ProgramGenerator:
 
 
 MODEL = ModelSpec(
-    name="toy", title="Toy", plugin="toy", inputs=(Text(),), outputs=(Audio(),), params=Params, nodes=(LM, CODEC), streams=(IDS,),
+    name="toy", title="Toy", plugin="toy", inputs=(Text(),), outputs=(Audio(),), params=Params, nodes=(LM, CODEC),
+    streams=(IDS,),
     partitions=(
         Partition(
             name="talk", program=talk,
@@ -71,7 +72,11 @@ MODEL = ModelSpec(
         ),
         Partition(
             name="sing", program=sing,
-            walks={"chunks": Loop("each", GraphNode(CODEC, ("ids",), (GraphEdge("pcm", CLIENT, modality="audio"),)), over=IDS)},
+            walks={
+                "chunks": Loop(
+                    "each", GraphNode(CODEC, ("ids",), (GraphEdge("pcm", CLIENT, modality="audio"),)), over=IDS
+                )
+            },
         ),
     ),
 )  # fmt: skip
@@ -103,7 +108,10 @@ def placed(*replicas_of_lm: tuple[int, ...], codec: int = 0) -> Plan:
     ranks = sorted({rank for replica in replicas_of_lm for rank in replica} | {codec})
     return Plan(
         ranks=tuple(RankPlan(rank=r, device="cpu", nodes=()) for r in ranks),
-        placements=(NodePlacement(node="lm", replicas=replicas_of_lm), NodePlacement(node="codec", replicas=((codec,),))),
+        placements=(
+            NodePlacement(node="lm", replicas=replicas_of_lm),
+            NodePlacement(node="codec", replicas=((codec,),)),
+        ),
     )
 
 
@@ -155,7 +163,9 @@ def test_walks_follow_each_other_and_the_stream_ends_with_its_total(conductor: C
     [(rank, message)] = post.take()
     assert rank == "worker-0" and isinstance(message, RunWalks)
     assert (message.runs[0].walk, message.runs[0].max_iters) == ("decode", 8)
-    conductor.on(WalkDone(handle=1, run=message.runs[0].run, rank=0, reason="length", counts={"loop": 8}, streamed={"ids": 9}))
+    conductor.on(
+        WalkDone(handle=1, run=message.runs[0].run, rank=0, reason="length", counts={"loop": 8}, streamed={"ids": 9})
+    )
     assert post.take() == [("worker-1", EndStream(handle=1, stream="ids", total=9))]
     conductor.on(WalkDone(handle=1, run=2, rank=1, emitted=3))
     sent = post.take()
@@ -199,7 +209,9 @@ def test_a_dead_worker_fails_its_requests_with_the_cause_and_refuses_new_ones(co
     post.take()
     conductor.on(PeerDown(name="worker-0", incarnation=1, cause="killed by SIGKILL"))
     [failed] = [m for _, m in post.take() if isinstance(m, RequestFailed)]
-    assert failed.error.code == "worker_lost" and failed.error.status == 503 and failed.error.detail == "killed by SIGKILL"
+    assert (
+        failed.error.code == "worker_lost" and failed.error.status == 503 and failed.error.detail == "killed by SIGKILL"
+    )
     conductor.on(request(2))
     assert post.take()[-1][1].error.code == "worker_lost"
     conductor.on(PeerReady(name="worker-0", incarnation=2))
@@ -218,7 +230,12 @@ def test_a_lost_api_cancels_everything(conductor: Conductor, post: Post) -> None
 
 @pytest.mark.parametrize("after", range(4))
 def test_cancel_at_any_point_leaves_nothing(conductor: Conductor, post: Post, after: int) -> None:
-    steps = [request(), WalkDone(handle=1, run=1, rank=0), WalkDone(handle=1, run=3, rank=0), WalkDone(handle=1, run=2, rank=1)]
+    steps = [
+        request(),
+        WalkDone(handle=1, run=1, rank=0),
+        WalkDone(handle=1, run=3, rank=0),
+        WalkDone(handle=1, run=2, rank=1),
+    ]
     for message in steps[:after]:
         conductor.on(message)
     conductor.on(CancelRequest(handle=1))

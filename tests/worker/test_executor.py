@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mstar_orpheus.plugin import ORPHEUS
 
 from mstar_core.engine.base import Handle, Job
 from mstar_core.messages.flow import Outputs, StreamItems
@@ -17,6 +16,7 @@ from mstar_core.messages.work import EndStream, OpenRequest, RunWalk, RunWalks, 
 from mstar_core.transport.tensors import inline, inline_array
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.outbox import Outbox
+from mstar_orpheus.plugin import ORPHEUS
 from tests.fakes.runner import FakeRunner
 
 STOP = 128258
@@ -64,7 +64,9 @@ class InlineTransport:
 class Bench:
     """An executor on one rank with its fakes."""
 
-    def __init__(self, scripts: dict[int, list[int]], *, nodes: tuple[str, ...] = ("LLM", "snac_decoder"), rank: int = 0) -> None:
+    def __init__(
+        self, scripts: dict[int, list[int]], *, nodes: tuple[str, ...] = ("LLM", "snac_decoder"), rank: int = 0
+    ) -> None:
         self.post = Post()
         self.lm = FakeRunner("LLM", self._prefill, lambda handle: scripts[handle][1:])
         self.snac = FakeRunner("snac_decoder", lambda job: {"pcm": job.inputs["window"].to(torch.int32)})
@@ -80,7 +82,9 @@ class Bench:
 
     def open(self, handle: int, homes: dict[str, int] | None = None, **params: Any) -> None:
         homes = homes or {"LLM": 0, "snac_decoder": 0}
-        self.executor.open(OpenRequest(handle=handle, params=params, seed=1, homes=homes, max_tokens=100, outputs=["audio"]))
+        self.executor.open(
+            OpenRequest(handle=handle, params=params, seed=1, homes=homes, max_tokens=100, outputs=["audio"])
+        )
 
     def walk(self, handle: int, partition: str, run: int, walk: str, **fields: Any) -> None:
         self.executor.run(RunWalks(handle=handle, partition=partition, runs=[RunWalk(run=run, walk=walk, **fields)]))

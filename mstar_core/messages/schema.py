@@ -1,0 +1,24 @@
+"""The wire format as JSON schema, made from the message types. Written to docs/wire/ by `make docs`, held by a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mstar_core.messages.wire import WIRE_VERSION, Envelope
+
+
+def wire_schema() -> dict[str, Any]:
+    """JSON schema (2020-12) of an envelope and of every message in it. MessagePack follows it one to one.
+
+    Byte strings are MessagePack `bin`, shown as strings with `contentEncoding`. The tag of a union is the field `type`.
+    """
+    (root,), components = msgspec.json.schema_components([Envelope], ref_template="#/$defs/{name}")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "mstarctl wire format",
+        "version": WIRE_VERSION,
+        **root,
+        "$defs": dict(sorted(components.items())),
+    }

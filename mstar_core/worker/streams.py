@@ -1,0 +1,88 @@
+"""Streams of a worker's requests: items out to where their consumer lives, chunks in to the walk that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from mstar_core.graph.edges import LeftContext, Stream
+from mstar_core.graph.stream import Chunk
+from mstar_core.plugin.spec import ModelSpec
+from mstar_core.worker.outbox import Outbox
+from mstar_core.worker.request import WaitingChunk, WorkerRequest
+from mstar_core.worker.stream_inbox import StreamInbox
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Deliver = Callable[[WorkerRequest, WaitingChunk, "tuple[Chunk, Tensor] | None"], None]
+"""Called with the next chunk of a walk that waits, or None when the stream is over."""
+
+
+class Streams:
+    """Owned by the executor. Buffers belong to their requests and go with them."""
+
+    def __init__(self, spec: ModelSpec, rank: int, outbox: Outbox, deliver: Deliver) -> None:
+        self._rank = rank
+        self._outbox = outbox
+        self._deliver = deliver
+        self._streams = {stream.name: stream for stream in spec.streams}
+
+    def put(self, request: WorkerRequest, stream: Stream, tensor: Tensor) -> None:
+        """Put a value on a stream: ids one by one, other tensors as one item."""
+        if tensor.dtype is torch.int64 and tensor.numel() == 1:
+            self.put_id(request, stream, int(tensor))
+            return
+        rank = request.homes.get(stream.into[0].name)
+        if rank is None:
+            return
+        index = _count(request, stream)
+        if rank == self._rank:
+            self.inbox(request, stream.name).put_tensor(index, tensor)
+            self.serve(request, stream.name)
+        else:
+            self._outbox.stream_tensor(rank, stream.name, request.handle, index, tensor)
+
+    def put_id(self, request: WorkerRequest, stream: Stream, value: int) -> None:
+        """Put one id on a stream. Runs once per row and decode step: no objects are made."""
+        rank = request.homes.get(stream.into[0].name)
+        if rank is None:
+            return  # the consumer's partition was not asked for
+        index = _count(request, stream)
+        if rank == self._rank:
+            self.inbox(request, stream.name).put_id(index, value)
+            if stream.name in request.waiting:
+                self.serve(request, stream.name)
+        else:
+            self._outbox.stream_id(rank, stream.name, request.handle, index, value)
+
+    def inbox(self, request: WorkerRequest, name: str) -> StreamInbox:
+        """The consumer's buffer of a stream."""
+        found = request.inboxes.get(name)
+        if found is None:
+            stream = self._streams[name]
+            flush = stream.flush_if is not None and bool(request.params.get(stream.flush_if, False))
+            chunk = stream.chunk
+            policy = chunk.for_request(request.params) if isinstance(chunk, LeftContext) else chunk
+            found = request.inboxes[name] = StreamInbox(stream, policy, flush=flush)
+        return found
+
+    def serve(self, request: WorkerRequest, name: str) -> None:
+        """Give the waiting walk its next chunk, or the news that none will come."""
+        waiting = request.waiting.get(name)
+        if waiting is None:
+            return
+        inbox = self.inbox(request, name)
+        popped = inbox.pop()
+        if popped is None and not inbox.is_finished:
+            return
+        del request.waiting[name]
+        self._deliver(request, waiting, popped)
+
+
+def _count(request: WorkerRequest, stream: Stream) -> int:
+    index = request.streamed.get(stream.name, 0)
+    request.streamed[stream.name] = index + 1
+    return index

@@ -1,0 +1,82 @@
+"""Finds the values that readiness names: what a task takes in, and whether a loop's stop rule holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from mstar_core.graph.actions import Held, Iteration, Key, Ref, RunInput, Special
+from mstar_core.graph.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, STEP
+from mstar_core.graph.walks import StopOn, StopWhen
+from mstar_core.worker.request import ActiveRun, WorkerRequest, parameter_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.graph.compiled import CompiledTask
+
+
+def gather(request: WorkerRequest, run: ActiveRun, refs: Mapping[str, Ref], iteration: Iteration) -> dict[str, Tensor]:
+    """The inputs of one firing by port; what is known to be absent is left out."""
+    found = {port: resolve(request, run, ref, iteration) for port, ref in refs.items()}
+    return {port: value for port, value in found.items() if value is not None}
+
+
+def resolve(request: WorkerRequest, run: ActiveRun, ref: Ref, iteration: Iteration = ()) -> Tensor | None:
+    """The value behind a name, None when there is none."""
+    match ref:
+        case Key():
+            return run.values[ref]
+        case RunInput(name):
+            return run.inputs[name]
+        case Held(node, port):
+            return request.held.get((node, port))
+        case Special():
+            return _special(request, run, ref, iteration)
+
+
+def _special(request: WorkerRequest, run: ActiveRun, ref: Special, iteration: Iteration) -> Tensor | None:
+    if ref.name == STEP:
+        return torch.tensor(ref.step)
+    if ref.name in (CHUNK_FIRST, CHUNK_LAST):
+        first, last = run.flags.get(iteration, (False, False))
+        return torch.tensor(first if ref.name == CHUNK_FIRST else last)
+    assert ref.name.startswith(PARAM_PREFIX), "the graph check admits no other special input"
+    number = request.numbers.get(parameter_name(ref.name))
+    return None if number is None else torch.tensor(number)
+
+
+def stop_said(request: WorkerRequest, run: ActiveRun, task: int, outputs: Mapping[str, Tensor]) -> bool | None:
+    """What the stop rule of a task's loop says of its outputs; None when the task does not decide about a loop."""
+    compiled = run.share.walk.tasks[task]
+    if not compiled.path:
+        return None
+    loop = run.share.walk.loops[compiled.path[-1]]
+    if loop.stop_task != task or loop.loop.stop is None:
+        return None
+    value = outputs.get(loop.loop.stop.port)
+    return value is not None and stops(request, loop.loop.stop, value)
+
+
+def start_stops(request: WorkerRequest, run: ActiveRun, loop: int, ref: Ref) -> bool:
+    """Whether a loop's stop rule holds for its starting value already."""
+    rule = run.share.walk.loops[loop].loop.stop
+    value = resolve(request, run, ref)
+    return rule is not None and value is not None and stops(request, rule, value)
+
+
+def stops(request: WorkerRequest, rule: StopOn | StopWhen, value: Tensor) -> bool:
+    """Whether a value ends a loop."""
+    if isinstance(rule, StopWhen):
+        return bool(value.any())
+    if rule.unless is not None and request.params.get(rule.unless):
+        return False
+    return int(value.reshape(-1)[-1]) in rule.ids
+
+
+def wanted_ports(run: ActiveRun, task: CompiledTask) -> tuple[str, ...]:
+    """Output ports that the engine has to give back for a task."""
+    kept = (port for port in run.message.keep if port in task.node.spec.ports)
+    return tuple(dict.fromkeys((*task.wanted, *(outlet.port for outlet in task.outlets), *kept)))
