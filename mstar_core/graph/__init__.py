@@ -54,8 +54,9 @@ from mstar_core.graph.nodes import (
     Sampling,
     from_param,
 )
-from mstar_core.graph.readiness import WalkState, loop_limits
+from mstar_core.graph.readiness import WalkState
 from mstar_core.graph.stream import Chunk, ChunkCursor, policy_for
+from mstar_core.graph.terms import loop_limits
 from mstar_core.graph.walks import (
     GraphNode,
     Loop,

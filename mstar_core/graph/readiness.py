@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph.actions import (
     Action,
     Actions,
@@ -32,44 +31,15 @@ from mstar_core.graph.actions import (
     ToStream,
     Want,
 )
-from mstar_core.graph.compiled import ROOT, CompiledLoop, CompiledTask, CompiledWalk, Kind, Outlet, Source
+from mstar_core.graph.compiled import ROOT, CompiledLoop, CompiledTask, Kind, Outlet, Source
 from mstar_core.graph.cut import RankWalk, Route
 from mstar_core.graph.frames import PENDING, LoopRun, Pending, Scope
-from mstar_core.graph.nodes import KV_CACHE, MAIN
-
-MaxIters = int | Mapping[str, int] | None
+from mstar_core.graph.nodes import MAIN
+from mstar_core.graph.terms import MaxIters, branches_of, loop_limits
 
 GO: Final = "$go"
 END: Final = "$end:"
 NOWHERE: Final = Route()
-
-
-def loop_limits(walk: CompiledWalk, max_iters: MaxIters) -> list[int | None]:
-    """The limit of each loop of a walk. Raises GraphError for unknown loops and for a loop that could never end."""
-    names = [loop.name for loop in walk.loops]
-    if max_iters is None or isinstance(max_iters, int):
-        if isinstance(max_iters, int) and len(names) > 1:
-            written = ", ".join(f"{name!r}: ..." for name in names)
-            raise GraphError(
-                f"walk {walk.name!r} has {len(names)} loops, so one max_iters is not enough",
-                hint=f"write max_iters={{{written}}}",
-                place=walk.name,
-            )
-        limits: list[int | None] = [max_iters] * len(names)
-    else:
-        for name in max_iters:
-            if name not in names:
-                hint = did_you_mean(name, names)
-                raise GraphError(f"walk {walk.name!r} has no loop {name!r}", hint=hint, place=walk.name)
-        limits = [max_iters.get(name) for name in names]
-    for loop, limit in zip(walk.loops, limits, strict=True):
-        if limit is None and loop.loop.stop is None and loop.loop.over is None:
-            raise GraphError(
-                f"loop {loop.name!r} of walk {walk.name!r} has neither a limit nor a stop rule",
-                hint="give the Run max_iters",
-                place=loop.name,
-            )
-    return [None if limit is None else max(limit, 0) for limit in limits]
 
 
 class WalkState:
@@ -89,7 +59,7 @@ class WalkState:
         self.walk = share.walk
         self.limits = loop_limits(share.walk, max_iters)
         self.given = frozenset(given)
-        self.branches = _branches_of(share.walk, tuple(branches))
+        self.branches = branches_of(share.walk, tuple(branches))
         self.ended = False
         self._reason = "done"
         self._counts: dict[str, int] = {}
@@ -724,18 +694,3 @@ class WalkState:
 def _loop_of(scope: Scope) -> LoopRun:
     assert scope.run is not None, "only a loop's body has a way back"
     return scope.run
-
-
-def _branches_of(walk: CompiledWalk, branches: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
-    """Per task, the cache branches of one firing; None when the task has no branch in this run."""
-    apart = {task.node.spec.branch for task in walk.tasks if task.node.spec.of is not None}
-    found: list[tuple[str, ...] | None] = []
-    for task in walk.tasks:
-        spec = task.node.spec
-        if spec.of is not None:
-            found.append((spec.branch,) if spec.branch in branches else None)
-        elif spec.engine is KV_CACHE:
-            found.append(tuple(branch for branch in branches if branch not in apart) or None)
-        else:
-            found.append(())
-    return tuple(found)

@@ -59,7 +59,8 @@ CASES: dict[str, tuple[Walk, tuple[NodeSpec, ...], str]] = {
     ),
     "another spec of the name": (
         N(replace(A, doc="other"), ("x",), (OUT,)), (A,),
-        "walk 'go' uses a node 'alpha' that differs from the one declared; refer to the NodeSpec object of nodes=  @go.alpha",
+        "walk 'go' uses a node 'alpha' that differs from the one declared; refer to the NodeSpec object of "
+        "nodes=  @go.alpha",
     ),
     "unknown input": (
         N(A, ("xx",), (OUT,)), (A,),
@@ -80,7 +81,8 @@ CASES: dict[str, tuple[Walk, tuple[NodeSpec, ...], str]] = {
     ),
     "edge to a node that the walk does not use": (
         N(A, ("x",), (E("y", B, into="x"), OUT)), (A, B),
-        "walk 'go' names node 'beta' in an edge of 'alpha', which the walk does not use; choose one of: alpha  @go.alpha.y",
+        "walk 'go' names node 'beta' in an edge of 'alpha', which the walk does not use; choose one of: "
+        "alpha  @go.alpha.y",
     ),
     "edge to a text": (
         N(A, ("x",), (E("y", "beta"), OUT)), (A,),
@@ -89,7 +91,8 @@ CASES: dict[str, tuple[Walk, tuple[NodeSpec, ...], str]] = {
     ),
     "edge out of a loop": (
         Sequential(Loop("again", N(A, ("x",), (E("y", B, into="x"),))), N(B, ("x",), (OUT,))), (A, B),
-        "walk 'go' sends port 'y' of 'alpha' out of its loop to 'beta'; write the edge in the loop's outputs=, which hands "
+        "walk 'go' sends port 'y' of 'alpha' out of its loop to 'beta'; write the edge in the loop's "
+        "outputs=, which hands "
         "over the last iteration's value  @go.alpha.y",
     ),
     "port fed twice": (
@@ -107,17 +110,20 @@ CASES: dict[str, tuple[Walk, tuple[NodeSpec, ...], str]] = {
     ),
     "no modality": (
         N(A, ("x",), (E("y", CLIENT),)), (A,),
-        "walk 'go' emits port 'y' of 'alpha' without a modality; write modality=\"text\" or another output modality of the "
+        "walk 'go' emits port 'y' of 'alpha' without a modality; write modality=\"text\" or another output "
+        "modality of the "
         "model  @go.alpha",
     ),
     "reaches nothing": (
         N(A, ("x",)), (A,),
-        "walk 'go' reaches no output, no stream and no cache; add an edge to CLIENT or to a stream, or let a node with a "
+        "walk 'go' reaches no output, no stream and no cache; add an edge to CLIENT or to a stream, or let a "
+        "node with a "
         "cache write to it  @go.outputs",
     ),
     "reads a cache only": (
         N(LLM, ("x",), attend=Attend(write=False)), (LLM,),
-        "walk 'go' reaches no output, no stream and no cache; add an edge to CLIENT or to a stream, or let a node with a "
+        "walk 'go' reaches no output, no stream and no cache; add an edge to CLIENT or to a stream, or let a "
+        "node with a "
         "cache write to it  @go.outputs",
     ),
     "node in no walk": (
@@ -125,7 +131,8 @@ CASES: dict[str, tuple[Walk, tuple[NodeSpec, ...], str]] = {
     ),
     "circle": (
         Sequential(N(A, ("x",), (E("y", B, into="x"),)), N(B, ("x",), (E("y", A, into="x"), OUT))), (A, B),
-        "walk 'go' goes in a circle: alpha and beta wait for each other; carry a value to the next iteration with a Loop's "
+        "walk 'go' goes in a circle: alpha and beta wait for each other; carry a value to the next iteration "
+        "with a Loop's "
         "carry=  @alpha",
     ),
     "two loops of one name": (
@@ -142,7 +149,8 @@ CASES: dict[str, tuple[Walk, tuple[NodeSpec, ...], str]] = {
     ),
     "outputs of nobody": (
         Loop("again", N(A, ("x",)), outputs=(E("latents", CLIENT, modality="tensor"),)), (A,),
-        "walk 'go' loop 'again' hands out port 'latents', which no node of its body has; choose one of: flag, x, y  @again",
+        "walk 'go' loop 'again' hands out port 'latents', which no node of its body has; choose one of: "
+        "flag, x, y  @again",
     ),
     "stop on a float": (
         Loop("again", N(A, ("x",), (OUT,)), stop=StopOn("y", (1,))), (A,),
@@ -158,7 +166,8 @@ CASES: dict[str, tuple[Walk, tuple[NodeSpec, ...], str]] = {
     ),
     "stop inside": (
         Loop("again", Loop("inner", N(A, ("x",), (OUT,))), stop=StopWhen("flag")), (A,),
-        "walk 'go' loop 'again' stops on port 'flag' of a loop inside it; stop on a port of a node that stands directly in "
+        "walk 'go' loop 'again' stops on port 'flag' of a loop inside it; stop on a port of a node that "
+        "stands directly in "
         "the body  @again",
     ),
     "unless of nothing": (
@@ -168,7 +177,8 @@ CASES: dict[str, tuple[Walk, tuple[NodeSpec, ...], str]] = {
     ),
     "unknown parameter": (
         N(A, ("x", from_param("stepz")), (OUT,)), (A,),
-        "walk 'go', node 'alpha' names parameter 'stepz', which the model does not have; did you mean 'steps'?  @go.alpha",
+        "walk 'go', node 'alpha' names parameter 'stepz', which the model does not have; did you mean "
+        "'steps'?  @go.alpha",
     ),
     "step outside a loop": (
         N(A, ("x", STEP), (OUT,)), (A,),
@@ -184,7 +194,8 @@ CASES: dict[str, tuple[Walk, tuple[NodeSpec, ...], str]] = {
     ),
     "cache used twice in no order": (
         Parallel(N(LLM, ("x",)), N(LLM, ("token",), (OUT,))), (LLM,),
-        "walk 'go' uses node 'LLM' twice with nothing that says which comes first; join the two uses by an edge, or write "
+        "walk 'go' uses node 'LLM' twice with nothing that says which comes first; join the two uses by an "
+        "edge, or write "
         "two walks  @go.LLM",
     ),
 }  # fmt: skip
@@ -263,7 +274,8 @@ def test_a_stream_may_be_taken_by_a_node_without_a_loop() -> None:
         ),
         (
             Stream("s", (B, "x"), FixedChunk(1), flush_if="flsh"),
-            "flush_if of stream 's' names parameter 'flsh', which the model does not have; did you mean 'flush'?  @stream s",
+            "flush_if of stream 's' names parameter 'flsh', which the model does not have; did you mean 'flush'? "
+            " @stream s",
         ),
         (
             Stream("s", (B, "x"), LeftContext(4, 1, chunk_from="flsh")),
@@ -294,7 +306,8 @@ def test_a_stream_needs_a_producer_a_consumer_and_two_partitions() -> None:
 def test_a_stream_that_is_not_declared_is_named() -> None:
     stream = Stream("ids", (B, "x"), FixedChunk(1))
     assert problems(N(A, ("x",), (S("y", replace(stream, name="idz")), OUT)), A, streams=()) == [
-        "walk 'go' puts port 'y' of 'alpha' on stream 'idz', which is not among the streams; there is none to choose from"
+        "walk 'go' puts port 'y' of 'alpha' on stream 'idz', which is not among the streams; there is none "
+        "to choose from"
         "  @go.alpha"
     ]
 
@@ -302,7 +315,8 @@ def test_a_stream_that_is_not_declared_is_named() -> None:
 def test_a_loop_over_a_stream_takes_its_port() -> None:
     stream = Stream("s", (B, "x"), FixedChunk(1))
     assert (
-        "walk 'take' loop 'chunks' runs over a stream into beta.x, which its body does not take; add 'beta' with input 'x' "
+        "walk 'take' loop 'chunks' runs over a stream into beta.x, which its body does not take; add 'beta' "
+        "with input 'x' "
         "to the body  @chunks"
     ) in streamed(stream, consumer=Loop("chunks", N(B, ("ids",), (OUT,)), over=stream))
 

@@ -137,7 +137,8 @@ def test_a_stop_rule_ends_a_loop_before_its_limit() -> None:
 
 
 def test_the_starting_value_is_tested_and_may_end_a_loop_before_it_begins() -> None:
-    walk = Loop("again", Sequential(N(A, ("x",), (E("y", C, into="x"),)), N(C, ("x",))), carry={"y": "x"},
+    body = Sequential(N(A, ("x",), (E("y", C, into="x"),)), N(C, ("x",)))
+    walk = Loop("again", body, carry={"y": "x"},
                 stop=StopWhen("y"))  # fmt: skip
     run = state(walk, None, {"x"})
     assert run.start() == [AskStop(0, (), RunInput("x"))]
@@ -208,8 +209,12 @@ def test_values_cross_ranks_and_the_leader_tells_when_a_loop_goes_on_and_ends() 
     assert two.start() == []
     value = Key(0, "y", (0,))
     assert one.done(0, (0,), {"y"}) == [
-        Hold("alpha", "y", value), Send(1, 0, "y", (0,), value), Send(1, 2, "$end:done", (1,), None), Emit(value, "y", "tensor", ()),
-        Free(value), EndWalk("done", {"again": 1}),
+        Hold("alpha", "y", value),
+        Send(1, 0, "y", (0,), value),
+        Send(1, 2, "$end:done", (1,), None),
+        Emit(value, "y", "tensor", ()),
+        Free(value),
+        EndWalk("done", {"again": 1}),
     ]  # fmt: skip
     assert two.arrived(0, "y", (0,), True) == []
     assert two.arrived(2, "$end:done", (1,), False) == [Fire(1, (0,), {"x": value}, ())]

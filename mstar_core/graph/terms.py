@@ -1,0 +1,57 @@
+"""The terms of one run of a walk: how often its loops may iterate and which cache branches each task covers.
+
+Called by WalkState when a run begins, and by the conductor to refuse a Run that could never end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mstar_core.errors import GraphError, did_you_mean
+from mstar_core.graph.compiled import CompiledWalk
+from mstar_core.graph.nodes import KV_CACHE
+
+MaxIters = int | Mapping[str, int] | None
+
+
+def loop_limits(walk: CompiledWalk, max_iters: MaxIters) -> list[int | None]:
+    """The limit of each loop of a walk. Raises GraphError for unknown loops and for a loop that could never end."""
+    names = [loop.name for loop in walk.loops]
+    if max_iters is None or isinstance(max_iters, int):
+        if isinstance(max_iters, int) and len(names) > 1:
+            written = ", ".join(f"{name!r}: ..." for name in names)
+            raise GraphError(
+                f"walk {walk.name!r} has {len(names)} loops, so one max_iters is not enough",
+                hint=f"write max_iters={{{written}}}",
+                place=walk.name,
+            )
+        limits: list[int | None] = [max_iters] * len(names)
+    else:
+        for name in max_iters:
+            if name not in names:
+                hint = did_you_mean(name, names)
+                raise GraphError(f"walk {walk.name!r} has no loop {name!r}", hint=hint, place=walk.name)
+        limits = [max_iters.get(name) for name in names]
+    for loop, limit in zip(walk.loops, limits, strict=True):
+        if limit is None and loop.loop.stop is None and loop.loop.over is None:
+            raise GraphError(
+                f"loop {loop.name!r} of walk {walk.name!r} has neither a limit nor a stop rule",
+                hint="give the Run max_iters",
+                place=loop.name,
+            )
+    return [None if limit is None else max(limit, 0) for limit in limits]
+
+
+def branches_of(walk: CompiledWalk, branches: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
+    """Per task, the cache branches of one firing; None when the task has no branch in this run."""
+    apart = {task.node.spec.branch for task in walk.tasks if task.node.spec.of is not None}
+    found: list[tuple[str, ...] | None] = []
+    for task in walk.tasks:
+        spec = task.node.spec
+        if spec.of is not None:
+            found.append((spec.branch,) if spec.branch in branches else None)
+        elif spec.engine is KV_CACHE:
+            found.append(tuple(branch for branch in branches if branch not in apart) or None)
+        else:
+            found.append(())
+    return tuple(found)
