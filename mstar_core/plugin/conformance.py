@@ -185,7 +185,7 @@ def function(check: ConformanceCheck) -> Callable[[Subject], None]:
 
 
 def run_checks(name: str, checks: Sequence[ConformanceCheck] = CHECKS) -> tuple[Result, ...]:
-    """Every check on the plugin called `name` and each of its models. Raises PluginError when it cannot be loaded."""
+    """Every check on the plugin called `name` and each of its models. Raises when it cannot be loaded."""
     entry = find_entry(name)
     models = load_plugin(entry.name)
     return tuple(run_check(check, subject) for check in checks for subject in subjects(check, entry, models))

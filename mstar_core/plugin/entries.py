@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Final
 
-from mstar_core.errors import PluginError, did_you_mean
+from mstar_core.errors import NotFound, PluginError, did_you_mean
 from mstar_core.plugin.spec import API_VERSION
 
 GROUP: Final = "mstar.plugins"
@@ -45,14 +45,13 @@ def plugin_entries() -> tuple[PluginEntry, ...]:
 
 
 def find_entry(name: str, entries: tuple[PluginEntry, ...] | None = None) -> PluginEntry:
-    """The plugin called `name` (entry or distribution). Raises PluginError with the nearest name."""
+    """The plugin called `name` (entry or distribution). Raises NotFound with the nearest name."""
     known = plugin_entries() if entries is None else entries
     for entry in known:
         if name in (entry.name, entry.distribution):
             return entry
-    raise PluginError(
-        f"no plugin {name!r} is installed", hint=did_you_mean(name, [entry.name for entry in known]), plugin=name
-    )
+    hint = did_you_mean(name, [entry.name for entry in known])
+    raise NotFound(f"no plugin {name!r} is installed", hint=hint, kind="plugin", name=name)
 
 
 def allowed_names(
@@ -64,5 +63,8 @@ def allowed_names(
         return None
     names = frozenset(part.strip() for part in text.split(",") if part.strip())
     for name in sorted(names):
-        find_entry(name, entries)
+        try:
+            find_entry(name, entries)
+        except NotFound as error:
+            raise PluginError(f"MSTAR_PLUGINS: {error.title}", hint=error.hint, plugin=name) from None
     return names

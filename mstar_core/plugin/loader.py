@@ -185,7 +185,10 @@ def validated(offered: tuple[object, ...], entry: PluginEntry) -> tuple[ModelSpe
 
 
 def load_plugin(name: str) -> tuple[ModelSpec, ...]:
-    """Load one plugin alone, as children do: no other plugin is imported. Raises PluginError when it cannot be used."""
+    """Load one plugin alone, as children do: no other plugin is imported.
+
+    Raises NotFound when it is not installed, PluginError when it cannot be used.
+    """
     loaded = load(find_entry(name), new_manager(), trace=trace_of(os.environ))
     if loaded.problem is not None:
         raise loaded.problem.error()

@@ -25,6 +25,7 @@ from mstar_core.config import (
 )
 from mstar_core.errors import ConfigError, ExitCode, MstarError, UsageError
 from mstar_core.plugin import Plugins
+from mstarctl.complete import key_names, plugin_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.errors import render_error
 
@@ -35,7 +36,12 @@ app = typer.Typer(
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="put a value over the file's; may be repeated")
 ]
-What = Annotated[str, typer.Argument(metavar="MODEL|FILE", help="a model, a shipped configuration's name, or a file")]
+What = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|FILE", help="a model, a shipped configuration's name, or a file", autocompletion=plugin_names
+    ),
+]
 
 VALIDATED = (
     Column("FILE", "name"),
@@ -140,7 +146,8 @@ def _text_of(config: ConfigFile) -> str:
 def explain_key(
     ctx: typer.Context,
     key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="such as kv_cache.pages; all keys without it")
+        str | None,
+        typer.Argument(metavar="[KEY]", help="such as kv_cache.pages; all keys without it", autocompletion=key_names),
     ] = None,
 ) -> None:
     """Explain one key, or list all of them."""
@@ -176,7 +183,9 @@ def schema(ctx: typer.Context) -> None:
 @app.command("init")
 def init(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="the model to write a file for")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="the model to write a file for", autocompletion=plugin_names)
+    ],
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="where to write it; stdout without it")] = None,
 ) -> None:
     """Write a commented file for a model: every key with its default."""

@@ -11,6 +11,7 @@ import typer
 from mstar_core.config import shipped
 from mstar_core.graph import Graph, NodeSpec, graph_to_dict, graph_to_dot
 from mstar_core.plugin import ModelSpec, Plugins, param_specs
+from mstarctl.complete import plugin_names
 from mstarctl.output import Column, Printer
 
 app = typer.Typer(
@@ -86,7 +87,10 @@ def summary(spec: ModelSpec, plugins: Plugins) -> dict[str, Any]:
 
 @app.command("show")
 def show_model(
-    ctx: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="model, alias or dist/model")]
+    ctx: typer.Context,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="model, alias or dist/model", autocompletion=plugin_names)
+    ],
 ) -> None:
     """Show one model: nodes, walks, streams, parameters, files."""
     from mstar_core.plugin.json_form import spec_to_json
@@ -143,7 +147,9 @@ def _node(node: NodeSpec) -> str:
 @app.command("graph")
 def draw_model(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="model, alias or dist/model")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="model, alias or dist/model", autocompletion=plugin_names)
+    ],
     form: Annotated[Drawing, typer.Option("--format", help="how to draw")] = Drawing.ASCII,
     width: Annotated[int, typer.Option("--width", min=40, help="columns of the drawing")] = 100,
     is_ascii: Annotated[bool, typer.Option("--ascii", help="no line-drawing characters")] = False,

@@ -9,6 +9,7 @@ import typer
 
 from mstar_core.errors import ExitCode
 from mstar_core.plugin.entries import plugin_entries
+from mstarctl.complete import plugin_names
 from mstarctl.output import Column, Printer
 
 app = typer.Typer(
@@ -81,7 +82,8 @@ def summary(item: Any) -> dict[str, Any]:
 
 @app.command("info")
 def plugin_info(
-    ctx: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="plugin or distribution")]
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="plugin or distribution", autocompletion=plugin_names)],
 ) -> None:
     """Show one plugin: version, requirements, models, and the traceback of a broken one with --debug."""
     from mstar_core.plugin import Plugins
@@ -105,7 +107,8 @@ def plugin_info(
 
 @app.command("check")
 def check_plugin(
-    ctx: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="plugin or distribution")]
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="plugin or distribution", autocompletion=plugin_names)],
 ) -> None:
     """Run the conformance checks and give the grade; exit 3 when one fails."""
     from mstar_core.plugin.conformance import grade_of, run_checks

@@ -183,6 +183,31 @@ def test_completion_knows_the_verbs_and_never_prints_an_error(
     assert capsys.readouterr().out.split() == ["plugins"]
 
 
+@pytest.mark.parametrize(
+    ("words", "count", "found"),
+    [
+        ("mstarctl models show to", 3, ["toy"]),
+        ("mstarctl config explain kv_cache.pa", 3, ["kv_cache.page_size", "kv_cache.pages"]),
+    ],
+)
+def test_names_are_completed_without_importing_a_plugin(
+    words: str,
+    count: int,
+    found: list[str],
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("_MSTARCTL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(count))
+    with pytest.raises(SystemExit):
+        main.run([])
+    said = capsys.readouterr()
+    assert (said.out.split(), said.err) == (found, "")
+    assert "toy_plugin.plugin" not in sys.modules
+
+
 def test_version_names_client_api_and_plugins(cli: Cli) -> None:
     (facts,) = cli("version", "-o", "json").json["items"]
     assert {"client", "python", "plugin_api", "plugins"} <= set(facts)
