@@ -1,0 +1,243 @@
+"""Who enters the next step of a KV node, with which pages, and who gives way. Called by the KV engine's launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mstar_core.engine.batching import Offer, share_budget, youngest
+from mstar_core.engine.kv_sequence import Branch, Firing
+from mstar_core.engine.kv_step import Piece, StepRunner, decode_rows
+from mstar_core.engine.pages import OutOfPages
+from mstar_core.errors import TooLarge
+
+if TYPE_CHECKING:
+    from mstar_core.engine.kv_loops import Loops
+    from mstar_core.engine.kv_state import KVState
+    from mstar_core.engine.page_table import PageCopy
+    from mstar_core.graph.nodes import NodeSpec
+
+
+class Admission:
+    """Starts jobs, reserves pages and preempts. Holds no state of its own beyond the engine's."""
+
+    def __init__(self, spec: NodeSpec, state: KVState, loops: Loops, runner: StepRunner, token_budget: int) -> None:
+        assert spec.kv is not None
+        self._spec = spec
+        self._branch_names = spec.kv.branches
+        self._state = state
+        self._loops = loops
+        self._runner = runner
+        self._budget = token_budget
+
+    def choose_pieces(self) -> list[Piece]:
+        """Start what can start, in order of age, and cut it to the token budget."""
+        self._state.is_blocked = False
+        chosen: list[Branch] = []
+        for _, branch in sorted(self._state.pending.items()):
+            if branch.in_flight or not self._has_slots(branch):
+                continue
+            if not self._start_next(branch):
+                continue
+            if branch.current is None and branch.is_reserved:
+                self._join_decode(branch)
+            elif branch.is_reserved or (not self._state.is_blocked and self.reserve(branch)):
+                if branch.current is None:
+                    self._join_decode(branch)
+                else:
+                    chosen.append(branch)
+        offers = [Offer(tokens=f.left, must_be_whole=f.must_be_whole) for f in _currents(chosen)]
+        budget = max(self._budget - len(self._state.active), self._state.pool.page_size)
+        counts = share_budget(offers, budget)
+        # A preemption during this choice may have taken pages back from a branch that was chosen before.
+        return [self.piece(b, n) for b, n in zip(chosen, counts, strict=True) if n and b.is_reserved]
+
+    def piece(self, branch: Branch, count: int) -> Piece:
+        firing = branch.current
+        assert firing is not None
+        piece = Piece(branch, firing, count, branch.job, is_last=count == firing.left)
+        if not firing.is_replay and branch.job is not None:
+            piece.wants = self._loops.wanted(branch.job)
+            piece.samples = piece.is_last and branch.job.sample and self._spec.sampling is not None
+        return piece
+
+    def _has_slots(self, branch: Branch) -> bool:
+        request = branch.request
+        if request.slots:
+            return True
+        taken = None if self._state.is_blocked else self._state.slots.take(len(self._branch_names), request.sampling)
+        if taken is None:
+            self._state.is_blocked = True
+            return False
+        request.slots = taken
+        for slot, each in zip(taken, request.branches.values(), strict=True):
+            each.slot = slot
+        return True
+
+    def _start_next(self, branch: Branch) -> bool:
+        """Start the next job of a branch that has none. False when nothing is left to do there."""
+        while branch.job is None and branch.queue:
+            job = branch.job = branch.queue.popleft()
+            branch.is_reserved, branch.cached_tokens = False, 0
+            try:
+                ended = self._loops.start(branch, job)
+            except Exception as error:  # noqa: BLE001 one job's inputs must not end the worker's turn
+                self._state.fail(self._state.ready, branch, job, self._state.wrapped(error))
+                return False
+            if ended is not None:
+                self._state.ready.done.append(ended)
+                branch.request.held.update(ended.outputs)
+                branch.job = None
+            elif branch.is_decoding:
+                self._state.looping[int(job.key)] = branch
+        if branch.job is None:
+            self._state.pending.pop((branch.request.order, branch.name), None)
+            return False
+        return True
+
+    def reserve(self, branch: Branch) -> bool:
+        """Get the pages that the current work will fill, preempting others only for the oldest with work."""
+        if branch.is_evicted and not branch.replay:
+            self._loops.rebuild(branch)
+        self._adopt_cached(branch)
+        wanted = sum(firing.left for firing in branch.replay)
+        if branch.firing is not None and branch.firing.attend.write:
+            wanted += branch.firing.left
+        wanted += branch.is_decoding
+        if self._would_thrash(branch, wanted):
+            self._state.is_blocked = True
+            return False
+        while True:
+            try:
+                self._copy(self._state.tables.ensure(branch.slot, wanted) if wanted else [])
+            except OutOfPages as shortage:
+                if not self._make_room(branch, shortage):
+                    return False
+            except TooLarge as error:
+                assert branch.job is not None
+                self._state.fail(self._state.ready, branch, branch.job, error)
+                return False
+            else:
+                branch.is_reserved = True
+                return True
+
+    def _would_thrash(self, branch: Branch, wanted: int) -> bool:
+        """Whether the rows that decode would soon take these pages back. The oldest with work is never held up."""
+        if not self._state.active or branch.request.order == self._state.oldest_with_work():
+            return False
+        return self._state.pool.available < self._state.tables.missing(branch.slot, wanted) + len(self._state.active)
+
+    def _make_room(self, branch: Branch, shortage: OutOfPages) -> bool:
+        """Preempt one request for `branch`; False when it has to wait or has failed for good."""
+        order = branch.request.order
+        if order == self._state.oldest_with_work():
+            victim = youngest(self._state.holders(), apart_from=order)
+            if victim is not None:
+                self._preempt(victim.order)
+                return True
+            if not self._state.in_flight and branch.job is not None:
+                self._state.fail(self._state.ready, branch, branch.job, self._state.outgrown(shortage))
+                return False
+        self._state.is_blocked = True
+        return False
+
+    def _adopt_cached(self, branch: Branch) -> None:
+        """Take over pages of the prefix cache at the start of an empty row."""
+        row = branch.slot
+        if self._state.cache is None or self._state.tables.count[row] or self._state.tables.length[row]:
+            return
+        tokens = sum(firing.tokens for firing in branch.replay)
+        firing = branch.firing
+        if firing is not None and branch.job is not None and firing.attend.write and not self._loops.wanted(branch.job):
+            tokens += firing.tokens
+        pages = self._state.cache.match(branch.chain.keys, tokens) if tokens else []
+        if not pages:
+            return
+        self._state.tables.adopt(row, pages)
+        skipped = len(pages) * self._state.pool.page_size
+        while branch.replay and skipped >= branch.replay[0].tokens:
+            skipped -= branch.replay.popleft().tokens
+        if branch.replay:
+            branch.replay[0].done = skipped
+        elif skipped and firing is not None:
+            firing.done = branch.cached_tokens = skipped
+        if not branch.replay:
+            branch.is_evicted = False
+
+    def _join_decode(self, branch: Branch) -> None:
+        self._state.pending.pop((branch.request.order, branch.name), None)
+        assert branch.job is not None
+        if not self._state.active:
+            self._state.decode_since = self._state.clock()
+        self._state.active[int(branch.job.key)] = branch
+        self._state.is_decode_current = False
+
+    def grow_decode_rows(self) -> None:
+        """Give a writable place to every looping row whose pages are full; pressure preempts the youngest."""
+        if not self._state.is_decode_current:
+            self.remake_decode_rows()
+        decode = self._state.decode
+        if decode is None:
+            return
+        full = self._state.tables.length[decode.slots] >= self._state.tables.capacity[decode.slots]
+        if not full.any():
+            return
+        for index in np.nonzero(full)[0].tolist():
+            self._grow(decode.branches[index])
+
+    def _grow(self, branch: Branch) -> None:
+        while branch.job is not None and int(branch.job.key) in self._state.active:
+            try:
+                self._copy(self._state.tables.ensure(branch.slot, 1))
+            except OutOfPages as shortage:
+                victim = youngest(self._state.holders())
+                if victim is None:
+                    self._state.fail(self._state.ready, branch, branch.job, self._state.outgrown(shortage))
+                elif victim.order == branch.request.order and self._state.is_alone(branch.request):
+                    self._state.fail(self._state.ready, branch, branch.job, self._state.outgrown(shortage))
+                else:
+                    self._preempt(victim.order)
+            else:
+                return
+
+    def remake_decode_rows(self) -> None:
+        branches = sorted(self._state.active.values(), key=lambda branch: branch.request.order)
+        self._state.decode = decode_rows(branches, self._state.slots) if branches else None
+        self._state.is_decode_current = True
+
+    def _preempt(self, order: int) -> None:
+        """Take all pages of a request; its branches compute their logs again when they are next admitted."""
+        request = next(request for request in self._state.requests.values() if request.order == order)
+        self._state.preempted += 1
+        for branch in request.branches.values():
+            if branch.slot < 0:
+                continue
+            self._loops.sync_log(branch)
+            self._state.tables.release(branch.slot)
+            branch.replay.clear()
+            branch.is_evicted = branch.logged > 0
+            branch.is_reserved = False
+            branch.cached_tokens = 0
+            if branch.firing is not None:
+                branch.firing.restart()
+            if branch.is_decoding and branch.job is not None:
+                if self._state.active.pop(int(branch.job.key), None) is not None:
+                    self._state.is_decode_current = False
+                self._state.pending[(order, branch.name)] = branch
+                branch.waiting_since = self._state.clock()
+            if self._state.in_flight:
+                # Its last id may still be on the way; the log is complete once that step is collected.
+                branch.in_flight += 1
+                self._state.in_flight[-1].fixed.append(branch)
+
+    def _copy(self, copies: list[PageCopy]) -> None:
+        if copies:
+            self._runner.copy_pages(copies)
+
+
+def _currents(branches: list[Branch]) -> Iterator[Firing]:
+    for branch in branches:
+        if branch.current is not None:
+            yield branch.current

@@ -1,0 +1,134 @@
+"""What the KV engine knows at any moment: requests, branches with work, decode rows, steps in flight.
+
+Shared by the engine and its admission, which both change it; nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mstar_core.engine.base import Failed, StepResult
+from mstar_core.engine.batching import Holder
+from mstar_core.engine.kv_sequence import Branch, Request
+from mstar_core.errors import EngineError, MstarError, TooLarge
+
+if TYPE_CHECKING:
+    from mstar_core.engine.base import Handle, Job
+    from mstar_core.engine.kv_step import DecodeRows, Part
+    from mstar_core.engine.page_table import PageTables
+    from mstar_core.engine.pages import OutOfPages, PagePool
+    from mstar_core.engine.prefix_cache import PrefixCache
+    from mstar_core.engine.slots import Slots
+
+
+@dataclass(slots=True)
+class KVRunning:
+    """A step in flight. dropped: keys whose decode rows in it no longer count. fixed: branches that wait for it."""
+
+    parts: list[Part]
+    result: StepResult
+    started: float
+    dropped: set[int] = field(default_factory=set)
+    fixed: list[Branch] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class KVState:
+    """Everything of one node that changes from step to step. Owned by its KV engine.
+
+    pending: branches with work outside the decode rows, by (age, branch). looping: job key -> branch of a resident
+    loop; active: those of them that run in the next step. decode: arrays of the active rows, remade when
+    `is_decode_current` is false. ready: results that no step brought. is_blocked: somebody waits for memory.
+    """
+
+    name: str
+    pool: PagePool
+    tables: PageTables
+    cache: PrefixCache | None
+    slots: Slots
+    clock: Callable[[], float]
+    requests: dict[Handle, Request] = field(default_factory=dict)
+    pending: dict[tuple[int, str], Branch] = field(default_factory=dict)
+    looping: dict[int, Branch] = field(default_factory=dict)
+    active: dict[int, Branch] = field(default_factory=dict)
+    decode: DecodeRows | None = None
+    is_decode_current: bool = True
+    in_flight: list[KVRunning] = field(default_factory=list)
+    ready: StepResult = field(default_factory=StepResult)
+    preempted: int = 0
+    is_blocked: bool = False
+    decode_since: float = float("inf")
+
+    def holders(self) -> Iterator[Holder]:
+        """Requests that have slots, with the pages they hold."""
+        for request in self.requests.values():
+            if request.slots:
+                pages = int(self.tables.count[request.slots].sum())
+                fixed = any(branch.in_flight for branch in request.branches.values())
+                yield Holder(order=request.order, pages=pages, is_fixed=fixed)
+
+    def is_alone(self, request: Request) -> bool:
+        """Whether no other request holds a page."""
+        return all(holder.order == request.order or not holder.pages for holder in self.holders())
+
+    def oldest_with_work(self) -> int:
+        """Age of the oldest request that has anything to do."""
+        busy = (r.order for r in self.requests.values() if any(b.has_work for b in r.branches.values()))
+        return min(busy)
+
+    def fail(self, result: StepResult, branch: Branch, job: Job, error: MstarError) -> None:
+        """Fail a request: report the job, take its other work away, keep its memory until it is closed."""
+        result.failed.append(Failed(job=job, error=error))
+        request = branch.request
+        request.is_failed = True
+        for each in request.branches.values():
+            self.pending.pop((request.order, each.name), None)
+            self.stop_decoding(each)
+            each.queue.clear()
+            each.replay.clear()
+            each.job = each.firing = each.loop = None
+            if each.slot >= 0:
+                self.tables.release(each.slot)
+        self.is_blocked = False
+
+    def stop_decoding(self, branch: Branch) -> None:
+        """Take a branch out of the decode rows; what steps in flight draw for it no longer counts."""
+        if not branch.is_decoding or branch.job is None:
+            return
+        key = int(branch.job.key)
+        branch.is_decoding = False
+        self.looping.pop(key, None)
+        if self.active.pop(key, None) is not None:
+            self.is_decode_current = False
+        for running in self.in_flight:
+            running.dropped.add(key)
+
+    def look_again(self, branch: Branch) -> None:
+        """Queue a branch whose job has ended if more jobs wait there."""
+        key = (branch.request.order, branch.name)
+        if branch.queue:
+            self.pending[key] = branch
+            branch.waiting_since = self.clock()
+        else:
+            self.pending.pop(key, None)
+
+    def wrapped(self, error: Exception) -> MstarError:
+        """Any exception as one of ours, naming the node."""
+        if isinstance(error, MstarError):
+            return error
+        return EngineError(f"node {self.name} cannot take this job", f"{type(error).__name__}: {error}", node=self.name)
+
+    def no_id(self) -> EngineError:
+        """The error of a row whose logits have no finite maximum."""
+        return EngineError(f"node {self.name} gave no finite logits for this request", node=self.name)
+
+    def outgrown(self, shortage: OutOfPages) -> TooLarge:
+        """The error of a request that nothing can make room for."""
+        return TooLarge(
+            f"the request outgrew the cache of node {self.name}",
+            shortage.detail,
+            "lower the output limit or give the deployment more cache",
+            node=self.name,
+        )
