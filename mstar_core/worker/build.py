@@ -67,7 +67,7 @@ def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: 
         else:
             runners[node.name] = StatelessEngine(
                 node, module, device=device, dtype=compute_dtype(node.dtype or spec.dtype, device),
-                max_batch=spec.max_concurrent_requests, lookahead=lookahead_on(device),
+                max_batch=most_rows(device), lookahead=lookahead_on(device),
             )  # fmt: skip
     return runners
 
@@ -132,6 +132,11 @@ def _pool(
         kv, wanted, node=node.name, dtype=dtype, free_bytes=int(free_memory(device) * share),
         longest=spec.max_seq_len, most_tokens=slots * spec.max_seq_len,
     )  # fmt: skip
+
+
+def most_rows(device: torch.device) -> int:
+    """Rows of one stateless step: a GPU wants them together, a CPU takes them one by one and should not hold up decode."""
+    return 64 if device.type == "cuda" else 8
 
 
 def lookahead_on(device: torch.device) -> int:

@@ -26,6 +26,7 @@ from mstar_core.graph.actions import (
     Hold,
     Iteration,
     Key,
+    Recall,
     Ref,
     Send,
     ToStream,
@@ -314,6 +315,8 @@ class Executor:
                     self._streams.serve(request, stream)
                 case Hold(node, port, value):
                     request.held[node, port] = run.values[value]
+                case Recall(value, node, port):
+                    run.values[value] = _held(request, node, port)
                 case Emit(value, port, modality, iteration):
                     self._emit_value(request, run, value, port, modality, iteration)
                 case ToStream(value, stream, _):
@@ -490,6 +493,13 @@ class _Guard:
             log.error("request %d failed", self._request.handle, exc_info=error)
         self._executor.fail(self._request, error)
         return True
+
+
+def _held(request: WorkerRequest, node: str, port: str) -> Tensor:
+    found = request.held.get((node, port))
+    if found is None:
+        raise EngineError(f"node {node} has not produced {port} yet", "a walk starts from what it last held", node=node)
+    return found
 
 
 def _described(key: int, tensor: Tensor) -> tuple[int, str, list[int]]:
