@@ -13,10 +13,17 @@ from typing import Protocol
 from mstar_core.conductor.request import PartitionRun, PendingRun, Request, facts_of, run_message, signal_map
 from mstar_core.conductor.router import Router
 from mstar_core.config.deployment import Plan
-from mstar_core.errors import EngineError, MstarError, TimedOut, WorkerLost
+from mstar_core.errors import EngineError, TimedOut, WorkerLost
 from mstar_core.graph import KV_CACHE, StreamingGraphEdge, graph_nodes, loops
 from mstar_core.messages.life import PeerDown, PeerReady
-from mstar_core.messages.requests import CancelRequest, ErrorInfo, NewRequest, RequestFailed, RequestFinished
+from mstar_core.messages.requests import (
+    CancelRequest,
+    ErrorInfo,
+    NewRequest,
+    RequestFailed,
+    RequestFinished,
+    error_info,
+)
 from mstar_core.messages.wire import Message
 from mstar_core.messages.work import (
     CloseRequest,
@@ -238,7 +245,7 @@ class Conductor:
         self._send.send(API, RequestFailed(handle=message.handle, error=error))
 
     def _fail(self, handle: int, error: BaseException) -> None:
-        self._fail_with(handle, error_info(error))
+        self._fail_with(handle, error_info(error, "the model's program failed"))
 
     def _fail_with(self, handle: int, error: ErrorInfo) -> None:
         request = self.requests.get(handle)
@@ -251,7 +258,7 @@ class Conductor:
 
     def _tell_failed(self, handle: int, error: BaseException) -> None:
         self.failed += 1
-        self._send.send(API, RequestFailed(handle=handle, error=error_info(error)))
+        self._send.send(API, RequestFailed(handle=handle, error=error_info(error, "the model's program failed")))
 
     def _end(self, request: Request) -> None:
         """The one place where a request leaves: forget it, free its ranks, end its generators."""
@@ -284,22 +291,6 @@ class Conductor:
         elif message.name == API:
             for request in list(self.requests.values()):
                 self._end(request)
-
-
-def error_info(error: BaseException) -> ErrorInfo:
-    """An error as it travels: MstarErrors keep their words, others only say that something broke."""
-    if isinstance(error, MstarError):
-        param = error.facts.get("field")
-        return ErrorInfo(
-            message=error.public,
-            code=error.code,
-            status=error.status,
-            param=None if param is None else str(param),
-            detail=error.detail,
-        )
-    return ErrorInfo(
-        message="the model's program failed", code="engine_error", status=500, detail=f"{type(error).__name__}: {error}"
-    )
 
 
 def _producers(spec: ModelSpec) -> dict[str, list[tuple[str, str]]]:

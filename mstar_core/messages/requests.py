@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from mstar_core.errors import MstarError
 from mstar_core.messages.tensors import TensorRef
 
 
@@ -17,6 +18,15 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: int = 500
     param: str | None = None
     detail: str = ""
+
+
+def error_info(error: BaseException, otherwise: str) -> ErrorInfo:
+    """An error as it travels: ours keeps its words, another only says `otherwise` and leaves its own words to the log."""
+    if not isinstance(error, MstarError):
+        return ErrorInfo(message=otherwise, code="engine_error", detail=f"{type(error).__name__}: {error}")
+    field = error.facts.get("field")
+    param = None if field is None else str(field)
+    return ErrorInfo(message=error.public, code=error.code, status=error.status, param=param, detail=error.detail)
 
 
 class SegmentRef(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ from mstar_core.graph.nodes import MAIN, Attend
 from mstar_core.graph.readiness import WalkState
 from mstar_core.graph.stream import Chunk
 from mstar_core.messages.flow import StreamItems, StreamTensor, Value
-from mstar_core.messages.requests import ErrorInfo
+from mstar_core.messages.requests import error_info
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalks, SignalRef, WalkDone
 from mstar_core.plugin.spec import ModelSpec
@@ -196,7 +196,7 @@ class Executor:
         if request.handle not in self.requests:
             return
         self.close(request.handle)
-        self._outbox.failed(request.handle, _error_info(error))
+        self._outbox.failed(request.handle, error_info(error, "the engine failed on this request"))
 
     def _loop_step(self, step: LoopStep) -> None:
         # Cost model: once per row and decode step. No objects are made; ids are plain ints.
@@ -504,18 +504,3 @@ def _held(request: WorkerRequest, node: str, port: str) -> Tensor:
 
 def _described(key: int, tensor: Tensor) -> tuple[int, str, list[int]]:
     return key, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-
-
-def _error_info(error: BaseException) -> ErrorInfo:
-    if isinstance(error, MstarError):
-        field = error.facts.get("field")
-        return ErrorInfo(
-            message=error.public,
-            code=error.code,
-            status=error.status,
-            param=str(field) if field else None,
-            detail=error.detail,
-        )
-    return ErrorInfo(
-        message="the engine failed on this request", code="engine_error", detail=f"{type(error).__name__}: {error}"
-    )
