@@ -175,6 +175,17 @@ def root() -> LazyGroup:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code. Prints every error; raises none but SystemExit."""
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (`head`) has seen enough. Nothing may be flushed into its closed pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.DONE
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
     options = GlobalOptions()
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     is_completing = "_MSTARCTL_COMPLETE" in os.environ

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from mstar_core.errors import GraphError, MstarError, did_you_mean
-from mstar_core.graph import Walk, graph_nodes, loops
+from mstar_core.graph import PortType, Walk, graph_nodes, loops
 from mstar_core.graph.check import walk_inputs
 from mstar_core.plugin.params import parse_params
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
@@ -19,6 +19,8 @@ MOST_WISHES: Final = 10_000
 """A program that wishes more often than this for one sample does not end."""
 
 Ending = Literal["stop", "length"]
+WalkInputs = dict[str, dict[str, PortType]]
+"""Walk name -> names that a Run of it gives."""
 
 
 @dataclass(slots=True)
@@ -28,6 +30,7 @@ class Dry:
     spec: ModelSpec
     request: ProgramRequest
     ending: Ending
+    inputs: WalkInputs
     walks: dict[str, list[str]] = field(default_factory=dict)
     keys: Iterator[int] = field(default_factory=itertools.count)
 
@@ -49,16 +52,18 @@ def sample_request(spec: ModelSpec, sample: Sample) -> ProgramRequest:
     )
 
 
-def dry_run(spec: ModelSpec, sample: Sample) -> dict[str, list[str]]:
+def dry_run(spec: ModelSpec, sample: Sample, inputs: WalkInputs | None = None) -> dict[str, list[str]]:
     """Drive every partition that the sample starts, twice: loops that stop themselves, and loops that use their limit.
 
+    inputs: what each walk takes, filled in here and kept by a caller that runs several samples.
     Returns the walks taken by each partition (of the second pass). Raises GraphError naming partition, walk and input.
     """
     request = sample_request(spec, sample)
     walks: dict[str, list[str]] = {}
+    inputs = {} if inputs is None else inputs
     endings: tuple[Ending, ...] = ("stop", "length")
     for ending in endings:
-        dry = Dry(spec, request, ending)
+        dry = Dry(spec, request, ending, inputs)
         for partition in spec.active_partitions(request):
             _drive(dry, partition)
         walks = dry.walks
@@ -119,7 +124,7 @@ def _run(dry: Dry, partition: Partition, run: Any, taken: list[str]) -> WalkResu
         )
     taken.append(run.walk)
     place = f"{dry.spec.name}: Run({run.walk!r})"
-    _check_inputs(dry.spec, walk, run, place)
+    _check_inputs(dry, walk, run, place)
     for branch in run.branches:
         _check_branch(dry.spec, partition, branch, place)
     if run.rows < 1:
@@ -162,8 +167,10 @@ def _check_branch(spec: ModelSpec, partition: Partition, branch: str, place: str
         )
 
 
-def _check_inputs(spec: ModelSpec, walk: Walk, run: Run, place: str) -> None:
-    wanted = walk_inputs(walk, spec.streams)
+def _check_inputs(dry: Dry, walk: Walk, run: Run, place: str) -> None:
+    wanted = dry.inputs.get(run.walk)
+    if wanted is None:
+        wanted = dry.inputs[run.walk] = walk_inputs(walk, dry.spec.streams)
     for name, value in run.inputs.items():
         if name not in wanted:
             raise GraphError(f"{place} gives input {name!r}", hint=did_you_mean(name, wanted), place=run.walk)

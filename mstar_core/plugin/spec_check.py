@@ -9,7 +9,7 @@ from typing import Final
 from mstar_core.errors import GraphError, MstarError, PluginError, did_you_mean
 from mstar_core.graph import CLIENT, GraphEdge, graph_nodes, loops
 from mstar_core.graph.check import check_graph
-from mstar_core.plugin.dry_run import dry_run
+from mstar_core.plugin.dry_run import WalkInputs, dry_run
 from mstar_core.plugin.modality import MODALITY_NAMES
 from mstar_core.plugin.params import check_value, param_specs
 from mstar_core.plugin.spec import ModelSpec
@@ -139,9 +139,10 @@ def _client_edges(spec: ModelSpec) -> Iterator[tuple[GraphEdge, str]]:
 
 def _programs(spec: ModelSpec) -> list[MstarError]:
     found: list[MstarError] = []
+    inputs: WalkInputs = {}
     for sample in spec.samples:
         try:
-            dry_run(spec, sample)
+            dry_run(spec, sample, inputs)
         except MstarError as error:
             found.append(
                 PluginError(f"{error.title} (sample {sample.name!r})", error.detail, error.hint, phase="samples")

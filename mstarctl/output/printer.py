@@ -84,7 +84,10 @@ class Printer:
 
     def text(self, line: str, *, is_flushed: bool = False) -> None:
         """One line of data."""
-        print(line, file=sys.stdout, flush=is_flushed)
+        try:
+            print(line, file=sys.stdout, flush=is_flushed)
+        except BrokenPipeError as closed:
+            raise typer.Exit from closed  # the reader (`head`) has seen enough
 
     def say(self, line: str) -> None:
         """One line of narration; silent with -q."""

@@ -212,3 +212,20 @@ def test_version_names_client_api_and_plugins(cli: Cli) -> None:
     (facts,) = cli("version", "-o", "json").json["items"]
     assert {"client", "python", "plugin_api", "plugins"} <= set(facts)
     assert "toy" in [plugin["name"] for plugin in facts["plugins"]]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    path = os.pathsep.join(filter(None, sys.path))
+    code = "from mstarctl.main import main; main()"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "config", "explain"],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
