@@ -33,6 +33,9 @@ KEEP_ALIVE_S: Final = 120
 """Longer than the idle time of common clients, so that the client is the one who closes."""
 
 HEADERS_S: Final = 60
+DRAIN_BYTES: Final = 16 << 20
+"""How much of a refused body is still read, so that its sender sees the answer and not a reset connection."""
+
 NO_LIMIT_S: Final = 7 * 24 * 3600
 """Sanic's own limit on answers; the deadline of each request governs."""
 
@@ -86,11 +89,12 @@ def make_app(service: Service) -> Sanic[Any, Any]:
         {
             "ACCESS_LOG": False,
             "MOTD": False,
+            "TOUCHUP": False,  # it rewrites Sanic's own functions at start, once per process, and fails the second time
             "KEEP_ALIVE_TIMEOUT": KEEP_ALIVE_S,
             "REQUEST_TIMEOUT": HEADERS_S,
             "RESPONSE_TIMEOUT": NO_LIMIT_S,
             "REQUEST_MAX_HEADER_SIZE": HEADER_BYTES,
-            "REQUEST_MAX_SIZE": service.deployment.api.max_body_bytes + 1,  # our own count says it first, and clearly
+            "REQUEST_MAX_SIZE": service.deployment.api.max_body_bytes + DRAIN_BYTES,  # our own count says it first
             "FALLBACK_ERROR_FORMAT": "json",
         }
     )

@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 from sanic import Request
+from sanic.exceptions import BadRequest, PayloadTooLarge
 from sanic.response import HTTPResponse
 
 from mstar_core.api.body import BodyLimits
 from mstar_core.api.errors import Stalled
 from mstar_core.api.ids import check_request_id, new_request_id
 from mstar_core.api.service import Service
-from mstar_core.errors import RequestError
+from mstar_core.errors import RequestError, TooLarge
 
 JSON = "application/json; charset=utf-8"
 
@@ -107,9 +108,14 @@ class Exchange:
             transport.abort()
 
     async def read(self) -> bytes | None:
-        """Some bytes of the body, None at its end."""
+        """Some bytes of the body, None at its end. Raises RequestError for broken framing, TooLarge."""
         stream: Any = self.request.stream
-        piece: bytes | None = await stream.read() if stream is not None else None
+        try:
+            piece: bytes | None = await stream.read() if stream is not None else None
+        except PayloadTooLarge:
+            raise TooLarge(f"the body has more than {self.limits.body} bytes", code="body_too_large") from None
+        except BadRequest:
+            raise RequestError("the body is not framed as HTTP", code="bad_request") from None
         return piece
 
 

@@ -147,7 +147,7 @@ class Link:
 
     def _turn(self) -> None:
         assert self._loop is not None
-        self.life.beat(self._clock(), work_ready=bool(len(self._registry)))
+        self.life.beat(self._clock())  # no work_ready: an api makes no steps that could stop
         self._check_stop()
         self._timer = self._loop.call_later(TURN_S, self._turn)
 

@@ -75,7 +75,8 @@ class Session:
             self._ending = self._outbox.ending
             if self._ending is not None:
                 chunks += self.presenter.flush()
-            if chunks or not (items or self._ending):
+            is_silent = not items and self._ending is None
+            if chunks or (is_silent and self._service.clock() < self.live.deadline):
                 yield chunks
 
     def done(self) -> Done:

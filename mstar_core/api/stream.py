@@ -145,6 +145,8 @@ class Outbox:
 
     def put(self, worker: str, seq: int, item: Item) -> None:
         """Take output number `seq` of `worker`; an earlier number is a double and dropped."""
+        if self._error is not None:
+            return  # nothing follows an error
         sender = self._senders.setdefault(worker, _Sender())
         if seq < sender.next or seq in sender.early:
             self.doubled += 1

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mstar_core.api.present import Presenter
-from mstar_core.graph.walks import Loop, graph_nodes, loops
+from mstar_core.graph.walks import Walk, graph_nodes, loops
 from mstar_core.plugin.spec import ModelSpec
 
 
@@ -19,12 +19,15 @@ def completion_tokens(spec: ModelSpec, counts: Mapping[str, int]) -> int:
     if any(port in counts for port in ports):
         return sum(counts.get(port, 0) for port in ports)
     walks = [walk for partition in spec.partitions for walk in partition.walks.values()]
-    sampling = {loop.name for walk in walks for loop in loops(walk) if _samples(loop)}
-    return sum(counts.get(name, 0) for name in sampling)
+    looped = {loop.name: node for walk in walks for loop in loops(walk) for node in _samplers(loop.body)}
+    ran = {name: node for name, node in looped.items() if name in counts}
+    firsts = {node for walk in walks if not any(True for _ in loops(walk)) for node in _samplers(walk)}
+    # What a prefill samples is the first id; the loop that follows it counts the others.
+    return sum(counts[name] for name in ran) + len(firsts & set(ran.values()))
 
 
-def _samples(loop: Loop) -> bool:
-    return any(node.spec.sampling is not None for node in graph_nodes(loop.body))
+def _samplers(walk: Walk) -> set[str]:
+    return {node.spec.name for node in graph_nodes(walk) if node.spec.sampling is not None}
 
 
 def usage_of(

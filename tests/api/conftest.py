@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,8 +33,13 @@ class Api:
     async def ready(self) -> None:
         """Let the deployment become ready, and wait until the api has heard of it."""
         self.fake.ready()
-        while (await self.client.get("/ready")).status_code != 200:
-            await asyncio.sleep(0)
+        await self.until(lambda: self.process.link.deployment.problem() is None)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something inside the api is so; for states that no message tells of."""
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110  a state of the part under test has no event for tests
+                await asyncio.sleep(0.002)
 
     @property
     def service_is_clean(self) -> bool:
@@ -47,14 +52,17 @@ Started = Callable[..., AbstractAsyncContextManager[Api]]
 
 @asynccontextmanager
 async def running(
-    script: Script | None = None, *, ready: bool = True, model: ModelSpec = SPEC, keepalive_s: float = 15.0, **changes: Any
+    script: Script | None = None,
+    *,
+    ready: bool = True,
+    model: ModelSpec = SPEC,
+    keepalive_s: float = 15.0,
+    **changes: Any,
 ) -> AsyncIterator[Api]:
     """An api between fake peers. changes: fields of ApiConfig or DeploymentSpec."""
     with tempfile.TemporaryDirectory(prefix="mstar-api-") as folder:
         api_fields = {field.name for field in msgspec.structs.fields(ApiConfig)}
-        config = ApiConfig(
-            **{"host": "127.0.0.1", "port": 0, **{k: v for k, v in changes.items() if k in api_fields}}
-        )
+        config = ApiConfig(**{"host": "127.0.0.1", "port": 0, **{k: v for k, v in changes.items() if k in api_fields}})
         spec = DeploymentSpec(
             name="fake",
             model=model.name,
@@ -81,7 +89,7 @@ async def running(
         finally:
             await process.close()
             fake.close()
-        assert not any(Path(folder, "uploads").iterdir())
+        assert not os.listdir(f"{folder}/uploads")
 
 
 @pytest.fixture

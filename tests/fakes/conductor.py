@@ -101,7 +101,9 @@ class FakeDeployment:
         done = RequestFinished(handle=handle, reason=reason, emitted={"worker-0": sent}, counts=counts)
         self.tell(done, sender="conductor")
 
-    def fail(self, handle: int, code: str = "engine_error", status: int = 500, message: str = "node LLM failed") -> None:
+    def fail(
+        self, handle: int, code: str = "engine_error", status: int = 500, message: str = "node LLM failed"
+    ) -> None:
         error = ErrorInfo(message=message, code=code, status=status, detail="Traceback in /secret/path")
         self.tell(RequestFailed(handle=handle, error=error), sender="conductor")
 
@@ -177,6 +179,11 @@ def speak(chunks: int, reason: str = "stop") -> Script:
         fake.finish(request.handle, reason, token=7 * chunks)
 
     return answer
+
+
+def begin(fake: FakeDeployment, request: NewRequest) -> None:
+    """A script: one chunk of sound, and the rest is up to the test."""
+    fake.audio(request.handle)
 
 
 def say(*pieces: bytes) -> Script:

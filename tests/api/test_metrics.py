@@ -1,0 +1,83 @@
+"""Every series that /metrics exports can be made to move, and none holds a client's words."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from mstar_core.messages.life import Telemetry
+from tests.api.conftest import Api, Started
+from tests.fakes.conductor import say, speak
+
+GOOD = {"text": "x", "output_modalities": "audio"}
+
+
+async def values(api: Api) -> dict[str, float]:
+    """Sums by sample name over all labels."""
+    answer = await api.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "client-words" not in answer.text
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            sums[sample.name] = sums.get(sample.name, 0) + sample.value
+    return sums
+
+
+async def test_every_metric_moves(started: Started) -> None:
+    async with started(speak(3), max_concurrent_requests=1, max_queue=1) as api:
+        before = await values(api)
+        await api.client.post("/generate", data={**GOOD, "request_id": "client-words"})
+        api.fake.script = None
+        first = asyncio.create_task(api.client.post("/generate", data=GOOD))
+        await api.fake.next_request(2)
+        second = asyncio.create_task(api.client.post("/generate", data=GOOD))
+        await api.until(lambda: len(api.process.registry) == 2)
+        assert (await api.client.post("/generate", data=GOOD)).status_code == 429
+        api.fake.tell(
+            Telemetry(name="worker-0", incarnation=0, values={"node.LLM.pages_used": 5, "node.LLM.batch_size": 2})
+        )
+        await api.until(lambda: b"mstar_batch_size{" in api.process.metrics.text())
+        during = await values(api)
+        first.cancel()
+        second.cancel()
+        await api.until(lambda: api.service_is_clean)
+        after = await values(api)
+    for name in (
+        "mstar_requests_total", "mstar_tokens_total", "mstar_audio_seconds_total", "mstar_queue_seconds_count",
+        "mstar_ttft_seconds_count", "mstar_inter_chunk_seconds_count", "mstar_request_seconds_count",
+        "mstar_stream_gap_seconds_count", "mstar_cancelled_total", "mstar_rejected_total",
+    ):  # fmt: skip
+        assert after.get(name, 0) > before.get(name, 0), name
+    assert (during["mstar_inflight"], during["mstar_queue_depth"]) == (1, 1)
+    assert (after["mstar_inflight"], after["mstar_queue_depth"]) == (0, 0)
+    assert (during["mstar_kv_pages"], during["mstar_batch_size"]) == (5, 2)
+    assert during["mstar_component_up"] == 2
+
+
+async def test_a_busy_pool_shows(started: Started) -> None:
+    async with started(speak(1)) as api:
+        task = asyncio.create_task(api.client.post("/generate", data={**GOOD, "text": "hang"}))
+        await api.until(lambda: api.process.pool.busy == 1)
+        assert (await values(api))["mstar_pool_busy"] == 1
+        task.cancel()
+
+
+async def test_a_message_for_a_request_that_ended_is_counted(started: Started) -> None:
+    async with started(say(b"a")) as api:
+        await api.client.post("/generate", data={"text": "x"})
+        api.fake.finish(api.fake.requests[0].handle)
+        await api.until(lambda: api.process.metrics.late._value.get() == 1)
+
+
+async def test_models_and_version_tell_what_is_served(started: Started) -> None:
+    async with started(speak(1), versions={"mstarctl": "1.2.3"}) as api:
+        (card,) = (await api.client.get("/v1/models")).json()["data"]
+        assert (card["id"], card["root"], card["aliases"]) == ("fake", "fake/weights", ["fake_speech", "fake/weights"])
+        assert card["endpoints"] == ["/generate", "/v1/audio/speech"]
+        assert card["parameters"]["properties"]["voice"]["enum"] == ["tara", "leo"]
+        assert card["speech"] == "verbatim"
+        for name in ("fake", "fake/weights"):
+            assert (await api.client.get(f"/v1/models/{name}")).json() == card
+        assert (await api.client.get("/version")).json()["version"] == "1.2.3"

@@ -1,0 +1,145 @@
+"""The multipart parser: any valid body in any pieces, and nothing that is not one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mstar_core.api.multipart import (
+    MAX_PARTS,
+    Event,
+    MultipartParser,
+    PartBegin,
+    PartData,
+    PartEnd,
+    boundary_of,
+    parse_part_header,
+)
+from mstar_core.errors import MstarError, RequestError
+
+BOUNDARY = b"bound"
+
+
+def body_of(parts: Iterable[tuple[str, bytes]]) -> bytes:
+    made = b"".join(
+        b'--bound\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (name.encode(), data)
+        for name, data in parts
+    )
+    return made + b"--bound--\r\n"
+
+
+def parsed(pieces: Iterable[bytes]) -> list[tuple[str, bytes]]:
+    parser, events = MultipartParser(BOUNDARY), list[Event]()
+    for piece in pieces:
+        events += parser.feed(piece)
+    parser.finish()
+    got: list[tuple[str, bytes]] = []
+    name, data, is_open = "", b"", False
+    for event in events:
+        match event:
+            case PartBegin():
+                assert not is_open
+                name, data, is_open = event.name, b"", True
+            case PartData(piece):
+                data += piece
+            case PartEnd():
+                assert is_open
+                got.append((name, data))
+                is_open = False
+    assert not is_open
+    return got
+
+
+def cut(data: bytes, sizes: list[int]) -> list[bytes]:
+    pieces, at = [], 0
+    for size in sizes:
+        pieces.append(data[at : at + size])
+        at += size
+    return [*pieces, data[at:]]
+
+
+# Data made of what boundaries are made of, so that near misses come up all the time.
+DATA = st.lists(st.sampled_from([b"\r", b"\n", b"-", b"--", b"--boun", b"\r\n--boun", b"bound", b"x", b"\0"])).map(
+    b"".join
+)
+PARTS = st.lists(
+    st.tuples(st.sampled_from(["a", "b", "c d"]), DATA.filter(lambda d: b"\r\n--bound" not in b"\r\n" + d)), max_size=5
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(PARTS, st.lists(st.integers(0, 9), max_size=80))
+def test_any_valid_body_in_any_pieces_is_the_same_parts(parts: list[tuple[str, bytes]], sizes: list[int]) -> None:
+    if not parts:
+        return
+    assert parsed(cut(body_of(parts), sizes)) == parts
+
+
+@settings(deadline=None, max_examples=150)
+@given(PARTS.filter(bool), st.data())
+def test_a_body_cut_anywhere_is_refused(parts: list[tuple[str, bytes]], data: st.DataObject) -> None:
+    body = body_of(parts)
+    end = data.draw(st.integers(0, len(body) - 3))  # the last line break is not needed
+    with pytest.raises(RequestError):
+        parsed([body[:end]])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.binary(max_size=300))
+def test_any_bytes_are_parts_or_a_refusal(data: bytes) -> None:
+    for body in (data, b"--bound\r\n" + data, body_of([("a", b"")])[:-9] + data):
+        try:
+            parsed([body])
+        except MstarError as error:
+            assert error.status in (400, 413)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"",
+        b"Content-Disposition: form-data",
+        b'Content-Disposition: attachment; name="a"',
+        b'Content-Disposition: form-data; name="a"; name="b"',
+        b'Content-Disposition: form-data; name="a"\r\nContent-Disposition: form-data; name="b"',
+        b"no colon",
+        b'Content-Disposition : form-data; name="a"',
+        b'Content-Disposition: form-data; name="\xff"',
+        b'Content-Disposition: form-data; name="a"\r\nContent-Transfer-Encoding: base64',
+    ],
+)
+def test_part_headers_that_could_mean_two_things_are_refused(block: bytes) -> None:
+    with pytest.raises(RequestError):
+        parse_part_header(block)
+
+
+def test_names_and_file_names_are_read_as_clients_write_them() -> None:
+    begin = parse_part_header(
+        b'Content-Disposition: form-data; name="f\\"1"; filename="../a;b.png"\r\nContent-Type: image/png'
+    )
+    assert begin == PartBegin(name='f"1', filename="../a;b.png", content_type="image/png")
+    assert parse_part_header(b'content-disposition: form-data; name="a"; filename=""').filename == ""
+
+
+def test_limits_hold() -> None:
+    with pytest.raises(MstarError) as many:
+        parsed([body_of([("a", b"")] * (MAX_PARTS + 1))])
+    assert (many.value.status, many.value.code) == (413, "too_many_files")
+    with pytest.raises(MstarError) as long:
+        parsed([b"--bound\r\nX: " + b"y" * 9000])
+    assert long.value.status == 413
+
+
+@pytest.mark.parametrize(
+    "kind", ["multipart/form-data", "multipart/form-data; boundary=", 'a/b; boundary="x "', f"a/b; boundary={'x' * 71}"]
+)
+def test_content_types_without_a_usable_boundary_are_refused(kind: str) -> None:
+    with pytest.raises(RequestError):
+        boundary_of(kind)
+
+
+def test_boundaries_may_be_quoted() -> None:
+    assert boundary_of('multipart/form-data; charset=utf-8; Boundary="a b"') == b"a b"
