@@ -16,6 +16,7 @@ from mstar_core.config.deployment import Plan
 from mstar_core.errors import EngineError, TimedOut, WorkerLost
 from mstar_core.graph import KV_CACHE, StreamingGraphEdge, graph_nodes, loops
 from mstar_core.messages.life import PeerDown, PeerReady
+from mstar_core.messages.names import API, rank_of, worker_name
 from mstar_core.messages.requests import (
     CancelRequest,
     ErrorInfo,
@@ -40,24 +41,11 @@ from mstar_core.plugin.spec import ModelSpec, Partition
 
 log = logging.getLogger(__name__)
 
-API = "api"
-
 
 class Sender(Protocol):
     """Where messages go: never blocks, False when the peer is unknown."""
 
     def send(self, name: str, message: Message) -> bool: ...
-
-
-def worker_name(rank: int) -> str:
-    """The mailbox name of a rank's worker."""
-    return f"worker-{rank}"
-
-
-def rank_of(name: str) -> int | None:
-    """The rank of a worker's mailbox name, None for other processes."""
-    kind, _, number = name.partition("-")
-    return int(number) if kind == "worker" and number.isdigit() else None
 
 
 class Conductor:

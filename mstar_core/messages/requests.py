@@ -21,7 +21,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def error_info(error: BaseException, otherwise: str) -> ErrorInfo:
-    """An error as it travels: ours keeps its words, another only says `otherwise` and leaves its own words to the log."""
+    """An error as it travels: ours keeps its words, another says `otherwise` and leaves its own words to the log."""
     if not isinstance(error, MstarError):
         return ErrorInfo(message=otherwise, code="engine_error", detail=f"{type(error).__name__}: {error}")
     field = error.facts.get("field")

@@ -135,7 +135,7 @@ def _pool(
 
 
 def most_rows(device: torch.device) -> int:
-    """Rows of one stateless step: a GPU wants them together, a CPU takes them one by one and must not hold up decode."""
+    """Rows of one stateless step: a GPU wants them together, a CPU takes them one by one and must not stall decode."""
     return 64 if device.type == "cuda" else 8
 
 

@@ -11,13 +11,14 @@ from typing import Final
 from mstar_core.engine.base import Handle, NodeRunner, Running, StepResult
 from mstar_core.messages.flow import StreamItems, StreamTensor, TensorFreed, Values
 from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
+from mstar_core.messages.names import CONDUCTOR
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, ReleaseSignal, RunWalks
 from mstar_core.observe.child import ChildLife
 from mstar_core.transport import Courier, Mailbox, Malformed, TensorTransport
 from mstar_core.worker.early import EarlyMessages
 from mstar_core.worker.executor import Executor
-from mstar_core.worker.outbox import CONDUCTOR, Outbox
+from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.scheduler import FairShare
 from mstar_core.worker.statistics import NodeStatistics
 

@@ -13,6 +13,7 @@ import zmq
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
 from mstar_core.engine.device import resolve_device
 from mstar_core.errors import ConfigError
+from mstar_core.messages.names import worker_name
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.child import ChildLife, prepare_process
 from mstar_core.observe.logs import start_logging
@@ -21,7 +22,7 @@ from mstar_core.transport import Courier, Mailbox, TensorTransport, mailbox_endp
 from mstar_core.worker.build import build_runners, lookahead_on
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
-from mstar_core.worker.outbox import Outbox, worker_name
+from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.scheduler import FairShare
 
 log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mstar_core.errors import MstarError
 from mstar_core.messages.flow import Output, Outputs, StreamItems, StreamTensor, TensorFreed, Value, Values
+from mstar_core.messages.names import API, CONDUCTOR, worker_name
 from mstar_core.messages.requests import ErrorInfo
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.wire import Message
@@ -20,18 +21,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-API, CONDUCTOR = "api", "conductor"
-
 
 class Sender(Protocol):
     """A courier: never blocks."""
 
     def send(self, name: str, message: Message) -> bool: ...
-
-
-def worker_name(rank: int) -> str:
-    """The mailbox name of a rank's worker."""
-    return f"worker-{rank}"
 
 
 class Outbox:
