@@ -1,0 +1,337 @@
+"""A deployment of real processes for tests: started, watched through its own files and sockets, stopped, probed for leaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import httpx
+
+from mstar_core.config.deployment import ApiConfig, DeploymentSpec, KVCacheConfig, NodePlacement, Plan, RankPlan
+from mstar_core.config.run_dir import RunDirectory
+
+REPO: Final = Path(__file__).resolve().parents[2]
+PLUGIN: Final = REPO / "plugins" / "mstar-orpheus" / "src"
+START_S: Final = 60.0
+TURN_S: Final = 0.01
+LLM, SNAC = "LLM", "snac_decoder"
+LEAK_VALUES: Final = (".pages_used", ".slots_used", ".requests", ".shm_live", ".shm_bytes", ".ready", ".waiting", ".in_flight")
+"""Endings of the telemetry values that are zero when nothing runs."""
+
+T = TypeVar("T")
+
+
+def until(ask: Callable[[], T | None], what: str, limit_s: float = START_S) -> T:
+    """What `ask` gives as soon as it gives something true; fails the test after `limit_s`."""
+    end = time.monotonic() + limit_s
+    while True:
+        found = ask()
+        if found:
+            return found
+        assert time.monotonic() < end, f"{what} did not come within {limit_s:g} s"
+        time.sleep(TURN_S)
+
+
+def free_port() -> int:
+    """A port that nobody has just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def one_rank() -> Plan:
+    """Both nodes of the speech model on one rank."""
+    return plan({0: (LLM, SNAC)})
+
+
+def plan(ranks: dict[int, Sequence[str]]) -> Plan:
+    """Nodes by rank; a node that stands on several ranks has a replica on each."""
+    nodes = dict.fromkeys(node for names in ranks.values() for node in names)
+    return Plan(
+        ranks=tuple(RankPlan(rank=rank, device="cpu", nodes=tuple(names)) for rank, names in ranks.items()),
+        placements=tuple(
+            NodePlacement(node=node, replicas=tuple((rank,) for rank, names in ranks.items() if node in names)) for node in nodes
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process of a deployment as /proc shows it."""
+
+    pid: int
+    command: str
+    state: str
+    parent: int
+
+
+class Deployment:
+    """One deployment with a runtime folder of its own. Enter it to start it and wait for ready; leaving it ends everything.
+
+    folder: a checkpoint; None is the miniature. changes: fields of DeploymentSpec; api: fields of ApiConfig.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "orpheus",
+        folder: Path | None = None,
+        where: Plan | None = None,
+        root: Path | None = None,
+        api: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> None:
+        self.name = name
+        self.port = free_port()
+        self.root = root or Path(tempfile.mkdtemp(prefix="mr-", dir="/tmp"))
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log_dir = self.root / ".state"
+        self.started_s = 0.0
+        self.ready_s = 0.0
+        self.at_ready: dict[str, Any] = {}
+        self._owns_root = root is None
+        self._folder = folder
+        self._plan = where or one_rank()
+        self._changes = changes
+        self._api = {"host": "127.0.0.1", "port": self.port, **(api or {})}
+        self.port = int(self._api["port"])
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+            self.wait_ready()
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.end()
+
+    @property
+    def run(self) -> RunDirectory:
+        return RunDirectory(self.root / self.name)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, *, makes_directory: bool = True) -> None:
+        """Write the spec and start the supervisor; returns at once."""
+        self.log_dir = self.root / ".state" / self.name / f"{time.time_ns()}"
+        self.log_dir.mkdir(parents=True)
+        if makes_directory:
+            self.run.create()
+        path = self.log_dir / "spec.json"
+        path.write_bytes(self.spec().encode())
+        self.started_s = time.monotonic()
+        with (self.log_dir / "supervisor.err").open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mstar_core.supervisor", str(path)],
+                stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True, cwd="/",
+                env=self.environment(),
+            )  # fmt: skip
+
+    def spec(self) -> DeploymentSpec:
+        """What the supervisor is given."""
+        settings: dict[str, Any] = {
+            "max_seq_len": 2048, "kv_cache": KVCacheConfig(pages=1024), "model": "orpheus", "plugin": "orpheus",
+            "weights_source": "folder" if self._folder is not None else "tiny", "cache_dir": str(cache_dir()),
+        }  # fmt: skip
+        return DeploymentSpec(
+            **{
+                **settings,
+                "name": self.name,
+                "run_dir": str(self.run.path),
+                "log_dir": str(self.log_dir),
+                "plan": self._plan,
+                "folder": str(self._folder) if self._folder is not None else None,
+                "api": ApiConfig(**self._api),
+                **self._changes,
+            }
+        )
+
+    def environment(self) -> dict[str, str]:
+        """The supervisor's environment; the runtime folder in it marks every process of this deployment."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("MSTAR", "XDG", "PYTEST", "COV"))}
+        paths = os.pathsep.join((str(REPO), str(PLUGIN)))
+        return {**kept, "MSTAR_RUNTIME_DIR": str(self.root), "PYTHONPATH": paths}
+
+    def wait_ready(self, limit_s: float = START_S) -> None:
+        """Return when every process is ready; fails with the cause when the start fails."""
+        until(lambda: self.has_ended or self.has_event("deployment.ready"), "ready", limit_s)
+        assert not self.has_ended, f"the start failed: {self.outcome().get('cause')}"
+        self.ready_s = time.monotonic() - self.started_s
+        self.at_ready = self.snapshot()
+
+    def wait_again_ready(self, restarts: int, limit_s: float = START_S) -> dict[str, Any]:
+        """Return the snapshot when `restarts` restarts have happened and every process is ready again."""
+
+        def look() -> dict[str, Any] | None:
+            head = self.admin("/v1")
+            return head if head["restarts"] >= restarts and head["state"] == "ready" else None
+
+        until(look, f"ready after {restarts} restarts", limit_s)
+        return self.snapshot()
+
+    def stop(self, limit_s: float = 30.0) -> int:
+        """SIGTERM, and the exit status when it has ended."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait_ended(limit_s)
+
+    def wait_ended(self, limit_s: float = 30.0) -> int:
+        """The supervisor's exit status once it has ended."""
+        assert self.process is not None
+        return self.process.wait(limit_s)
+
+    def end(self) -> None:
+        """End whatever is left of it and take its files away. Safe at any time, any number of times."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(10)
+        for process in self.processes():
+            self.kill(process.pid)
+        if self._owns_root:
+            shutil.rmtree(self.root, ignore_errors=True)
+
+    # -- what it tells ------------------------------------------------------------------------------------------
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
+    def admin(self, path: str, method: str = "GET") -> Any:
+        """An answer of the admin socket."""
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.run.admin_socket)), timeout=10) as client:
+            answer = client.request(method, f"http://admin{path}")
+            answer.raise_for_status()
+            return answer.json()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that the supervisor knows."""
+        found: dict[str, Any] = self.admin("/v1/snapshot")
+        return found
+
+    def value(self, name: str) -> float:
+        """One telemetry value; 0 when nobody has sent it."""
+        return float(self.snapshot()["values"].get(name, 0.0))
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by name: the supervisor and the children that run."""
+        assert self.process is not None
+        children = {child["name"]: child["pid"] for child in self.admin("/v1/children") if child["state"] != "ended"}
+        return {"supervisor": self.process.pid, **children}
+
+    def events(self) -> list[dict[str, Any]]:
+        """The life-cycle events so far; also readable after the end."""
+        try:
+            text = (self.log_dir / "events.ndjson").read_text()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+    def has_event(self, kind: str, **facts: Any) -> bool:
+        """Whether an event of that type with those facts has come."""
+        return any(
+            event["type"] == kind and all(event.get(name) == value for name, value in facts.items()) for event in self.events()
+        )
+
+    def wait_event(self, kind: str, limit_s: float = START_S, **facts: Any) -> None:
+        """Return when such an event has come."""
+        until(lambda: self.has_event(kind, **facts), f"event {kind} {facts}", limit_s)
+
+    def outcome(self) -> dict[str, Any]:
+        """How it ended, as `ps` would read it; empty before the end."""
+        try:
+            found: dict[str, Any] = json.loads((self.log_dir / "outcome.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def processes(self) -> list[Process]:
+        """Every live process that this deployment started, also those that it has lost."""
+        mark = f"MSTAR_RUNTIME_DIR={self.root}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                process = read_process(int(entry.name), mark)
+                if process is not None:
+                    found.append(process)
+        return found
+
+    @staticmethod
+    def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send one process a signal; one that is gone is fine."""
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return
+
+    # -- the probe ----------------------------------------------------------------------------------------------
+
+    def leaks(self) -> dict[str, float]:
+        """What is held although nothing runs, by name; empty when all is well."""
+        values: dict[str, float] = self.snapshot()["values"]
+        held = {name: value for name, value in values.items() if name.endswith(LEAK_VALUES) and value}
+        held |= {f"conductor load of {name}": v for name, v in values.items() if name.startswith("conductor.load.") and v}
+        held |= {f"upload {path.name}": 1.0 for path in self.run.uploads.iterdir()}
+        held |= {f"/dev/shm/{path.name}": 1.0 for path in Path("/dev/shm").glob(f"*{self.root.name}*")}
+        return held
+
+    def assert_clean(self, limit_s: float = 5.0) -> None:
+        """Nothing is held and no process is there beyond those of the start; waits for late words of children first."""
+        end = time.monotonic() + limit_s
+        while (held := self.leaks()) and time.monotonic() < end:
+            time.sleep(TURN_S * 5)  # telemetry is sent ten times a second
+        assert not held
+        assert {child["name"] for child in self.at_ready["children"]} == set(self.pids()) - {"supervisor"}
+        self.assert_no_strangers()
+
+    def assert_no_strangers(self) -> None:
+        """Every process is the supervisor, a child of it, or a child of a child."""
+        known = set(self.pids().values())
+        assert [p for p in self.processes() if p.pid not in known and p.parent not in known] == []
+
+    def assert_gone(self) -> None:
+        """After the end: no process, no run directory."""
+        until(lambda: not self.processes(), "the end of every process", 5.0)
+        assert not self.run.path.exists()
+        assert [p.name for p in self.root.iterdir() if p.name.startswith(f".{self.name}.ended")] == []
+
+
+def read_process(pid: int, mark: bytes) -> Process | None:
+    """The process if it lives and carries the mark in its environment."""
+    base = Path("/proc") / str(pid)
+    try:
+        if mark not in (base / "environ").read_bytes().split(b"\0"):
+            return None
+        state, parent = (base / "stat").read_text().rpartition(")")[2].split()[:2]
+        command = (base / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except (OSError, ValueError):
+        return None
+    return None if state in "ZX" else Process(pid=pid, command=command, state=state, parent=int(parent))
+
+
+def cache_dir() -> Path:
+    """Where the miniature checkpoint is kept between tests: beside the other caches of the user."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "mstar"
