@@ -47,6 +47,7 @@ CASES = [
     SamplingParams(temperature=1.0, min_p=0.1),
     SamplingParams(temperature=0.8, top_p=0.7, top_k=20, min_p=0.05, repetition_penalty=1.1),
     SamplingParams(repetition_penalty=1.5),
+    SamplingParams(temperature=1.0, repetition_penalty=0.7),
 ]
 
 

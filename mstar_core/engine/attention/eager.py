@@ -59,20 +59,26 @@ class EagerAttention:
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Decode rows of similar length. rows: int64 [n], None = all; pages: int64 [n * width]; mask: [n, 1, 1, keys]."""
+    """Decode rows of similar length, padded to the longest.
+
+    rows: int64 [n], None = all. keys, values: int64 [n * width], half pages of a pool, key halves before value halves.
+    mask: bool [n, 1, 1, width * page].
+    """
 
     rows: Tensor | None
     count: int
-    pages: Tensor
+    keys: Tensor
+    values: Tensor
     mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class _SegmentPlan:
-    """A segment with its earlier pages (int64 [m]) and its mask [groups * count, cached + count] or None."""
+    """A segment with its earlier half pages (int64 [m] each) and its mask [groups * count, cached + count] or None."""
 
     segment: Segment
-    pages: Tensor
+    keys: Tensor
+    values: Tensor
     mask: Tensor | None
 
 
@@ -122,9 +128,10 @@ class EagerView:
     def _attend_bucket(self, pool: Tensor, bucket: _Bucket, query: Tensor, scale: float | None) -> Tensor:
         heads, width = query.shape[1:]
         kv_heads = pool.shape[3]
-        gathered = pool.index_select(0, bucket.pages).view(bucket.count, -1, 2, self._page_size, kv_heads, width)
-        keys = gathered[:, :, 0].reshape(bucket.count, -1, kv_heads, width).transpose(1, 2)
-        values = gathered[:, :, 1].reshape(bucket.count, -1, kv_heads, width).transpose(1, 2)
+        halves = pool.view(-1, self._page_size, kv_heads, width)
+        shape = (bucket.count, -1, kv_heads, width)
+        keys = halves.index_select(0, bucket.keys).view(shape).transpose(1, 2)
+        values = halves.index_select(0, bucket.values).view(shape).transpose(1, 2)
         folded = query.view(bucket.count, kv_heads, heads // kv_heads, width).to(pool.dtype)
         out = scaled_dot_product_attention(folded, keys, values, attn_mask=bucket.mask, scale=scale)
         return out.reshape(bucket.count, heads, width).to(query.dtype)
@@ -137,9 +144,9 @@ class EagerView:
         key, value = key.to(pool.dtype), value.to(pool.dtype)
         cached = plan.segment.cached
         if cached:
-            earlier = pool.index_select(0, plan.pages)
-            key = torch.cat([earlier[:, 0].reshape(-1, kv_heads, width)[:cached], key])
-            value = torch.cat([earlier[:, 1].reshape(-1, kv_heads, width)[:cached], value])
+            halves = pool.view(-1, self._page_size, kv_heads, width)
+            key = torch.cat([halves.index_select(0, plan.keys).view(-1, kv_heads, width)[:cached], key])
+            value = torch.cat([halves.index_select(0, plan.values).view(-1, kv_heads, width)[:cached], value])
         folded = query.view(count, kv_heads, -1, width).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, width)
         out = scaled_dot_product_attention(
             folded.to(pool.dtype),
@@ -155,6 +162,9 @@ class EagerView:
     def _targets(self) -> tuple[Tensor | None, Tensor, Tensor] | None:
         """Packed tokens to write (None = all) and their places among the keys and among the values of a flat pool."""
         packed, page = self._packed, self._page_size
+        if not packed.segments:
+            keys = self._places(packed.decode, packed.cached)
+            return None, self._on_device(keys), self._on_device(keys + page)
         rows, places, tokens = [packed.decode], [packed.cached], [np.arange(self._decode_count)]
         for segment in packed.segments:
             if segment.writes:
@@ -164,10 +174,17 @@ class EagerView:
         row, place = np.concatenate(rows), np.concatenate(places)
         if not len(row):
             return None
-        keys = packed.tables[row, place // page].astype(np.int64) * (2 * page) + place % page
+        keys = self._places(row, place)
         all_written = all(segment.writes for segment in packed.segments)
         chosen = None if all_written else self._on_device(np.concatenate(tokens))
         return chosen, self._on_device(keys), self._on_device(keys + page)
+
+    def _places(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Where a flat pool keeps the keys of these tokens of these rows; their values are one page later."""
+        page = self._page_size
+        at = self._packed.tables[rows, tokens // page].astype(np.int64)
+        places: np.ndarray = at * (2 * page) + tokens % page
+        return places
 
     @cached_property
     def _buckets(self) -> list[_Bucket]:
@@ -184,11 +201,13 @@ class EagerView:
         return buckets
 
     def _bucket(self, rows: np.ndarray | None, tables: np.ndarray, cached: np.ndarray, width: int) -> _Bucket:
-        visible = np.arange(width * self._page_size)[None] <= cached[:, None]
-        mask = None if visible.all() else self._on_device(visible)[:, None, None]
+        size = width * self._page_size
+        mask = None
+        if int(cached.min()) + 1 < size:
+            mask = self._on_device(np.arange(size)[None] <= cached[:, None])[:, None, None]
         # Places past a row's last page repeat its first one: readable, and masked out.
-        pages = self._on_device(self._packed.tables[tables, :width].astype(np.int64).reshape(-1))
-        return _Bucket(None if rows is None else self._on_device(rows), len(tables), pages, mask)
+        keys = self._on_device(self._packed.tables[tables, :width].astype(np.int64).reshape(-1) * 2)
+        return _Bucket(None if rows is None else self._on_device(rows), len(tables), keys, keys + 1, mask)
 
     def _segments(self, groups: int) -> list[_SegmentPlan]:
         if self._packed.segments and not self._segment_plans:
@@ -201,12 +220,12 @@ class EagerView:
 
     def _segment_plan(self, segment: Segment, groups: int) -> _SegmentPlan:
         held = -(-segment.cached // self._page_size)
-        pages = self._on_device(self._packed.tables[segment.row, :held].astype(np.int64))
+        keys = self._on_device(self._packed.tables[segment.row, :held].astype(np.int64) * 2)
         if not segment.is_causal or segment.count == 1:
-            return _SegmentPlan(segment, pages, None)
-        keys = torch.arange(segment.cached + segment.count, device=pages.device)
-        last = torch.arange(segment.cached, segment.cached + segment.count, device=pages.device)
-        return _SegmentPlan(segment, pages, (keys[None] <= last[:, None]).repeat(groups, 1))
+            return _SegmentPlan(segment, keys, keys + 1, None)
+        places = torch.arange(segment.cached + segment.count, device=keys.device)
+        visible = places[None] <= places[segment.cached :, None]
+        return _SegmentPlan(segment, keys, keys + 1, visible.repeat(groups, 1))
 
     def _on_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._pools[0].device)
