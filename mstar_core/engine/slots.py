@@ -27,7 +27,7 @@ class Slots:
     """Per-slot state of every sequence.
 
     Host: last, left, next_position, drawn, key int64 [slots]; history int32 [slots, max_tokens + 1] (ids in cache
-    order, NO_ID where the segment was not ids); stop_ids int64 [slots, width], NO_ID padded.
+    order up to the row's length, NO_ID where the segment was not ids); stop_ids int64 [slots, width], NO_ID padded.
     Device: last int64 [slots]; seen bool [slots, vocab]; stop_ids like the host's; stopped bool [slots].
     """
 
@@ -39,7 +39,8 @@ class Slots:
         self.next_position = np.zeros(count, dtype=np.int64)
         self.drawn = np.zeros(count, dtype=np.int64)
         self.key = np.full(count, NO_ID, dtype=np.int64)
-        self.history = np.full((count, max_tokens + 1), NO_ID, dtype=np.int32)
+        # Not filled: a row is read as far as it was written, and untouched memory costs nothing.
+        self.history = np.empty((count, max_tokens + 1), dtype=np.int32)
         self.stop_ids = np.full((count, _STOP_WIDTH), NO_ID, dtype=np.int64)
         self.sampling: list[SamplingParams] = [SamplingParams()] * count
         self.device_last = torch.full((count,), NO_ID, dtype=torch.int64, device=device)

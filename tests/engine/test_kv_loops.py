@@ -116,9 +116,10 @@ def flow_by_hand(driver: Driver, steps: int, latents: torch.Tensor) -> torch.Ten
     return latents
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_flow_loop_equals_its_single_steps(fused: bool) -> None:
-    driver = start()
+def test_a_flow_loop_equals_its_single_steps(fused: bool, lookahead: int) -> None:
+    driver = start(lookahead)
     driver.run()
     used = driver.engine.memory().pages_used
     expected = flow_by_hand(driver, 4, LATENTS)
