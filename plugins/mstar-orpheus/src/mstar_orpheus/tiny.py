@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Final
 
 from mstar_core.errors import StartError
-from mstar_orpheus.tiny_lm import write_lm
-from mstar_orpheus.tiny_snac import write_snac
 
 VERSION: Final = 1
 """Raised whenever the files that are written change; an older folder is then replaced."""
@@ -53,6 +51,10 @@ def _is_current(folder: Path) -> bool:
 
 
 def _replace(folder: Path) -> None:
+    # Here, not above: a start that finds the checkpoint made already must not wait for torch.
+    from mstar_orpheus.tiny_lm import write_lm
+    from mstar_orpheus.tiny_snac import write_snac
+
     with _scratch(folder) as made:
         write_lm(made / "lm")
         write_snac(made / "snac")
