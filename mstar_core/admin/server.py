@@ -50,7 +50,9 @@ def bind_admin(path: Path) -> socket.socket:
         sock.bind(str(path))
     except OSError as error:
         sock.close()
-        raise StartError("the admin socket cannot be opened", f"{path}: {error.strerror}", "choose a shorter MSTAR_RUNTIME_DIR") from error
+        raise StartError(
+            "the admin socket cannot be opened", f"{path}: {error.strerror}", "choose a shorter MSTAR_RUNTIME_DIR"
+        ) from error
     finally:
         os.umask(before)
     sock.listen(64)
@@ -120,7 +122,9 @@ class AdminServer:
             case "restart":
                 d.ask_restart()
             case _:
-                raise NotFound(f"no action {verb!r}", hint="use stop, drain, resume or restart", kind="action", name=verb)
+                raise NotFound(
+                    f"no action {verb!r}", hint="use stop, drain, resume or restart", kind="action", name=verb
+                )
         return json_response({"state": d.state}, status=202)
 
     async def _events(self, request: Request) -> None:
@@ -206,7 +210,12 @@ async def _owner_only(request: Request) -> HTTPResponse | None:
     _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     if uid in (0, os.getuid()):
         return None
-    body = {"code": "refused", "title": "this deployment belongs to another user", "detail": f"peer uid {uid}", "hint": ""}
+    body = {
+        "code": "refused",
+        "title": "this deployment belongs to another user",
+        "detail": f"peer uid {uid}",
+        "hint": "",
+    }
     return json_response(body, status=403)
 
 

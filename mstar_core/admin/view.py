@@ -111,4 +111,4 @@ def snapshot(view: DeploymentView) -> dict[str, Any]:
 
 
 def _reachable(host: str) -> str:
-    return "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104  comparing, not binding
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host

@@ -45,7 +45,9 @@ def state_root() -> Path:
 def check_name(name: str) -> str:
     """Return `name` if it can name a deployment. Raises ConfigError."""
     if not _NAME.match(name):
-        raise ConfigError(f"{name!r} cannot name a deployment", hint="use letters, digits, '.', '_' and '-', at most 64", key="name")
+        raise ConfigError(
+            f"{name!r} cannot name a deployment", hint="use letters, digits, '.', '_' and '-', at most 64", key="name"
+        )
     return name
 
 
@@ -109,7 +111,9 @@ class RunDirectory:
                 folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                "the run directory cannot be written", f"{self.path}: {error.strerror}", "set MSTAR_RUNTIME_DIR to a folder of yours"
+                "the run directory cannot be written",
+                f"{self.path}: {error.strerror}",
+                "set MSTAR_RUNTIME_DIR to a folder of yours",
             ) from error
         facts = self.path.stat()
         if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
@@ -147,7 +151,12 @@ class RunDirectory:
     def running_error(self, pid: int) -> ConfigError:
         """What a second start of this name is told. pid: 0 when it is not known."""
         detail = f"pid {pid}" if pid else "its pid is not known"
-        return ConfigError(f"deployment {self.name!r} is already running", detail, f"stop it with: mstarctl down {self.name}", key="name")
+        return ConfigError(
+            f"deployment {self.name!r} is already running",
+            detail,
+            f"stop it with: mstarctl down {self.name}",
+            key="name",
+        )
 
     def _is_lock(self, fd: int) -> bool:
         try:
@@ -208,5 +217,7 @@ def new_log_dir(name: str) -> Path:
         path = root / stamp
         path.mkdir(mode=0o700)
     except OSError as error:
-        raise ConfigError("the log folder cannot be written", f"{root}: {error.strerror}", "set XDG_STATE_HOME to a folder of yours") from error
+        raise ConfigError(
+            "the log folder cannot be written", f"{root}: {error.strerror}", "set XDG_STATE_HOME to a folder of yours"
+        ) from error
     return path

@@ -136,8 +136,16 @@ class Child:
 
 def child_environment(spec: DeploymentSpec) -> dict[str, str]:
     """The environment of children: one compute thread each, our modules on the path, output unbuffered."""
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if all(r.device == "cpu" for r in spec.plan.ranks) else {}
-    return {**os.environ, **threads, "PYTHONPATH": PARENT_PATH, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    threads = (
+        {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if all(r.device == "cpu" for r in spec.plan.ranks) else {}
+    )
+    return {
+        **os.environ,
+        **threads,
+        "PYTHONPATH": PARENT_PATH,
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def death_record(child: Child, run: RunDirectory, status: int) -> dict[str, Any]:
@@ -188,5 +196,3 @@ def _last_words(log: LogFile) -> str:
         if line.strip():
             return f"its last words: {line.strip()[:300]}"
     return ""
-
-

@@ -87,7 +87,12 @@ class Supervisor:
     """
 
     def __init__(
-        self, spec: DeploymentSpec, run: RunDirectory, courier: Courier[Message], endpoint: str, kinds: Kinds = child_kinds
+        self,
+        spec: DeploymentSpec,
+        run: RunDirectory,
+        courier: Courier[Message],
+        endpoint: str,
+        kinds: Kinds = child_kinds,
     ) -> None:
         self.spec = spec
         self.run_dir = run
@@ -156,7 +161,9 @@ class Supervisor:
         if self.state == "draining" and not self._stop_asked:
             self._send("api", Drain(on=False))
             is_whole = all(child.state == "ready" for child in self.children.values())
-            self._set_state("ready" if is_whole else "degraded", "" if is_whole else cause_sentence(self.last_cause or {}))
+            self._set_state(
+                "ready" if is_whole else "degraded", "" if is_whole else cause_sentence(self.last_cause or {})
+            )
 
     @property
     def is_drained(self) -> bool:
@@ -282,7 +289,9 @@ class Supervisor:
         now = time.monotonic()
         child.restarts = [t for t in child.restarts if now - t < RESTART_WINDOW_S]
         if len(child.restarts) >= MAX_RESTARTS:
-            self._set_state("unhealthy", f"{child.name} died {MAX_RESTARTS + 1} times in {RESTART_WINDOW_S / 60:g} minutes")
+            self._set_state(
+                "unhealthy", f"{child.name} died {MAX_RESTARTS + 1} times in {RESTART_WINDOW_S / 60:g} minutes"
+            )
             return
         delay = BACKOFF_S[min(len(child.restarts), len(BACKOFF_S) - 1)]
         child.restarts.append(now)
@@ -335,7 +344,7 @@ class Supervisor:
                 continue
             try:
                 self._on(child, item.body)
-            except Exception:  # noqa: BLE001  isolation boundary: one message
+            except Exception:
                 log.exception("message %s of %s failed", type(item.body).__name__, item.sender)
 
     def _on(self, child: Child, message: Message) -> None:
@@ -380,7 +389,9 @@ class Supervisor:
             self._became_ready(child)
 
     def _peer_up(self, child: Child) -> PeerUp:
-        return PeerUp(name=child.name, incarnation=child.incarnation, endpoint=child.endpoint, fd_endpoint=child.fd_endpoint)
+        return PeerUp(
+            name=child.name, incarnation=child.incarnation, endpoint=child.endpoint, fd_endpoint=child.fd_endpoint
+        )
 
     def _phase(self, child: Child, phase: Phase, now: float) -> None:
         new = phase.phase != child.phase
@@ -392,7 +403,9 @@ class Supervisor:
             self.events.add("phase", child=child.name, phase=phase.phase, total=phase.total, detail=phase.detail)
         if phase.phase == "ready":
             child.facts = phase.facts
-            if child.endpoint:  # a child that has not said hello yet cannot be spoken to: it becomes ready with its hello
+            if (
+                child.endpoint
+            ):  # a child that has not said hello yet cannot be spoken to: it becomes ready with its hello
                 self._became_ready(child)
         elif self.state == "starting" and new:
             self._tell_api()
@@ -435,7 +448,11 @@ class Supervisor:
         stuck = now - child.last_step_change if child.name.startswith("worker-") else 0.0  # only workers take steps
         if silent <= self.spec.hang_s and stuck <= self.spec.hang_s:
             return
-        why = f"no sign of life for {silent:.0f} s" if silent > self.spec.hang_s else f"work is ready but no step ran for {stuck:.0f} s"
+        why = (
+            f"no sign of life for {silent:.0f} s"
+            if silent > self.spec.hang_s
+            else f"work is ready but no step ran for {stuck:.0f} s"
+        )
         self.events.add("child.hangs", child=child.name, why=why)
         await self._dump_and_kill(child)
 
@@ -504,5 +521,3 @@ def cause_sentence(record: dict[str, Any]) -> str:
     """A death in one sentence."""
     detail = record.get("detail") or ""
     return f"{record.get('message', 'a process died')}{f' ({detail})' if detail else ''}"
-
-

@@ -39,7 +39,9 @@ class AdminClient:
         if int(facts.get("min_api", API)) > API:
             raise UsageError(f"{self._name} speaks admin API {facts['min_api']}, this is {API}", hint="update mstarctl")
         if int(facts.get("api", API)) < API:
-            raise UsageError(f"{self._name} speaks admin API {facts['api']}, this is {API}", hint=f"mstarctl restart {self._name}")
+            raise UsageError(
+                f"{self._name} speaks admin API {facts['api']}, this is {API}", hint=f"mstarctl restart {self._name}"
+            )
         return facts
 
     def snapshot(self) -> dict[str, Any]:
@@ -71,7 +73,9 @@ class AdminClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _json(self, method: str, path: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,7 +90,9 @@ class AdminClient:
 
     def _unreachable(self, error: Exception) -> Unreachable:
         detail = f"its supervisor gave no answer: {error}" if str(error) else "its supervisor gave no answer"
-        return Unreachable(f"deployment {self._name!r} does not answer", detail, f"mstarctl logs {self._name} --from supervisor")
+        return Unreachable(
+            f"deployment {self._name!r} does not answer", detail, f"mstarctl logs {self._name} --from supervisor"
+        )
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
@@ -112,4 +118,6 @@ def error_of(status: int, body: bytes) -> MstarError:
         facts = {"title": f"the supervisor answered {status}", "detail": body[:200].decode("utf-8", "replace")}
     kinds: dict[int, type[MstarError]] = {400: UsageError, 403: Refused, 404: NotFound, 503: Unavailable}
     kind = kinds.get(status, MstarError)
-    return kind(str(facts.get("title", "")), str(facts.get("detail", "")), str(facts.get("hint", "")), code=facts.get("code"))
+    return kind(
+        str(facts.get("title", "")), str(facts.get("detail", "")), str(facts.get("hint", "")), code=facts.get("code")
+    )

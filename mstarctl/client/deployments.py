@@ -88,7 +88,9 @@ def known(run: RunDirectory) -> Known:
     except Unreachable:
         return Known(name=run.name, state="silent", run=run, pid=pid)
     head = snapshot["deployment"]
-    return Known(name=run.name, state=str(head["state"]), run=run, pid=pid, snapshot=snapshot, log_dir=Path(head["log_dir"]))
+    return Known(
+        name=run.name, state=str(head["state"]), run=run, pid=pid, snapshot=snapshot, log_dir=Path(head["log_dir"])
+    )
 
 
 def last_start(name: str) -> Known | None:
@@ -98,7 +100,12 @@ def last_start(name: str) -> Known | None:
         return None
     outcome = read_outcome(folder)
     if outcome is None:  # nobody was left to write it
-        outcome = {"name": name, "exit_code": int(ExitCode.INTERNAL), "reason": "its supervisor was killed", "cause": None}
+        outcome = {
+            "name": name,
+            "exit_code": int(ExitCode.INTERNAL),
+            "reason": "its supervisor was killed",
+            "cause": None,
+        }
     state = "stopped" if outcome.get("exit_code") == ExitCode.DONE else "failed"
     return Known(name=name, state=state, run=RunDirectory.of(name), outcome=outcome, log_dir=folder)
 

@@ -82,7 +82,9 @@ def read_logs(folder: Path, query: LogQuery, tail: int) -> list[LogLine]:
     files = sorted(folder.glob("*.log"))
     if query.source and query.source not in {path.stem for path in files}:
         known = [path.stem for path in files]
-        raise NotFound(f"no process {query.source!r}", hint=did_you_mean(query.source, known), kind="process", name=query.source)
+        raise NotFound(
+            f"no process {query.source!r}", hint=did_you_mean(query.source, known), kind="process", name=query.source
+        )
     chosen = [path for path in files if query.source in ("", path.stem)]
     kept = [(stamp, line) for path in chosen for stamp, line in deque(_dated(path, query), maxlen=tail)]
     return [line for _, line in sorted(kept, key=lambda pair: pair[0])][-tail:] if tail else []

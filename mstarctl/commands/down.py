@@ -59,7 +59,12 @@ def _not_running(name: str | None, missing: NotFound) -> NotFound:
     with suppress(NotFound):
         known = find_known(name)
         if not known.is_running:
-            return NotFound(f"{name} is not running: there is nothing to stop", f"its state is {known.state}", kind="deployment", name=name)
+            return NotFound(
+                f"{name} is not running: there is nothing to stop",
+                f"its state is {known.state}",
+                kind="deployment",
+                name=name,
+            )
     return missing
 
 

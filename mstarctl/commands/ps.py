@@ -29,8 +29,12 @@ FAILED = ("failed", "unhealthy", "silent")
 
 def ps(
     ctx: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one deployment, also after its end; exit 6 when it failed")] = None,
-    is_watching: Annotated[bool, typer.Option("--watch", help="print again whenever something changed; NDJSON with -o json")] = False,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="one deployment, also after its end; exit 6 when it failed")
+    ] = None,
+    is_watching: Annotated[
+        bool, typer.Option("--watch", help="print again whenever something changed; NDJSON with -o json")
+    ] = False,
 ) -> None:
     """List the deployments of this host."""
     printer = Printer.of(ctx)
@@ -49,10 +53,17 @@ def _items(name: str | None) -> list[dict[str, Any]]:
 def _show(name: str | None, printer: Printer) -> list[dict[str, Any]]:
     items = _items(name)
     shown = items if printer.is_machine else [for_people(item) for item in items]
-    printer.items("deployment", shown, COLUMNS if any(item["note"] for item in items) else COLUMNS[:-1], empty="no deployment; start one with: mstarctl up MODEL")
+    printer.items(
+        "deployment",
+        shown,
+        COLUMNS if any(item["note"] for item in items) else COLUMNS[:-1],
+        empty="no deployment; start one with: mstarctl up MODEL",
+    )
     for item in items:
         if item["state"] == "stale":
-            printer.say(f"{item['name']} is stale: its supervisor was killed; mstarctl up cleans it when the name is used again")
+            printer.say(
+                f"{item['name']} is stale: its supervisor was killed; mstarctl up cleans it when the name is used again"
+            )
     return items
 
 
@@ -121,4 +132,10 @@ def for_people(item: dict[str, Any]) -> dict[str, Any]:
     load = None if running is None else f"{running}/{0 if waiting is None else waiting}"
     address = (item["endpoint"] or "").removeprefix("http://")
     model = f"{item['model']}:tiny" if item["weights"] == "tiny" else item["model"]
-    return {**item, "load": load, "age": None if age is None else age_text(age), "address": address, "model_shown": model}
+    return {
+        **item,
+        "load": load,
+        "age": None if age is None else age_text(age),
+        "address": address,
+        "model_shown": model,
+    }

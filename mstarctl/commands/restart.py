@@ -32,7 +32,13 @@ def restart(
         printer.say(f"{run.name}: draining, then restarting")
         if not is_waiting:
             return
-        view = SilentView() if printer.options.quiet else TerminalView(sys.stderr, shutil.get_terminal_size().columns) if sys.stderr.isatty() else PlainView(sys.stderr)
+        view = (
+            SilentView()
+            if printer.options.quiet
+            else TerminalView(sys.stderr, shutil.get_terminal_size().columns)
+            if sys.stderr.isatty()
+            else PlainView(sys.stderr)
+        )
         while True:
             snapshot = admin.snapshot()
             head = snapshot["deployment"]

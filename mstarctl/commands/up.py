@@ -109,7 +109,9 @@ def up(
 def refuse_absent(absent: dict[str, Any], *, has_rust: bool) -> None:
     """Nothing is accepted without an effect. Raises UsageError naming the option."""
     if has_rust:
-        raise UsageError("--rust-frontend does not exist here", "there is one front end, and it is always used", "leave it out")
+        raise UsageError(
+            "--rust-frontend does not exist here", "there is one front end, and it is always used", "leave it out"
+        )
     for flag, value in absent.items():
         if value:
             raise UsageError(f"{flag} {NOT_YET}", hint="leave it out")
@@ -145,7 +147,10 @@ def without_secrets(planned: Planned) -> Any:
     import msgspec
 
     keys = set(planned.spec.api.api_keys)
-    argv = tuple("[hidden]" if word in keys or any(word == f"--api-key={key}" for key in keys) else word for word in planned.spec.argv)
+    argv = tuple(
+        "[hidden]" if word in keys or any(word == f"--api-key={key}" for key in keys) else word
+        for word in planned.spec.argv
+    )
     return msgspec.structs.replace(planned.spec, argv=argv)
 
 
@@ -154,12 +159,19 @@ def show_plan(planned: Planned, printer: Printer) -> None:
     spec, model = planned.spec, planned.model
     ranks = len(spec.plan.ranks)
     counts = f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {len(model.nodes)} nodes, {planned.walk_count} walks"
-    printer.say(f"{spec.name}  plan ok: {counts}   ({planned.distribution}, {spec.config_file})")
+    printer.say(f"{spec.name}  plan ok: {counts}   ({planned.distribution}, {short_path(spec.config_file)})")
     printer.say(f"  device {', '.join(dict.fromkeys(r.device for r in spec.plan.ranks))} ({planned.devices.why})")
     if spec.weights_source == "tiny" and model.notice:
         printer.warn(model.notice)
     if spec.api.host not in LOOPBACK and not spec.api.api_keys:
-        printer.warn(f"anyone who reaches {spec.api.host}:{spec.api.port} may use it; see --api-key and --host 127.0.0.1")
+        printer.warn(
+            f"anyone who reaches {spec.api.host}:{spec.api.port} may use it; see --api-key and --host 127.0.0.1"
+        )
+
+
+def short_path(path: str | None) -> str:
+    """A file with its folder: the whole path stands in `describe`."""
+    return "no file" if path is None else "/".join(Path(path).parts[-2:])
 
 
 def show_dry(planned: Planned, printer: Printer) -> None:
@@ -172,7 +184,11 @@ def show_dry(planned: Planned, printer: Printer) -> None:
         "ranks": [{"rank": r.rank, "device": r.device, "nodes": list(r.nodes)} for r in spec.plan.ranks],
     }  # fmt: skip
     lines = [f"rank {r.rank}  {r.device}  {' '.join(r.nodes)}" for r in spec.plan.ranks]
-    lines += [f"api     {spec.api.host}:{spec.api.port}", f"weights {spec.folder or spec.weights_source}", f"run dir {spec.run_dir}"]
+    lines += [
+        f"api     {spec.api.host}:{spec.api.port}",
+        f"weights {spec.folder or spec.weights_source}",
+        f"run dir {spec.run_dir}",
+    ]
     printer.item("deployment", item, lines)
 
 
@@ -271,7 +287,9 @@ def _tell(event: dict[str, Any], printer: Printer) -> None:
     kind = str(event["type"])
     if kind not in SHOWN_EVENTS or kind == "deployment.ready" and event["n"] < 2:
         return
-    facts = " ".join(f"{key}={value}" for key, value in event.items() if key not in ("n", "time", "type") and value != "")
+    facts = " ".join(
+        f"{key}={value}" for key, value in event.items() if key not in ("n", "time", "type") and value != ""
+    )
     printer.say(f"{kind}  {facts}".rstrip())
 
 
@@ -284,9 +302,9 @@ def _tell_followers(started: Started, printer: Printer) -> None:
 def _say_ready(snapshot: dict[str, Any], planned: Planned, printer: Printer) -> None:
     spec = planned.spec
     printer.say(ready_line(snapshot))
-    if spec.weights_source == "tiny" and planned.model.notice:
-        printer.warn(planned.model.notice)
-    prefix = f"MSTAR_RUNTIME_DIR={shlex.quote(str(planned.run.path.parent))} " if planned.run.path.parent != _root() else ""
+    prefix = (
+        f"MSTAR_RUNTIME_DIR={shlex.quote(str(planned.run.path.parent))} " if planned.run.path.parent != _root() else ""
+    )
     printer.say(f"  try:   {prefix}mstarctl call {spec.name} {_example(planned)}")
     printer.say(f"  watch: {prefix}mstarctl ps {spec.name}          stop: {prefix}mstarctl down {spec.name}")
 

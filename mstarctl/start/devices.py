@@ -37,7 +37,9 @@ def choose_devices(kind: str | None, gpus: str | None, gpu_count: int, torch_ver
     if kind is not None and kind not in KINDS:
         raise UsageError(f"no device {kind!r}", hint=did_you_mean(kind, KINDS))
     if torch_version is None:
-        raise PluginError("torch is not installed", "workers compute with it", "pip install 'mstarctl[runtime]'", plugin="")
+        raise PluginError(
+            "torch is not installed", "workers compute with it", "pip install 'mstarctl[runtime]'", plugin=""
+        )
     if kind == "cpu":
         if gpus is not None:
             raise UsageError("--gpus and --device cpu exclude each other", hint="leave one of them out")
@@ -48,10 +50,14 @@ def choose_devices(kind: str | None, gpus: str | None, gpu_count: int, torch_ver
         return Devices(names=("cpu",), why=why)
     asked = "--device cuda" if kind == "cuda" else f"--gpus {gpus}" if gpus is not None else "a GPU"
     if gpu_count == 0:
-        raise ConfigError(f"{asked} was asked for and no GPU was found", _seen(), "leave it out, or use --device cpu", key="device")
+        raise ConfigError(
+            f"{asked} was asked for and no GPU was found", _seen(), "leave it out, or use --device cpu", key="device"
+        )
     if is_cpu_build:
         raise ConfigError(
-            f"{asked} was asked for and torch {torch_version} is built without CUDA", hint="install a CUDA build of torch", key="device"
+            f"{asked} was asked for and torch {torch_version} is built without CUDA",
+            hint="install a CUDA build of torch",
+            key="device",
         )
     chosen = _listed(gpus, gpu_count)
     return Devices(names=tuple(f"cuda:{index}" for index in chosen), why=f"{gpu_count} visible")
@@ -64,7 +70,9 @@ def _listed(gpus: str | None, count: int) -> tuple[int, ...]:
     if word == "auto":
         wanted = count if not colon else int(number) if number.isdigit() else 0
         if not 1 <= wanted <= count:
-            raise ConfigError(f"--gpus {gpus} asks for {number or 'none'}", f"{count} are visible", f"--gpus auto:{count}", key="gpus")
+            raise ConfigError(
+                f"--gpus {gpus} asks for {number or 'none'}", f"{count} are visible", f"--gpus auto:{count}", key="gpus"
+            )
         return tuple(range(wanted))
     parts = [part.strip() for part in gpus.split(",")]
     if not all(part.isdigit() for part in parts):

@@ -102,7 +102,9 @@ def wait_end(started: Started) -> None:
     try:
         started.process.wait(END_S)
     except subprocess.TimeoutExpired as error:
-        raise Unreachable(f"the supervisor of {started.spec.name!r} does not end", f"pid {started.process.pid}") from error
+        raise Unreachable(
+            f"the supervisor of {started.spec.name!r} does not end", f"pid {started.process.pid}"
+        ) from error
 
 
 def failure_of(started: Started) -> MstarError:
@@ -111,7 +113,9 @@ def failure_of(started: Started) -> MstarError:
     if outcome is None:
         status = started.process.poll()
         detail = f"its exit status is {status} and it left no outcome"
-        return StartError("the supervisor ended", detail, phase="spawn", log=place_of_last_error(started.log_dir / "supervisor.log"))
+        return StartError(
+            "the supervisor ended", detail, phase="spawn", log=place_of_last_error(started.log_dir / "supervisor.log")
+        )
     return outcome_error(outcome, started.log_dir)
 
 
@@ -122,7 +126,9 @@ def outcome_error(outcome: dict[str, Any], log_dir: Path) -> MstarError:
     where = f"in {cause['name']}, phase {cause['phase']}" if cause.get("name") and cause.get("phase") else ""
     detail = "\n".join(part for part in (str(cause.get("detail") or ""), where) if part)
     log = Path(str(cause.get("log") or log_dir / f"{cause.get('name', 'supervisor')}.log"))
-    error = StartError(title, detail, str(cause.get("hint") or ""), code=cause.get("code"), log=place_of_last_error(log))
+    error = StartError(
+        title, detail, str(cause.get("hint") or ""), code=cause.get("code"), log=place_of_last_error(log)
+    )
     code = int(outcome.get("exit_code", ExitCode.START_FAILED))
     error.exit_code = ExitCode(code) if code in {int(known) for known in ExitCode} and code else ExitCode.START_FAILED
     return error

@@ -25,7 +25,9 @@ def check_transport(protocol: str) -> str:
     if name not in TRANSPORTS:
         raise UsageError(f"no tensor protocol {protocol!r}", hint=did_you_mean(name, TRANSPORTS))
     if name != "SHM":
-        raise UsageError(f"--tensor-comm-protocol {name} is not part of this version", "ranks share one host", "use SHM, the default")
+        raise UsageError(
+            f"--tensor-comm-protocol {name} is not part of this version", "ranks share one host", "use SHM, the default"
+        )
     return name
 
 

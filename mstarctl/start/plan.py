@@ -8,7 +8,17 @@ from pathlib import Path
 
 import msgspec
 
-from mstar_core.config import DeploymentSpec, Override, ResolvedConfig, Target, find, make_plan, parse_set, read_file, resolve_target
+from mstar_core.config import (
+    DeploymentSpec,
+    Override,
+    ResolvedConfig,
+    Target,
+    find,
+    make_plan,
+    parse_set,
+    read_file,
+    resolve_target,
+)
 from mstar_core.config.ports import check_port
 from mstar_core.config.run_dir import RunDirectory, check_name, deployments
 from mstar_core.errors import MstarError, UsageError, WeightsError
@@ -97,7 +107,13 @@ def make_planned(wanted: Wanted) -> Planned:
     )
     walks = sum(len(partition.walks) for partition in model.partitions)
     return Planned(
-        model=model, config=config, devices=devices, spec=spec, run=run, distribution=f"{entry.distribution} {entry.version}", walk_count=walks
+        model=model,
+        config=config,
+        devices=devices,
+        spec=spec,
+        run=run,
+        distribution=f"{entry.distribution} {entry.version}",
+        walk_count=walks,
     )
 
 
@@ -125,7 +141,9 @@ def overrides(wanted: Wanted) -> list[Override]:
         "api.bind_when_ready": ("--bind-when-ready", True if wanted.bind_when_ready else None),
         "api.strict_model": ("--strict-model", True if wanted.strict_model else None),
     }
-    return made + [Override(key=key, value=value, source=flag) for key, (flag, value) in flags.items() if value is not None]
+    return made + [
+        Override(key=key, value=value, source=flag) for key, (flag, value) in flags.items() if value is not None
+    ]
 
 
 def run_directory(name: str, root: Path | None) -> RunDirectory:
@@ -140,7 +158,9 @@ def weights_folder(given: str | None) -> str | None:
     folder = Path(given).expanduser().absolute()
     if not folder.is_dir():
         why = "it does not exist" if not folder.exists() else "it is a file"
-        raise WeightsError(f"{given} is no folder with weights", why, "--weights takes the folder of a checkpoint", file=str(folder))
+        raise WeightsError(
+            f"{given} is no folder with weights", why, "--weights takes the folder of a checkpoint", file=str(folder)
+        )
     return str(folder)
 
 

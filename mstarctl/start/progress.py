@@ -156,7 +156,9 @@ class PlainView:
             if phase == row.phase and (now - at < REPEAT_S or row.done == done or row.is_ready):
                 continue
             self._said[row.who] = (row.phase, now, row.done)
-            text = "  ".join(part for part in (f"  {row.who}", row.what, row.phase, "" if row.is_ready else row.amount) if part)
+            text = "  ".join(
+                part for part in (f"  {row.who}", row.what, row.phase, "" if row.is_ready else row.amount) if part
+            )
             print(text, file=self._stream, flush=True)
 
 

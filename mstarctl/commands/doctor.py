@@ -1,0 +1,221 @@
+"""`mstarctl doctor`: whether this host can run deployments, and what is in the way. Finds, never mends."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from mstar_core.config.ports import bind_error
+from mstar_core.config.run_dir import deployments, runtime_root, state_root
+from mstar_core.errors import ExitCode, MstarError
+from mstar_core.plugin import Plugins
+from mstarctl.output import Column, Printer, size_text
+from mstarctl.start.devices import gpu_names, torch_version
+
+OK, WARN, FAILED, NA = "ok", "warn", "failed", "n/a"
+COLUMNS = (Column("CHECK", "name"), Column("STATE", "state"), Column("DETAIL", "detail"))
+LEAST_PYTHON: Final = (3, 11)
+LITTLE_MEMORY: Final = 4 << 30
+LITTLE_SHM: Final = 256 << 20
+LITTLE_DISK: Final = 2 << 30
+USUAL_PORT: Final = 8000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One check. state: ok, warn, failed, or n/a where the host has no such thing."""
+
+    name: str
+    state: str
+    detail: str
+
+
+def doctor(ctx: typer.Context) -> None:
+    """Check this host: versions, devices, memory, folders, ports, plugins."""
+    printer = Printer.of(ctx)
+    found = list(findings())
+    items = [{"name": f.name, "state": f.state, "detail": f.detail} for f in found]
+    printer.items("finding", items, COLUMNS)
+    if any(finding.state == FAILED for finding in found):
+        raise typer.Exit(ExitCode.INVALID)
+
+
+def findings() -> Iterator[Finding]:
+    """Every check in order."""
+    for check in CHECKS:
+        yield from check()
+
+
+def _python() -> Iterator[Finding]:
+    is_new = sys.version_info >= LEAST_PYTHON
+    yield Finding(
+        name="python", state=OK if is_new else FAILED, detail=f"{platform.python_version()} ({sys.executable})"
+    )
+    system = platform.system()
+    yield Finding(
+        name="system",
+        state=OK if system == "Linux" else FAILED,
+        detail=f"{system} {platform.release()}, {os.cpu_count()} cores",
+    )
+
+
+def _torch() -> Iterator[Finding]:
+    version = torch_version()
+    if version is None:
+        yield Finding(name="torch", state=FAILED, detail="not installed; pip install 'mstarctl[runtime]'")
+        return
+    yield Finding(
+        name="torch", state=OK, detail=f"{version}{' (built without CUDA)' if version.endswith('+cpu') else ''}"
+    )
+
+
+def _gpus() -> Iterator[Finding]:
+    names = gpu_names()
+    version = torch_version() or ""
+    if not names:
+        yield Finding(name="gpu", state=NA, detail="none found; ranks run on the CPU")
+        return
+    blind = version.endswith("+cpu")
+    yield Finding(
+        name="gpu",
+        state=WARN if blind else OK,
+        detail="; ".join(names) + ("; torch is built without CUDA" if blind else ""),
+    )
+
+
+def _kernels() -> Iterator[Finding]:
+    names = gpu_names()
+    for package, word in (("flashinfer-python", "flashinfer"), ("mooncake-transfer-engine", "mooncake")):
+        try:
+            yield Finding(
+                name=word,
+                state=OK if names else NA,
+                detail=metadata.version(package) + ("" if names else "; unused without a GPU"),
+            )
+        except metadata.PackageNotFoundError:
+            yield Finding(name=word, state=NA, detail="not installed")
+    rdma = Path("/sys/class/infiniband")
+    adapters = sorted(path.name for path in rdma.iterdir()) if rdma.is_dir() else []
+    yield Finding(
+        name="rdma", state=NA, detail=(", ".join(adapters) + ": not used by this version") if adapters else "no adapter"
+    )
+
+
+def _sound() -> Iterator[Finding]:
+    has = find_spec("soundfile") is not None
+    yield Finding(
+        name="soundfile",
+        state=OK if has else WARN,
+        detail="flac, mp3 and opus answers" if has else "not installed: wav and pcm answers only",
+    )
+
+
+def _memory() -> Iterator[Finding]:
+    available = available_memory()
+    if available is None:
+        yield Finding(name="memory", state=NA, detail="/proc/meminfo cannot be read")
+        return
+    yield Finding(
+        name="memory", state=OK if available >= LITTLE_MEMORY else WARN, detail=f"{size_text(available)} available"
+    )
+
+
+def available_memory() -> int | None:
+    """Bytes that a new process may take: the kernel's estimate, cut to what the control group leaves."""
+    estimate = _meminfo("MemAvailable")
+    limit, used = _number(Path("/sys/fs/cgroup/memory.max")), _number(Path("/sys/fs/cgroup/memory.current"))
+    left = None if limit is None or used is None else max(0, limit - used)
+    known = [value for value in (estimate, left) if value is not None]
+    return min(known) if known else None
+
+
+def _meminfo(key: str) -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), None)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _shared_memory() -> Iterator[Finding]:
+    path = Path("/dev/shm")
+    if not path.is_dir():
+        yield Finding(
+            name="/dev/shm", state=FAILED, detail="missing: tensors between ranks and anonymous memory need it"
+        )
+        return
+    free = shutil.disk_usage(path).free
+    left = len(list(path.glob("mstar*")))
+    detail = f"{size_text(free)} free" + (f"; {left} files named mstar*" if left else "")
+    yield Finding(name="/dev/shm", state=OK if free >= LITTLE_SHM else WARN, detail=detail)
+
+
+def _folders() -> Iterator[Finding]:
+    for name, path in (("run directory", runtime_root()), ("log folder", state_root())):
+        base = next(part for part in (path, *path.parents) if part.exists())
+        if not os.access(base, os.W_OK):
+            yield Finding(name=name, state=FAILED, detail=f"{path}: {base} cannot be written")
+            continue
+        free = shutil.disk_usage(base).free
+        yield Finding(name=name, state=OK if free >= LITTLE_DISK else WARN, detail=f"{path}, {size_text(free)} free")
+    if not os.environ.get("XDG_RUNTIME_DIR") and not os.environ.get("MSTAR_RUNTIME_DIR"):
+        yield Finding(name="XDG_RUNTIME_DIR", state=NA, detail=f"not set; {tempfile.gettempdir()} is used")
+
+
+def _stale() -> Iterator[Finding]:
+    runs = list(deployments())
+    stale = [run for run in runs if run.holder() is None]
+    detail = (
+        ", ".join(str(run.path) for run in stale) + "; mstarctl up cleans one when its name is used again"
+        if stale
+        else f"none; {len(runs)} running"
+    )
+    yield Finding(name="stale deployments", state=WARN if stale else OK, detail=detail)
+
+
+def _ports() -> Iterator[Finding]:
+    error = bind_error("0.0.0.0", USUAL_PORT)
+    detail = "free" if error is None else f"{error.strerror}: use --port"
+    yield Finding(name=f"port {USUAL_PORT}", state=OK if error is None else WARN, detail=detail)
+
+
+def _plugins() -> Iterator[Finding]:
+    try:
+        plugins = Plugins.discover()
+    except MstarError as error:
+        yield Finding(name="plugins", state=FAILED, detail=str(error))
+        return
+    if not plugins.loaded:
+        yield Finding(name="plugins", state=FAILED, detail="none installed; pip install mstar-orpheus")
+    for item in plugins.loaded:
+        state = {"ok": OK, "disabled": NA}.get(item.state, FAILED)
+        yield Finding(name=f"plugin {item.entry.name}", state=state, detail=f"{item.entry.version} {item.text}")
+    for check in plugins.doctor():
+        state = WARN if check.state == "warning" else check.state
+        yield Finding(
+            name=check.name, state=state, detail="; ".join(part for part in (check.detail, check.hint) if part)
+        )
+
+
+CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
+    _python, _torch, _gpus, _kernels, _sound, _memory, _shared_memory, _folders, _stale, _ports, _plugins,
+)  # fmt: skip

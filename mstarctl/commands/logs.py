@@ -1,0 +1,117 @@
+"""`mstarctl logs`: what the processes of a deployment said, also after its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mstar_core.config.run_dir import RunDirectory, deployments, find
+from mstar_core.errors import NotFound
+from mstarctl.client import LogLine, LogQuery, find_known, read_logs
+from mstarctl.client.deployments import last_log_dir
+from mstarctl.client.log_lines import parse_lines
+from mstarctl.output import Printer
+from mstarctl.output.table import escape
+
+POLL_S = 0.2
+COLOURS = {"warning": "yellow", "error": "red", "critical": "red"}
+
+
+def logs(
+    ctx: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="may be left out when only one runs; works after its end")
+    ] = None,
+    is_following: Annotated[bool, typer.Option("-f", "--follow", help="go on with what comes, until it ends")] = False,
+    tail: Annotated[int, typer.Option("--tail", min=0, help="how many lines from the past")] = 100,
+    source: Annotated[
+        str, typer.Option("--from", metavar="PROCESS", help="supervisor, api, conductor, weights or worker/N")
+    ] = "",
+    level: Annotated[str, typer.Option("--level", help="this level and above: debug, info, warning, error")] = "",
+    grep: Annotated[str, typer.Option("--grep", metavar="RE", help="lines that this expression finds")] = "",
+    request: Annotated[str, typer.Option("--request", metavar="ID", help="lines of one request")] = "",
+) -> None:
+    """Show the logs of a deployment."""
+    printer = Printer.of(ctx)
+    query = LogQuery.of(source=source, level=level, grep=grep, request=request)
+    run, folder = folder_of(name)
+    offsets = {path: path.stat().st_size for path in folder.glob("*.log")} if is_following else {}
+    for line in read_logs(folder, query, tail):
+        show(line, printer)
+    if is_following:
+        for line in follow(run, folder, offsets):
+            if query.takes(line):
+                show(line, printer)
+
+
+def folder_of(name: str | None) -> tuple[RunDirectory, Path]:
+    """The log folder of a deployment: of the running one, else of its last start. Raises NotFound."""
+    known = find_known(find(name).name if name is None else name)
+    folder = known.log_dir or last_log_dir(known.name)
+    if folder is None:
+        raise NotFound(f"{known.name} has no logs", kind="deployment", name=known.name)
+    return known.run, folder
+
+
+def show(line: LogLine, printer: Printer) -> None:
+    """One line, as the object that it is with -o json."""
+    if printer.is_machine:
+        printer.line({"from": line.source, **(line.facts or {"message": line.text})})
+        return
+    clock = line.time.partition("T")[2][:12]
+    level = (
+        printer.paint(f"{line.level or '':<7}", COLOURS[line.level]) if line.level in COLOURS else f"{line.level:<7}"
+    )
+    shown = {
+        key: value
+        for key, value in line.facts.items()
+        if key not in ("time", "level", "child", "logger", "message", "traceback")
+    }
+    facts = " ".join(f"{key}={_short(value)}" for key, value in shown.items())
+    printer.text(
+        f"{clock:<12} {line.source:<10} {level} {escape(line.message)}{f'  {facts}' if facts else ''}".rstrip(),
+        is_flushed=True,
+    )
+    for part in str(line.facts.get("traceback", "")).splitlines():
+        printer.text(f"{'':<12} {line.source:<10} {'':<7} {escape(part)}", is_flushed=True)
+
+
+def _short(value: Any) -> str:
+    text = escape(str(value))
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def follow(run: RunDirectory, folder: Path, offsets: dict[Path, int]) -> Iterator[LogLine]:
+    """Lines as they are written, from those offsets on, until the deployment has ended. Files may turn over."""
+    rest: dict[Path, str] = {}
+    while True:
+        has_ended = _has_ended(run, folder)
+        for path in sorted(folder.glob("*.log")):
+            yield from _fresh(path, offsets, rest)
+        if has_ended:
+            return
+        time.sleep(POLL_S)
+
+
+def _has_ended(run: RunDirectory, folder: Path) -> bool:
+    return (
+        (folder / "outcome.json").exists()
+        or run.name not in {other.name for other in deployments()}
+        or run.holder() is None
+    )
+
+
+def _fresh(path: Path, offsets: dict[Path, int], rest: dict[Path, str]) -> Iterator[LogLine]:
+    offset = offsets.get(path, 0)
+    if path.stat().st_size < offset:  # it was turned over
+        offset = 0
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read()
+        offsets[path] = file.tell()
+    *lines, rest[path] = (rest.get(path, "") + data.decode("utf-8", "replace")).split("\n")
+    yield from parse_lines(path.stem, lines)

@@ -1,0 +1,154 @@
+"""Start a miniature deployment, send it a sentence, keep the sound, tell what happened, stop everything. `make demo`.
+
+Uses the commands that a person would use. Everything that it starts lives in a folder of its own, so that it neither
+sees nor disturbs other deployments, and is stopped at the end, on failure and on Ctrl-C too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = "orpheus:tiny"
+NAME = "demo"
+TEXT = "Hello from a small machine. This sentence becomes sound while you wait."
+VOICE = "tara"
+PARAMS = {"seed": "7"}
+OUT = ROOT / "out" / "demo.wav"
+STOP_S = 90.0
+
+
+def main() -> int:
+    """Run the demo. Returns 0 when sound came and everything that was started is gone."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    begun = time.monotonic()
+    OUT.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mstar-demo-") as folder:
+        # Short, because sockets live below it; with its own log folder, which goes with it.
+        environment = {**os.environ, "MSTAR_RUNTIME_DIR": folder, "OMP_NUM_THREADS": "1"}
+        environment.pop("XDG_STATE_HOME", None)
+        code = 1
+        try:
+            code = run(environment)
+        except subprocess.CalledProcessError as error:
+            code = error.returncode if error.returncode > 0 else 1
+            print(f"demo: {shlex.join(map(str, error.cmd[2:]))} failed with exit code {code}", file=sys.stderr)
+        except KeyboardInterrupt:
+            code = 130
+            print("\ndemo: interrupted", file=sys.stderr)
+        finally:
+            is_clean = stop(environment)
+    print(f"done in {time.monotonic() - begun:.1f} s", file=sys.stderr)
+    return code or (0 if is_clean else 1)
+
+
+def run(environment: dict[str, str]) -> int:
+    """Start, call, report. Raises CalledProcessError when a command fails: its own words are on the screen already."""
+    port = free_port()
+    step(f"starting {MODEL}, the embedded checkpoint, on the CPU")
+    mstarctl(
+        environment, "up", MODEL, "--name", NAME, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "-d"
+    )
+    step(f"asking {VOICE} to say: {TEXT}")
+    words = ["call", NAME, "--text", TEXT, "--voice", VOICE, "--out", str(OUT), "-o", "json"]
+    words += [word for key, value in PARAMS.items() for word in ("--param", f"{key}={value}")]
+    answer = mstarctl(environment, *words, is_read=True)
+    facts = json.loads(answer)["items"][0]
+    if not facts["audio_s"]:
+        print("demo: no sound came", file=sys.stderr)
+        return 1
+    step("what runs meanwhile")
+    mstarctl(environment, "ps", "-o", "wide")
+    tell(facts)
+    return 0
+
+
+def tell(facts: dict[str, Any]) -> None:
+    """What happened and what to try next, on stdout."""
+    print()
+    print(f"time to first audio  {facts['first_ms']:.0f} ms")
+    print(
+        f"real-time factor     {facts['real_time_factor']:.2f}  ({facts['total_ms'] / 1000:.1f} s for {facts['audio_s']:.1f} s of sound; below 1 is faster than it plays)"
+    )
+    print(f"chunks               {facts['chunks']}, written as they came")
+    print(f"file                 {shown(OUT)}")
+    print(
+        "                     it is NOISE: the embedded checkpoint has random weights; everything else of the run is real"
+    )
+    print()
+    print("try next")
+    print("  . .venv/bin/activate")
+    print("  mstarctl up orpheus:tiny -d          # leave one running")
+    print('  mstarctl call orpheus --text "Hello there" --voice tara --out hello.wav')
+    print("  mstarctl ps; mstarctl logs; mstarctl down")
+    print("  mstarctl up orpheus                  # the official weights: speech instead of noise")
+    print(flush=True)
+
+
+def stop(environment: dict[str, str]) -> bool:
+    """Stop whatever runs in the demo's folder. Ctrl-C does not cut this short. Returns whether nothing is left."""
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        if not Path(environment["MSTAR_RUNTIME_DIR"], NAME).exists():
+            return True
+        step("stopping")
+        command = [*tool(), "down", "--all", "--now"]
+        return subprocess.run(command, env=environment, cwd=ROOT, timeout=STOP_S, check=False).returncode in (0, 4)
+    except subprocess.TimeoutExpired:
+        print(f"demo: it did not stop; look at {environment['MSTAR_RUNTIME_DIR']}", file=sys.stderr)
+        return False
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def tool() -> list[str]:
+    """The command line of this environment."""
+    return [sys.executable, "-m", "mstarctl"]
+
+
+def mstarctl(environment: dict[str, str], *words: str, is_read: bool = False) -> str:
+    """Run one command; its narration goes to our stderr. Returns its data with is_read. Raises CalledProcessError."""
+    print(
+        f"$ mstarctl {shlex.join(shown(Path(word)) if word == str(OUT) else word for word in words)}",
+        file=sys.stderr,
+        flush=True,
+    )
+    stdout = subprocess.PIPE if is_read else None
+    result = subprocess.run([*tool(), *words], env=environment, cwd=ROOT, stdout=stdout, text=True, check=True)
+    return result.stdout or ""
+
+
+def step(text: str) -> None:
+    """One line of narration."""
+    print(f"\n== {text}", file=sys.stderr, flush=True)
+
+
+def shown(path: Path) -> str:
+    """A path as people type it from the root of the project."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
