@@ -182,7 +182,7 @@ class Admission:
         if decode is None:
             return
         full = self._state.tables.length[decode.slots] >= self._state.tables.capacity[decode.slots]
-        if not full.any():
+        if not np.count_nonzero(full):
             return
         for index in np.nonzero(full)[0].tolist():
             self._grow(decode.branches[index])

@@ -252,7 +252,7 @@ class KVCacheEngine:
                 self._state.fail(result, branch, branch.job, error)
         if part.decode is not None:
             self._state.decode_since = self._state.clock()
-            if not part.left.all():
+            if np.count_nonzero(part.left) < count:
                 for index in np.nonzero(part.left == 0)[0].tolist():
                     self._state.active.pop(int(part.decode.keys[index]), None)
                 self._state.is_decode_current = False
@@ -317,11 +317,12 @@ class KVCacheEngine:
         slots = self._state.slots
         slots.history[rows, place] = ids
         slots.last[rows] = ids
-        stopped = (slots.stop_ids[rows] == ids[:, None]).any(axis=1)
+        # count_nonzero: the cheapest question numpy answers; rows are looked at only when something ended.
+        hits = slots.stop_ids[rows] == ids[:, None]
         if part.outputs:
             self._report(running, part, kept, left)
-        if stopped.any() or not left.all():
-            bad = self._finish_rows(running.result, (keys, ids, left, stopped))
+        if np.count_nonzero(hits) or np.count_nonzero(left) < len(left):
+            bad = self._finish_rows(running.result, (keys, ids, left, hits.any(axis=1)))
             if bad:
                 good = ids >= 0
                 keys, ids = keys[good], ids[good]

@@ -91,8 +91,9 @@ class Slots:
 
     def begin_loop(self, slot: int, key: int, iterations: int, stop_ids: Sequence[int]) -> None:
         """Arm a slot for a resident loop."""
-        if len(stop_ids) > self.stop_ids.shape[1]:
-            self._widen(len(stop_ids))
+        # One place always stays NO_ID, so that a row that drew no id stops like any other.
+        if len(stop_ids) >= self.stop_ids.shape[1]:
+            self._widen(len(stop_ids) + 1)
         self.key[slot] = key
         self.left[slot] = iterations
         self.stop_ids[slot] = NO_ID

@@ -108,6 +108,20 @@ def test_a_row_without_finite_logits_fails_alone_and_leaves_clean_pages(lookahea
     )
 
 
+@pytest.mark.parametrize("stops", [0, 4, 9])
+def test_logits_that_turn_bad_end_a_loop_whatever_its_stop_ids(stops: int) -> None:
+    module = TinyLM()
+    driver = Driver(make_engine(module=module))
+    driver.open(0)
+    driver.prefill(0, [1, 2, 3])
+    loop = driver.decode(0, 20, stop=tuple(range(100, 100 + stops)))
+    for _ in range(4):
+        driver.turn()
+    module.sharpness = float("nan")
+    driver.run()
+    assert list(driver.failed) == [loop] and "finite" in str(driver.failed[loop].error)
+
+
 def test_an_id_outside_the_vocabulary_fails_its_request_only() -> None:
     driver = Driver(make_engine())
     for handle, ids in enumerate([[1, 2], [VOCAB], [-1]]):
