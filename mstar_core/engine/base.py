@@ -45,7 +45,7 @@ class LoopSpec:
     """A loop whose body is this one node on this one rank: the engine iterates it alone.
 
     max_iters: 0 skips the loop. carry: output port -> input port. stop_port: the id or boolean port that ends it.
-    stop_ids: ids that end the loop (empty with a boolean stop_port). ends_on_start: test the starting value too.
+    stop_ids: ids that end the loop (empty with a boolean stop_port); the starting value is tested too.
     fused: no result per iteration is needed unless `emit` names ports to report each iteration.
     """
 
@@ -65,6 +65,7 @@ class Job:
     outputs: ports whose values the walk needs. sample: (KV) run the head on the last row and sample.
     branch: cache branch. rows: batch rows of this request (candidates).
     tokens_hash_seed: extra bytes for the prefix cache key (segment kind, media hash); None = do not cache.
+    urgency: a higher one runs first where rows of a node compete (seconds of playback overdue).
     """
 
     key: JobKey

@@ -26,8 +26,9 @@ class KVView(Protocol):
 class KVModule(Protocol):
     """What the KV engine runs. One forward for single, batched, chunked and captured steps.
 
-    forward(kv=..., positions=..., **ports) -> {"hidden": [T, width], ...}. The port `tokens` (or the carried id
-    port) arrives packed as int64 [T]; `embeds`-like ports as [T, width]; positions int64 [T].
+    forward(kv=..., positions=..., **ports) -> {"hidden": [T, width], ...}. Ids arrive packed as int64 [T] under
+    `tokens` where the node has that port, else under the port it samples; `embeds`-like ports as [T, width];
+    positions int64 [T]. A special input `$step` arrives as `step`, `$param:x` as `x`, one value per token [T].
     head(hidden [n, width]) -> float32 logits [n, vocab], called by the engine on the rows that need logits.
     """
 
