@@ -1,0 +1,129 @@
+"""Processes that die or stop in the middle of streams: who is told what and when, who goes on, and what is left behind."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.runtime.client import SURE, Heard, Streams, new_client, request, speak
+from tests.runtime.deployment import LLM, SNAC, Deployment, plan, until
+
+HANG_S = 4.0
+TOLD_S = 2.0
+LONG = request(**SURE, max_output_tokens=1500)
+SHORT = request(**SURE, max_output_tokens=60)
+TWO = plan({0: (LLM, SNAC), 1: (LLM, SNAC)})
+"""Two workers, each with a replica of everything."""
+
+
+@pytest.fixture(scope="module")
+def deployment() -> Iterator[Deployment]:
+    with Deployment(where=TWO, hang_s=HANG_S) as made:
+        yield made
+
+
+@pytest.fixture
+def whole(deployment: Deployment) -> Iterator[Deployment]:
+    """The deployment with every process ready; probed for leaks afterwards."""
+    until(lambda: deployment.admin("/v1")["state"] == "ready", "ready")
+    yield deployment
+    deployment.assert_clean()
+
+
+def restarts(deployment: Deployment) -> int:
+    return int(deployment.admin("/v1")["restarts"])
+
+
+async def serves(deployment: Deployment) -> bytes:
+    async with new_client(deployment.url) as client:
+        heard = await speak(client, SHORT)
+    assert heard.is_whole, heard.body
+    return heard.pcm
+
+
+def told_in_time(heard: Heard, killed_s: float) -> bool:
+    return heard.ended_s - killed_s < TOLD_S
+
+
+async def test_kill_a_worker(whole: Deployment) -> None:
+    wanted, before = await serves(whole), restarts(whole)
+    async with Streams(whole.url, [request(**SURE, max_output_tokens=300)] * 6) as streams:
+        await streams.all_begun()
+        killed_s = time.monotonic()
+        whole.kill(whole.pids()["worker-1"])
+        heard = await streams.all_ended()
+    lost = [each for each in heard if each.errors]
+    kept = [each for each in heard if not each.errors]
+    assert len(lost) == len(kept) == 3
+    for each in lost:
+        assert [error["code"] for error in each.errors] == ["worker_lost"]
+        assert "worker 1" in each.errors[0]["message"] and each.done is None and not each.cut
+        assert told_in_time(each, killed_s)
+    assert all(each.is_whole for each in kept) and len({each.pcm for each in kept}) == 1
+    assert all(kept[0].pcm.startswith(each.pcm) for each in lost), "what came before the death was right"
+    after = whole.wait_again_ready(before + 1)
+    assert [child["incarnation"] for child in after["children"] if child["name"] == "worker-1"] == [2]
+    assert await serves(whole) == wanted
+
+
+async def test_kill_the_conductor(whole: Deployment) -> None:
+    wanted, before, pids = await serves(whole), restarts(whole), whole.pids()
+    async with Streams(whole.url, [LONG] * 6) as streams:
+        await streams.all_begun()
+        killed_s = time.monotonic()
+        whole.kill(pids["conductor"])
+        heard = await streams.all_ended(10)
+    for each in heard:
+        assert [error["code"] for error in each.errors] == ["worker_lost"] and each.done is None and not each.cut
+        assert told_in_time(each, killed_s)
+    whole.wait_again_ready(before + 1)
+    assert {name: pid for name, pid in whole.pids().items() if pids[name] != pid}.keys() == {"conductor"}
+    assert await serves(whole) == wanted
+
+
+async def test_kill_the_api(whole: Deployment) -> None:
+    wanted, before = await serves(whole), restarts(whole)
+    async with Streams(whole.url, [LONG] * 6) as streams:
+        await streams.all_begun()
+        killed_s = time.monotonic()
+        whole.kill(whole.pids()["api"])
+        heard = await streams.all_ended(10)
+    assert all(each.cut and each.done is None and told_in_time(each, killed_s) for each in heard)
+    until(lambda: whole.value("conductor.in_flight") == 0, "the end of the work", TOLD_S)
+    whole.wait_again_ready(before + 1)
+    assert await serves(whole) == wanted
+
+
+async def test_kill_a_pool_process(whole: Deployment) -> None:
+    wanted, pids = await serves(whole), whole.pids()
+    pool = [p.pid for p in whole.processes() if p.parent == pids["api"] and "spawn_main" in p.command]
+    assert pool
+    for pid in pool:
+        whole.kill(pid)
+    heard = Heard(status=0)
+    while not heard.is_whole:  # a request that meets the death itself may be refused, never left hanging
+        async with new_client(whole.url) as client:
+            heard = await speak(client, SHORT)
+        assert heard.is_whole or heard.code, heard.body
+    assert heard.pcm == wanted and whole.pids() == pids
+
+
+async def test_a_stopped_worker_is_seen_as_a_hang(whole: Deployment) -> None:
+    wanted, before = await serves(whole), restarts(whole)
+    pid = whole.pids()["worker-0"]
+    async with Streams(whole.url, [LONG] * 2) as streams:
+        await streams.all_begun()
+        stopped_s = time.monotonic()
+        whole.kill(pid, signal.SIGSTOP)
+        heard = await streams.all_ended(HANG_S + 10)
+    told = [each for each in heard if each.errors]
+    assert [each.errors[0]["code"] for each in told] == ["worker_lost"]
+    assert all(each.ended_s - stopped_s < HANG_S + 6 for each in told)
+    assert [each.is_whole for each in heard if not each.errors] == [True]
+    assert whole.has_event("child.hangs", child="worker-0")
+    whole.wait_again_ready(before + 1)
+    assert pid not in {process.pid for process in whole.processes()}
+    assert await serves(whole) == wanted
