@@ -162,8 +162,8 @@ def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
     if reply.status in (409, 413, 429, 503):
         exchange.service.metrics.rejected.labels(reply.code).inc()
     if exchange.has_begun:
-        if exchange.request.stream is not None and exchange.code == "internal_error":
-            exchange.abort()
+        if exchange.code in ("internal_error", "stalled"):
+            exchange.abort()  # no error event went out: only a cut connection tells
         return None
     return exchange.json(reply.native_body if exchange.is_native else reply.body, reply.status, reply.headers)
 

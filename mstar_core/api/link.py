@@ -62,6 +62,7 @@ class Link:
         self.outboxes: dict[int, Outbox] = {}
         self.on_stop: Callable[[str], None] | None = None
         self.on_ready: Callable[[], None] | None = None
+        self.gauges: Callable[[], dict[str, float]] = dict
         self._spec = spec
         self._registry = registry
         self._metrics = metrics
@@ -81,6 +82,7 @@ class Link:
         )
         self._mailbox: Mailbox[Envelope] = Mailbox(self._context, self.life.endpoint, wire)
         self._drained_told = True
+        self._told: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -148,8 +150,15 @@ class Link:
     def _turn(self) -> None:
         assert self._loop is not None
         self.life.beat(self._clock())  # no work_ready: an api makes no steps that could stop
+        self._tell_gauges()
         self._check_stop()
         self._timer = self._loop.call_later(TURN_S, self._turn)
+
+    def _tell_gauges(self) -> None:
+        values = self.gauges()
+        if self.life.known and values != self._told:
+            self._told = values
+            self.life.telemetry(values, [], [])
 
     def _check_stop(self) -> None:
         if self.life.stop_reason is not None and self.on_stop is not None:

@@ -73,6 +73,11 @@ class ApiProcess:
         self._server: Any = None
 
     @property
+    def is_serving(self) -> bool:
+        """Whether connections are taken."""
+        return self._server is not None and self._server.is_serving
+
+    @property
     def port(self) -> int:
         """The port that was taken."""
         return int(self.socket.getsockname()[1])

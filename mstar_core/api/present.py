@@ -87,7 +87,6 @@ class Presenter:
             data, extra = await self._postprocess(item.array, "audio")
         samples = len(data) // (2 * self.channels)
         metadata = {
-            **item.meta,
             **extra,
             "sample_rate": self.rate,
             "num_channels": self.channels,

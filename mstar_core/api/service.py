@@ -146,9 +146,18 @@ class Service:
         self.uploads = Path(deployment.run_dir) / "uploads"
         self.admission = Admission(deployment.max_concurrent_requests, deployment.max_queue, clock)
         self._detokenizer = detokenizer
+        link.gauges = self._gauges
         metrics.inflight.set_function(lambda: self.admission.running)
         metrics.queue_depth.set_function(lambda: self.admission.waiting)
         metrics.pool_busy.set_function(lambda: self.pool.busy)
+
+    def _gauges(self) -> dict[str, float]:
+        return {
+            "api.requests_running": self.admission.running,
+            "api.requests_waiting": self.admission.waiting,
+            "api.pool_busy": self.pool.busy,
+            "api.tensors_lent": self.link.loans,
+        }
 
     def check_open(self) -> None:
         """Raise Unavailable, WorkerLost or Overloaded when a new request would not be taken."""

@@ -301,6 +301,15 @@ async def test_draining_refuses_new_requests_and_tells_when_the_last_is_over(sta
         await api.ready()
 
 
+async def test_the_port_may_open_only_when_the_deployment_is_ready(started: Started) -> None:
+    async with started(speak(1), ready=False, bind_when_ready=True) as api:
+        with pytest.raises(httpx.ConnectError):
+            await api.client.get("/health")
+        await api.ready()
+        await api.until(lambda: api.process.is_serving)
+        assert (await api.client.get("/ready")).status_code == 200
+
+
 async def test_json_files_over_the_count_are_refused(started: Started) -> None:
     async with started(speak(1), max_files=1) as api:
         file = {"data": base64.b64encode(b"BM").decode()}

@@ -103,26 +103,27 @@ async def test_a_deadline_in_mid_stream_is_an_error_line(started: Started) -> No
         await api.fake.until(lambda: [c.why for c in api.fake.cancels] == ["deadline"])
 
 
-@pytest.mark.parametrize(
-    "path, body",
-    [
-        ("/generate", {"data": GOOD}),
-        ("/generate", {"data": {**GOOD, "streaming": "false"}}),
-        ("/v1/audio/speech", {"json": SPEECH}),
-        ("/v1/audio/speech", {"json": {"input": "x"}}),
-        ("/v1/audio/speech", {"json": {"input": "x", "stream_format": "sse"}}),
-    ],
-)
-async def test_a_closed_connection_cancels_on_every_route(path: str, body: dict[str, Any]) -> None:
+ROUTES: list[tuple[str, dict[str, Any]]] = [
+    ("/generate", {"data": GOOD}),
+    ("/generate", {"data": {**GOOD, "streaming": "false"}}),
+    ("/v1/audio/speech", {"json": SPEECH}),
+    ("/v1/audio/speech", {"json": {"input": "x"}}),
+    ("/v1/audio/speech", {"json": {"input": "x", "stream_format": "sse"}}),
+]
+
+
+async def test_a_closed_connection_cancels_on_every_route() -> None:
     async with running() as api:
-        task = asyncio.create_task(api.client.post(path, **body))
-        request = await api.fake.next_request()
-        api.fake.audio(request.handle)
-        task.cancel()
-        await api.fake.until(lambda: [(c.handle, c.why) for c in api.fake.cancels] == [(request.handle, "disconnect")])
-        await clean(api)
-        api.fake.audio(request.handle, 100_000)  # too late: dropped, and its memory given back
-        await api.fake.until(lambda: api.fake.live_loans == 0)
+        for count, (path, body) in enumerate(ROUTES, start=1):
+            task = asyncio.create_task(api.client.post(path, **body))
+            request = await api.fake.next_request(count)
+            api.fake.audio(request.handle)
+            task.cancel()
+            told = [(item.handle, "disconnect") for item in api.fake.requests]
+            await api.fake.until(lambda told=told: [(c.handle, c.why) for c in api.fake.cancels] == told)  # type: ignore[misc]
+            await clean(api)
+            api.fake.audio(request.handle, 100_000)  # too late: dropped, and its memory given back
+            await api.fake.until(lambda: api.fake.live_loans == 0)
 
 
 async def test_a_connection_closed_in_the_queue_gives_its_place_back(started: Started) -> None:

@@ -1,0 +1,108 @@
+"""The pool of processor processes: isolation of crashes, limits of time, and no process left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from mstar_core.api.pool import Pool
+from mstar_core.errors import BadMedia, PluginError, RequestError
+from mstar_core.plugin.processor import PromptRequest
+
+TARGET = "tests.fakes.speech_model:Processor"
+
+
+@asynccontextmanager
+async def pool_of(size: int = 1, job_s: float = 60.0) -> AsyncIterator[Pool]:
+    pool = Pool(TARGET, None, {}, size=size, job_s=job_s)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_errors_come_back_as_they_are_and_others_as_ours() -> None:
+    async with pool_of() as pool:
+        with pytest.raises(RequestError) as long:
+            await pool.prompt(PromptRequest(text="x" * 1001))
+        assert (long.value.field, long.value.code) == ("text", "context_length_exceeded")
+        with pytest.raises(PluginError):
+            await pool.prompt(PromptRequest(text="raise"))
+        assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
+
+
+async def test_a_job_that_takes_too_long_is_ended_and_the_pool_goes_on() -> None:
+    async with pool_of(job_s=0.2) as pool:
+        with pytest.raises(BadMedia):
+            await pool.prompt(PromptRequest(text="hang"))
+        assert pool.busy == 0
+    async with pool_of() as pool:
+        (pid,) = pool.pids
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
+
+
+async def test_a_caller_that_goes_away_leaves_its_process_to_the_others() -> None:
+    async with pool_of(size=2) as pool:
+        gone = asyncio.create_task(pool.prompt(PromptRequest(text="hang")))
+        async with asyncio.timeout(20):
+            while not pool.busy:  # noqa: ASYNC110  a job's start has no event for tests
+                await asyncio.sleep(0.002)
+        gone.cancel()
+        assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
+        pids = pool.pids
+    assert not any(is_alive(pid) for pid in pids)
+
+
+async def test_a_processor_that_cannot_be_made_is_a_failed_start() -> None:
+    pool = Pool("tests.fakes.speech_model:Missing", None, {})
+    with pytest.raises(PluginError):
+        await pool.start()
+    await pool.close()
+
+
+HOLDER = f"""
+import asyncio
+from mstar_core.api.pool import Pool
+
+async def hold():
+    pool = Pool({TARGET!r}, None, {{}})
+    await pool.start()
+    print(*pool.pids, flush=True)
+    await asyncio.sleep(600)
+
+if __name__ == "__main__":
+    asyncio.run(hold())
+"""
+
+
+def test_pool_processes_die_with_an_api_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "holder.py"
+    script.write_text(HOLDER)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as holder:
+        assert holder.stdout is not None
+        pid = int(holder.stdout.readline())
+        assert is_alive(pid)
+        watch = os.pidfd_open(pid)
+        holder.kill()
+        assert select.select([watch], [], [], 20)[0]
+        os.close(watch)
