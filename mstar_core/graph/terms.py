@@ -1,17 +1,31 @@
 """The terms of one run of a walk: how often its loops may iterate and which cache branches each task covers.
 
-Called by WalkState when a run begins, and by the conductor to refuse a Run that could never end.
+Made by WalkState when a run begins; the conductor asks for the limits to refuse a Run that could never end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph.compiled import CompiledWalk
+from mstar_core.graph.cut import RankWalk
 from mstar_core.graph.nodes import KV_CACHE
 
 MaxIters = int | Mapping[str, int] | None
+
+
+class Terms(NamedTuple):
+    """What one run of a walk is held to on one rank.
+
+    limits: most iterations of each loop. given: names of the Run's inputs. branches: of each task (see `branches_of`).
+    """
+
+    share: RankWalk
+    limits: Sequence[int | None]
+    given: frozenset[str]
+    branches: Sequence[tuple[str, ...] | None]
 
 
 def loop_limits(walk: CompiledWalk, max_iters: MaxIters) -> list[int | None]:

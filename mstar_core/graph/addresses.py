@@ -1,0 +1,48 @@
+"""How values and marks are named between ranks: (address, port, iteration). Used by WalkState and its parts.
+
+A port of a loop's address is a carried input port, `=port` handed out at its end, or a mark, which begins with `$`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mstar_core.graph.actions import Iteration
+from mstar_core.graph.compiled import CompiledWalk, Kind, Source
+
+GO: Final = "$go"
+"""Mark: the iteration may open."""
+END: Final = "$end:"
+"""Mark, followed by the reason: the loop ends before the iteration."""
+VERDICT: Final = "$"
+"""Mark, followed by stop, keep or skip: what the stop rule says about the iteration."""
+
+
+def address_of(walk: CompiledWalk, source: Source) -> tuple[int, str]:
+    """The address and port of a value that is sent."""
+    if source.kind is Kind.LOOP:
+        return walk.address(source.at), "=" + source.port
+    if source.kind is Kind.VAR:
+        return walk.address(source.at), source.port
+    return source.at, source.port
+
+
+def source_at(walk: CompiledWalk, address: int, port: str) -> Source:
+    """The source of a value that was sent; undoes `address_of`."""
+    tasks = len(walk.tasks)
+    if address < tasks:
+        return Source(Kind.TASK, address, port)
+    if port.startswith("="):
+        return Source(Kind.LOOP, address - tasks, port[1:])
+    return Source(Kind.VAR, address - tasks, port)
+
+
+def scope_of(walk: CompiledWalk, address: int, port: str, iteration: Iteration) -> tuple[int, Iteration]:
+    """The frame, and the path of its scope, that something sent belongs to."""
+    tasks = len(walk.tasks)
+    if address < tasks:
+        return walk.tasks[address].frame, iteration
+    loop = address - tasks
+    if port.startswith("$"):
+        return walk.loops[loop].parent, iteration[:-1]
+    return (walk.loops[loop].parent if port.startswith("=") else loop), iteration
