@@ -33,6 +33,10 @@ LENGTH_NAMES: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens
 _META: Final = "mstar"
 
 
+def _article(word: str) -> str:
+    return "an" if word[:1] in "aeiou" else "a"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamSpec:
     """One parameter: its type, range and documentation. `aliases` are other names clients may send."""
@@ -60,7 +64,7 @@ class ParamSpec:
             return "one of " + ", ".join(map(str, self.choices))
         low = f"> {self.gt:g}" if self.gt is not None else (f">= {self.ge:g}" if self.ge is not None else "")
         high = f"< {self.lt:g}" if self.lt is not None else (f"<= {self.le:g}" if self.le is not None else "")
-        return " and ".join(part for part in (low, high) if part) or f"a {self.kind}"
+        return " and ".join(part for part in (low, high) if part) or f"{_article(self.kind)} {self.kind}"
 
 
 def param(
@@ -218,6 +222,9 @@ def _in_range(spec: ParamSpec, number: float) -> bool:
     )
 
 
+MOST: Final = 2**64
+"""No parameter is larger: beyond it comparisons with floats and wire integers break."""
+
 _TRUE: Final = frozenset({"true", "1", "yes", "on", "t", "y"})
 _FALSE: Final = frozenset({"false", "0", "no", "off", "f", "n"})
 
@@ -235,7 +242,7 @@ def _convert(spec: ParamSpec, value: Any) -> Any:
         if isinstance(value, str):
             value = _json_list(spec, value)
         if not isinstance(value, (list, tuple)):
-            raise _bad(spec, value, f"send a {spec.kind}")
+            raise _bad(spec, value, f"send {_article(spec.kind)} {spec.kind}")
         item = dataclasses.replace(spec, kind=spec.kind.removeprefix("list of "))
         return tuple(_convert(item, v) for v in value)
     match spec.kind:
@@ -265,14 +272,14 @@ def _json_list(spec: ParamSpec, text: str) -> Any:
 
 def _number(spec: ParamSpec, value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise _bad(spec, value, f"send a {spec.kind}")
+        raise _bad(spec, value, f"send {_article(spec.kind)} {spec.kind}")
     try:
         number: int | float = float(value) if spec.kind == "number" else int(value)
     except (ValueError, OverflowError) as error:
-        raise _bad(spec, value, f"send a {spec.kind}") from error
+        raise _bad(spec, value, f"send {_article(spec.kind)} {spec.kind}") from error
     if isinstance(value, float) and spec.kind == "integer" and number != value:
         raise _bad(spec, value, "send a whole number")
-    if not math.isfinite(number):
+    if not -MOST <= number <= MOST or not math.isfinite(number):
         raise _bad(spec, value, "send a finite number")
     return number
 
