@@ -18,7 +18,7 @@ from mstar_core.admin.server import AdminServer, bind_admin
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.ports import check_port
 from mstar_core.config.run_dir import RunDirectory
-from mstar_core.errors import ExitCode, MstarError
+from mstar_core.errors import ConfigError, ExitCode, MstarError
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.logs import start_logging
 from mstar_core.supervisor.outcome import outcome, write_outcome
@@ -61,20 +61,39 @@ def identity(spec: DeploymentSpec) -> dict[str, object]:
 def _serve(spec: DeploymentSpec, run: RunDirectory, kinds: Kinds) -> tuple[ExitCode, dict[str, object]]:
     try:
         lock = run.acquire()
-    except MstarError as error:
-        return error.exit_code, _failed(error)
+    except (MstarError, OSError) as error:
+        refused = error if isinstance(error, MstarError) else unwritable(run, error)
+        return refused.exit_code, _failed(refused)
     try:
-        run.clean()
-        write_spec(run, spec)
+        prepare(run, spec)
         check_port(spec.api.host, spec.api.port)
         admin = bind_admin(run.admin_socket)
         return asyncio.run(_run(spec, run, admin, kinds))
     except MstarError as error:
         log.error("%s", error)
         return ExitCode.START_FAILED if error.exit_code is ExitCode.INTERNAL else error.exit_code, _failed(error)
+    except Exception as error:  # isolation boundary: who waits for this start or this end is told why
+        log.exception("the supervisor failed")
+        broken = MstarError("the supervisor failed", f"{type(error).__name__}: {error}", "its log has the traceback")
+        return ExitCode.INTERNAL, _failed(broken)
     finally:
         run.remove()
         os.close(lock)
+
+
+def prepare(run: RunDirectory, spec: DeploymentSpec) -> None:
+    """Clear the run directory and write the spec into it. Raises ConfigError."""
+    try:
+        run.clean()
+        write_spec(run, spec)
+    except OSError as error:
+        raise unwritable(run, error) from error
+
+
+def unwritable(run: RunDirectory, error: OSError) -> ConfigError:
+    """The refusal of a run directory that is none, is full or is not ours."""
+    hint = "set MSTAR_RUNTIME_DIR to a folder of yours"
+    return ConfigError("the run directory cannot be written", f"{run.path}: {error.strerror}", hint)
 
 
 def _failed(error: MstarError) -> dict[str, object]:

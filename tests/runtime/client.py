@@ -70,7 +70,10 @@ def new_client(url: str) -> httpx.AsyncClient:
 
 
 async def speak(
-    client: httpx.AsyncClient, body: dict[str, Any], heard: Heard | None = None, leave: Callable[[Heard], bool] | None = None
+    client: httpx.AsyncClient,
+    body: dict[str, Any],
+    heard: Heard | None = None,
+    leave: Callable[[Heard], bool] | None = None,
 ) -> Heard:
     """Send one request to /generate and read it to its end, or until `leave` says so after a line."""
     heard = heard if heard is not None else Heard()
@@ -124,7 +127,8 @@ class Streams:
 
     async def __aenter__(self) -> Streams:
         self._tasks = [
-            asyncio.create_task(speak(self._client, body, heard)) for body, heard in zip(self._bodies, self.heard, strict=True)
+            asyncio.create_task(speak(self._client, body, heard))
+            for body, heard in zip(self._bodies, self.heard, strict=True)
         ]
         return self
 

@@ -1,4 +1,4 @@
-"""A deployment of real processes for tests: started, watched through its own files and sockets, stopped, probed for leaks."""
+"""A deployment of real processes for tests: started, watched by its own files and sockets, stopped, probed for leaks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ PLUGIN: Final = REPO / "plugins" / "mstar-orpheus" / "src"
 START_S: Final = 60.0
 TURN_S: Final = 0.01
 LLM, SNAC = "LLM", "snac_decoder"
-LEAK_VALUES: Final = (".pages_used", ".slots_used", ".requests", ".shm_live", ".shm_bytes", ".ready", ".waiting", ".in_flight")
+LEAK_VALUES: Final = (
+    ".pages_used", ".slots_used", ".requests", ".shm_live", ".shm_bytes", ".ready", ".waiting", ".in_flight",
+)  # fmt: skip
 """Endings of the telemetry values that are zero when nothing runs."""
 
 T = TypeVar("T")
@@ -62,7 +64,8 @@ def plan(ranks: dict[int, Sequence[str]]) -> Plan:
     return Plan(
         ranks=tuple(RankPlan(rank=rank, device="cpu", nodes=tuple(names)) for rank, names in ranks.items()),
         placements=tuple(
-            NodePlacement(node=node, replicas=tuple((rank,) for rank, names in ranks.items() if node in names)) for node in nodes
+            NodePlacement(node=node, replicas=tuple((rank,) for rank, names in ranks.items() if node in names))
+            for node in nodes
         ),
     )
 
@@ -78,7 +81,7 @@ class Process:
 
 
 class Deployment:
-    """One deployment with a runtime folder of its own. Enter it to start it and wait for ready; leaving it ends everything.
+    """One deployment with a runtime folder of its own. Entering starts it and waits for ready, leaving ends everything.
 
     folder: a checkpoint; None is the miniature. changes: fields of DeploymentSpec; api: fields of ApiConfig.
     """
@@ -130,8 +133,8 @@ class Deployment:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self, *, makes_directory: bool = True) -> None:
-        """Write the spec and start the supervisor; returns at once."""
+    def start(self, *, makes_directory: bool = True, entry: Sequence[str] = ("-m", "mstar_core.supervisor")) -> None:
+        """Write the spec and start the supervisor; returns at once. entry: what Python runs, in front of the spec."""
         self.log_dir = self.root / ".state" / self.name / f"{time.time_ns()}"
         self.log_dir.mkdir(parents=True)
         if makes_directory:
@@ -141,7 +144,7 @@ class Deployment:
         self.started_s = time.monotonic()
         with (self.log_dir / "supervisor.err").open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "mstar_core.supervisor", str(path)],
+                [sys.executable, *entry, str(path)],
                 stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True, cwd="/",
                 env=self.environment(),
             )  # fmt: skip
@@ -167,14 +170,15 @@ class Deployment:
 
     def environment(self) -> dict[str, str]:
         """The supervisor's environment; the runtime folder in it marks every process of this deployment."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("MSTAR", "XDG", "PYTEST", "COV"))}
+        dropped = ("MSTAR", "XDG", "PYTEST", "COV")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         paths = os.pathsep.join((str(REPO), str(PLUGIN)))
         return {**kept, "MSTAR_RUNTIME_DIR": str(self.root), "PYTHONPATH": paths}
 
     def wait_ready(self, limit_s: float = START_S) -> None:
         """Return when every process is ready; fails with the cause when the start fails."""
         until(lambda: self.has_ended or self.has_event("deployment.ready"), "ready", limit_s)
-        assert not self.has_ended, f"the start failed: {self.outcome().get('cause')}"
+        assert not self.has_ended, f"the start failed: {self.outcome().get('cause') or self.last_words()}"
         self.ready_s = time.monotonic() - self.started_s
         self.at_ready = self.snapshot()
 
@@ -252,7 +256,8 @@ class Deployment:
     def has_event(self, kind: str, **facts: Any) -> bool:
         """Whether an event of that type with those facts has come."""
         return any(
-            event["type"] == kind and all(event.get(name) == value for name, value in facts.items()) for event in self.events()
+            event["type"] == kind and all(event.get(name) == value for name, value in facts.items())
+            for event in self.events()
         )
 
     def wait_event(self, kind: str, limit_s: float = START_S, **facts: Any) -> None:
@@ -266,6 +271,10 @@ class Deployment:
         except FileNotFoundError:
             return {}
         return found
+
+    def last_words(self) -> str:
+        """What the supervisor said to its standard error; empty when all went well."""
+        return (self.log_dir / "supervisor.err").read_text()[-2000:]
 
     def processes(self) -> list[Process]:
         """Every live process that this deployment started, also those that it has lost."""
@@ -292,7 +301,7 @@ class Deployment:
         """What is held although nothing runs, by name; empty when all is well."""
         values: dict[str, float] = self.snapshot()["values"]
         held = {name: value for name, value in values.items() if name.endswith(LEAK_VALUES) and value}
-        held |= {f"conductor load of {name}": v for name, v in values.items() if name.startswith("conductor.load.") and v}
+        held |= {name: value for name, value in values.items() if name.startswith("conductor.load.") and value}
         held |= {f"upload {path.name}": 1.0 for path in self.run.uploads.iterdir()}
         held |= {f"/dev/shm/{path.name}": 1.0 for path in Path("/dev/shm").glob(f"*{self.root.name}*")}
         return held

@@ -1,4 +1,4 @@
-"""The speech model's golden vectors for whole-system tests: as a checkpoint on disk, and as the sound that they stand for."""
+"""The speech model's golden vectors for whole-system tests: as a checkpoint on disk, and as the sound they stand for."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from mstar_orpheus.llama import Llama
-from mstar_orpheus.model import Orpheus
-from mstar_orpheus.plugin import ORPHEUS
-from mstar_orpheus.vocoder import Vocoder, to_pcm16
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from mstar_core.plugin import ModelSpec
 from mstar_core.plugin.model import ModelContext
+from mstar_orpheus.llama import Llama
+from mstar_orpheus.model import Orpheus
+from mstar_orpheus.plugin import ORPHEUS
+from mstar_orpheus.vocoder import Vocoder, to_pcm16
 from tests.runtime.deployment import REPO
 
 PROMPTS: Final = (0, 1)

@@ -73,7 +73,17 @@ async def test_a_bad_field_is_named(
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b'{"text": "a", "text": "b"}', b'{"text": NaN}', b"\xff\xfe", b'{"text": "\\ud800"}', b"[" * 5000]
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"text": "a", "text": "b"}',
+        b'{"text": NaN}',
+        b"\xff\xfe",
+        b'{"text": "\\ud800"}',
+        b"[" * 5000,
+    ],
 )
 async def test_broken_json_is_refused(body: bytes, deployment: Deployment) -> None:
     async with new_client(deployment.url) as client:

@@ -1,4 +1,4 @@
-"""Processes that die or stop in the middle of streams: who is told what and when, who goes on, and what is left behind."""
+"""Processes that die or stop in the middle of streams: who is told what and when, who goes on, what is left behind."""
 
 from __future__ import annotations
 

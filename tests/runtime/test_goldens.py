@@ -1,4 +1,4 @@
-"""The speech model's golden vectors over HTTP: a checkpoint folder served by real processes, colocated, split and doubled."""
+"""The speech model's golden vectors over HTTP: a checkpoint served by real processes, colocated, split and doubled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The speech model's golden vectors through the paged engine: logits, greedy ids, and every way in which pages may move."""
+"""The speech model's golden vectors through the paged engine: logits, greedy ids, every way in which pages may move."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def driver_of(built: Built, lookahead: int = 0, branches: tuple[str, ...] = ("ma
     """The paged engine around the golden language model, with someone to turn it."""
     spec = built.spec.node("LLM")
     spec = replace(spec, kv=replace(spec.kv, branches=branches))
-    settings = {"num_pages": 64, "page_size": PAGE, "max_slots": 8, "max_seq_len": 256, "lookahead": lookahead, **changes}
+    sizes = {"num_pages": 64, "page_size": PAGE, "max_slots": 8, "max_seq_len": 256}
+    settings = {**sizes, "lookahead": lookahead, **changes}
     return Driver(make_engine(spec=spec, module=built.llama, vocab=built.vocab, **settings), lookahead)
 
 

@@ -51,7 +51,7 @@ class Edge:
         return {"token": torch.tensor([self.scripts[job.handle][0]])}
 
     def speak(self, limits: Mapping[int, int] | None = None) -> dict[int, np.ndarray]:
-        """Run all scripts together to their ends. limits: most ids of a request. Returns int16 [chunks, samples] each."""
+        """Run all scripts together to their ends. limits: most ids of a request. Returns int16 [chunks, samples]."""
         for handle, script in self.scripts.items():
             homes = {"LLM": 0, "snac_decoder": 0}
             opened = OpenRequest(handle=handle, params=OFF, seed=handle, homes=homes, max_tokens=200, outputs=["audio"])
@@ -128,7 +128,8 @@ def spoken(golden: Golden, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("count", "chunks"), [(0, 0), (1, 0), (20, 0), (WINDOW - 1, 0), (WINDOW, 1), (WINDOW + 3, 1), (WINDOW + STRIDE + 6, 2)]
+    ("count", "chunks"),
+    [(0, 0), (1, 0), (20, 0), (WINDOW - 1, 0), (WINDOW, 1), (WINDOW + 3, 1), (WINDOW + STRIDE + 6, 2)],
 )
 def test_a_request_that_stops_gives_its_whole_windows(count: int, chunks: int, golden: Golden, built: Built) -> None:
     """Stop at prefill (0), with fewer than four frames, at a window, and in an unfinished frame."""
