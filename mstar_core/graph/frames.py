@@ -74,8 +74,14 @@ class LoopRun:
 
     def value_of(self, port: str) -> Slot:
         """What the carried input `port` holds for the next iteration."""
-        numbers = [number for number, variable in enumerate(self.loop.variables) if variable.port == port]
-        return self.values[numbers[0]] if numbers else None
+        for variable, value in zip(self.loop.variables, self.values, strict=True):
+            if variable.port == port:
+                return value
+        return None
+
+    def owned_values(self) -> list[Slot]:
+        """What this rank's carried ports hold for the next iteration."""
+        return [value for value, owned in zip(self.values, self.owned, strict=True) if owned]
 
     def result(self, number: int) -> Ref | None:
         """What the loop hands out as its result `number`."""

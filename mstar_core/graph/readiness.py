@@ -353,14 +353,12 @@ class WalkState:
 
     def _end_loop(self, run: LoopRun) -> None:
         """Hand out the results of a loop once nothing that was sent to it is on its way."""
-        values = [value for value, owned in zip(run.values, run.owned, strict=True) if owned]
-        if run.end is None or any(isinstance(value, Pending) for value in (*values, *run.imports)):
+        if run.end is None or PENDING in run.owned_values() or PENDING in run.imports:
             return
         run.over = True
         if run.loop.results:
             self._starts.keep_held(run)
-        values = [value for value, owned in zip(run.values, run.owned, strict=True) if owned]
-        loop, scope, (count, reason) = run.loop, run.scope, run.end
+        loop, scope, values, (count, reason) = run.loop, run.scope, run.owned_values(), run.end
         if self.share.leads(loop.index):
             self._counts[loop.name] = self._counts.get(loop.name, 0) + count
         if not loop.path and reason != "done":

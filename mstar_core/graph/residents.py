@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from mstar_core.graph.actions import FireLoop, Iteration, Key, Ref, RunInput, Special
 from mstar_core.graph.agenda import Agenda
 from mstar_core.graph.compiled import CompiledTask, Kind
-from mstar_core.graph.frames import LoopRun, Pending, Slot
+from mstar_core.graph.frames import PENDING, LoopRun, Pending, Slot
 from mstar_core.graph.stopping import Stopping
 from mstar_core.graph.terms import Terms
 from mstar_core.graph.values import Values
@@ -30,7 +30,7 @@ class Residents:
     def fire(self, run: LoopRun) -> None:
         """Hand a loop to the engine once its starting values are there, or end it when it cannot iterate."""
         loop = run.loop
-        if run.asked or any(isinstance(value, Pending) for value in (*run.values, *run.imports)):
+        if run.asked or PENDING in run.values or PENDING in run.imports:
             return
         if run.limit == 0:
             run.end = (0, "length" if loop.loop.stop is not None else "done")
