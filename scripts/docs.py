@@ -6,7 +6,7 @@ Run by `make docs`, and with --check by `make lint`. A page marks a generated pa
     <!-- end generated -->
 
 To add a part: write a function that gives its text in scripts/docs_parts.py, name it in PARTS there, and put the marks
-into a page.
+into a page. A file that is generated whole stands in FILES there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from docs_parts import PARTS
+from docs_parts import FILES, PARTS
 
 ROOT = Path(__file__).resolve().parent.parent
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n)(?P<text>.*?)(<!-- end generated -->)", re.DOTALL)
@@ -31,7 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="write or check the generated parts of the docs")
     parser.add_argument("--check", action="store_true", help="change nothing; say what make docs would change")
     is_check = parser.parse_args().check
-    problems = list(refresh(PARTS, is_check)) + list(dead_links())
+    problems = [*refresh(PARTS, is_check), *rewrite(FILES, is_check), *dead_links()]
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
@@ -65,6 +65,21 @@ def refresh(parts: Mapping[str, Callable[[], str]], is_check: bool) -> Iterator[
             print(f"wrote {page.relative_to(ROOT)}")
     for name in sorted(set(parts) - used):
         yield f"scripts/docs_parts.py: no page shows the part {name}"
+
+
+def rewrite(files: Mapping[str, Callable[[], str]], is_check: bool) -> Iterator[str]:
+    """Write the files that are generated whole, or only compare. Gives one line for each that is stale."""
+    for name, make in files.items():
+        path = ROOT / name
+        text = make()
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        if is_check:
+            yield f"{name}: stale; run make docs"
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {name}")
 
 
 def dead_links() -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -53,6 +54,76 @@ def plugin_hooks() -> str:
     return "\n".join(section(hook) for hook in HOOKS)
 
 
+def exit_codes() -> str:
+    """Every exit code with its name and meaning."""
+    from mstar_core.errors import ExitCode
+    from mstarctl.commands.help import MEANINGS
+
+    rows = ((f"`{int(code)}`", f"`{code.name.lower()}`", MEANINGS[code]) for code in ExitCode)
+    return table(("exit", "name", "meaning"), rows)
+
+
+def error_tree() -> str:
+    """The tree of errors as its module draws it, and what each class answers with."""
+    from mstar_core import errors
+
+    drawing = (errors.__doc__ or "").partition("\n\n")[2].strip()
+    classes = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.MstarError)]
+    rows = ((f"`{kind.__name__}`", f"`{kind.code}`", str(kind.status), str(int(kind.exit_code))) for kind in classes)
+    return f"```\n{drawing}\n```\n\n" + table(("class", "code", "HTTP status", "exit"), rows)
+
+
+def wire_messages() -> str:
+    """Every message of the wire format: tag, file of its link, sender and reader, first sentence of its own words."""
+    from typing import get_args
+
+    from mstar_core.messages.wire import Message
+
+    def row(kind: type[Any]) -> tuple[str, ...]:
+        link = kind.__module__.rpartition(".")[2]
+        words = " ".join((kind.__doc__ or "").split())
+        found = re.match(r"(?P<sender>.+?) to (?:the )?(?P<reader>[\w ]+?)[:.,] ?(?P<says>.*)", words)
+        if found is None:
+            raise ValueError(f"{kind.__name__}: its docstring does not begin with who sends it to whom")
+        says = found["says"].partition(". ")[0].rstrip(".")
+        return f"`{kind.__struct_config__.tag}`", f"`{link}`", found["sender"].lower(), found["reader"].lower(), says
+
+    return table(("type", "link", "from", "to", "says"), (row(kind) for kind in get_args(Message)))
+
+
+def wire_schema() -> str:
+    """The whole of docs/wire/schema.json."""
+    from mstar_core.messages.schema import wire_schema as schema
+
+    return json.dumps(schema(), indent=1) + "\n"
+
+
+def figures() -> str:
+    """The newest file of figures under bench/results/ as a table with its conditions. Form: docs/performance.md."""
+    stored = sorted((ROOT / "bench" / "results").glob("*.json"), key=lambda path: json.loads(path.read_text())["when"])
+    if not stored:
+        return "No file of figures is stored yet."
+    run = json.loads(stored[-1].read_text(encoding="utf-8"))
+    env = ", ".join(
+        f"{name} {run['env'][name]}" for name in ("cpu", "cores", "gpu", "python", "torch") if name in run["env"]
+    )
+    source = f"`{stored[-1].name}`: {run['when']}, commit {run['commit']}, {run['model']}; {env}"
+    head = f"{source}. Made by `{run['command']}`."
+    columns = ("p50", "p95", "min", "max", "n", "unit")
+    rows = ((name, *(_cell(each.get(key)) for key in columns)) for name, each in sorted(run["metrics"].items()))
+    return head + "\n\n" + table(("figure", *columns), rows)
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case int() | float():
+            return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+        case _:
+            return str(value)
+
+
 def projects() -> Iterator[dict[str, Any]]:
     """The `project` tables, the root first, then the plugins by name."""
     for path in (ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))):
@@ -68,7 +139,16 @@ def table(head: tuple[str, ...], rows: Any) -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "config-keys": config_keys,
     "distributions": distributions,
+    "error-tree": error_tree,
+    "exit-codes": exit_codes,
     "extras": extras,
+    "figures": figures,
     "make-targets": make_targets,
     "plugin-hooks": plugin_hooks,
+    "wire-messages": wire_messages,
 }
+
+FILES: dict[str, Callable[[], str]] = {
+    "docs/wire/schema.json": wire_schema,
+}
+"""Files that are generated whole, by path."""

@@ -21,7 +21,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True, tag="phase", omit_defaults=True):
-    """A start-up phase or progress in one: fetch weights build kv capture warmup ready.
+    """Child to supervisor: a start-up phase, or progress in one: fetch, weights, kv, pool, ready.
 
     done, total: bytes, or what `detail` says. facts: with `ready`, what the process can hold.
     """
