@@ -1,4 +1,4 @@
-"""A deployment of real processes for tests: started, watched by its own files and sockets, stopped, probed for leaks."""
+"""A deployment of real processes for tests: started, watched by its files and sockets, stopped, probed for leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The speech model's golden vectors for whole-system tests: as a checkpoint on disk, and as the sound they stand for."""
+"""Golden vectors of the speech model for whole systems: as a checkpoint on disk, and as the sound they stand for."""
 
 from __future__ import annotations
 
