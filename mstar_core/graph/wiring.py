@@ -5,10 +5,11 @@ Called when a model is loaded (compile_graph) and by the graph check, which want
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mstar_core.errors import GraphError, did_you_mean
+from mstar_core.graph.circles import find_circle
 from mstar_core.graph.compiled import (
     ROOT,
     CompiledLoop,
@@ -23,7 +24,7 @@ from mstar_core.graph.compiled import (
 )
 from mstar_core.graph.edges import Edge, GraphEdge, Stream, StreamingGraphEdge
 from mstar_core.graph.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, STEP
-from mstar_core.graph.walks import GraphNode, Loop, Walk, graph_nodes, parts_of
+from mstar_core.graph.walks import GraphNode, Loop, Walk, parts_of
 
 
 def is_special(name: str) -> bool:
@@ -354,7 +355,13 @@ class _Wiring:
             loops=tuple(self.compiled_loop(number, stops[number]) for number in range(len(self.bodies))),
             taps=self.bare_taps,
         )
-        self.check_cycles(walk)
+        circle = find_circle(walk)
+        if circle:
+            self.problem(
+                f"goes in a circle: {' and '.join(circle)} wait for each other",
+                circle[0],
+                "carry a value to the next iteration with a Loop's carry=",
+            )
         return walk
 
     def stop_task(self, loop: int) -> int | None:
@@ -423,41 +430,3 @@ class _Wiring:
 
     def task_name(self, task: int) -> str:
         return self.nodes[task][0].spec.name
-
-    def check_cycles(self, walk: CompiledWalk) -> None:
-        """Report parts of a frame that wait for each other."""
-        needs = {("task", task.index): [entry.source for entry in task.inputs] for task in walk.tasks}
-        for loop in walk.loops:
-            needs["loop", loop.index] = [*loop.imports, *(variable.start for variable in loop.variables)]
-        kinds = {Kind.TASK: "task", Kind.LOOP: "loop"}
-        done: set[tuple[str, int]] = set()
-        for first in needs:
-            trail: dict[tuple[str, int], int] = {}
-            stack: list[tuple[tuple[str, int], int]] = [(first, 0)]
-            while stack:
-                part, at = stack.pop()
-                sources: Sequence[Source] = [s for s in needs[part] if s.kind in kinds]
-                trail[part] = at
-                if at < len(sources) and part not in done:
-                    stack.append((part, at + 1))
-                    nxt = (kinds[sources[at].kind], sources[at].at)
-                    if nxt in trail:
-                        names = [self.part_name(p) for p in trail]
-                        self.problem(
-                            f"goes in a circle: {' and '.join(names)} wait for each other",
-                            names[0],
-                            "carry a value to the next iteration with a Loop's carry=",
-                        )
-                        return
-                    stack.append((nxt, 0))
-                else:
-                    done.add(part)
-                    trail.pop(part)
-
-    def part_name(self, part: tuple[str, int]) -> str:
-        return self.task_name(part[1]) if part[0] == "task" else self.bodies[part[1]].loop.name
-
-
-def uses_of(walk: Walk, node: str) -> int:
-    """How often a walk uses the node called `node`."""
-    return sum(1 for use in graph_nodes(walk) if use.spec.name == node)

@@ -1,0 +1,271 @@
+"""Checks one walk: the names it uses, the types that flow along its edges, its order, its outputs. Used by check."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mstar_core.errors import did_you_mean
+from mstar_core.graph.compiled import CompiledWalk, Kind, Source
+from mstar_core.graph.declared import Declared
+from mstar_core.graph.edges import Edge, Stream, StreamingGraphEdge
+from mstar_core.graph.nodes import CHUNK_FIRST, CHUNK_LAST, KV_CACHE, PARAM_PREFIX, STEP, NodeSpec
+from mstar_core.graph.walks import GraphNode, Loop, StopOn, Walk, graph_nodes, loops, parts_of
+from mstar_core.graph.wiring import is_special, wire
+
+INTEGERS: Final = frozenset({"i64", "i32", "i16", "u8", "any"})
+
+
+class WalkCheck:
+    """Adds the problems of one walk to what was found."""
+
+    def __init__(self, declared: Declared, name: str) -> None:
+        self.declared = declared
+        self.name = name
+
+    def problem(self, text: str, place: str, hint: str = "") -> None:
+        self.declared.problem(f"walk {self.name!r} {text}", f"{self.name}.{place}", hint)
+
+    def run(self, walk: Walk) -> None:
+        before = len(self.declared.problems)
+        self.parts(walk, ())
+        if len(self.declared.problems) > before:
+            return  # wiring would only repeat the same mistakes
+        compiled, problems = wire(self.name, walk, self.declared.streams)
+        self.declared.problems.extend(problems)
+        if compiled is not None:
+            self.types(compiled)
+            self.cache_order(compiled)
+            self.reaches(walk)
+
+    def parts(self, walk: Walk, inside: tuple[Loop, ...]) -> None:
+        """Names in nodes, loops and edges."""
+        match walk:
+            case GraphNode():
+                self.use(walk, inside)
+            case Loop():
+                self.loop(walk)
+                for part in parts_of(walk):
+                    self.parts(part, (*inside, walk))
+            case _:
+                for part in parts_of(walk):
+                    self.parts(part, inside)
+
+    def use(self, use: GraphNode, inside: tuple[Loop, ...]) -> None:
+        spec = use.spec
+        if not self.known(spec):
+            return
+        if use.attend is not None and spec.engine is not KV_CACHE:
+            self.problem(f"gives attend= to node {spec.name!r}, which keeps no cache", spec.name, "leave attend= out")
+        for port in use.inputs:
+            if port in (CHUNK_FIRST, CHUNK_LAST):
+                if not any(loop.over is not None for loop in inside):
+                    self.problem(
+                        f"gives {port} to {spec.name!r} outside a loop over a stream",
+                        spec.name,
+                        "put the node into a Loop(over=)",
+                    )
+            elif port == STEP:
+                if not inside:
+                    self.problem(f"gives {port} to {spec.name!r} outside a loop", spec.name, "put the node into a Loop")
+            elif port.startswith(PARAM_PREFIX):
+                where = f"walk {self.name!r}, node {spec.name!r}"
+                self.declared.param(port.removeprefix(PARAM_PREFIX), f"{self.name}.{spec.name}", where)
+            else:
+                self.has_port(spec, port, "takes")
+        for edge in use.outputs:
+            if is_special(edge.port):
+                self.problem(f"sends {edge.port} of {spec.name!r}, which is an input", spec.name, "send an output port")
+            elif self.has_port(spec, edge.port, "sends"):
+                self.edge(edge, spec.name)
+
+    def known(self, spec: NodeSpec) -> bool:
+        """Whether a node is one of the model's."""
+        declared = self.declared.nodes.get(spec.name)
+        if declared is None:
+            self.problem(f"names node {spec.name!r}", spec.name, did_you_mean(spec.name, self.declared.nodes))
+        elif declared != spec:
+            self.problem(
+                f"uses a node {spec.name!r} that differs from the one declared",
+                spec.name,
+                "refer to the NodeSpec object of nodes=",
+            )
+        return declared == spec
+
+    def has_port(self, spec: NodeSpec, port: str, verb: str) -> bool:
+        text, place = f"walk {self.name!r} {verb}", f"{self.name}.{spec.name}"
+        return self.declared.has_port(spec, port, text, place)
+
+    def edge(self, edge: Edge, owner: str) -> None:
+        if isinstance(edge, StreamingGraphEdge):
+            names = [stream.name for stream in self.declared.streams]
+            if edge.stream.name not in names:
+                self.problem(
+                    f"puts port {edge.port!r} of {owner!r} on stream {edge.stream.name!r}, which is not "
+                    "among the streams",
+                    owner,
+                    did_you_mean(edge.stream.name, names),
+                )
+        elif edge.is_client:
+            if edge.modality is None:
+                self.problem(
+                    f"emits port {edge.port!r} of {owner!r} without a modality",
+                    owner,
+                    'write modality="text" or another output modality of the model',
+                )
+        elif isinstance(edge.to, NodeSpec):
+            if self.known(edge.to):
+                self.has_port(edge.to, edge.target_port, f"sends port {edge.port!r} of {owner!r} into")
+        else:
+            self.problem(
+                f"sends port {edge.port!r} of {owner!r} to the text {edge.to!r}",
+                owner,
+                "refer to a node by its NodeSpec object, or to CLIENT",
+            )
+
+    def loop(self, loop: Loop) -> None:
+        if isinstance(loop.stop, StopOn):
+            if loop.stop.unless is not None:
+                where = f"walk {self.name!r}, unless= of loop {loop.name!r}"
+                self.declared.param(loop.stop.unless, f"{self.name}.{loop.name}", where)
+            if not loop.stop.ids:
+                self.problem(f"stops loop {loop.name!r} on no id", loop.name, "name the ids, or leave stop= out")
+        targets = list(loop.carry.values())
+        for port in sorted({port for port in targets if targets.count(port) > 1}):
+            self.problem(
+                f"carries two ports of loop {loop.name!r} into {port!r}", loop.name, "a carried port has one origin"
+            )
+        if loop.over is not None and loop.over.name not in [stream.name for stream in self.declared.streams]:
+            self.problem(
+                f"runs loop {loop.name!r} over stream {loop.over.name!r}, which is not among the streams",
+                loop.name,
+                did_you_mean(loop.over.name, [s.name for s in self.declared.streams]),
+            )
+        for edge in loop.outputs:
+            self.edge(edge, loop.name)
+
+    # what needs the wired walk
+
+    def types(self, walk: CompiledWalk) -> None:
+        for task in walk.tasks:
+            for entry in task.inputs:
+                for spec, port in self.origins(walk, entry.source):
+                    self.flows(spec, port, task.node.spec, entry.port)
+            for outlet in task.outlets:
+                if outlet.stream is not None:
+                    self.streams(task.node.spec, outlet.port, outlet.stream)
+        for loop in walk.loops:
+            stop = loop.loop.stop
+            if stop is None or loop.stop_task is None:
+                continue
+            spec = walk.tasks[loop.stop_task].node.spec
+            dtype = spec.port(stop.port).dtype
+            if dtype not in (INTEGERS if isinstance(stop, StopOn) else ("b8", "any")):
+                wanted = "ids" if isinstance(stop, StopOn) else "a b8"
+                self.problem(
+                    f"stops loop {loop.name!r} on {spec.name}.{stop.port}, which is {dtype} and not {wanted}",
+                    loop.name,
+                    "stop on another port",
+                )
+
+    def origins(self, walk: CompiledWalk, source: Source) -> list[tuple[NodeSpec, str]]:
+        """Nodes and ports whose values a source may give: a carried port has two, its start and its way back."""
+        found: list[tuple[NodeSpec, str]] = []
+        todo, seen = [source], set[Source]()
+        while todo:
+            one = todo.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            match one.kind:
+                case Kind.TASK:
+                    found.append((walk.tasks[one.at].node.spec, one.port))
+                case Kind.LOOP:
+                    todo += [result.back for result in walk.loops[one.at].results if result.port == one.port]
+                case Kind.VAR:
+                    variables = [v for v in walk.loops[one.at].variables if v.port == one.port]
+                    todo += [origin for variable in variables for origin in (variable.start, variable.back)]
+                case Kind.IMPORT:
+                    todo.append(walk.loops[one.at].imports[int(one.port)])
+                case _:
+                    pass
+        return found
+
+    def flows(self, giver: NodeSpec, port: str, taker: NodeSpec, into: str) -> None:
+        given, taken = giver.port(port), taker.port(into)
+        if not taken.accepts(given):
+            self.problem(
+                f"sends {giver.name}.{port} ({given}) into {taker.name}.{into} ({taken})",
+                taker.name,
+                "make the types agree",
+            )
+
+    def streams(self, giver: NodeSpec, port: str, stream: Stream) -> None:
+        """Only the dtype is compared: a chunk joins items, so their shapes differ."""
+        taker, into = stream.into
+        if into not in taker.ports:
+            return
+        given, taken = giver.port(port), taker.port(into)
+        if given.dtype != taken.dtype and "any" not in (given.dtype, taken.dtype):
+            self.problem(
+                f"puts {giver.name}.{port} ({given}) on stream {stream.name!r} into {taker.name}.{into} ({taken})",
+                giver.name,
+                "make the types agree",
+            )
+
+    def cache_order(self, walk: CompiledWalk) -> None:
+        """A node with a cache that is used twice needs edges that say which use comes first."""
+        uses = [task for task in walk.tasks if task.node.spec.engine is KV_CACHE]
+        for number, first in enumerate(uses):
+            for second in uses[number + 1 :]:
+                if first.name == second.name and not _ordered(walk, first.index, second.index):
+                    self.problem(
+                        f"uses node {first.name!r} twice with nothing that says which comes first",
+                        first.name,
+                        "join the two uses by an edge, or write two walks",
+                    )
+
+    def reaches(self, walk: Walk) -> None:
+        edges = [edge for use in graph_nodes(walk) for edge in use.outputs]
+        edges += [edge for loop in loops(walk) for edge in loop.outputs]
+        out = any(isinstance(edge, StreamingGraphEdge) or edge.is_client for edge in edges)
+        writes = any(
+            use.spec.engine is KV_CACHE and (use.attend is None or use.attend.write) for use in graph_nodes(walk)
+        )
+        if not out and not writes:
+            self.problem(
+                "reaches no output, no stream and no cache",
+                "outputs",
+                "add an edge to CLIENT or to a stream, or let a node with a cache write to it",
+            )
+
+
+def _ordered(walk: CompiledWalk, first: int, second: int) -> bool:
+    """Whether values flow from one task to the other, in either direction, within one pass."""
+    return second in _upstream(walk, first) or first in _upstream(walk, second)
+
+
+def _upstream(walk: CompiledWalk, task: int) -> set[int]:
+    """Tasks that a task waits for, carried values of earlier iterations left out."""
+    found: set[int] = set()
+    todo = [entry.source for entry in walk.tasks[task].inputs]
+    seen: set[Source] = set()
+    while todo:
+        source = todo.pop()
+        if source in seen:
+            continue
+        seen.add(source)
+        match source.kind:
+            case Kind.TASK:
+                found.add(source.at)
+                todo += [entry.source for entry in walk.tasks[source.at].inputs]
+            case Kind.LOOP:
+                inside = walk.tasks_within(source.at)
+                found.update(inside)
+                todo += [entry.source for index in inside for entry in walk.tasks[index].inputs]
+            case Kind.VAR:
+                todo += [v.start for v in walk.loops[source.at].variables if v.port == source.port]
+            case Kind.IMPORT:
+                todo.append(walk.loops[source.at].imports[int(source.port)])
+            case _:
+                pass
+    return found
