@@ -119,7 +119,7 @@ def _cell(value: Any) -> str:
         case None:
             return ""
         case int() | float():
-            return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+            return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
         case _:
             return str(value)
 

@@ -53,7 +53,7 @@ def mstar_transports() -> Sequence[TransportSpec]:  # type: ignore[empty-body]
 
 @hookspec
 def mstar_workloads(model: ModelSpec) -> Sequence[WorkloadSpec]:  # type: ignore[empty-body]
-    """Offer loads for `mstarctl bench` on this model; none for a model that is not the plugin's own.
+    """Offer loads for load tests of this model; none for a model that is not the plugin's own.
 
     Since plugin API 1.
     """
