@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -20,6 +19,19 @@ Outcome = Literal["passed", "failed", "skipped"]
 
 class CheckSkipped(Exception):
     """A check cannot be made here (no model code, no weights, no GPU). Its text is the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyMap:
+    """How one set of published weights becomes a model's, by names alone.
+
+    A plugin that has one offers `key_map() -> Mapping[str, KeyMap]`, by weight set, in the module `published` beside
+    its model. targets: published name -> place in the model, None for what is left out on purpose. places: every
+    name in the model at its official size.
+    """
+
+    targets: Mapping[str, str | None]
+    places: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +90,8 @@ class Result:
 
 
 _LIGHT: Final = "mstar_core.plugin.bronze"
-_RUNTIME: Final = "mstar_core.engine.conformance"
-"""Checks that serve a miniature live beside the engines; where these are not installed they are skipped by name."""
+_RUNTIME: Final = "mstar_core.conformance"
+"""Checks that serve a miniature. Named and not imported: they need torch, which this package must not load."""
 
 CHECKS: Final[tuple[ConformanceCheck, ...]] = (
     ConformanceCheck(
@@ -139,14 +151,74 @@ CHECKS: Final[tuple[ConformanceCheck, ...]] = (
     ConformanceCheck(
         name="serves-every-walk",
         grade="bronze",
-        target=f"{_RUNTIME}:serves_every_walk",
+        target=f"{_RUNTIME}.serving:serves_every_walk",
         doc="a miniature serves every walk on the CPU",
     ),
     ConformanceCheck(
         name="outputs-as-declared",
         grade="bronze",
-        target=f"{_RUNTIME}:outputs_as_declared",
+        target=f"{_RUNTIME}.serving:outputs_as_declared",
         doc="outputs have the declared type, rate and shape",
+    ),
+    ConformanceCheck(
+        name="same-seed",
+        grade="silver",
+        target=f"{_RUNTIME}.equality:same_seed",
+        doc="the same seed gives the same bytes",
+    ),
+    ConformanceCheck(
+        name="batch-equal",
+        grade="silver",
+        target=f"{_RUNTIME}.equality:batch_equal",
+        doc="a request among others gives what it gives alone",
+    ),
+    ConformanceCheck(
+        name="chunked-prefill",
+        grade="silver",
+        target=f"{_RUNTIME}.equality:chunked_prefill",
+        doc="a prompt read in pieces gives what it gives as a whole",
+    ),
+    ConformanceCheck(
+        name="stream-joined",
+        grade="silver",
+        target=f"{_RUNTIME}.equality:stream_joined",
+        doc="the chunks of a stream joined are the whole answer",
+    ),
+    ConformanceCheck(
+        name="cancel-anywhere",
+        grade="silver",
+        target=f"{_RUNTIME}.endings:cancel_anywhere",
+        doc="a cancel at any step frees every page, slot, handle and stream",
+    ),
+    ConformanceCheck(
+        name="deadline",
+        grade="silver",
+        target=f"{_RUNTIME}.endings:deadline",
+        doc="a deadline ends a request with its cause and leaves its neighbours unharmed",
+    ),
+    ConformanceCheck(
+        name="failing-node",
+        grade="silver",
+        target=f"{_RUNTIME}.endings:failing_node",
+        doc="a failing node ends its request with its cause and leaves its neighbours unharmed",
+    ),
+    ConformanceCheck(
+        name="eight-at-once",
+        grade="silver",
+        target=f"{_RUNTIME}.endings:eight_at_once",
+        doc="eight mixed requests for fewer places all end",
+    ),
+    ConformanceCheck(
+        name="malformed-inputs",
+        grade="silver",
+        target=f"{_RUNTIME}.refusals:malformed_inputs",
+        doc="malformed inputs are refused with the name of their field",
+    ),
+    ConformanceCheck(
+        name="key-map",
+        grade="silver",
+        target=f"{_RUNTIME}.keys:key_map",
+        doc="every published weight has a place in the model or is left out on purpose, and no place stays empty",
     ),
 )
 
@@ -175,12 +247,10 @@ def function(check: ConformanceCheck) -> Callable[[Subject], None]:
     """The check's function. Raises CheckSkipped when this installation does not hold it."""
     module, _, name = check.target.partition(":")
     try:
-        is_here = importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        is_here = False
-    if not is_here:
-        raise CheckSkipped(f"{module} is not part of this installation")
-    found: Callable[[Subject], None] = getattr(importlib.import_module(module), name)
+        holder = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise CheckSkipped(f"{error.name} is not installed here") from error
+    found: Callable[[Subject], None] = getattr(holder, name)
     return found
 
 

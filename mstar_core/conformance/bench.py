@@ -1,0 +1,236 @@
+"""The whole path of requests in one process: a real conductor, a real worker for each rank, real engines, no sockets.
+
+Used by the runtime checks and by tests. Everything that a process boundary would do to a message or a tensor is done:
+messages pass the wire format, tensors are loans that must be given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+
+from mstar_core.conductor.conductor import Conductor
+from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
+from mstar_core.conformance.clock import TickingClock
+from mstar_core.conformance.desk import Ask, Call, Desk, make_processor
+from mstar_core.conformance.loans import Ledger, MemoryTransport
+from mstar_core.conformance.nodes import BuiltNode, Faults, Settings, build_nodes, make_runners
+from mstar_core.conformance.outcome import Outcome
+from mstar_core.conformance.post import Post, PostBox
+from mstar_core.engine.base import Handle, SamplingParams
+from mstar_core.errors import EngineError, MstarError
+from mstar_core.messages.life import PeerReady
+from mstar_core.messages.names import API, CONDUCTOR, worker_name
+from mstar_core.plugin.processor import Processor
+from mstar_core.plugin.spec import ModelSpec
+from mstar_core.worker.executor import Executor
+from mstar_core.worker.loop import Worker
+from mstar_core.worker.outbox import Outbox
+from mstar_core.worker.scheduler import FairShare
+
+if TYPE_CHECKING:
+    from mstar_core.messages.wire import Envelope, Message
+    from mstar_core.observe.child import ChildLife
+    from mstar_core.transport import Courier, Mailbox
+
+MOST_STEPS: Final = 20_000
+"""A bench that turns more often than this does not end."""
+
+
+class QuietLife:
+    """The life of a worker that nobody supervises."""
+
+    stop_reason: str | None = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def on(self, message: Message) -> bool:
+        """No message concerns it."""
+        return False
+
+    def beat(self, now: float, *, work_ready: bool = False, steps: int = 0) -> None:
+        """Nobody listens."""
+
+    def wait_s(self, now: float) -> float:
+        """A bench never waits."""
+        return 0.0
+
+    def telemetry(self, values: dict[str, float], requests: list[Any], events: list[Any]) -> None:
+        """Nobody listens."""
+
+
+class Bench:
+    """One deployment of a model. ranks: over how many its nodes are spread; nodes that are built may be shared."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        folder: Path,
+        settings: Settings | None = None,
+        *,
+        ranks: int = 1,
+        built: Mapping[str, BuiltNode] | None = None,
+        processor: Processor | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        settings = settings or Settings()
+        self.settings = replace(settings, max_seq_len=min(settings.max_seq_len, spec.max_seq_len))
+        self.clock = TickingClock()
+        self.post = Post()
+        self.ledger = Ledger()
+        self.steps = 0
+        self._probed = 0  # handles up to here were found to be free
+        plan = spread(spec, ranks)
+        box = PostBox(self.post, CONDUCTOR)
+        self._inbox = box
+        self.conductor = Conductor(spec, plan, box, max_seq_len=self.settings.max_seq_len, clock=self.clock)
+        nodes = build_nodes(spec, folder) if built is None else built
+        self.workers = [self._worker(spec, rank, nodes, faults) for rank in plan.ranks]
+        for rank in plan.ranks:
+            self.conductor.on(PeerReady(name=worker_name(rank.rank), incarnation=1))
+        self.desk = Desk(
+            spec, processor or make_processor(spec, folder), PostBox(self.post, API), self._transport(API),
+            self.settings.max_seq_len,
+        )  # fmt: skip
+
+    # -- requests ---------------------------------------------------------------------------------------------
+
+    def request(
+        self,
+        text: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        outputs: Sequence[str] = (),
+        **more: Any,
+    ) -> Outcome:
+        """One request, alone to its end. Raises RequestError when it is refused."""
+        return self.ask(Ask(text=text, params=params or {}, outputs=outputs, **more))[0]
+
+    def ask(self, *asks: Ask) -> list[Outcome]:
+        """Requests sent together, and all run to their ends."""
+        calls = [self.send(ask) for ask in asks]
+        self.run()
+        return [ended(call) for call in calls]
+
+    def send(self, ask: Ask) -> Call:
+        """Begin a request. Raises RequestError when it is refused."""
+        return self.desk.send(ask)
+
+    def cancel(self, call: Call) -> None:
+        """The client goes away."""
+        self.desk.cancel(call)
+
+    # -- turning ----------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One turn of every part: the conductor, each rank, the client's side. False when nothing is left to do."""
+        self.steps += 1
+        letters = self._inbox.drain()
+        for letter in letters:
+            self.conductor.on(letter.body)
+        before = sum(worker.steps for worker in self.workers)
+        with one_thread():
+            for worker in self.workers:
+                worker.turn()
+        is_moving = sum(worker.steps for worker in self.workers) > before or any(w.in_flight for w in self.workers)
+        has_mail = self.desk.turn()
+        return bool(letters) or is_moving or has_mail or self.post.waiting > 0
+
+    def run(self) -> None:
+        """Turn until nothing is left to do. Raises EngineError when that never comes, or calls are left waiting."""
+        for _ in range(MOST_STEPS):
+            if not self.step():
+                break
+        else:
+            raise EngineError(f"the work does not end within {MOST_STEPS} turns")
+        if self.desk.calls:
+            waiting = ", ".join(call.ask.name or f"request {call.handle}" for call in self.desk.calls.values())
+            raise EngineError(f"nothing moves any more, and these have not ended: {waiting}")
+
+    def expire(self) -> None:
+        """Let the conductor look at its deadlines."""
+        self.conductor.expire()
+
+    # -- what is left -----------------------------------------------------------------------------------------
+
+    def leaks(self) -> list[str]:
+        """What is still held although no request is in flight; empty when all is well."""
+        found = [f"the conductor holds request {handle}" for handle in self.conductor.requests]
+        found += [f"the router counts {n} requests on rank {r}" for r, n in self.conductor.router.load.items() if n]
+        for worker in self.workers:
+            found += self._worker_leaks(worker)
+        found += [f"{count} tensors of {owner} are lent" for owner, count in self.ledger.live().items()]
+        if not found:
+            self._probed = self.desk.sent
+        return found
+
+    def _worker_leaks(self, worker: Worker) -> list[str]:
+        name = worker.life.name
+        found = [f"{name} holds request {handle}" for handle in worker.executor.requests]
+        jobs = len(worker.executor._jobs)  # the table that a wrong end would leave rows in
+        if jobs:
+            found.append(f"{name} holds {jobs} jobs")
+        for node, runner in worker.runners.items():
+            memory, pressure = runner.memory(), runner.pressure()
+            held = {"pages": memory.pages_used, "slots": memory.slots_used, "jobs": pressure.ready + pressure.waiting}
+            found += [f"node {node} on {name} holds {count} {what}" for what, count in held.items() if count]
+            for handle in range(self._probed + 1, self.desk.sent + 1):
+                try:
+                    runner.open(Handle(handle), SamplingParams(), 1)
+                except MstarError:
+                    found.append(f"node {node} on {name} knows request {handle}")
+                runner.close(Handle(handle))
+        return found
+
+    # -- parts ------------------------------------------------------------------------------------------------
+
+    def _transport(self, name: str) -> MemoryTransport:
+        return MemoryTransport(name, self.ledger)
+
+    def _worker(self, spec: ModelSpec, rank: RankPlan, built: Mapping[str, BuiltNode], faults: Faults | None) -> Worker:
+        name = worker_name(rank.rank)
+        box, transport = PostBox(self.post, name), self._transport(name)
+        runners = make_runners(built, rank.nodes, self.settings, self.clock, faults)
+        outbox = Outbox(name, rank.rank, box, transport)
+        # The post box does what the loop asks of a mailbox and a courier, without their sockets.
+        return Worker(
+            mailbox=cast("Mailbox[Envelope]", box), courier=cast("Courier[Message]", box), transport=transport,
+            life=cast("ChildLife", QuietLife(name)), outbox=outbox, runners=runners, lookahead=self.settings.lookahead,
+            executor=Executor(spec, rank.rank, runners, outbox, transport, self.clock),
+            scheduler=FairShare(runners, clock=self.clock),
+        )  # fmt: skip
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: a miniature's operations are too small to share, and sums keep their order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def ended(call: Call) -> Outcome:
+    """The outcome of a call that has ended."""
+    if call.outcome is None:
+        raise EngineError(f"request {call.ask.name or call.handle} has not ended")
+    return call.outcome
+
+
+def spread(spec: ModelSpec, ranks: int) -> Plan:
+    """The model's nodes dealt out over ranks, one after the other; a node on a branch stays with its parent."""
+    roots = [node.name for node in spec.nodes if node.of is None]
+    rank_of = {name: index % ranks for index, name in enumerate(roots)}
+    placements = tuple(NodePlacement(node=name, replicas=((rank,),)) for name, rank in rank_of.items())
+    plans = tuple(
+        RankPlan(rank=rank, device="cpu", nodes=tuple(n for n, r in rank_of.items() if r == rank))
+        for rank in range(min(ranks, len(roots)))
+    )
+    return Plan(ranks=plans, placements=placements)

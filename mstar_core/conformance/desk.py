@@ -1,0 +1,236 @@
+"""Takes the api's place in a bench: checks and prepares requests, collects what comes back, makes bytes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mstar_core.conformance.loans import MemoryTransport
+from mstar_core.conformance.outcome import Chunk, Item, Outcome, Status
+from mstar_core.conformance.post import PostBox
+from mstar_core.errors import EngineError, PluginError
+from mstar_core.messages.flow import Outputs, TensorFreed
+from mstar_core.messages.names import CONDUCTOR
+from mstar_core.messages.requests import (
+    CancelRequest,
+    ErrorInfo,
+    NewRequest,
+    RequestFailed,
+    RequestFinished,
+    SegmentRef,
+)
+from mstar_core.messages.tensors import ShmTensor, TensorRef
+from mstar_core.plugin.params import parse_params
+from mstar_core.plugin.processor import Inputs, MediaPart, Processor, PromptRequest
+from mstar_core.plugin.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from mstar_core.transport.dtypes import Array
+
+DEADLINE_S = 600.0
+NUMBERS = ("action", "scalar", "tensor")
+"""Modalities that travel as the bytes of their numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request as a client would send it. outputs: modalities, by default the model's first (text before others)."""
+
+    text: str | None = None
+    media: Sequence[MediaPart] = ()
+    order: Sequence[tuple[str, int]] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Sequence[str] = ()
+    seed: int = 7
+    deadline_s: float = DEADLINE_S
+    name: str = ""
+
+
+@dataclass(slots=True)
+class Call:
+    """A request on its way. Owned by the desk; `outcome` is there when it has ended."""
+
+    handle: int
+    ask: Ask
+    lent: list[TensorRef] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+    early: dict[tuple[str, int], Item] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
+    finished: RequestFinished | None = None
+    outcome: Outcome | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.outcome is not None
+
+
+def make_processor(spec: ModelSpec, folder: Path) -> Processor:
+    """The model's processor, as a process of the api's pool makes it."""
+    if spec.processor is None:
+        raise PluginError(f"{spec.name} names no processor", hint='"package.module:Class"', plugin=spec.plugin)
+    module, _, name = spec.processor.partition(":")
+    made: Processor = vars(importlib.import_module(module))[name](folder, spec.model_kwargs)
+    return made
+
+
+class Desk:
+    """All calls of a bench."""
+
+    def __init__(
+        self, spec: ModelSpec, processor: Processor, box: PostBox, transport: MemoryTransport, max_seq_len: int
+    ) -> None:
+        self.calls: dict[int, Call] = {}
+        self._spec = spec
+        self._processor = processor
+        self._box = box
+        self._transport = transport
+        self._max_seq_len = max_seq_len
+        self.sent = 0
+
+    def send(self, ask: Ask) -> Call:
+        """Check a request and hand it to the conductor. Raises RequestError as the api would refuse it."""
+        params = parse_params(self._spec.params, ask.params).params
+        if getattr(params, "seed", 0) is None:
+            params = dataclasses.replace(params, seed=ask.seed)
+        outputs = tuple(ask.outputs) or default_outputs(self._spec)
+        inputs = self._processor.process_prompt(
+            PromptRequest(
+                text=ask.text, media=ask.media, order=ask.order, params=params, outputs=frozenset(outputs),
+                seed=ask.seed, max_seq_len=self._max_seq_len,
+            )
+        )  # fmt: skip
+        self.sent += 1
+        call = self.calls[self.sent] = Call(self.sent, ask)
+        segments = [
+            SegmentRef(kind=s.kind, length=s.length, inputs=self._lend(call, s.arrays)) for s in inputs.segments
+        ]
+        request = NewRequest(
+            handle=call.handle, request_id=f"bench-{call.handle}", params=plain_params(params, inputs),
+            outputs=list(outputs), inputs=self._lend(call, inputs.arrays), segments=segments, seed=ask.seed,
+            deadline_s=ask.deadline_s, prompt_tokens=inputs.prompt_tokens,
+        )  # fmt: skip
+        self._box.send(CONDUCTOR, request)
+        return call
+
+    def cancel(self, call: Call) -> None:
+        """End a request from the client's side, as a disconnect does."""
+        if not call.is_over:
+            self._box.send(CONDUCTOR, CancelRequest(handle=call.handle, why="disconnect"))
+            self._end(call, "cancelled")
+
+    def turn(self) -> bool:
+        """Take what came in. Whether there was anything."""
+        letters = self._box.drain()
+        for letter in letters:
+            match letter.body:
+                case Outputs(worker=worker, items=items):
+                    for item in items:
+                        found = Item(
+                            modality=item.modality, port=item.port, array=self._read(item.ref), meta=dict(item.meta)
+                        )
+                        self._take(worker, item.handle, item.seq, found)
+                case RequestFinished() as finished:
+                    self._finished(finished)
+                case RequestFailed(handle=handle, error=error):
+                    if handle in self.calls:
+                        self._end(self.calls[handle], "failed", error)
+                case TensorFreed(slots=slots):
+                    for slot, generation in slots:
+                        self._transport.release(slot, generation)
+        return bool(letters)
+
+    # -- what comes back --------------------------------------------------------------------------------------
+
+    def _take(self, worker: str, handle: int, seq: int, item: Item) -> None:
+        call = self.calls.get(handle)
+        if call is None or call.is_over:
+            return
+        call.early[worker, seq] = item
+        while (found := call.early.pop((worker, call.taken.get(worker, 0)), None)) is not None:
+            call.taken[worker] = call.taken.get(worker, 0) + 1
+            call.items.append(found)
+        self._close_if_complete(call)
+
+    def _finished(self, message: RequestFinished) -> None:
+        call = self.calls.get(message.handle)
+        if call is not None and not call.is_over:
+            call.finished = message
+            self._close_if_complete(call)
+
+    def _close_if_complete(self, call: Call) -> None:
+        if call.finished is None:
+            return
+        if all(call.taken.get(worker, 0) >= count for worker, count in call.finished.emitted.items()):
+            self._end(call, "finished")
+
+    def _end(self, call: Call, status: Status, error: ErrorInfo | None = None) -> None:
+        for ref in call.lent:
+            if isinstance(ref, ShmTensor):
+                self._transport.release(ref.slot, ref.generation)
+        chunks = self.rendered(call.items) if status == "finished" else ()
+        call.outcome = Outcome(
+            status=status, outputs=joined(chunks), chunks=chunks, items=tuple(call.items), error=error,
+            reason=call.finished.reason if call.finished else "", counts=call.finished.counts if call.finished else {},
+        )  # fmt: skip
+        del self.calls[call.handle]
+
+    # -- bytes ------------------------------------------------------------------------------------------------
+
+    def rendered(self, items: Sequence[Item]) -> tuple[Chunk, ...]:
+        """Items as a client gets them, one chunk each; ids of text by way of the detokenizer."""
+        make = getattr(self._processor, "detokenizer", None)
+        text = make() if make is not None and any(item.modality == "text" for item in items) else None
+        chunks = []
+        for item in items:
+            if item.modality == "text" and text is not None:
+                piece = text.push([int(value) for value in item.array.reshape(-1).tolist()])
+                chunks.append(Chunk(modality="text", data=piece.encode()))
+            elif item.modality in NUMBERS:
+                chunks.append(Chunk(modality=item.modality, data=item.array.tobytes(), metadata=item.meta))
+            else:
+                data, metadata = self._processor.postprocess(item.array, item.modality)
+                chunks.append(Chunk(modality=item.modality, data=data, metadata={**item.meta, **metadata}))
+        rest = text.flush() if text is not None else ""
+        return (*chunks, Chunk(modality="text", data=rest.encode())) if rest else tuple(chunks)
+
+    def _lend(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, TensorRef]:
+        refs = {name: self._transport.put(np.asarray(array), CONDUCTOR) for name, array in arrays.items()}
+        call.lent.extend(refs.values())
+        return dict(refs)
+
+    def _read(self, ref: TensorRef) -> Array:
+        array = self._transport.copy(ref)
+        if isinstance(ref, ShmTensor):
+            self._box.send(ref.owner, TensorFreed(slots=[(ref.slot, ref.generation)]))
+        return array
+
+
+def joined(chunks: Sequence[Chunk]) -> dict[str, bytes]:
+    """All bytes of each modality."""
+    found: dict[str, bytes] = {}
+    for chunk in chunks:
+        found[chunk.modality] = found.get(chunk.modality, b"") + chunk.data
+    return found
+
+
+def default_outputs(spec: ModelSpec) -> tuple[str, ...]:
+    """What a request that names no modality gets."""
+    offered = [modality.kind for modality in spec.outputs]
+    if not offered:
+        raise EngineError(f"{spec.name} has no output", hint="name one in its spec")
+    return ("text",) if "text" in offered else (offered[0],)
+
+
+def plain_params(params: Any, inputs: Inputs) -> dict[str, Any]:
+    """Parameters by name as they travel: those that the processor went on with, with its output limit."""
+    chosen = inputs.params if inputs.params is not None else params
+    values = {item.name: getattr(chosen, item.name) for item in dataclasses.fields(chosen)}
+    if inputs.max_output_tokens is not None and "max_output_tokens" in values:
+        values["max_output_tokens"] = inputs.max_output_tokens
+    return values

@@ -1,0 +1,130 @@
+"""Requests to serve a miniature with: one for each sample of the spec, with texts and small files made here."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import wave
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from mstar_core.conformance.desk import Ask
+from mstar_core.plugin.conformance import CheckSkipped
+from mstar_core.plugin.params import param_specs
+from mstar_core.plugin.processor import MediaPart
+from mstar_core.plugin.spec import ModelSpec, Sample
+
+TEXTS: Final = (
+    "hello there",
+    "a",
+    "The quick brown fox jumps over the lazy dog, and then it does so once more.",
+    "Größe 5 µm, 你好!",
+)
+"""Of different lengths, and not all of one byte a character."""
+
+LENGTH: Final = 36
+"""Ids that a request may produce at most: enough for several windows of a stream, few enough to cancel at each."""
+
+LENGTH_PARAM: Final = "max_output_tokens"
+IMAGE_SIDE: Final = 32
+AUDIO_RATE: Final = 16000
+
+
+def asks_of(spec: ModelSpec) -> tuple[Ask, ...]:
+    """One request for each sample. Raises CheckSkipped for an input that cannot be made here."""
+    return tuple(_ask(spec, sample, index) for index, sample in enumerate(spec.samples))
+
+
+def mixed(spec: ModelSpec, count: int) -> tuple[Ask, ...]:
+    """Requests of mixed samples, lengths and seeds."""
+    base = asks_of(spec)
+    texts = [TEXTS[index % len(TEXTS)] for index in range(count)]
+    return tuple(
+        replace(ask, text=ask.text if ask.text is None else texts[index], seed=100 + index, name=f"request {index}")
+        for index, ask in enumerate(base[index % len(base)] for index in range(count))
+    )
+
+
+def greedy(spec: ModelSpec, ask: Ask) -> Ask:
+    """The request with nothing left to chance, where the model has such a choice."""
+    names = {item.name for item in param_specs(spec.params) if item.name.endswith("temperature")}
+    return replace(ask, params={**ask.params, **dict.fromkeys(names, 0.0)})
+
+
+def _ask(spec: ModelSpec, sample: Sample, index: int) -> Ask:
+    kinds = _kinds(spec, sample)
+    files = [kind for kind in kinds if kind != "text"]
+    media = tuple(_file(kind, number) for number, kind in enumerate(files))
+    return Ask(
+        text=TEXTS[index % len(TEXTS)] if "text" in kinds else None,
+        media=media,
+        order=_order(kinds),
+        params=_limited(spec, sample.params),
+        outputs=tuple(sorted(sample.outputs)),
+        name=f"sample {sample.name!r}",
+    )
+
+
+def _kinds(spec: ModelSpec, sample: Sample) -> list[str]:
+    """Input modalities of a sample, in order: its segments tell, or else the names of its inputs."""
+    offered = [modality.kind for modality in spec.inputs]
+    told = [kind for kind, _ in sample.segments if kind in offered]
+    if told:
+        return told
+    files = [kind for kind in offered if kind != "text" and any(kind in name for name in sample.inputs)]
+    texts = ["text"] if "text" in offered else []
+    return [*(files or [kind for kind in offered if kind != "text" and not texts]), *texts]
+
+
+def _order(kinds: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    seen: dict[str, int] = {}
+    order = []
+    for kind in kinds:
+        order.append((kind, seen.get(kind, 0)))
+        seen[kind] = 0 if kind == "text" else seen.get(kind, 0) + 1
+    return tuple(order)
+
+
+def _limited(spec: ModelSpec, params: Mapping[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in param_specs(spec.params)}
+    return {**({LENGTH_PARAM: LENGTH} if LENGTH_PARAM in names else {}), **params}
+
+
+def _file(kind: str, number: int) -> MediaPart:
+    match kind:
+        case "image":
+            return MediaPart(modality=kind, data=png(number), name=f"{number}.png")
+        case "audio":
+            return MediaPart(modality=kind, data=wav(number), name=f"{number}.wav")
+        case _:
+            raise CheckSkipped(f"no {kind} can be made here to send to the model")
+
+
+def png(number: int) -> bytes:
+    """A small image of a colour ramp; another one for each number."""
+    rows = b"".join(
+        b"\0" + bytes(v for x in range(IMAGE_SIDE) for v in (8 * x % 256, 8 * y % 256, 60 * number % 256))
+        for y in range(IMAGE_SIDE)
+    )
+    header = struct.pack(">IIBBBBB", IMAGE_SIDE, IMAGE_SIDE, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + _part(b"IHDR", header) + _part(b"IDAT", zlib.compress(rows)) + _part(b"IEND", b"")
+
+
+def _part(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def wav(number: int) -> bytes:
+    """Half a second of a tone; another one for each number."""
+    count, pitch = AUDIO_RATE // 2, 220.0 * (number + 1)
+    samples = [int(8000 * math.sin(2 * math.pi * pitch * i / AUDIO_RATE)) for i in range(count)]
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(AUDIO_RATE)
+        out.writeframes(struct.pack(f"<{count}h", *samples))
+    return file.getvalue()

@@ -1,0 +1,109 @@
+"""A model's modules, and the engines around them as a worker makes them. Modules are built once, engines per bench."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+import torch
+
+from mstar_core.engine.base import Handle, NodeRunner
+from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.sizing import PoolRequest, plan_pool
+from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.errors import PluginError
+from mstar_core.graph import KV_CACHE, NodeSpec
+from mstar_core.plugin.model import Model, ModelContext
+from mstar_core.plugin.spec import ModelSpec
+from mstar_core.worker.build import compute_dtype, most_rows
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mstar_core.engine.kv_view import KVModule
+
+CPU: Final = torch.device("cpu")
+POOL_LIMIT_BYTES: Final = 512 << 20
+"""A miniature whose cache would need more is no miniature."""
+
+Faults = Callable[[str, Sequence[Handle]], None]
+"""Called with a node's name and the requests of a batch before each forward; raises to make it fail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a deployment would set. token_budget: tokens of one step. slots: requests that run at once.
+
+    pages: of each cache (None: as many as all slots can fill). prefix_cache: whether prompts are remembered.
+    """
+
+    token_budget: int = 2048
+    slots: int = 8
+    page_size: int = 16
+    pages: int | None = None
+    max_seq_len: int = 1024
+    prefix_cache: bool = True
+    lookahead: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltNode:
+    """One node with its weights."""
+
+    node: NodeSpec
+    module: nn.Module
+    vocab: int
+
+
+def build_nodes(spec: ModelSpec, folder: Path) -> dict[str, BuiltNode]:
+    """Every node of a model, on the CPU in float32. Raises PluginError when it has no model code."""
+    if spec.model is None:
+        raise PluginError(f"{spec.name} names no model", hint='"package.module:Class"', plugin=spec.plugin)
+    context = ModelContext(
+        spec=spec, folder=folder, device=CPU, dtype=compute_dtype(None, CPU), model_kwargs=spec.model_kwargs
+    )
+    module, _, name = spec.model.partition(":")
+    made: Model = vars(importlib.import_module(module))[name](context)
+    own = [node for node in spec.nodes if node.of is None]
+    return {n.name: BuiltNode(node=n, module=made.get_submodule(n), vocab=made.vocab_size(n)) for n in own}
+
+
+def make_runners(
+    built: Mapping[str, BuiltNode],
+    names: Sequence[str],
+    settings: Settings,
+    clock: Callable[[], float],
+    faults: Faults | None,
+) -> dict[str, NodeRunner]:
+    """One engine for each of a rank's nodes."""
+    chosen = [built[name] for name in names if name in built]
+    return {each.node.name: _runner(each, settings, clock, faults) for each in chosen}
+
+
+def _runner(built: BuiltNode, settings: Settings, clock: Callable[[], float], faults: Faults | None) -> NodeRunner:
+    node = built.node
+    own = None if faults is None else _faults_of(node.name, faults)
+    if node.engine is not KV_CACHE:
+        return StatelessEngine(
+            node, built.module, device=CPU, dtype=compute_dtype(node.dtype, CPU), max_batch=most_rows(CPU),
+            lookahead=settings.lookahead, clock=clock, faults=own,
+        )  # fmt: skip
+    assert node.kv is not None, "the graph check admits no KV node without a cache"
+    slots, dtype = settings.slots * len(node.kv.branches), compute_dtype(None, CPU)
+    pool = plan_pool(
+        node.kv, PoolRequest(page_size=settings.page_size, pages=settings.pages, memory_fraction=1.0), node=node.name,
+        dtype=dtype, free_bytes=POOL_LIMIT_BYTES, longest=0, most_tokens=slots * settings.max_seq_len,
+    )  # fmt: skip
+    return KVCacheEngine(
+        node, cast("KVModule", built.module), device=CPU, dtype=dtype, num_pages=pool.pages,
+        page_size=pool.page_size, max_slots=slots, max_seq_len=settings.max_seq_len, vocab=built.vocab,
+        token_budget=settings.token_budget, lookahead=settings.lookahead, prefix_cache=settings.prefix_cache,
+        clock=clock, faults=own,
+    )  # fmt: skip
+
+
+def _faults_of(node: str, faults: Faults) -> Callable[[Sequence[Handle]], None]:
+    return lambda handles: faults(node, handles)

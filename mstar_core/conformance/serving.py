@@ -1,0 +1,124 @@
+"""Bronze: a miniature serves every walk, and what it gives is what the spec says. Each check takes a Subject."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mstar_core.conformance.miniature import Miniature, miniature
+from mstar_core.errors import PluginError
+from mstar_core.graph import GraphEdge, PortType, graph_nodes, loops
+from mstar_core.plugin.conformance import Subject
+from mstar_core.plugin.modality import Action, Audio
+
+if TYPE_CHECKING:
+    from mstar_core.conformance.outcome import Chunk, Item, Outcome
+
+SIGNATURES: Final = {
+    "image": (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF"),
+    "video": (b"\x00\x00\x00", b"\x1aE\xdf\xa3", b"RIFF"),
+}
+"""How files of these kinds begin: PNG, JPEG or WebP; MP4, Matroska or AVI."""
+
+NUMPY_NAMES: Final = {
+    "i64": "int64", "i32": "int32", "i16": "int16", "u8": "uint8", "bool": "bool", "f64": "float64", "f32": "float32",
+    "f16": "float16", "bf16": "uint16",
+}  # fmt: skip
+
+
+def serves_every_walk(subject: Subject) -> None:
+    """Every sample runs to its end, and together they take every walk."""
+    small = miniature(subject)
+    for ask in small.asks:
+        small.alone(ask)
+    missed = sorted(small.walks - small.walks_alone)
+    if missed:
+        raise PluginError(f"no sample took walk {', '.join(missed)}", hint="add a Sample that does, or delete the walk")
+
+
+def outputs_as_declared(subject: Subject) -> None:
+    """Each value fits the port that it came from, its bytes the modality; every declared modality was given by one."""
+    small = miniature(subject)
+    ports = _ports(small)
+    given: set[str] = set()
+    for ask in small.asks:
+        outcome = small.alone(ask)
+        for item in outcome.items:
+            _check_item(small, item, ports, ask.name)
+        for chunk in outcome.chunks:
+            _check_chunk(small, chunk, ask.name)
+        _check_whole(small, outcome, ask.name)
+        given |= {modality for modality, data in outcome.outputs.items() if data}
+        unasked = set(outcome.outputs) - set(ask.outputs) if ask.outputs else set()
+        if unasked:
+            raise PluginError(f"{ask.name} got {', '.join(sorted(unasked))}, which it did not ask for")
+    missed = [modality.kind for modality in small.spec.outputs if modality.kind not in given]
+    if missed:
+        raise PluginError(f"no sample gave {', '.join(missed)}", hint="add a Sample that does, or do not declare it")
+
+
+def _ports(small: Miniature) -> dict[str, list[PortType]]:
+    """Types of the ports whose values go to the client, by port."""
+    found: dict[str, list[PortType]] = {}
+    for partition in small.spec.partitions:
+        for walk in partition.walks.values():
+            for use in graph_nodes(walk):
+                named = [edge.port for edge in use.outputs if isinstance(edge, GraphEdge)]
+                named += [edge.port for loop in loops(walk) for edge in loop.outputs if isinstance(edge, GraphEdge)]
+                for port in named:
+                    if port in use.spec.ports:
+                        found.setdefault(port, []).append(PortType.parse(use.spec.ports[port]))
+    return found
+
+
+def _check_item(small: Miniature, item: Item, ports: dict[str, list[PortType]], name: str) -> None:
+    if small.spec.output(item.modality) is None:
+        raise PluginError(f"{name} gave {item.modality}, which the model does not declare")
+    allowed = ports.get(item.port, [])
+    if allowed and not any(_fits(kind, item) for kind in allowed):
+        raise PluginError(
+            f"{name}: port {item.port} gave {item.array.dtype.name}{list(item.array.shape)}",
+            f"it is declared as {' or '.join(sorted({str(kind) for kind in allowed}))}",
+            "declare what the node gives",
+        )
+    declared = small.spec.output(item.modality)
+    if isinstance(declared, Action):
+        sizes = (declared.horizon, declared.dim)
+        shape = item.array.shape[-2:]
+        if len(shape) != 2 or any(size is not None and size != got for size, got in zip(sizes, shape, strict=True)):
+            raise PluginError(f"{name} gave an action of shape {list(item.array.shape)}", f"declared is {list(sizes)}")
+
+
+def _fits(kind: PortType, item: Item) -> bool:
+    dtype = NUMPY_NAMES.get(kind.dtype)
+    if dtype is not None and dtype != item.array.dtype.name:
+        return False
+    if not kind.shape:
+        return True
+    shape = item.array.shape
+    return len(shape) == len(kind.shape) and all(
+        isinstance(wanted, str) or wanted == got for wanted, got in zip(kind.shape, shape, strict=True)
+    )
+
+
+def _check_chunk(small: Miniature, chunk: Chunk, name: str) -> None:
+    declared = small.spec.output(chunk.modality)
+    if isinstance(declared, Audio):
+        facts = {"sample_rate": declared.rate, "num_channels": declared.channels}
+        for key, value in facts.items():
+            if chunk.metadata.get(key, value) != value:
+                raise PluginError(f"{name}: {key} is {chunk.metadata[key]}", f"the spec declares {value}")
+        if len(chunk.data) % (2 * declared.channels):
+            raise PluginError(f"{name}: {len(chunk.data)} bytes are no whole samples of 16 bits and all channels")
+    begins = SIGNATURES.get(chunk.modality)
+    if begins is not None and not chunk.data.startswith(begins):
+        raise PluginError(f"{name}: {chunk.modality} begins with {chunk.data[:4]!r}", "that is no known kind of file")
+
+
+def _check_whole(small: Miniature, outcome: Outcome, name: str) -> None:
+    text = outcome.outputs.get("text")
+    if text is None:
+        return
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PluginError(f"{name}: the text is not UTF-8", str(error)) from error
