@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +27,8 @@ VOICE = "tara"
 PARAMS = {"seed": "7"}
 OUT = ROOT / "out" / "demo.wav"
 STOP_S = 90.0
+SHORT = 48
+"""Most characters of the temporary folder: a socket's whole path may take 107 bytes."""
 
 
 def main() -> int:
@@ -33,23 +36,33 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     begun = time.monotonic()
     OUT.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="mstar-demo-") as folder:
-        # Short, because sockets live below it; with its own log folder, which goes with it.
-        environment = {**os.environ, "MSTAR_RUNTIME_DIR": folder, "OMP_NUM_THREADS": "1"}
-        environment.pop("XDG_STATE_HOME", None)
-        code = 1
-        try:
-            code = run(environment)
-        except subprocess.CalledProcessError as error:
-            code = error.returncode if error.returncode > 0 else 1
-            print(f"demo: {shlex.join(map(str, error.cmd[2:]))} failed with exit code {code}", file=sys.stderr)
-        except KeyboardInterrupt:
-            code = 130
-            print("\ndemo: interrupted", file=sys.stderr)
-        finally:
-            is_clean = stop(environment)
+    folder = tempfile.mkdtemp(prefix="mstar-demo-", dir=short_root())
+    # Its log folder lies inside and goes with it, unless something failed.
+    environment = {**os.environ, "MSTAR_RUNTIME_DIR": folder, "OMP_NUM_THREADS": "1"}
+    environment.pop("XDG_STATE_HOME", None)
+    code = 1
+    try:
+        code = run(environment)
+    except subprocess.CalledProcessError as error:
+        code = error.returncode if error.returncode > 0 else 1
+        print(f"demo: mstarctl {error.cmd[3]} failed with exit code {code}", file=sys.stderr)
+    except KeyboardInterrupt:
+        code = 130
+        print("\ndemo: interrupted", file=sys.stderr)
+    finally:
+        is_clean = stop(environment)
+    if is_clean and code in (0, 130):
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        print(f"demo: the logs are kept in {folder}/.state", file=sys.stderr)
     print(f"done in {time.monotonic() - begun:.1f} s", file=sys.stderr)
     return code or (0 if is_clean else 1)
+
+
+def short_root() -> str:
+    """The temporary folder, or /tmp when its path leaves no room for the sockets below it."""
+    chosen = tempfile.gettempdir()
+    return chosen if len(chosen) <= SHORT else "/tmp"
 
 
 def run(environment: dict[str, str]) -> int:
@@ -75,16 +88,14 @@ def run(environment: dict[str, str]) -> int:
 
 def tell(facts: dict[str, Any]) -> None:
     """What happened and what to try next, on stdout."""
+    took = f"{facts['total_ms'] / 1000:.1f} s for {facts['audio_s']:.1f} s of sound"
     print()
     print(f"time to first audio  {facts['first_ms']:.0f} ms")
-    print(
-        f"real-time factor     {facts['real_time_factor']:.2f}  ({facts['total_ms'] / 1000:.1f} s for {facts['audio_s']:.1f} s of sound; below 1 is faster than it plays)"
-    )
+    print(f"real-time factor     {facts['real_time_factor']:.2f}  ({took}; below 1 is faster than it plays)")
     print(f"chunks               {facts['chunks']}, written as they came")
     print(f"file                 {shown(OUT)}")
-    print(
-        "                     it is NOISE: the embedded checkpoint has random weights; everything else of the run is real"
-    )
+    print("                     it is NOISE: the embedded checkpoint has random weights;")
+    print("                     everything else of the run is real")
     print()
     print("try next")
     print("  . .venv/bin/activate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, Protocol
 
@@ -49,6 +50,7 @@ def deployment(view: DeploymentView) -> dict[str, Any]:
     spec = view.spec
     return {
         "name": spec.name,
+        "pid": os.getpid(),
         "model": spec.model,
         "plugin": spec.plugin,
         "weights": spec.weights_source,

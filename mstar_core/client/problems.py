@@ -22,9 +22,17 @@ from mstar_core.errors import (
 )
 
 KINDS: Final[Mapping[int, type[MstarError]]] = {
-    401: Refused, 403: Refused, 404: NotFound, 409: Duplicate, 413: TooLarge, 422: BadMedia, 429: Overloaded, 499: Cancelled,
-    503: Unavailable, 504: TimedOut,
-}  # fmt: skip
+    401: Refused,
+    403: Refused,
+    404: NotFound,
+    409: Duplicate,
+    413: TooLarge,
+    422: BadMedia,
+    429: Overloaded,
+    499: Cancelled,
+    503: Unavailable,
+    504: TimedOut,
+}
 _RETRY_AFTER_DEFAULT_S: Final = 1
 
 

@@ -19,9 +19,12 @@ def check_port(host: str, port: int, holder: str = "") -> None:
         return
     if error.errno != errno.EADDRINUSE:
         raise StartError(
-            f"{host}:{port} cannot be listened on", error.strerror or str(error), "choose another with --host or --port",
-            phase="plan", code="address_unusable",
-        ) from error  # fmt: skip
+            f"{host}:{port} cannot be listened on",
+            error.strerror or str(error),
+            "choose another with --host or --port",
+            phase="plan",
+            code="address_unusable",
+        ) from error
     free = next((p for p in range(port + 1, min(port + SEARCHED, 65536)) if bind_error(host, p) is None), None)
     hint = f"choose another: --port {free}" if free is not None else "choose another with --port"
     detail = f"{holder} listens there" if holder else "another process listens there"

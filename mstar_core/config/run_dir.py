@@ -25,7 +25,7 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
 
 
 def runtime_root() -> Path:
-    """The folder of all run directories: $MSTAR_RUNTIME_DIR, $XDG_RUNTIME_DIR/mstar, or mstar-UID in the temporary folder."""
+    """The folder of all run directories: $MSTAR_RUNTIME_DIR, $XDG_RUNTIME_DIR/mstar, or TMPDIR/mstar-UID."""
     chosen = os.environ.get("MSTAR_RUNTIME_DIR")
     if chosen:
         return Path(chosen)
@@ -118,7 +118,8 @@ class RunDirectory:
         facts = self.path.stat()
         if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
             raise ConfigError(
-                "the run directory is open to others", f"{self.path}: owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):o}",
+                "the run directory is open to others",
+                f"{self.path}: owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):o}",
                 f"run: chmod 700 {self.path}",
             )  # fmt: skip
 
@@ -172,7 +173,7 @@ class RunDirectory:
         self.admin_socket.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove everything. Only under the lock. Moved away first, so that the next start never shares a half-removed one."""
+        """Remove everything. Only under the lock. Moved away first: no later start may see one half removed."""
         ended = self.path.with_name(f".{self.name}.ended-{os.getpid()}")
         try:
             self.path.rename(ended)

@@ -83,6 +83,7 @@ class ChildLife:
         self._clock = clock
         self._fd_endpoint = fd_endpoint
         self._alone = not supervisor
+        self._phase = ""
         self._next_send = clock()
         self._seen = clock()
         self._silence_s = 0.0
@@ -141,6 +142,7 @@ class ChildLife:
         self, phase: str, *, done: int = 0, total: int = 0, detail: str = "", facts: dict[str, Any] | None = None
     ) -> None:
         """Report a start-up phase or progress in one. done, total: bytes, or what `detail` says."""
+        self._phase = phase
         self._send(
             Phase(
                 name=self.name, incarnation=self.incarnation, phase=phase, done=done, total=total, detail=detail,
@@ -158,12 +160,12 @@ class ChildLife:
 
     def fatal(self, error: BaseException) -> None:
         """Write why this process dies to the run directory and to its log. Never raises; the first cause is kept."""
-        note_fatal(error, self.name, self.incarnation, self._run_dir)
+        note_fatal(error, self.name, self.incarnation, self._run_dir, self._phase)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Around a process's main: an error that ends it is written down, then becomes its exit code."""
-        with _guarded(self.name, self.incarnation, self._run_dir):
+        with _guarded(self.name, self.incarnation, self._run_dir, lambda: self._phase):
             yield
 
     def _hello(self) -> Hello:
@@ -188,18 +190,18 @@ def guarded_process(name: str, incarnation: int, spec: Deployed) -> AbstractCont
 
 
 @contextmanager
-def _guarded(name: str, incarnation: int, run_dir: Path) -> Iterator[None]:
+def _guarded(name: str, incarnation: int, run_dir: Path, phase: Callable[[], str] = str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        note_fatal(error, name, incarnation, run_dir)
+        note_fatal(error, name, incarnation, run_dir, phase())
         code = error.exit_code if isinstance(error, MstarError) else ExitCode.INTERNAL
         raise SystemExit(int(code)) from error
 
 
-def note_fatal(error: BaseException, name: str, incarnation: int, run_dir: Path) -> None:
+def note_fatal(error: BaseException, name: str, incarnation: int, run_dir: Path, phase: str = "") -> None:
     """Log a death and write its record to the run directory. Never raises."""
-    record = fatal_record(error, name, incarnation)
+    record = {**fatal_record(error, name, incarnation), "phase": phase}
     log.critical("%s", record["message"], extra={"facts": {key: record[key] for key in ("class", "hint", "where")}})
     with suppress(OSError):
         write_fatal(run_dir / "children" / f"{name}.fatal.json", record)

@@ -1,1 +1,1 @@
-"""Owns a deployment's processes, logs, run directory and admin socket. Exists before the weights and after a crash. No torch."""
+"""Owns a deployment's processes, logs, run directory and admin socket, before and after everything else. No torch."""

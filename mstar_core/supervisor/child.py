@@ -154,7 +154,8 @@ def death_record(child: Child, run: RunDirectory, status: int) -> dict[str, Any]
     with suppress(OSError, ValueError):
         record = json.loads(path.read_text())
         if isinstance(record, dict) and record.get("pid") == child.pid:
-            return {**record, "status": status, "phase": child.phase, "log": str(child.log.path)}
+            # Its own phase wins: the last message of a process that dies may not have arrived.
+            return {**record, "status": status, "phase": record.get("phase") or child.phase, "log": str(child.log.path)}
     return {
         "name": child.name,
         "pid": child.pid,

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,15 +44,29 @@ from mstar_core.transport import Courier, Malformed
 
 log = logging.getLogger(__name__)
 
-PING_S: Final = 1.0
-STOP_S: Final = 10.0
-BACKOFF_S: Final = (0.2, 1.0, 2.0, 4.0, 8.0)
-RESTART_WINDOW_S: Final = 600.0
-MAX_RESTARTS: Final = 5
-STACKS_S: Final = 1.0
-CAUSE_WAIT_S: Final = 0.3
 FETCH: Final = ChildKind(name="weights", module="mstar_core.worker.fetch")
 FETCHED: Final = "weights.folder"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Times of the supervisor in seconds. ping: five missed ones end a child. watch: between looks at progress.
+
+    stop: for children to end by themselves. backoff: before the first, second ... restart; restarts_max of them within
+    `window`. stacks: for a stuck child to write its stacks. cause: for others to die of the same cause.
+    """
+
+    ping_s: float = 1.0
+    watch_s: float = 0.5
+    stop_s: float = 10.0
+    backoff_s: tuple[float, ...] = (0.2, 1.0, 2.0, 4.0, 8.0)
+    window_s: float = 600.0
+    restarts_max: int = 5
+    stacks_s: float = 1.0
+    cause_s: float = 0.3
+
+
+DEFAULT_PACE: Final = Pace()
 
 
 Kinds = Callable[[DeploymentSpec], Sequence[ChildKind]]
@@ -93,6 +108,7 @@ class Supervisor:
         courier: Courier[Message],
         endpoint: str,
         kinds: Kinds = child_kinds,
+        pace: Pace = DEFAULT_PACE,
     ) -> None:
         self.spec = spec
         self.run_dir = run
@@ -110,6 +126,7 @@ class Supervisor:
         self.restarts = 0
         self.fetch_s = 0.0
         self._kinds = kinds
+        self._pace = pace
         self._stop_asked = False
         self._courier = courier
         self._endpoint = endpoint
@@ -276,7 +293,7 @@ class Supervisor:
         self._part(child, cause_sentence(record))
         if self.state == "starting" and was != "ready":
             # Others may die of the same cause a moment later or earlier: the record that is oldest is the cause.
-            await asyncio.sleep(CAUSE_WAIT_S)
+            await asyncio.sleep(self._pace.cause_s)
             self._fail(record)
         else:
             await self._restart(child, record)
@@ -286,14 +303,14 @@ class Supervisor:
         self._courier.disconnect(child.name, child.incarnation)
 
     async def _restart(self, child: Child, record: dict[str, Any]) -> None:
-        now = time.monotonic()
-        child.restarts = [t for t in child.restarts if now - t < RESTART_WINDOW_S]
-        if len(child.restarts) >= MAX_RESTARTS:
+        now, pace = time.monotonic(), self._pace
+        child.restarts = [t for t in child.restarts if now - t < pace.window_s]
+        if len(child.restarts) >= pace.restarts_max:
             self._set_state(
-                "unhealthy", f"{child.name} died {MAX_RESTARTS + 1} times in {RESTART_WINDOW_S / 60:g} minutes"
+                "unhealthy", f"{child.name} died {pace.restarts_max + 1} times in {pace.window_s / 60:g} minutes"
             )
             return
-        delay = BACKOFF_S[min(len(child.restarts), len(BACKOFF_S) - 1)]
+        delay = pace.backoff_s[min(len(child.restarts), len(pace.backoff_s) - 1)]
         child.restarts.append(now)
         self.restarts += 1
         if self.state in ("ready", "degraded", "starting"):
@@ -321,14 +338,14 @@ class Supervisor:
             child.signal(signal.SIGTERM)
         waits = [asyncio.create_task(child.exited.wait()) for child in running]
         if waits:
-            _, late = await asyncio.wait(waits, timeout=STOP_S)
+            _, late = await asyncio.wait(waits, timeout=self._pace.stop_s)
             for child in running:
                 if child.is_running:
-                    self.events.add("child.killed", child=child.name, why=f"did not end within {STOP_S:g} s")
+                    self.events.add("child.killed", child=child.name, why=f"did not end within {self._pace.stop_s:g} s")
                 # The group may hold grandchildren (the media pool) even when the child itself has ended.
                 child.signal(signal.SIGKILL)
             if late:
-                await asyncio.wait(late, timeout=STOP_S)
+                await asyncio.wait(late, timeout=self._pace.stop_s)
         self.events.add("deployment.stopped", reason=self.reason)
 
     # -- what children say ------------------------------------------------------------------------------------
@@ -403,15 +420,14 @@ class Supervisor:
             self.events.add("phase", child=child.name, phase=phase.phase, total=phase.total, detail=phase.detail)
         if phase.phase == "ready":
             child.facts = phase.facts
-            if (
-                child.endpoint
-            ):  # a child that has not said hello yet cannot be spoken to: it becomes ready with its hello
+            if child.endpoint:  # before its hello it cannot be spoken to: it becomes ready with that
                 self._became_ready(child)
         elif self.state == "starting" and new:
             self._tell_api()
 
     def _became_ready(self, child: Child) -> None:
         child.state = "ready"
+        child.last_step_change = time.monotonic()  # what the start took is no hang
         self._broadcast(PeerReady(name=child.name, incarnation=child.incarnation, facts=child.facts), child.name)
         self._maybe_ready()
 
@@ -429,11 +445,11 @@ class Supervisor:
             self._pings += 1
             self._broadcast(Ping(seq=self._pings))
             self._courier.flush()
-            await asyncio.sleep(PING_S)
+            await asyncio.sleep(self._pace.ping_s)
 
     async def _watch_progress(self) -> None:
         while True:
-            await asyncio.sleep(PING_S / 2)
+            await asyncio.sleep(self._pace.watch_s)
             now = time.monotonic()
             for child in self.children.values():
                 if not child.is_running or child.ending:
@@ -468,7 +484,7 @@ class Supervisor:
     async def _dump_and_kill(self, child: Child, *, end: bool = False) -> None:
         child.ending = end
         child.signal(signal.SIGUSR1)  # faulthandler writes every thread's stack to the child's log
-        await asyncio.sleep(STACKS_S)
+        await asyncio.sleep(self._pace.stacks_s)
         child.signal(signal.SIGKILL)
 
     # -- telling ----------------------------------------------------------------------------------------------

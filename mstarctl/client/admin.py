@@ -1,14 +1,19 @@
-"""Talks to a deployment's supervisor over its unix socket: HTTP and JSON, streams as lines. Used by every life-cycle verb."""
+"""Talks to a supervisor over its unix socket: HTTP and JSON, streams as lines. Used by every life-cycle verb.
+
+By the standard library's client: it loads in a third of httpx's time, and closes its socket when nobody answers.
+"""
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
-
-import httpx
+from urllib.parse import urlencode
 
 from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import MstarError, NotFound, Refused, Unavailable, Unreachable, UsageError
@@ -19,14 +24,33 @@ TIMEOUT_S: Final = 6.0
 API: Final = 1
 
 
-class AdminClient:
-    """One connection to one supervisor. Owned by the command that opened it."""
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
 
-    def __init__(self, socket: Path, name: str = "", timeout_s: float = TIMEOUT_S) -> None:
-        self._name = name or socket.parent.name
-        self._http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://mstar", timeout=timeout_s, trust_env=False
-        )
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("mstar", timeout=timeout_s)
+        self._path = path
+        self._timeout_s = timeout_s
+
+    def connect(self) -> None:
+        """Open the socket. Raises OSError; nothing stays open then."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(self._timeout_s)
+        try:
+            sock.connect(str(self._path))
+        except OSError:
+            sock.close()
+            raise
+        self.sock = sock
+
+
+class AdminClient:
+    """Speaks to one supervisor, one connection a request. Owned by the command that made it."""
+
+    def __init__(self, path: Path, name: str = "", timeout_s: float = TIMEOUT_S) -> None:
+        self._name = name or path.parent.name
+        self._path = path
+        self._timeout_s = timeout_s
 
     @classmethod
     def of(cls, run: RunDirectory, timeout_s: float = TIMEOUT_S) -> AdminClient:
@@ -58,17 +82,8 @@ class AdminClient:
 
     def lines(self, path: str, **arguments: Any) -> Iterator[dict[str, Any] | None]:
         """The objects of a stream; None for a beat, so that the reader may look at a clock. Ends with the stream."""
-        try:
-            with self._http.stream("GET", path, params=arguments) as response:
-                if response.status_code >= 400:
-                    response.read()
-                    raise error_of(response.status_code, response.content)
-                yield from (_object(line) for line in split_lines(response.iter_bytes()))
-        except (httpx.TransportError, OSError) as error:
-            raise self._unreachable(error) from error
-
-    def close(self) -> None:
-        self._http.close()
+        with self._answer("GET", path, arguments) as response:
+            yield from (_object(line) for line in response if line.strip())
 
     def __enter__(self) -> Self:
         return self
@@ -76,17 +91,26 @@ class AdminClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        """Nothing stays open between requests."""
 
     def _json(self, method: str, path: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        with self._answer(method, path, arguments) as response:
+            found: dict[str, Any] = json.loads(response.read())
+            return found
+
+    @contextmanager
+    def _answer(self, method: str, path: str, arguments: Mapping[str, Any]) -> Iterator[http.client.HTTPResponse]:
+        connection = UnixConnection(self._path, self._timeout_s)
         try:
-            response = self._http.request(method, path, params=arguments)
-        except (httpx.TransportError, OSError) as error:
+            connection.request(method, f"{path}?{urlencode(arguments)}" if arguments else path)
+            response = connection.getresponse()
+            if response.status >= 400:
+                raise error_of(response.status, response.read())
+            yield response
+        except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error
-        if response.status_code >= 400:
-            raise error_of(response.status_code, response.content)
-        found: dict[str, Any] = json.loads(response.content)
-        return found
+        finally:
+            connection.close()
 
     def _unreachable(self, error: Exception) -> Unreachable:
         detail = f"its supervisor gave no answer: {error}" if str(error) else "its supervisor gave no answer"
@@ -98,16 +122,6 @@ class AdminClient:
 def _object(line: bytes) -> dict[str, Any] | None:
     found: dict[str, Any] = json.loads(line)
     return None if found.get("beat") is True and len(found) == 1 else found
-
-
-def split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Lines of a byte stream, split at LF alone: JSON text may hold every other line separator."""
-    rest = b""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from (line for line in lines if line)
-    if rest:
-        yield rest
 
 
 def error_of(status: int, body: bytes) -> MstarError:

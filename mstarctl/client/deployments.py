@@ -1,4 +1,4 @@
-"""Deployments of this host as commands see them: running, stale, or ended with a cause. Read from folders and sockets."""
+"""Deployments of this host as commands see them: running, stale, or ended with a cause. From folders and sockets."""
 
 from __future__ import annotations
 

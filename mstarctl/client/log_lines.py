@@ -1,4 +1,4 @@
-"""Lines of a deployment's logs, from the socket while it runs and from the log folder after it. Pure but for reading."""
+"""Lines of a deployment's logs, read from its log folder while it runs and after it. Used by `logs`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class LogQuery:
 
 
 def read_logs(folder: Path, query: LogQuery, tail: int) -> list[LogLine]:
-    """The last `tail` wanted lines of a log folder, in the order of their times. Raises NotFound for an unknown process."""
+    """The last `tail` wanted lines of a log folder, by time. Raises NotFound for an unknown process."""
     files = sorted(folder.glob("*.log"))
     if query.source and query.source not in {path.stem for path in files}:
         known = [path.stem for path in files]

@@ -248,7 +248,9 @@ def check_writable(path: Path) -> None:
     if path.is_dir():
         raise ConfigError(f"{path} is a folder", hint="name a file with --out", file=str(path), key="out")
     if not path.parent.is_dir():
-        raise ConfigError(f"{path} cannot be written", f"there is no folder {path.parent}", f"mkdir -p {path.parent}", key="out")
+        raise ConfigError(
+            f"{path} cannot be written", f"there is no folder {path.parent}", f"mkdir -p {path.parent}", key="out"
+        )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"{path} cannot be written", "permission denied", "choose another file with --out", key="out")
 
@@ -257,7 +259,9 @@ def _create(path: Path) -> BinaryIO:
     try:
         return path.open("wb")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written", error.strerror or str(error), file=str(path), key="out") from error
+        raise ConfigError(
+            f"{path} cannot be written", error.strerror or str(error), file=str(path), key="out"
+        ) from error
 
 
 class Progress:
@@ -297,24 +301,31 @@ def report(tally: Tally, sink: Sink, spec: DeploymentSpec, printer: Printer) -> 
     factor = tally.total_s / sink.seconds if sink.seconds else None
     facts = tally.facts
     item: dict[str, Any] = {
-        "name": facts.get("request_id"), "deployment": spec.name, "model": spec.model, "weights": spec.weights_source,
-        "out": None if sink.path is None else str(sink.path), "modality": sink.kind, "chunks": tally.chunks,
-        "audio_s": round(sink.seconds, 4) if sink.kind == "audio" else None, "bytes": sink.size_bytes,
-        "first_ms": None if tally.first_s is None else round(tally.first_s * 1000, 1), "total_ms": round(tally.total_s * 1000, 1),
-        "real_time_factor": None if factor is None else round(factor, 3), "finish_reason": facts.get("finish_reason"),
-        "seed": facts.get("seed"), "usage": facts.get("usage"), "warnings": list(facts.get("warnings", [])),
-    }  # fmt: skip
+        "name": facts.get("request_id"),
+        "deployment": spec.name,
+        "model": spec.model,
+        "weights": spec.weights_source,
+        "out": None if sink.path is None else str(sink.path),
+        "modality": sink.kind,
+        "chunks": tally.chunks,
+        "audio_s": round(sink.seconds, 4) if sink.kind == "audio" else None,
+        "bytes": sink.size_bytes,
+        "first_ms": None if tally.first_s is None else round(tally.first_s * 1000, 1),
+        "total_ms": round(tally.total_s * 1000, 1),
+        "real_time_factor": None if factor is None else round(factor, 3),
+        "finish_reason": facts.get("finish_reason"),
+        "seed": facts.get("seed"),
+        "usage": facts.get("usage"),
+        "warnings": list(facts.get("warnings", [])),
+    }
     for warning in item["warnings"]:
         printer.warn(warning)
     first = "nothing came" if tally.first_s is None else f"time to first {sink.kind} {duration_text(tally.first_s)}"
     speed = "" if factor is None else f", real-time factor {factor:.2f}"
-    printer.say(
-        f"{spec.name}: {tally.chunks} chunks, {sink.amount} in {duration_text(tally.total_s)} ({first}{speed}; finish: {item['finish_reason']}, seed {item['seed']})"
-    )
+    took = f"{tally.chunks} chunks, {sink.amount} in {duration_text(tally.total_s)}"
+    printer.say(f"{spec.name}: {took} ({first}{speed}; finish: {item['finish_reason']}, seed {item['seed']})")
     if sink.kind == "audio" and not tally.chunks:
-        printer.warn(
-            "no sound came: the model ended before its first window; a larger --param max_output_tokens or another --param seed may help"
-        )
+        printer.warn("no sound came: the model ended before its first window; try another --param seed=N")
     if sink.path is None:
         return
     printer.say(f"wrote {sink.path}")

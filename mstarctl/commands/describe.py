@@ -98,7 +98,8 @@ def deployment_lines(known: Known) -> Iterator[str]:
     if known.is_running:
         yield f"  endpoint  {item.get('endpoint')}"
         yield f"  config    {item.get('config')}"
-        yield f"  ready     {'not yet' if item.get('ready_s') is None else 'after ' + duration_text(item['ready_s'])}   restarts {item.get('restarts')}"
+        ready = "not yet" if item.get("ready_s") is None else f"after {duration_text(item['ready_s'])}"
+        yield f"  ready     {ready}   restarts {item.get('restarts')}"
         yield f"  tensors   {item.get('transport')}"
         yield f"  run dir   {item.get('run_dir')}"
     yield f"  logs      {item.get('log_dir')}"
@@ -180,10 +181,16 @@ def part_lines(title: str, item: dict[str, Any]) -> Iterator[str]:
         if key in ("name", "deployment", "rank") or value in (None, "", {}, []):
             continue
         if not isinstance(value, dict):
-            yield f"  {key:<14} {size_text(value) if key.endswith('_bytes') else ' '.join(map(str, value)) if isinstance(value, list) else value}"
+            yield f"  {key:<14} {_plain(key, value)}"
             continue
         yield f"  {key}"
         yield from (f"    {name:<26} {_number(part)}" for name, part in sorted(value.items()))
+
+
+def _plain(key: str, value: Any) -> str:
+    if key.endswith("_bytes"):
+        return size_text(value)
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _number(value: Any) -> str:

@@ -91,21 +91,43 @@ def item_of(known: Known) -> dict[str, Any]:
         return _ended_item(known)
     head, values = known.head, known.snapshot.get("values", {})
     return {
-        "name": known.name, "state": known.state, "reason": head.get("reason", ""), "model": head.get("model"),
-        "weights": head.get("weights"), "ranks": head.get("ranks"), "running": _count(values, "api.running", "conductor.in_flight"),
-        "waiting": _count(values, "api.waiting"), "age_s": head.get("age_s"), "endpoint": head.get("endpoint"),
-        "pid": known.pid, "restarts": head.get("restarts"), "cause": known.cause, "log_dir": head.get("log_dir"), "note": _note(known),
-    }  # fmt: skip
+        "name": known.name,
+        "state": known.state,
+        "reason": head.get("reason", ""),
+        "model": head.get("model"),
+        "weights": head.get("weights"),
+        "ranks": head.get("ranks"),
+        "running": _count(values, "api.running", "conductor.in_flight"),
+        "waiting": _count(values, "api.waiting"),
+        "age_s": head.get("age_s"),
+        "endpoint": head.get("endpoint"),
+        "pid": known.pid,
+        "restarts": head.get("restarts"),
+        "cause": known.cause,
+        "log_dir": head.get("log_dir"),
+        "note": _note(known),
+    }
 
 
 def _ended_item(known: Known) -> dict[str, Any]:
     end = known.outcome
     return {
-        "name": known.name, "state": known.state, "reason": end.get("reason", ""), "model": end.get("model"), "weights": end.get("weights"),
-        "ranks": end.get("ranks"), "running": None, "waiting": None, "age_s": None, "endpoint": None, "pid": None, "restarts": None,
-        "cause": known.cause, "log_dir": None if known.log_dir is None else str(known.log_dir),
+        "name": known.name,
+        "state": known.state,
+        "reason": end.get("reason", ""),
+        "model": end.get("model"),
+        "weights": end.get("weights"),
+        "ranks": end.get("ranks"),
+        "running": None,
+        "waiting": None,
+        "age_s": None,
+        "endpoint": None,
+        "pid": None,
+        "restarts": None,
+        "cause": known.cause,
+        "log_dir": None if known.log_dir is None else str(known.log_dir),
         "note": str(end.get("reason", "")) if known.state == "failed" else "",
-    }  # fmt: skip
+    }
 
 
 def _count(values: dict[str, float], *names: str) -> int | None:

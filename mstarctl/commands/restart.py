@@ -1,4 +1,4 @@
-"""`mstarctl restart`: end every process of a deployment and start it anew, with the recorded spec and the same supervisor."""
+"""`mstarctl restart`: end every process of a deployment and start it anew, under the same supervisor and spec."""
 
 from __future__ import annotations
 

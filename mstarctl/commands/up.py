@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import shlex
 import shutil
 import signal
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
@@ -20,63 +19,54 @@ from mstarctl.client import AdminClient
 from mstarctl.client.deployments import read_outcome
 from mstarctl.output import Printer
 from mstarctl.output.durations import parse_duration
+from mstarctl.start import options
 from mstarctl.start.launch import Started, failure_of, launch, wait_end, wait_ready
 from mstarctl.start.plan import Planned, Wanted, make_planned
 from mstarctl.start.progress import PlainView, SilentView, TerminalView, View, ready_line
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-NOT_YET: Final = "is not part of this version"
 SHOWN_EVENTS: Final = (
     "child.died", "child.restarting", "child.hangs", "child.stalled", "child.killed", "deployment.degraded",
     "deployment.ready", "deployment.draining", "deployment.unhealthy", "deployment.cut", "deployment.stopping",
 )  # fmt: skip
 
-_PLACE, _RUN, _API, _TRANSFER = "Model and placement", "Running", "Api", "Transfers"
-
-
-class Device(enum.StrEnum):
-    """Where ranks compute."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
 
 def up(
     ctx: typer.Context,
-    target: Annotated[str | None, typer.Argument(metavar="MODEL[:tiny]|FILE", help="a model, its embedded default checkpoint, or a file")] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="a deployment file; with MODEL, both must agree", rich_help_panel=_PLACE)] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="put a value over the file's; may be repeated", rich_help_panel=_PLACE)] = None,
-    weights: Annotated[Path | None, typer.Option("--weights", metavar="DIR", help="read weights from here; nothing is downloaded", rich_help_panel=_PLACE)] = None,
-    cache_dir: Annotated[Path | None, typer.Option("--cache-dir", metavar="DIR", help="where weights are cached and downloaded to", rich_help_panel=_PLACE)] = None,
-    device: Annotated[Device | None, typer.Option("--device", help="default: cuda when a GPU is found, else cpu", rich_help_panel=_PLACE)] = None,
-    gpus: Annotated[str | None, typer.Option("--gpus", metavar="LIST", help="0,1 or auto:2; rank i gets the i-th", rich_help_panel=_PLACE)] = None,
-    name: Annotated[str | None, typer.Option("--name", help="name of the deployment; default: the model's", rich_help_panel=_RUN)] = None,
-    is_detached: Annotated[bool, typer.Option("-d", "--detach", help="leave it running and return", rich_help_panel=_RUN)] = False,
-    is_waiting: Annotated[bool, typer.Option("--wait/--no-wait", help="with -d: return when it is ready, or at once", rich_help_panel=_RUN)] = True,
-    is_dry: Annotated[bool, typer.Option("--dry-run", help="plan and check only; start nothing", rich_help_panel=_RUN)] = False,
-    stall: Annotated[str, typer.Option("--stall", metavar="TIME", help="no progress for so long is a failed start", rich_help_panel=_RUN)] = "120s",
-    log_level: Annotated[str, typer.Option("--log-level", help="DEBUG, INFO, WARNING or ERROR, for all processes", rich_help_panel=_RUN)] = "INFO",
-    run_root: Annotated[Path | None, typer.Option("--socket-path-prefix", metavar="DIR", help="folder of the run directory; other commands then need MSTAR_RUNTIME_DIR", rich_help_panel=_RUN)] = None,
-    host: Annotated[str | None, typer.Option("--host", help="address of the api; default 0.0.0.0", rich_help_panel=_API)] = None,
-    port: Annotated[int | None, typer.Option("--port", help="port of the api; default 8000", rich_help_panel=_API)] = None,
-    api_key: Annotated[list[str] | None, typer.Option("--api-key", help="ask clients for this key; may be repeated", rich_help_panel=_API)] = None,
-    api_key_file: Annotated[Path | None, typer.Option("--api-key-file", metavar="FILE", help="a file with one key a line", rich_help_panel=_API)] = None,
-    timeout: Annotated[str | None, typer.Option("--timeout", metavar="TIME", help="how long a request may live, queue included; default 600s", rich_help_panel=_API)] = None,
-    bind_when_ready: Annotated[bool, typer.Option("--bind-when-ready", help="listen only once the model is ready", rich_help_panel=_API)] = False,
-    strict_model: Annotated[bool, typer.Option("--strict-model", help="refuse requests that name another model", rich_help_panel=_API)] = False,
-    protocol: Annotated[str, typer.Option("--tensor-comm-protocol", help=f"SHM; TCP and RDMA: {NOT_YET.removeprefix('is ')}", rich_help_panel=_TRANSFER)] = "SHM",
-    mooncake_port: Annotated[int | None, typer.Option("--mooncake-port", help="accepted; SHM uses none", rich_help_panel=_TRANSFER)] = None,
-    transfer_device: Annotated[str | None, typer.Option("--tcp-transfer-device", help="accepted; SHM uses none", rich_help_panel=_TRANSFER)] = None,
-    upload_dir: Annotated[Path | None, typer.Option("--upload-dir", hidden=True)] = None,
-    nvtx: Annotated[bool, typer.Option("--enable-nvtx", hidden=True)] = False,
-    log_stats: Annotated[bool, typer.Option("--log-stats", hidden=True)] = False,
-    log_stats_file: Annotated[Path | None, typer.Option("--log-stats-file", hidden=True)] = None,
-    remote_media: Annotated[list[str] | None, typer.Option("--allow-remote-media", hidden=True)] = None,
-    admin_group: Annotated[str | None, typer.Option("--admin-group", hidden=True)] = None,
-    rust_frontend: Annotated[bool, typer.Option("--rust-frontend", hidden=True)] = False,
-    rust_frontend_bin: Annotated[str | None, typer.Option("--rust-frontend-bin", hidden=True)] = None,
-) -> None:  # fmt: skip
+    target: options.Target = None,
+    config: options.ConfigOption = None,
+    sets: options.Sets = None,
+    weights: options.Weights = None,
+    cache_dir: options.CacheDir = None,
+    device: options.DeviceOption = None,
+    gpus: options.Gpus = None,
+    name: options.NameOption = None,
+    is_detached: options.IsDetached = False,
+    is_waiting: options.IsWaiting = True,
+    is_dry: options.IsDry = False,
+    stall: options.Stall = "120s",
+    log_level: options.LogLevel = "INFO",
+    run_root: options.RunRoot = None,
+    host: options.Host = None,
+    port: options.Port = None,
+    api_key: options.ApiKey = None,
+    api_key_file: options.ApiKeyFile = None,
+    timeout: options.Timeout = None,
+    bind_when_ready: options.BindWhenReady = False,
+    strict_model: options.StrictModel = False,
+    protocol: options.Protocol = "SHM",
+    mooncake_port: options.MooncakePort = None,
+    transfer_device: options.TransferDevice = None,
+    upload_dir: options.UploadDir = None,
+    nvtx: options.Nvtx = False,
+    log_stats: options.LogStats = False,
+    log_stats_file: options.LogStatsFile = None,
+    remote_media: options.RemoteMedia = None,
+    admin_group: options.AdminGroup = None,
+    rust_frontend: options.RustFrontend = False,
+    rust_frontend_bin: options.RustFrontendBin = None,
+) -> None:
     """Start a deployment."""
     printer = Printer.of(ctx)
     absent = {
@@ -85,12 +75,26 @@ def up(
     }  # fmt: skip
     refuse_absent(absent, has_rust=rust_frontend or rust_frontend_bin is not None)
     wanted = Wanted(
-        target=target, config=config, name=name, host=host, port=port, gpus=gpus, device=device.value if device else None,
-        weights=weights, cache_dir=cache_dir, sets=tuple(sets or ()), api_keys=api_keys(api_key, api_key_file),
+        target=target,
+        config=config,
+        name=name,
+        host=host,
+        port=port,
+        gpus=gpus,
+        device=device.value if device else None,
+        weights=weights,
+        cache_dir=cache_dir,
+        sets=tuple(sets or ()),
+        api_keys=api_keys(api_key, api_key_file),
         timeout_s=None if timeout is None else parse_duration(timeout, "--timeout"),
-        stall_s=parse_duration(stall, "--stall"), log_level=level_of(log_level), transport=protocol, run_root=run_root,
-        bind_when_ready=bind_when_ready, strict_model=strict_model, argv=tuple(sys.argv[1:]),
-    )  # fmt: skip
+        stall_s=parse_duration(stall, "--stall"),
+        log_level=level_of(log_level),
+        transport=protocol,
+        run_root=run_root,
+        bind_when_ready=bind_when_ready,
+        strict_model=strict_model,
+        argv=tuple(sys.argv[1:]),
+    )
     planned = make_planned(wanted)
     for flag, value in (("--mooncake-port", mooncake_port), ("--tcp-transfer-device", transfer_device)):
         if value is not None:
@@ -114,7 +118,7 @@ def refuse_absent(absent: dict[str, Any], *, has_rust: bool) -> None:
         )
     for flag, value in absent.items():
         if value:
-            raise UsageError(f"{flag} {NOT_YET}", hint="leave it out")
+            raise UsageError(f"{flag} {options.NOT_YET}", hint="leave it out")
 
 
 def level_of(text: str) -> str:
@@ -126,7 +130,7 @@ def level_of(text: str) -> str:
 
 
 def api_keys(given: list[str] | None, file: Path | None) -> tuple[str, ...]:
-    """Keys of the command line and of the file, without blank lines. Raises ConfigError for a file that cannot be read."""
+    """Keys of the command line and of the file. Raises ConfigError for a file that cannot be read or holds none."""
     keys = list(given or [])
     if file is not None:
         try:

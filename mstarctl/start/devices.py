@@ -1,4 +1,4 @@
-"""Which devices a deployment gets. Found without torch: it would cost every `up` more than a second. Used by plan.py."""
+"""Which devices a deployment gets. Found without torch, which would cost more than a second. Used by plan.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Devices:
 def choose_devices(kind: str | None, gpus: str | None, gpu_count: int, torch_version: str | None) -> Devices:
     """The devices for `--device` and `--gpus` on a host with so many GPUs.
 
-    torch_version: None when torch is not installed. Raises UsageError for wrong words, ConfigError for what is not here.
+    torch_version: None when torch is not installed. Raises UsageError for wrong words, ConfigError for what is missing.
     """
     if kind is not None and kind not in KINDS:
         raise UsageError(f"no device {kind!r}", hint=did_you_mean(kind, KINDS))

@@ -78,7 +78,8 @@ def wait_ready(started: Started, watch: Watch, *, until_known: bool = False) -> 
     with AdminClient.of(started.run) as admin:
         while not started.has_ended:
             snapshot = _ask(admin)
-            if snapshot is not None:
+            # Another start of the same name may have been first: its socket answers, ours ends in a moment.
+            if snapshot is not None and snapshot["deployment"]["pid"] == started.process.pid:
                 watch(snapshot)
                 state = snapshot["deployment"]["state"]
                 if state in READY or until_known and state == "starting":

@@ -36,7 +36,8 @@ def check_placement(model: ModelSpec, config: ResolvedConfig, plan: Plan) -> Non
     for group in config.node_groups:
         if group.tp_size > 1:
             raise group.place.error(
-                f"tensor parallelism is not part of this version ({group.key}.tp_size is {group.tp_size})", f"{group.key}.tp_size",
+                f"tensor parallelism is not part of this version ({group.key}.tp_size is {group.tp_size})",
+                f"{group.key}.tp_size",
                 hint="use tp_size 1",
             )  # fmt: skip
     for node in model.nodes:

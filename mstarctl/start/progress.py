@@ -1,4 +1,4 @@
-"""How a start looks: one line a process, redrawn on a terminal, one line a phase elsewhere. Layout is pure functions."""
+"""How a start looks: a line a process, redrawn on a terminal, a line a phase elsewhere. Layout is pure functions."""
 
 from __future__ import annotations
 
@@ -55,9 +55,12 @@ def rows_of(snapshot: dict[str, Any]) -> list[Row]:
                 who=name.replace("worker-", "rank ") if is_rank else name,
                 what=nodes.get(name, endpoint if name == "api" else ""),
                 phase="ready" if child["state"] == "ready" else str(child["phase"]),
-                done=int(child["done"]), total=int(child["total"]), detail=str(child["detail"]), is_ready=child["state"] == "ready",
+                done=int(child["done"]),
+                total=int(child["total"]),
+                detail=str(child["detail"]),
+                is_ready=child["state"] == "ready",
             )
-        )  # fmt: skip
+        )
     return rows
 
 

@@ -1,0 +1,79 @@
+"""The options of `up`, one name each: every one of the original servers' and ours. Hidden ones are refused by name."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+NOT_YET: Final = "is not part of this version"
+
+
+class Device(enum.StrEnum):
+    """Where ranks compute."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+Target = Annotated[
+    str | None, typer.Argument(metavar="MODEL[:tiny]|FILE", help="a model, its embedded default checkpoint, or a file")
+]
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="a deployment file; with MODEL, both must agree")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="put a value over the file's; may be repeated"),
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option("--weights", metavar="DIR", help="read weights from here; nothing is downloaded"),
+]
+CacheDir = Annotated[
+    Path | None,
+    typer.Option("--cache-dir", metavar="DIR", help="where weights are cached and downloaded to"),
+]
+DeviceOption = Annotated[Device | None, typer.Option("--device", help="default: cuda when a GPU is found, else cpu")]
+Gpus = Annotated[
+    str | None,
+    typer.Option("--gpus", metavar="LIST", help="0,1 or auto:2; rank i gets the i-th"),
+]
+NameOption = Annotated[str | None, typer.Option("--name", help="name of the deployment; default: the model's")]
+IsDetached = Annotated[bool, typer.Option("-d", "--detach", help="leave it running and return")]
+IsWaiting = Annotated[bool, typer.Option("--wait/--no-wait", help="with -d: return when it is ready, or at once")]
+IsDry = Annotated[bool, typer.Option("--dry-run", help="plan and check only; start nothing")]
+Stall = Annotated[str, typer.Option("--stall", metavar="TIME", help="no progress for so long is a failed start")]
+LogLevel = Annotated[str, typer.Option("--log-level", help="DEBUG, INFO, WARNING or ERROR, for all processes")]
+RunRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--socket-path-prefix",
+        metavar="DIR",
+        help="folder of the run directory; other commands then need MSTAR_RUNTIME_DIR",
+    ),
+]
+Host = Annotated[str | None, typer.Option("--host", help="address of the api; default 0.0.0.0")]
+Port = Annotated[int | None, typer.Option("--port", help="port of the api; default 8000")]
+ApiKey = Annotated[list[str] | None, typer.Option("--api-key", help="ask clients for this key; may be repeated")]
+ApiKeyFile = Annotated[Path | None, typer.Option("--api-key-file", metavar="FILE", help="a file with one key a line")]
+Timeout = Annotated[
+    str | None,
+    typer.Option("--timeout", metavar="TIME", help="how long a request may live, queue included; default 600s"),
+]
+BindWhenReady = Annotated[bool, typer.Option("--bind-when-ready", help="listen only once the model is ready")]
+StrictModel = Annotated[bool, typer.Option("--strict-model", help="refuse requests that name another model")]
+Protocol = Annotated[
+    str,
+    typer.Option("--tensor-comm-protocol", help=f"SHM; TCP and RDMA: {NOT_YET.removeprefix('is ')}"),
+]
+MooncakePort = Annotated[int | None, typer.Option("--mooncake-port", help="accepted; SHM uses none")]
+TransferDevice = Annotated[str | None, typer.Option("--tcp-transfer-device", help="accepted; SHM uses none")]
+UploadDir = Annotated[Path | None, typer.Option("--upload-dir", hidden=True)]
+Nvtx = Annotated[bool, typer.Option("--enable-nvtx", hidden=True)]
+LogStats = Annotated[bool, typer.Option("--log-stats", hidden=True)]
+LogStatsFile = Annotated[Path | None, typer.Option("--log-stats-file", hidden=True)]
+RemoteMedia = Annotated[list[str] | None, typer.Option("--allow-remote-media", hidden=True)]
+AdminGroup = Annotated[str | None, typer.Option("--admin-group", hidden=True)]
+RustFrontend = Annotated[bool, typer.Option("--rust-frontend", hidden=True)]
+RustFrontendBin = Annotated[str | None, typer.Option("--rust-frontend-bin", hidden=True)]

@@ -1,0 +1,136 @@
+"""A child process that plays conductor, worker, api or weights towards a real supervisor, and fails as it is told.
+
+Started as `python -m tests.fakes.child`. MSTAR_FAKE_CHILDREN holds JSON: name -> Script fields.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.errors import WeightsError
+from mstar_core.messages.life import Drain, Drained
+from mstar_core.messages.wire import Envelope, Message, WireCodec
+from mstar_core.observe.child import ChildLife, prepare_process
+from mstar_core.observe.logs import start_logging
+from mstar_core.supervisor.child import ChildKind
+from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
+
+SCRIPTS = "MSTAR_FAKE_CHILDREN"
+PHASES = {"weights": ("fetch",), "conductor": (), "api": ("pool",)}
+WORKER_PHASES = ("weights", "kv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What a child does wrong. phase: where; how: exit, error, signal, hang or silent; lives: how often, 0 = always.
+
+    how `busy`: ready, and from then on work is waiting and no step runs. grandchild: leave a process that holds our
+    output. stubborn: neither Stop nor SIGTERM ends it. drains: answers a drain.
+    """
+
+    phase: str = ""
+    how: str = ""
+    lives: int = 0
+    wait_s: float = 0.0
+    grandchild: bool = False
+    stubborn: bool = False
+    drains: bool = True
+
+    @classmethod
+    def of(cls, name: str, incarnation: int) -> Script:
+        """The script of this life of this child."""
+        script = cls(**json.loads(os.environ.get(SCRIPTS, "{}")).get(name, {}))
+        return cls(drains=script.drains) if script.lives and incarnation > script.lives else script
+
+
+def fake_kinds(spec: DeploymentSpec) -> list[ChildKind]:
+    """The processes of a deployment, all played by this module."""
+    names = ["weights", "conductor", *(f"worker-{rank.rank}" for rank in spec.plan.ranks), "api"]
+    return [ChildKind(name=name, module="tests.fakes.child", arguments=("--name", name)) for name in names]
+
+
+def main() -> None:
+    """Entry point: `python -m tests.fakes.child SPEC --incarnation N --supervisor ENDPOINT --name NAME`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--supervisor", required=True)
+    parser.add_argument("--name", required=True)
+    args = parser.parse_args()
+    prepare_process()
+    spec = DeploymentSpec.load(args.spec)
+    start_logging(args.name)
+    script = Script.of(args.name, args.incarnation)
+    if script.stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    codec = WireCodec(args.name, args.incarnation)
+    with zmq.Context() as context, Courier[Message](context, codec) as courier:
+        life = ChildLife(args.name, args.incarnation, spec, courier, supervisor=args.supervisor)
+        with life.guarded():
+            if args.name == "weights":
+                for phase in PHASES["weights"]:
+                    enter(life, phase, script)
+                (Path(spec.run_dir) / "weights.folder").write_text(spec.run_dir)
+            else:
+                with Mailbox[Envelope](
+                    context, mailbox_endpoint(spec.ipc_dir, args.name, args.incarnation), codec
+                ) as box:
+                    serve(life, box, courier, args.name, script)
+        courier.close(linger_s=0.5)
+
+
+def enter(life: ChildLife, phase: str, script: Script) -> None:
+    """Report a phase, and misbehave in it when the script says so."""
+    life.phase(phase, done=1, total=2, detail="part")
+    if script.phase != phase:
+        life.phase(phase, done=2, total=2)
+        return
+    time.sleep(script.wait_s)
+    match script.how:
+        case "exit":
+            print("plain words before the end", flush=True)
+            os._exit(23)
+        case "signal":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "error":
+            raise WeightsError(f"{life.name} lacks a file", "looked in a folder", "use another folder", phase=phase)
+        case "hang":
+            while True:  # until the supervisor has had enough
+                signal.pause()
+
+
+def serve(life: ChildLife, box: Mailbox[Envelope], courier: Courier[Message], name: str, script: Script) -> None:
+    """Start, be ready, and answer until told to end."""
+    life.beat(time.monotonic())
+    for phase in PHASES.get(name, WORKER_PHASES):
+        enter(life, phase, script)
+    if script.grandchild:
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    life.phase("ready", facts={"pages": 8})
+    if script.phase == "ready" and script.how == "silent":
+        while True:
+            signal.pause()
+    while life.stop_reason is None or script.stubborn:
+        now = time.monotonic()
+        life.beat(now, work_ready=script.how == "busy")
+        box.wait(life.wait_s(now), writable=courier.blocked())
+        courier.flush()
+        for item in box.drain():
+            if isinstance(item, Envelope) and not life.on(item.body) and isinstance(item.body, Drain) and item.body.on:
+                if script.drains:
+                    courier.send("supervisor", Drained())
+
+
+if __name__ == "__main__":
+    main()

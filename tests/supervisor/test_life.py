@@ -1,0 +1,231 @@
+"""A deployment's life in one loop: real child processes that fail on purpose, the real supervisor around them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import zmq
+
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.run_dir import RunDirectory
+from mstar_core.errors import ExitCode
+from mstar_core.messages.wire import Envelope, Message, WireCodec
+from mstar_core.supervisor.outcome import outcome
+from mstar_core.supervisor.supervisor import Pace, Supervisor
+from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
+from tests.fakes.child import fake_kinds
+
+Play = Callable[..., None]
+LIMIT_S = 30.0
+QUICK = Pace(watch_s=0.1, backoff_s=(0.01,), stop_s=3.0, stacks_s=0.2)
+
+
+@asynccontextmanager
+async def running(spec: DeploymentSpec, pace: Pace = QUICK) -> AsyncIterator[tuple[Supervisor, asyncio.Task[ExitCode]]]:
+    """The supervisor of `spec`, ended at the end of the block."""
+    run, codec = RunDirectory.of(spec.name), WireCodec("supervisor", 0)
+    run.spec.write_bytes(spec.encode())
+    endpoint, loop = mailbox_endpoint(run.ipc, "supervisor", 0), asyncio.get_running_loop()
+    with (
+        zmq.Context() as context,
+        Courier[Message](context, codec) as courier,
+        Mailbox[Envelope](context, endpoint, codec) as box,
+    ):
+        supervisor = Supervisor(spec, run, courier, endpoint, fake_kinds, pace)
+        courier.attach(loop)
+        box.attach(loop, supervisor.on_batch)
+        task = asyncio.create_task(supervisor.run())
+        try:
+            yield supervisor, task
+        finally:
+            supervisor.stop(now=True)
+            await asyncio.wait_for(task, LIMIT_S)
+            box.detach()
+            courier.detach()
+
+
+async def event(supervisor: Supervisor, kind: str, count: int = 1) -> dict[str, Any]:
+    """The count-th event of that type. Fails when it does not come."""
+
+    async def wait() -> dict[str, Any]:
+        while True:
+            found = [item for item in supervisor.events.ring if item["type"] == kind]
+            if len(found) >= count:
+                return found[count - 1]
+            await supervisor.events.wait()
+
+    return await asyncio.wait_for(wait(), LIMIT_S)
+
+
+async def test_a_start_becomes_ready_and_ends_with_nothing_left(logged_spec: Any, play: Play) -> None:
+    async with running(logged_spec()) as (supervisor, task):
+        await event(supervisor, "deployment.ready")
+        pids = [child.pid for child in supervisor.children.values()]
+        assert set(supervisor.children) == {"conductor", "worker-0", "api"}
+        assert supervisor.spec.folder == supervisor.spec.run_dir
+        supervisor.stop()
+        assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.DONE
+        assert supervisor.record()["cause"] is None
+    assert not [pid for pid in pids if pid is not None and is_alive(pid)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("child", "phase", "how", "code", "words"),
+    [
+        ("weights", "fetch", "error", ExitCode.INVALID, "weights lacks a file"),
+        ("weights", "fetch", "exit", ExitCode.START_FAILED, "ended with exit status 23"),
+        ("worker_0", "weights", "error", ExitCode.INVALID, "worker-0 lacks a file"),
+        ("worker_0", "kv", "signal", ExitCode.START_FAILED, "was killed by SIGKILL"),
+        ("api", "pool", "exit", ExitCode.START_FAILED, "api ended with exit status 23"),
+    ],
+)
+async def test_a_failed_start_names_process_phase_and_cause(
+    child: str, phase: str, how: str, code: ExitCode, words: str, logged_spec: Any, play: Play
+) -> None:
+    play(**{child: {"phase": phase, "how": how}})
+    async with running(logged_spec()) as (supervisor, task):
+        assert await asyncio.wait_for(task, LIMIT_S) is code
+        cause = supervisor.record()["cause"]
+    assert words in cause["message"]
+    assert cause["name"] == child.replace("_", "-")
+    if how == "error":  # one that dies at once may take its last message with it
+        assert cause["phase"] == phase
+    if how == "exit":
+        assert "plain words before the end" in cause["detail"]
+
+
+async def test_the_earliest_death_is_the_cause_and_later_ones_follow(logged_spec: Any, play: Play) -> None:
+    play(worker_0={"phase": "kv", "how": "error"}, api={"phase": "pool", "how": "error"})
+    async with running(logged_spec(), Pace(watch_s=0.1, cause_s=60.0, stop_s=3.0)) as (supervisor, task):
+        await event(supervisor, "child.died", 2)
+        supervisor.stop(now=True)
+        await asyncio.wait_for(task, LIMIT_S)
+    # The one that wrote its record first is the cause, whichever death was seen first.
+    for deaths in (supervisor.deaths, supervisor.deaths[::-1]):
+        record = outcome(deaths, ExitCode.START_FAILED, "")
+        assert record["cause"]["monotonic"] == min(death["monotonic"] for death in deaths)
+        assert len(record["followed_by"]) == 1
+
+
+async def test_a_start_without_progress_is_stalled_and_shows_its_stacks(logged_spec: Any, play: Play) -> None:
+    play(worker_0={"phase": "kv", "how": "hang"})
+    spec = logged_spec(stall_s=1.0)
+    async with running(spec) as (supervisor, task):
+        assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.TIMED_OUT
+        cause = supervisor.record()["cause"]
+        log = supervisor.children["worker-0"].log.path.read_text()
+    assert "worker-0 made no progress in phase kv" in cause["message"]
+    assert "signal.pause" in log or "in enter" in log
+
+
+async def test_a_dead_worker_comes_back_and_the_deployment_is_ready_again(logged_spec: Any, play: Play) -> None:
+    async with running(logged_spec()) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        worker = supervisor.children["worker-0"]
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        died = await event(supervisor, "child.died")
+        assert died["cause"] == "worker-0 was killed by SIGKILL"
+        assert supervisor.state == "degraded"
+        await event(supervisor, "deployment.ready", 2)
+        assert (worker.incarnation, supervisor.restarts) == (2, 1)
+        assert supervisor.last_cause is not None
+
+
+async def test_a_worker_that_dies_again_and_again_is_left_alone(logged_spec: Any, play: Play) -> None:
+    pace = Pace(watch_s=0.1, backoff_s=(0.01,), stop_s=3.0, restarts_max=2)
+    async with running(logged_spec(), pace) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        play(worker_0={"phase": "kv", "how": "signal"})
+        os.kill(supervisor.children["worker-0"].pid or 0, signal.SIGKILL)
+        unhealthy = await event(supervisor, "deployment.unhealthy")
+        assert "worker-0 died 3 times in 10 minutes" in unhealthy["reason"]
+        assert supervisor.children["worker-0"].incarnation == 3
+        assert supervisor.children["api"].is_running
+
+
+def test_restarts_are_spaced_ever_wider_and_five_in_ten_minutes_are_the_limit() -> None:
+    pace = Pace()
+    assert list(pace.backoff_s) == sorted(pace.backoff_s)
+    assert (pace.restarts_max, pace.window_s) == (5, 600.0)
+
+
+@pytest.mark.parametrize(
+    ("how", "why"), [("silent", "no sign of life"), ("busy", "work is ready but no step ran")], ids=["silent", "busy"]
+)
+async def test_a_child_that_hangs_in_service_is_replaced(how: str, why: str, logged_spec: Any, play: Play) -> None:
+    play(worker_0={"phase": "ready", "how": how, "lives": 1})
+    async with running(logged_spec(hang_s=2.0)) as (supervisor, _):
+        hangs = await event(supervisor, "child.hangs")
+        assert (hangs["child"], why in hangs["why"]) == ("worker-0", True)
+        await event(supervisor, "deployment.ready", 2)
+        assert supervisor.children["worker-0"].incarnation == 2
+
+
+async def test_a_death_is_seen_though_a_grandchild_holds_the_output(logged_spec: Any, play: Play) -> None:
+    play(api={"grandchild": True, "lives": 1})
+    async with running(logged_spec()) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        os.kill(supervisor.children["api"].pid or 0, signal.SIGKILL)
+        await event(supervisor, "deployment.ready", 2)
+        assert supervisor.children["api"].incarnation == 2
+
+
+async def test_a_child_that_does_not_end_is_killed(logged_spec: Any, play: Play) -> None:
+    play(conductor={"stubborn": True})
+    async with running(logged_spec(), Pace(stop_s=0.5)) as (supervisor, task):
+        await event(supervisor, "deployment.ready")
+        supervisor.stop()
+        await asyncio.wait_for(task, LIMIT_S)
+        assert [item["child"] for item in supervisor.events.ring if item["type"] == "child.killed"] == ["conductor"]
+
+
+async def test_a_drain_that_takes_too_long_is_cut_and_said(logged_spec: Any, play: Play) -> None:
+    play(api={"drains": False})
+    async with running(logged_spec()) as (supervisor, task):
+        await event(supervisor, "deployment.ready")
+        supervisor.stop(grace_s=0.1)
+        assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.DONE
+        assert "longer than 0.1 s" in (await event(supervisor, "deployment.cut"))["why"]
+
+
+async def test_stopping_a_drained_deployment_waits_for_the_drain(logged_spec: Any, play: Play) -> None:
+    play(api={"drains": False})
+    async with running(logged_spec()) as (supervisor, task):
+        await event(supervisor, "deployment.ready")
+        supervisor.drain()
+        supervisor.stop(grace_s=60)
+        assert not task.done() and supervisor.state == "draining"
+        supervisor.stop()
+        assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.DONE
+
+
+async def test_a_drained_deployment_takes_requests_again(logged_spec: Any, play: Play) -> None:
+    async with running(logged_spec()) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        supervisor.drain()
+        assert supervisor.state == "draining"
+        supervisor.resume()
+        assert supervisor.state == "ready"
+
+
+async def test_a_restart_renews_every_process_and_blames_none(logged_spec: Any, play: Play) -> None:
+    async with running(logged_spec()) as (supervisor, _):
+        await event(supervisor, "deployment.ready")
+        supervisor.ask_restart()
+        await event(supervisor, "deployment.ready", 2)
+        assert {child.incarnation for child in supervisor.children.values()} == {2}
+        assert supervisor.deaths == []
