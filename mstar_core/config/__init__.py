@@ -1,15 +1,63 @@
-"""Deployment files: their schema, loading with provenance, placement, explanation. No torch."""
+"""Deployment files: their schema, loading with provenance, placement, explanation. No torch.
+
+Names are imported when they are first used: `ps` and every child process need the run directory and the spec alone,
+and loading what reads files and plans costs ten times as much.
+"""
 
 from __future__ import annotations
 
-from mstar_core.config.deployment import ApiConfig, DeploymentSpec, KVCacheConfig, NodePlacement, Plan, RankPlan
-from mstar_core.config.load import ConfigFile, Target, find, read_file, read_text, shipped, split_name
-from mstar_core.config.overrides import Override, parse_set
-from mstar_core.config.placement import make_plan
-from mstar_core.config.resolve import resolve, resolve_target
-from mstar_core.config.resolved import NodeGroup, ResolvedConfig
-from mstar_core.config.schema import SETTINGS, Setting, explain, json_schema
-from mstar_core.config.show import commented_file, differences
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mstar_core.config.deployment import ApiConfig, DeploymentSpec, KVCacheConfig, NodePlacement, Plan, RankPlan
+    from mstar_core.config.load import ConfigFile, Target, find, read_file, read_text, shipped, split_name
+    from mstar_core.config.overrides import Override, parse_set
+    from mstar_core.config.placement import make_plan
+    from mstar_core.config.resolution import resolve, resolve_target
+    from mstar_core.config.resolved import NodeGroup, ResolvedConfig
+    from mstar_core.config.schema import SETTINGS, Setting, explain, json_schema
+    from mstar_core.config.show import commented_file, differences
+
+_HOMES = {
+    "SETTINGS": "schema",
+    "ApiConfig": "deployment",
+    "ConfigFile": "load",
+    "DeploymentSpec": "deployment",
+    "KVCacheConfig": "deployment",
+    "NodeGroup": "resolved",
+    "NodePlacement": "deployment",
+    "Override": "overrides",
+    "Plan": "deployment",
+    "RankPlan": "deployment",
+    "ResolvedConfig": "resolved",
+    "Setting": "schema",
+    "Target": "load",
+    "commented_file": "show",
+    "differences": "show",
+    "explain": "schema",
+    "find": "load",
+    "json_schema": "schema",
+    "make_plan": "placement",
+    "parse_set": "overrides",
+    "read_file": "load",
+    "read_text": "load",
+    "resolve": "resolution",
+    "resolve_target": "resolution",
+    "shipped": "load",
+    "split_name": "load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 __all__ = [
     "SETTINGS",
