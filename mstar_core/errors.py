@@ -94,7 +94,9 @@ class MstarError(Exception):
         return "; ".join(part for part in (self.title, self.hint) if part)
 
 
-def _rebuild(kind: type[MstarError], title: str, detail: str, hint: str, code: str, facts: dict[str, Any]) -> MstarError:
+def _rebuild(
+    kind: type[MstarError], title: str, detail: str, hint: str, code: str, facts: dict[str, Any]
+) -> MstarError:
     return kind(title, detail, hint, code=code, **facts)
 
 

@@ -46,7 +46,12 @@ VERBS: tuple[Verb, ...] = (
     Verb("models", "mstarctl.commands.models:app", "List, show and draw the models of the installed plugins.", MODELS),
     Verb("config", "mstarctl.commands.config:app", "Check, show and explain deployment files.", MODELS),
     Verb("plugins", "mstarctl.commands.plugins:app", "List, check and start plugins.", MODELS),
-    Verb("doctor", "mstarctl.commands.doctor:doctor", "Check this host: versions, devices, memory, folders, ports, plugins.", TOOLS),
+    Verb(
+        "doctor",
+        "mstarctl.commands.doctor:doctor",
+        "Check this host: versions, devices, memory, folders, ports, plugins.",
+        TOOLS,
+    ),
     Verb("completion", "mstarctl.commands.completion:completion", "Print the completion script of a shell.", TOOLS),
     Verb(
         "version",

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from docs_cli import cli_page
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -100,7 +102,8 @@ def wire_schema() -> str:
 
 def figures() -> str:
     """The newest file of figures under bench/results/ as a table with its conditions. Form: docs/performance.md."""
-    stored = sorted((ROOT / "bench" / "results").glob("*.json"), key=lambda path: json.loads(path.read_text())["when"])
+    found = (ROOT / "bench" / "results").glob("*.json")
+    stored = sorted(path for path in found if not path.name.endswith(".samples.json"))  # names begin with the time
     if not stored:
         return "No file of figures is stored yet."
     run = json.loads(stored[-1].read_text(encoding="utf-8"))
@@ -137,6 +140,7 @@ def table(head: tuple[str, ...], rows: Any) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "cli": cli_page,
     "config-keys": config_keys,
     "distributions": distributions,
     "error-tree": error_tree,

@@ -1,4 +1,4 @@
-"""What one deployment is: resolved configuration, placement and limits. Written to spec.json by `up`, read by children."""
+"""What one deployment is: resolved configuration, placement and limits. Written by `up`, read by every child."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The api's address and limits (docs/http-api.md). Sizes in bytes, times in seconds."""
 
-    host: str = "0.0.0.0"  # noqa: S104  the documented default; `up` warns when no key is set
+    host: str = "0.0.0.0"  # the documented default; `up` warns when no key is set
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     metrics_open: bool = False
