@@ -52,6 +52,7 @@ class Loop:
         self._next_expire = 0.0
         self._next_report = 0.0
         self._last_report: dict[str, float] = {}
+        self._has_news = False
 
     def run(self) -> None:
         """Turn until the supervisor asks for the end or is lost."""
@@ -59,14 +60,19 @@ class Loop:
             now = time.monotonic()
             self._life.beat(now, steps=self._conductor.finished)
             self._timers(now)
-            self._mailbox.wait(self._life.wait_s(now), writable=self._courier.blocked())
+            self._mailbox.wait(self._wait_s(now), writable=self._courier.blocked())
             self._courier.flush()
             for item in self._mailbox.drain():
                 if not isinstance(item, Envelope):
                     log.warning("a message could not be read: %s", item.error)
                 elif not self._life.on(item.body):
+                    self._has_news = True
                     self._conductor.on(item.body)
         log.info("conductor ends: %s", self._life.stop_reason)
+
+    def _wait_s(self, now: float) -> float:
+        due = self._life.wait_s(now)
+        return min(due, max(0.0, self._next_report - now)) if self._has_news else due
 
     def _timers(self, now: float) -> None:
         if now >= self._next_expire:
@@ -74,6 +80,7 @@ class Loop:
             self._conductor.expire()
         if now >= self._next_report:
             self._next_report = now + TELEMETRY_S
+            self._has_news = False
             self._report()
 
     def _report(self) -> None:

@@ -301,6 +301,8 @@ class Supervisor:
     def _part(self, child: Child, cause: str) -> None:
         self._broadcast(PeerDown(name=child.name, incarnation=child.incarnation, cause=cause), child.name)
         self._courier.disconnect(child.name, child.incarnation)
+        # Its numbers died with it: kept, they would show requests and pages that nobody holds any more.
+        self.values = {name: value for name, value in self.values.items() if not name.startswith(f"{child.name}.")}
 
     async def _restart(self, child: Child, record: dict[str, Any]) -> None:
         now, pace = time.monotonic(), self._pace

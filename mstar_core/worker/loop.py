@@ -57,6 +57,7 @@ class Worker:
     statistics: dict[str, NodeStatistics] = field(default_factory=dict)
     next_report: float = 0.0
     last_report: dict[str, float] = field(default_factory=dict)
+    has_news: bool = False
 
     def run(self) -> None:
         """Turn until the supervisor asks for the end or is lost."""
@@ -76,7 +77,12 @@ class Worker:
         self.life.beat(now, work_ready=launched or bool(self.in_flight), steps=self.steps)
         self.report(now)
         if not launched and not self.in_flight:
-            self.mailbox.wait(self.life.wait_s(now), writable=self.courier.blocked())
+            self.mailbox.wait(self.wait_s(now), writable=self.courier.blocked())
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until something is due without a message: a beat, or a report of what the last turns changed."""
+        due = self.life.wait_s(now)
+        return min(due, max(0.0, self.next_report - now)) if self.has_news else due
 
     def drain(self) -> None:
         """Take what came in. One bad message disturbs no other."""
@@ -86,6 +92,7 @@ class Worker:
                 continue
             if self.life.on(item.body):
                 continue
+            self.has_news = True
             try:
                 self.dispatch(item.body)
             except Exception:  # isolation boundary: one message
@@ -151,6 +158,7 @@ class Worker:
         step = self.in_flight.pop(0)
         result: StepResult = step.runner.collect(step.running)
         self.steps += 1
+        self.has_news = True
         self.scheduler.charge(step.runner.name, result.duration_s)
         self.statistics.setdefault(step.runner.name, NodeStatistics()).add(result)
         self.executor.take(result)
@@ -160,6 +168,7 @@ class Worker:
         if now < self.next_report:
             return
         self.next_report = now + TELEMETRY_S
+        self.has_news = False
         values = self.readings()
         changed = {name: value for name, value in values.items() if self.last_report.get(name) != value}
         if changed:

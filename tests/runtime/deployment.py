@@ -311,7 +311,7 @@ class Deployment:
         end = time.monotonic() + limit_s
         while (held := self.leaks()) and time.monotonic() < end:
             time.sleep(TURN_S * 5)  # telemetry is sent ten times a second
-        assert not held
+        assert held == {}
         assert {child["name"] for child in self.at_ready["children"]} == set(self.pids()) - {"supervisor"}
         self.assert_no_strangers()
 

@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_ends_its_work_within_a_second(chunks: int, d
         body = request(**SURE, max_output_tokens=2000)
         heard = await speak(client, body, leave=lambda heard: len(heard.chunks) >= chunks)
     assert heard.done is None
-    until(lambda: deployment.value("conductor.in_flight") == 0 and not deployment.leaks(), "the end of the work", 1.5)
+    until(lambda: deployment.value("conductor.in_flight") == 0 and not deployment.leaks(), "the end of the work", 1.0)
 
 
 async def test_clients_that_leave_free_the_queue_for_others(deployment: Deployment) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.runtime.client import SURE, Streams, new_client, request, speak
 from tests.runtime.deployment import Deployment, until
 
-LONG = request(**SURE, max_output_tokens=1000)
+LONG = request(**SURE, max_output_tokens=500)
 
 
 @pytest.fixture

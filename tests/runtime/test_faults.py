@@ -73,6 +73,7 @@ async def test_kill_the_conductor(whole: Deployment) -> None:
     wanted, before, pids = await serves(whole), restarts(whole), whole.pids()
     async with Streams(whole.url, [LONG] * 6) as streams:
         await streams.all_begun()
+        until(lambda: whole.value("conductor.in_flight") == len(streams.heard), "the numbers of the streams")
         killed_s = time.monotonic()
         whole.kill(pids["conductor"])
         heard = await streams.all_ended(10)
