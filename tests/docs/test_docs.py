@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -126,6 +127,8 @@ def test_every_row_of_the_catalogue_has_a_state_and_tests_that_exist() -> None:
     text = (ROOT / "docs/status.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| [^|]+ \| ([\w ]+) \| (.*)\|$", text, re.MULTILINE)
     assert [int(number) for number, _, _ in rows] == list(range(1, 78))
+    count = Counter(state for _, state, _ in rows)
+    assert f"Of 77 rows {count['tested']} are tested, {count['in part']} in part, {count['open']} open." in text
     for number, state, proof in rows:
         assert state in ("tested", "in part", "open"), number
         named = TESTS.findall(proof)
