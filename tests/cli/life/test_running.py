@@ -1,0 +1,98 @@
+"""ps, describe, logs, events, drain, resume and down against a deployment of fake children."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mstar_core.config.run_dir import RunDirectory
+from mstar_core.errors import ExitCode, MstarError
+from mstarctl.start.launch import Started, wait_ready
+
+Cli = Callable[..., Any]
+Launch = Callable[..., Started]
+
+
+def nothing(snapshot: dict[str, Any]) -> None:
+    """A view that shows nothing."""
+
+
+def test_a_running_deployment_is_listed_described_drained_and_stopped(tool: Cli, start: Launch) -> None:
+    started = start()
+    wait_ready(started, nothing)
+    item = tool("ps", "-o", "json").items[0]
+    assert (item["name"], item["state"], item["ranks"], item["pid"]) == ("fake", "ready", 1, started.process.pid)
+    assert tool("ps", "-o", "name").out == "deployment/fake\n"
+    assert f"127.0.0.1:{started.spec.api.port}" in tool("ps").out
+
+    assert tool("describe", "deployment/fake", "-o", "json").items[0]["children"][0]["name"] == "conductor"
+    assert "LLM" in tool("describe", "rank/0").out
+    wrong = tool("describe", "node/LMM")
+    assert (wrong.code, "did you mean 'LLM'?" in wrong.err) == (ExitCode.NOT_FOUND, True)
+
+    assert tool("resume").code == 0
+    assert tool("drain", "--wait").code == 0
+    assert tool("ps", "-o", "json").items[0]["state"] == "draining"
+    assert tool("resume").code == 0
+
+    kinds = [json.loads(line)["type"] for line in tool("events", "-o", "json").out.splitlines()]
+    assert kinds[0] == "deployment.starting" and "deployment.draining" in kinds
+    assert tool("events", "--type", "deployment.ready").out.count("deployment.ready") == kinds.count("deployment.ready")
+    assert "deployment.ready" in tool("logs", "--from", "supervisor").out
+    assert tool("logs", "--from", "supervisor", "--grep", "no such words").out == ""
+    assert tool("logs", "--level", "loud").code == ExitCode.USAGE
+    assert tool("logs", "--from", "wrker").code == ExitCode.NOT_FOUND
+
+    assert tool("down", "--grace", "5s").code == 0
+    assert started.process.wait(10) == 0
+    again = tool("down", "fake")
+    assert (again.code, "nothing to stop" in again.err) == (ExitCode.NOT_FOUND, True)
+    assert tool("ps").code == 0 and tool("ps", "fake", "-o", "json").items[0]["state"] == "stopped"
+    assert "deployment.stopped" in tool("logs", "fake").out
+
+
+def test_a_failed_start_stays_visible_with_its_cause(tool: Cli, start: Launch, play: Callable[..., None]) -> None:
+    play(worker_0={"phase": "kv", "how": "error"})
+    with pytest.raises(MstarError):
+        wait_ready(start(), nothing)
+    said = tool("ps", "fake", "-o", "json")
+    assert (said.code, said.items[0]["state"]) == (ExitCode.START_FAILED, "failed")
+    assert said.items[0]["cause"]["message"] == "worker-0 lacks a file"
+    assert "worker-0 lacks a file" in tool("ps").out and tool("ps").code == 0
+    described = tool("describe", "deployment/fake").out
+    assert "use another folder" in described and "worker-0.log:" in described
+    assert "worker-0 lacks a file" in tool("logs", "fake", "--level", "error").out
+
+
+def test_what_a_killed_supervisor_left_is_called_stale(tool: Cli, start: Launch) -> None:
+    started = start()
+    wait_ready(started, nothing)
+    os.kill(started.process.pid, signal.SIGKILL)
+    started.process.wait(10)
+    said = tool("ps")
+    assert "stale" in said.out and "mstarctl up cleans it" in said.err
+    assert RunDirectory.of("fake").holder() is None
+    assert "stale deployments" in tool("doctor").out
+
+
+def test_with_nothing_running_every_verb_says_so(tool: Cli) -> None:
+    for argv in (["down"], ["drain"], ["resume"], ["restart"], ["logs"], ["events"], ["call", "--text", "x"]):
+        said = tool(*argv)
+        assert (said.code, "no deployment is running" in said.err) == (ExitCode.NOT_FOUND, True), argv
+    nothing_to_do = tool("down", "--all")
+    assert (nothing_to_do.code, "no deployment is running" in nothing_to_do.err) == (ExitCode.NOT_FOUND, True)
+    empty = tool("ps", "-o", "json")
+    assert (empty.code, empty.items) == (0, [])
+
+
+def test_doctor_tells_every_check_and_fails_on_none_here(tool: Cli) -> None:
+    said = tool("doctor", "-o", "json")
+    found = {item["name"]: item["state"] for item in said.items}
+    assert said.code == 0, said.out
+    assert {"python", "torch", "gpu", "memory", "/dev/shm", "run directory", "plugin orpheus"} <= set(found)
+    assert set(found.values()) <= {"ok", "warn", "n/a"}

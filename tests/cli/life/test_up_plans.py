@@ -1,0 +1,129 @@
+"""What `up` refuses before anything is started, and how it says so."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mstar_core.config.run_dir import deployments
+from mstar_core.errors import ConfigError, ExitCode, PluginError, UsageError
+from mstarctl.start.devices import choose_devices
+
+Cli = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["orpheuss"], ExitCode.NOT_FOUND, "did you mean 'orpheus'?"),
+        (["orpheus:tinny"], ExitCode.NOT_FOUND, "did you mean 'tiny'?"),
+        (["bagel"], ExitCode.INVALID, "bagel: the model code is not part of this version (the plugin declares its"),
+        (["orpheus_tp2"], ExitCode.INVALID, "tensor parallelism is not part of this version"),
+        (["orpheus_pd_disaggregated"], ExitCode.INVALID, "prefill on rank 0; decode on rank 1"),
+        (["orpheus", "--device", "cuda"], ExitCode.INVALID, "no GPU was found"),
+        (["orpheus", "--gpus", "0"], ExitCode.INVALID, "no GPU was found"),
+        (["orpheus", "--weights", "nowhere"], ExitCode.INVALID, "nowhere is no folder with weights"),
+        (["orpheus:tiny", "--weights", "."], ExitCode.INVALID, "exclude each other"),
+        (["orpheus", "--set", "kv_cache.page=3"], ExitCode.INVALID, "page"),
+        (["orpheus", "--name", "a/b"], ExitCode.INVALID, "name is 'a/b'"),
+        (["orpheus", "--tensor-comm-protocol", "RDMA"], ExitCode.USAGE, "RDMA is not part of this version"),
+        (["orpheus", "--enable-nvtx"], ExitCode.USAGE, "--enable-nvtx is not part of this version"),
+        (["orpheus", "--rust-frontend"], ExitCode.USAGE, "there is one front end"),
+        (["orpheus", "--stall", "soon"], ExitCode.USAGE, "--stall is 'soon'"),
+        (["orpheus", "--log-level", "loud"], ExitCode.USAGE, "no log level 'loud'"),
+        (["orpheus", "--api-key-file", "nowhere"], ExitCode.INVALID, "cannot be read"),
+        ([], ExitCode.USAGE, "nothing to start was named"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_run_is_refused_with_the_reason(tool: Cli, argv: list[str], code: ExitCode, words: str) -> None:
+    said = tool("up", *argv)
+    assert (said.code, words in said.err) == (code, True), said.err
+    assert list(deployments()) == []
+
+
+def test_a_taken_port_is_an_error_that_names_a_free_one(tool: Cli) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = tool("up", "orpheus:tiny", "--host", "127.0.0.1", "--port", str(port))
+    assert said.code == ExitCode.START_FAILED
+    assert f"port {port} on 127.0.0.1 is taken" in said.err and "--port " in said.err
+
+
+def test_a_dry_run_shows_the_plan_and_starts_nothing(tool: Cli, runtime: Path) -> None:
+    said = tool("up", "orpheus:tiny", "--dry-run", "--host", "127.0.0.1", "--port", "1", "-o", "json")
+    item = said.items[0]
+    assert (item["name"], item["weights"], item["ranks"][0]["device"]) == ("orpheus", "tiny", "cpu")
+    assert "the sound is noise" in said.err
+    assert list(runtime.iterdir()) == []
+
+
+def test_an_open_address_without_a_key_is_warned_of(tool: Cli) -> None:
+    open_to_all = tool("up", "orpheus:tiny", "--dry-run")
+    with_key = tool("up", "orpheus:tiny", "--dry-run", "--api-key", "secret")
+    assert "--api-key" in open_to_all.err
+    assert "--api-key" not in with_key.err and "secret" not in with_key.out + with_key.err
+
+
+def test_an_option_that_shared_memory_does_not_use_is_named(tool: Cli) -> None:
+    said = tool("up", "orpheus:tiny", "--dry-run", "--mooncake-port", "9000")
+    assert (said.code, "--mooncake-port 9000 has no effect" in said.err) == (0, True)
+
+
+def test_a_run_directory_that_cannot_be_made_is_named(
+    tool: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("MSTAR_RUNTIME_DIR", "/proc/nowhere")
+    said = tool("up", "orpheus:tiny", "-d", "--host", "127.0.0.1", "--port", "1")
+    assert (said.code, "the run directory cannot be written" in said.err) == (ExitCode.INVALID, True), said.err
+
+
+def test_a_path_too_long_for_sockets_says_how_long_it_is(tool: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MSTAR_RUNTIME_DIR", "/tmp/" + "x" * 120)
+    said = tool("up", "orpheus:tiny", "-d", "--host", "127.0.0.1")
+    assert (said.code, "at most 107" in said.err, "MSTAR_RUNTIME_DIR" in said.err) == (ExitCode.INVALID, True, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "count", "torch", "names"),
+    [
+        (None, None, 0, "2.13.0", ("cpu",)),
+        (None, None, 2, "2.13.0+cpu", ("cpu",)),
+        (None, None, 2, "2.13.0", ("cuda:0", "cuda:1")),
+        ("cuda", "1,0", 2, "2.13.0", ("cuda:1", "cuda:0")),
+        (None, "auto:2", 3, "2.13.0", ("cuda:0", "cuda:1")),
+        ("cpu", None, 2, "2.13.0", ("cpu",)),
+    ],
+)
+def test_devices_are_chosen_in_the_order_given(
+    kind: str | None, gpus: str | None, count: int, torch: str, names: tuple[str, ...]
+) -> None:
+    assert choose_devices(kind, gpus, count, torch).names == names
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "torch", "error"),
+    [
+        ("cuda", "0,5", "2.13.0", ConfigError),
+        ("cuda", "0,0", "2.13.0", UsageError),
+        ("cuda", "x", "2.13.0", UsageError),
+        ("cuda", "auto:9", "2.13.0", ConfigError),
+        ("cpu", "0", "2.13.0", UsageError),
+        ("cuda", None, "2.13.0+cpu", ConfigError),
+        (None, None, None, PluginError),
+    ],
+)
+def test_devices_that_are_not_there_are_refused(
+    kind: str | None, gpus: str | None, torch: str | None, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        choose_devices(kind, gpus, 2, torch)

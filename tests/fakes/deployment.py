@@ -1,0 +1,104 @@
+"""Fixtures: a deployment of fake children, in this loop or under a supervisor process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mstar_core.config.deployment import ApiConfig, DeploymentSpec, NodePlacement, Plan, RankPlan
+from mstar_core.config.run_dir import RunDirectory, new_log_dir
+from mstarctl.start.launch import Started, launch
+from tests.fakes.child import SCRIPTS
+
+MakeSpec = Callable[..., DeploymentSpec]
+Launch = Callable[..., Started]
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short folder for run directories; the one of a test is too long for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="mst-"))
+    monkeypatch.setenv("MSTAR_RUNTIME_DIR", str(folder))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Say what children do wrong: `play(worker_0={"phase": "kv", "how": "exit"})`."""
+
+    def set_scripts(**scripts: dict[str, Any]) -> None:
+        named = {name.replace("_", "-"): script for name, script in scripts.items()}
+        monkeypatch.setenv(SCRIPTS, json.dumps(named))
+
+    set_scripts()
+    return set_scripts
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def make_spec(runtime: Path) -> MakeSpec:
+    """A spec with one rank on the CPU; keywords replace fields."""
+
+    def make(name: str = "fake", **fields: Any) -> DeploymentSpec:
+        spec = DeploymentSpec(
+            name=name,
+            model="orpheus",
+            plugin="orpheus",
+            run_dir=str(RunDirectory.of(name).path),
+            log_dir="",
+            plan=Plan(
+                ranks=(RankPlan(rank=0, device="cpu", nodes=("LLM",)),),
+                placements=(NodePlacement(node="LLM", replicas=((0,),)),),
+            ),
+            api=ApiConfig(host="127.0.0.1", port=free_port()),
+        )
+        return msgspec.structs.replace(spec, **fields)
+
+    return make
+
+
+@pytest.fixture
+def logged_spec(make_spec: MakeSpec) -> MakeSpec:
+    """As make_spec, with the folders that `up` would have made."""
+
+    def make(name: str = "fake", **fields: Any) -> DeploymentSpec:
+        spec = make_spec(name, **fields)
+        RunDirectory.of(name).create()
+        return msgspec.structs.replace(spec, log_dir=str(new_log_dir(name)))
+
+    return make
+
+
+@pytest.fixture
+def start(make_spec: MakeSpec, play: Callable[..., None]) -> Iterator[Launch]:
+    """Start a supervisor process with fake children; whatever is left of it is killed at the end."""
+    running: list[Started] = []
+
+    def begin(name: str = "fake", **fields: Any) -> Started:
+        spec = make_spec(name, **fields)
+        running.append(launch(spec, RunDirectory.of(name), "tests.fakes.supervisor"))
+        return running[-1]
+
+    yield begin
+    for started in running:
+        if not started.has_ended:
+            os.kill(started.process.pid, signal.SIGKILL)
+        started.process.wait(30)
