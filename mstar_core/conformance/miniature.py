@@ -97,7 +97,9 @@ def _miniature(key: _Same) -> Miniature:
 
 
 def _written(target: str, folder: Path) -> Path:
-    """Write the tiny checkpoint as a deployment does: the function gets a folder and may give another one back."""
+    """Write the tiny checkpoint as a deployment does: the function makes the folder and gives back where it is."""
     module, _, name = target.partition(":")
     given = vars(importlib.import_module(module))[name](folder)
-    return folder if given is None else Path(given)
+    if given is None or not Path(given).is_dir():
+        raise PluginError(f"{target} gave {given!r}", "it gives the folder that it wrote", "return the folder")
+    return Path(given)

@@ -8,7 +8,8 @@ from pathlib import Path
 from string import Template
 from typing import Final
 
-from mstar_core.errors import ConfigError, UsageError
+from mstar_core.errors import ConfigError, UsageError, did_you_mean
+from mstar_core.plugin.scaffold_shapes import ENGINES, MOST_PARTITIONS, Shape
 
 TEMPLATE: Final = Path(__file__).parent / "template"
 SUFFIX: Final = ".tmpl"
@@ -16,18 +17,24 @@ _NAME: Final = re.compile(r"^[a-z][a-z0-9]*(-[a-z0-9]+)+$")
 _TAKEN: Final = frozenset({"mstar", "mstarctl", "mstar-core"})
 
 
-def write_plugin(name: str, folder: Path) -> tuple[Path, ...]:
+def write_plugin(name: str, folder: Path, *, engine: str = ENGINES[0], partitions: int = 1) -> tuple[Path, ...]:
     """Write the distribution `name` into `folder` and give the files written.
 
-    Raises UsageError for a name that is not usable or a folder that is not empty, ConfigError when writing fails.
+    engine: of its first node, `stateless` or `kv`. partitions: the first and the stages behind it, joined by streams.
+    Raises UsageError for a name or a shape that is not usable or a folder that is not empty, ConfigError when writing
+    fails.
     """
-    words = template_words(name)
+    shape = shape_of(engine, partitions)
+    words = {**template_words(name), **shape.words()}
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty", hint="name a new folder")
     written = []
     try:
         for source in sorted(TEMPLATE.rglob(f"*{SUFFIX}")):
-            relative = str(source.relative_to(TEMPLATE)).removesuffix(SUFFIX).replace("package_", words["package"])
+            part, *rest = source.relative_to(TEMPLATE).parts
+            if part not in ("common", shape.engine):
+                continue
+            relative = "/".join(rest).removesuffix(SUFFIX).replace("package_", words["package"])
             target = folder / relative.replace("model_", words["model"])
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(Template(source.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")
@@ -37,6 +44,16 @@ def write_plugin(name: str, folder: Path) -> tuple[Path, ...]:
             f"{folder} cannot be written", error.strerror or str(error), file=str(folder), key=""
         ) from error
     return tuple(written)
+
+
+def shape_of(engine: str, partitions: int) -> Shape:
+    """What a new plugin shall look like. Raises UsageError with what there is to choose from."""
+    known = next((each for each in ENGINES if each == engine), None)
+    if known is None:
+        raise UsageError(f"there is no engine {engine!r}", hint=did_you_mean(engine, ENGINES))
+    if not 1 <= partitions <= MOST_PARTITIONS:
+        raise UsageError(f"{partitions} partitions cannot be made", hint=f"1 to {MOST_PARTITIONS}")
+    return Shape(engine=known, partitions=partitions)
 
 
 def template_words(name: str) -> dict[str, str]:

@@ -144,12 +144,14 @@ def new_plugin(
     folder: Annotated[
         Path | None, typer.Argument(metavar="[FOLDER]", help="where to write it; ./NAME without it")
     ] = None,
+    engine: Annotated[str, typer.Option(help="of its first node: stateless, or kv for a language model")] = "stateless",
+    partitions: Annotated[int, typer.Option(help="the first and the stages behind it, joined by streams")] = 1,
 ) -> None:
     """Write a working plugin to begin with: a byte-level toy with tests."""
     from mstar_core.plugin.scaffold import write_plugin
 
     printer = Printer.of(ctx)
-    files = write_plugin(name, folder or Path(name))
+    files = write_plugin(name, folder or Path(name), engine=engine, partitions=partitions)
     home = folder or Path(name)
     printer.items("file", [{"name": str(path)} for path in files], (Column("WROTE", "name"),))
     printer.say(f"  try: pip install -e {home} && pytest {home}")

@@ -1,0 +1,58 @@
+"""A fresh plugin of each shape is a working toy: written, installed, and held to the checks that every plugin must pass."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mstar_core.errors import UsageError
+from mstar_core.plugin.conformance import grade_of, run_checks
+from mstar_core.plugin.scaffold import write_plugin
+
+SHAPES = [("stateless", 1), ("stateless", 2), ("kv", 1), ("kv", 2)]
+
+
+@pytest.fixture
+def loaded_by_name() -> Iterator[None]:
+    """Whatever a test imports of its new plugin goes with it."""
+    before = set(sys.modules)
+    yield
+    for name in [name for name in sys.modules if name not in before and name.startswith("mstar_new")]:
+        del sys.modules[name]
+
+
+def installed(home: Path) -> None:
+    """What pip would leave beside the sources: metadata with the requirements and the entry point."""
+    project = tomllib.loads((home / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    info = home / "src" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    lines = [f"Name: {project['name']}", f"Version: {project['version']}"]
+    lines += [f"Requires-Dist: {line}" for line in project["dependencies"]]
+    (info / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", *lines, ""]))
+    points = project["entry-points"]["mstar.plugins"]
+    (info / "entry_points.txt").write_text("\n".join(["[mstar.plugins]", *(f"{k} = {v}" for k, v in points.items()), ""]))
+
+
+@pytest.mark.usefixtures("loaded_by_name")
+@pytest.mark.parametrize(("engine", "partitions"), SHAPES, ids=[f"{engine}-{count}" for engine, count in SHAPES])
+def test_a_fresh_plugin_passes_every_check(
+    engine: str, partitions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"new-{engine}-{partitions}"
+    write_plugin(f"mstar-{name}", tmp_path / "home", engine=engine, partitions=partitions)
+    installed(tmp_path / "home")
+    monkeypatch.syspath_prepend(str(tmp_path / "home" / "src"))
+    results = run_checks(name.replace("-", "_"))
+    assert {result.name: result.detail for result in results if result.outcome != "passed"} == {}
+    assert grade_of(results) == "silver"
+
+
+@pytest.mark.parametrize(("engine", "partitions", "told"), [("kw", 1, "kv, stateless"), ("kv", 0, "1 to"), ("kv", 9, "1 to")])
+def test_a_shape_that_cannot_be_made_is_refused(engine: str, partitions: int, told: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=told):
+        write_plugin("mstar-new", tmp_path / "home", engine=engine, partitions=partitions)
+    assert not (tmp_path / "home").exists()
