@@ -15,11 +15,11 @@ MstarError                 title, detail, hint, exit_code, status, code
 │  └─ TimedOut             deadline                          504
 ├─ EngineError             node; one request failed          500
 ├─ StartError              phase, log
+│  └─ WeightsError         file, where it looked
 ├─ Unreachable             deployment does not answer
 ├─ Refused                 the peer may not do this          403
 ├─ Unavailable             starting, draining                503
 │  └─ WorkerLost           rank, cause                       503
-├─ WeightsError            file, where it looked
 └─ TransportError          peer
    ├─ PeerStalled          outbox full
    └─ ArenaFull            needed, free

@@ -139,7 +139,7 @@ class Plugins:
         return tuple(spec for offer in self.manager.hook.mstar_transports() for spec in offer)
 
     def workloads(self, model: ModelSpec) -> tuple[WorkloadSpec, ...]:
-        """Loads for `mstarctl bench`. A hook that raises fails the command that asked."""
+        """Loads to measure a model with. A hook that raises fails the command that asked."""
         return tuple(spec for offer in self.manager.hook.mstar_workloads(model=model) for spec in offer)
 
     def doctor(self) -> tuple[Check, ...]:

@@ -32,7 +32,7 @@ class TransportSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
-    """A load for `mstarctl bench`. target: "pkg.mod:function" that yields requests; options are its keywords."""
+    """A load to measure a model with. target: "pkg.mod:function" that yields requests; options are its keywords."""
 
     name: str
     title: str

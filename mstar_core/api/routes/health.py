@@ -45,12 +45,17 @@ async def version(exchange: Exchange) -> HTTPResponse:
     """Versions of what serves."""
     service = exchange.service
     versions = service.deployment.versions
+    distribution = next((name for name in versions if name != "mstarctl"), "")
     return exchange.json(
         {
             "version": versions.get("mstarctl", "0"),
             "api": API_VERSION,
             "model": service.model.name,
-            "plugin": {"name": service.deployment.plugin, "version": versions.get(service.deployment.plugin, "0")},
+            "plugin": {
+                "name": service.deployment.plugin,
+                "distribution": distribution,
+                "version": versions.get(distribution, "0"),
+            },
             "started_at": service.created,
         }
     )
