@@ -30,8 +30,6 @@ BODY_LIMIT: Final = 64 * 1024
 class Deployment(view.DeploymentView, Protocol):
     """What the admin socket asks of the supervisor."""
 
-    events: Any
-
     def stop(self, *, now: bool = False, reason: str = "", grace_s: float | None = None) -> None: ...
 
     def drain(self, reason: str = "") -> None: ...

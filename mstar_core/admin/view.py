@@ -37,6 +37,7 @@ class DeploymentView(Protocol):
     fetch_s: float
     last_cause: dict[str, Any] | None
     values: dict[str, float]
+    events: Any
 
     @property
     def children(self) -> Any: ...
@@ -66,6 +67,7 @@ def deployment(view: DeploymentView) -> dict[str, Any]:
         "ranks": len(spec.plan.ranks),
         "restarts": view.restarts,
         "is_drained": view.is_drained,
+        "last_event": view.events.number,
         "log_dir": spec.log_dir,
         "config": spec.config_file,
         "cause": view.last_cause,

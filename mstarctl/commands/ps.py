@@ -24,6 +24,9 @@ COLUMNS = (
     Column("LOGS", "log_dir", is_wide=True),
     Column("", "note"),
 )
+NOTE_CELLS = 80
+"""A longer cause is cut in the table; `describe` and -o json show all of it."""
+
 FAILED = ("failed", "unhealthy", "silent")
 
 
@@ -154,8 +157,10 @@ def for_people(item: dict[str, Any]) -> dict[str, Any]:
     load = None if running is None else f"{running}/{0 if waiting is None else waiting}"
     address = (item["endpoint"] or "").removeprefix("http://")
     model = f"{item['model']}:tiny" if item["weights"] == "tiny" else item["model"]
+    note = item["note"] if len(item["note"]) <= NOTE_CELLS else f"{item['note'][: NOTE_CELLS - 3]}..."
     return {
         **item,
+        "note": note,
         "load": load,
         "age": None if age is None else age_text(age),
         "address": address,

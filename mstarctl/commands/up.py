@@ -227,17 +227,19 @@ def run_detached(started: Started, planned: Planned, printer: Printer, *, is_wai
 
 def run_attached(started: Started, planned: Planned, printer: Printer) -> None:
     """Stay until it ends. The first Ctrl-C drains it, the second stops it."""
-    presses = 0
+    presses, seen = 0, 0
     is_ready = False
     with _interruptible():
         while True:
             try:
                 if not is_ready and presses == 0:
                     snapshot = wait_ready(started, view_of(printer).show)
-                    is_ready = True
+                    is_ready, seen = True, int(snapshot["deployment"]["last_event"])
                     _say_ready(snapshot, planned, printer)
                     printer.say("  Ctrl-C drains and stops it")
-                _follow(started, printer)
+                for event in _events(started, seen):
+                    seen = int(event["n"])
+                    _tell(event, printer)
                 wait_end(started)
                 break
             except KeyboardInterrupt:
@@ -263,19 +265,17 @@ def _ask_stop(started: Started, printer: Printer, presses: int) -> None:
             started.process.send_signal(signal.SIGTERM)
 
 
-def _follow(started: Started, printer: Printer) -> None:
-    seen = 0
+def _events(started: Started, seen: int) -> Iterator[dict[str, Any]]:
+    """Events after number `seen`, until the supervisor has ended."""
     while not started.has_ended:
         try:
             with AdminClient.of(started.run) as admin:
                 for event in admin.lines("/v1/events", follow=1, since=seen):
                     if event is not None:
                         seen = int(event["n"])
-                        _tell(event, printer)
+                        yield event
         except Unreachable:
-            if not started.has_ended:
-                started.process.poll()
-                _pause(started)
+            _pause(started)
 
 
 def _pause(started: Started) -> None:
@@ -289,7 +289,7 @@ def _pause(started: Started) -> None:
 
 def _tell(event: dict[str, Any], printer: Printer) -> None:
     kind = str(event["type"])
-    if kind not in SHOWN_EVENTS or kind == "deployment.ready" and event["n"] < 2:
+    if kind not in SHOWN_EVENTS:
         return
     facts = " ".join(
         f"{key}={value}" for key, value in event.items() if key not in ("n", "time", "type") and value != ""
