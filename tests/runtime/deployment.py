@@ -276,6 +276,11 @@ class Deployment:
         """What the supervisor said to its standard error; empty when all went well."""
         return (self.log_dir / "supervisor.err").read_text()[-2000:]
 
+    def complaints(self) -> list[str]:
+        """Log lines of any process that tell of an error, and what stands in a log and is no line of ours."""
+        lines = [line for path in self.log_dir.glob("*.log") for line in path.read_text().splitlines()]
+        return [line for line in lines if not line.startswith("{") or '"level":"ERROR"' in line.replace('": "', '":"')]
+
     def processes(self) -> list[Process]:
         """Every live process that this deployment started, also those that it has lost."""
         mark = f"MSTAR_RUNTIME_DIR={self.root}".encode()

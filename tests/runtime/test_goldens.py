@@ -149,6 +149,21 @@ async def test_replicas_share_the_requests(folder: Path, golden: Golden, placed:
     placed.assert_clean()
 
 
+async def test_a_lost_rank_frees_what_its_requests_held_elsewhere(golden: Golden, placed: Deployment) -> None:
+    [wanted] = await hear(placed, say(golden, 0, max_output_tokens=90))
+    async with Streams(placed.url, [say(golden, n % 2, max_output_tokens=900) for n in range(4)]) as streams:
+        await streams.all_begun()
+        placed.kill(placed.pids()["worker-1"])
+        heard = await streams.all_ended()
+    told = [each for each in heard if each.errors]
+    assert told and all([error["code"] for error in each.errors] == ["worker_lost"] for each in told)
+    assert all(each.is_whole for each in heard if not each.errors)
+    placed.wait_again_ready(1)
+    placed.assert_clean()
+    [again] = await hear(placed, say(golden, 0, max_output_tokens=90))
+    assert again.pcm == wanted.pcm
+
+
 async def test_speech_route_sends_the_same_samples_as_a_file(colocated: Deployment, golden: Golden) -> None:
     body = {"model": "orpheus", "input": "x", "response_format": "pcm", "max_output_tokens": 90}
     extra = {name: value for name, value in say(golden, 0).items() if name in SURE or name == "prompt_token_ids"}

@@ -124,3 +124,4 @@ async def test_every_request_has_one_outcome_and_nothing_grows(deployment: Deplo
     assert all(growth < GROWTH_BYTES for growth in grown.values()), grown
     assert all(open_after[name] <= open_before[name] + 4 for name in open_after), (open_before, open_after)
     assert deployment.admin("/v1")["restarts"] == 0
+    assert deployment.complaints() == [], "ends of every kind are no errors of the server"

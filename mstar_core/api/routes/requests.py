@@ -32,10 +32,12 @@ async def cancel(exchange: Exchange) -> HTTPResponse:
     live = registry.find(name, exchange.key)
     if live is not None:
         live.fail(Cancelled("the request was cancelled by its id"))
+        await exchange.skip()
         return exchange.json({"id": name, "status": "cancelled"})
     outcome = registry.outcome(name, exchange.key)
     if outcome is None:
         raise unknown()
+    await exchange.skip()
     return exchange.json({"id": name, "status": "cancelled" if outcome.status == "cancelled" else "finished"})
 
 
