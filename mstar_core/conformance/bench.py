@@ -6,7 +6,7 @@ messages pass the wire format, tensors are loans that must be given back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +66,11 @@ class QuietLife:
 
 
 class Bench:
-    """One deployment of a model. ranks: over how many its nodes are spread; nodes that are built may be shared."""
+    """One deployment of a model.
+
+    ranks: over how many its nodes are spread. built: nodes that are there already, to be shared. slow: links whose
+    messages come a turn later.
+    """
 
     def __init__(
         self,
@@ -78,11 +82,12 @@ class Bench:
         built: Mapping[str, BuiltNode] | None = None,
         processor: Processor | None = None,
         faults: Faults | None = None,
+        slow: Collection[tuple[str, str]] = (),
     ) -> None:
         settings = settings or Settings()
         self.settings = replace(settings, max_seq_len=min(settings.max_seq_len, spec.max_seq_len))
         self.clock = TickingClock()
-        self.post = Post()
+        self.post = Post(slow)
         self.ledger = Ledger()
         self.steps = 0
         self._probed = 0  # handles up to here were found to be free
@@ -130,6 +135,7 @@ class Bench:
     def step(self) -> bool:
         """One turn of every part: the conductor, each rank, the client's side. False when nothing is left to do."""
         self.steps += 1
+        self.post.turn()
         letters = self._inbox.drain()
         for letter in letters:
             self.conductor.on(letter.body)

@@ -9,16 +9,17 @@ from typing import Final
 from mstar_core.conformance.bench import Bench, ended
 from mstar_core.conformance.compare import require_equal
 from mstar_core.conformance.desk import Ask
-from mstar_core.conformance.material import greedy, mixed
+from mstar_core.conformance.material import greedy, mixed, of_lengths
 from mstar_core.conformance.miniature import Miniature, miniature
 from mstar_core.conformance.nodes import Settings
 from mstar_core.engine.base import Handle
 from mstar_core.errors import EngineError
+from mstar_core.messages.names import CONDUCTOR, worker_name
 from mstar_core.plugin.conformance import Subject
 
 AT_ONCE: Final = 8
 PLACES: Final = 3
-GROUP: Final = 4
+GROUP: Final = 8
 """Requests that are cancelled one step after the other before anybody looks for what they left."""
 
 DEADLINE_S: Final = 5.0
@@ -26,10 +27,13 @@ INJECTED: Final = "a fault made by the check"
 
 
 def cancel_anywhere(subject: Subject) -> None:
-    """Cancel after each step that a request takes, on one rank and, where there are nodes enough, on two."""
+    """Cancel after each step that a request takes, on one rank and, where there are nodes enough, on two.
+
+    Of two ranks the one that feeds the other hears of the end last, so that its values arrive where all is over.
+    """
     small = miniature(subject)
     for ranks in (1, 2) if small.can_spread else (1,):
-        bench = small.bench(ranks=ranks)
+        bench = small.bench(ranks=ranks, slow=[(CONDUCTOR, worker_name(0))] if ranks > 1 else [])
         for ask in _covering(small):
             _cancel_each(bench, ask, f"{ask.name} on {ranks} {'rank' if ranks == 1 else 'ranks'}")
 
@@ -38,7 +42,7 @@ def _cancel_each(bench: Bench, ask: Ask, what: str) -> None:
     """Requests sent together in groups, the next of them cancelled with each step, until a whole group has ended."""
     after, is_over = 0, False
     while not is_over:
-        calls = [bench.send(ask) for _ in range(GROUP)]
+        calls = [bench.send(each) for each in of_lengths(ask, GROUP)]
         for _ in range(after):
             bench.step()
         is_over = all(call.is_over for call in calls)

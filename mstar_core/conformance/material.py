@@ -48,6 +48,13 @@ def mixed(spec: ModelSpec, count: int) -> tuple[Ask, ...]:
     )
 
 
+def of_lengths(ask: Ask, count: int) -> tuple[Ask, ...]:
+    """The request several times, with texts of mixed lengths where it has one."""
+    return tuple(
+        ask if ask.text is None else replace(ask, text=TEXTS[index % len(TEXTS)], seed=index) for index in range(count)
+    )
+
+
 def greedy(spec: ModelSpec, ask: Ask) -> Ask:
     """The request with nothing left to chance, where the model has such a choice."""
     names = {item.name for item in param_specs(spec.params) if item.name.endswith("temperature")}

@@ -7,6 +7,7 @@ import importlib
 import shutil
 import tempfile
 import weakref
+from collections.abc import Collection
 from pathlib import Path
 
 from mstar_core.conformance.bench import Bench
@@ -39,11 +40,19 @@ class Miniature:
         self._alone: dict[str, Outcome] = {}
         self.walks_alone: set[str] = set()
 
-    def bench(self, settings: Settings | None = None, *, ranks: int = 1, faults: Faults | None = None) -> Bench:
+    def bench(
+        self,
+        settings: Settings | None = None,
+        *,
+        ranks: int = 1,
+        faults: Faults | None = None,
+        slow: Collection[tuple[str, str]] = (),
+    ) -> Bench:
         """A deployment of it."""
         return Bench(
-            self.spec, self.folder, settings, ranks=ranks, built=self.built, processor=self.processor, faults=faults
-        )
+            self.spec, self.folder, settings, ranks=ranks, built=self.built, processor=self.processor, faults=faults,
+            slow=slow,
+        )  # fmt: skip
 
     def alone(self, ask: Ask) -> Outcome:
         """What a request gives when nothing else is there: one rank, whole prefill, an empty cache. Kept."""

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Collection
 
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.messages.work import RunWalks
 
 
 class Post:
-    """Mailboxes by name. walks: names of all walks that were handed to a rank."""
+    """Mailboxes by name. walks: names of all walks that were handed to a rank.
 
-    def __init__(self) -> None:
+    slow: (sender, receiver) of links whose messages take a turn longer than the others: between hosts, messages of
+    one sender keep their order, and those of two do not.
+    """
+
+    def __init__(self, slow: Collection[tuple[str, str]] = ()) -> None:
         self.walks: set[str] = set()
+        self._slow = frozenset(slow)
+        self._late: list[tuple[str, Envelope]] = []
         self._boxes: defaultdict[str, deque[Envelope]] = defaultdict(deque)
 
     @property
     def waiting(self) -> int:
         """Messages that nobody has taken."""
-        return sum(len(box) for box in self._boxes.values())
+        return len(self._late) + sum(len(box) for box in self._boxes.values())
+
+    def turn(self) -> None:
+        """A turn begins: what was late comes now."""
+        late, self._late = self._late, []
+        for name, envelope in late:
+            self._boxes[name].append(envelope)
 
     def deliver(self, name: str, envelope: Envelope) -> None:
         """Put a message into a mailbox."""
         if isinstance(envelope.body, RunWalks):
             self.walks.update(run.walk for run in envelope.body.runs)
-        self._boxes[name].append(envelope)
+        if (envelope.sender, name) in self._slow:
+            self._late.append((name, envelope))
+        else:
+            self._boxes[name].append(envelope)
 
     def take(self, name: str) -> list[Envelope]:
         """Empty a mailbox, first come first."""

@@ -10,7 +10,8 @@ from collections.abc import Container
 from typing import Final
 
 from mstar_core.engine.base import Handle
-from mstar_core.messages.flow import StreamItems
+from mstar_core.messages.flow import StreamItems, StreamTensor, Values
+from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.wire import Message
 
 MOST_MESSAGES: Final = 4096
@@ -18,10 +19,14 @@ MOST_CLOSED: Final = 16384
 
 
 class EarlyMessages:
-    """Owned by the worker's loop."""
+    """Owned by the worker's loop.
+
+    abandoned: tensors of messages that were dropped unread; the loop gives their loans back.
+    """
 
     def __init__(self) -> None:
         self.dropped = 0
+        self.abandoned: list[TensorRef] = []
         self._waiting: OrderedDict[int, list[Message]] = OrderedDict()
         self._count = 0
         self._closed: OrderedDict[int, None] = OrderedDict()
@@ -31,14 +36,14 @@ class EarlyMessages:
         if Handle(handle) in known:
             return False
         if handle in self._closed:
-            self.dropped += 1
+            self._drop([message])
             return True
         self._waiting.setdefault(handle, []).append(message)
         self._count += 1
         while self._count > MOST_MESSAGES:
             _, lost = self._waiting.popitem(last=False)
             self._count -= len(lost)
-            self.dropped += len(lost)
+            self._drop(lost)
         return True
 
     def sift(self, message: StreamItems, known: Container[Handle]) -> StreamItems:
@@ -63,12 +68,21 @@ class EarlyMessages:
 
     def closed(self, handle: int) -> None:
         """A request ended: what still comes for it is dropped."""
-        self.take(handle)
+        self._drop(self.take(handle))
         self._closed[handle] = None
         while len(self._closed) > MOST_CLOSED:
             self._closed.popitem(last=False)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._waiting.clear()
-        self._count = 0
+        for handle in list(self._waiting):
+            self._drop(self.take(handle))
+
+    def _drop(self, messages: list[Message]) -> None:
+        self.dropped += len(messages)
+        for message in messages:
+            match message:
+                case StreamTensor(ref=ref):
+                    self.abandoned.append(ref)
+                case Values(items=items):
+                    self.abandoned += [item.ref for item in items if item.ref is not None]

@@ -168,6 +168,9 @@ class Executor:
             run.state.cancel()
         for key in request.jobs:
             self._jobs.pop(key, None)
+        for item in (item for items in request.early.values() for item in items):
+            if item.ref is not None:
+                self._outbox.read(item.ref)  # nobody will: its run has not begun here
         for runner in self._runners.values():
             runner.close(handle)
 

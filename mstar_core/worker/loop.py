@@ -72,6 +72,7 @@ class Worker:
         launched = self.launch()
         if self.in_flight and (len(self.in_flight) > self.lookahead or not launched):
             self.collect()
+        self.give_back()
         self.outbox.flush()
         self.courier.flush()
         self.life.beat(now, work_ready=launched or bool(self.in_flight), steps=self.steps)
@@ -134,6 +135,12 @@ class Worker:
                 pass  # nothing here depends on it
             case _:
                 log.warning("an unexpected %s was dropped", type(message).__name__)
+
+    def give_back(self) -> None:
+        """Return the loans of tensors that came for requests which are over, and were never read."""
+        for ref in self.early.abandoned:
+            self.outbox.read(ref)
+        self.early.abandoned.clear()
 
     def peer_down(self, message: PeerDown) -> None:
         """Forget a peer; without a conductor no request has an owner."""

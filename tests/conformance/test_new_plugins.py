@@ -1,4 +1,4 @@
-"""A fresh plugin of each shape is a working toy: written, installed, and held to the checks that every plugin must pass."""
+"""A fresh plugin of each shape is a working toy: written, installed, and held to the checks of every plugin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mstar_core.errors import UsageError
 from mstar_core.plugin.conformance import grade_of, run_checks
 from mstar_core.plugin.scaffold import write_plugin
 
-SHAPES = [("stateless", 1), ("stateless", 2), ("kv", 1), ("kv", 2)]
+SHAPES = [("stateless", 1), ("stateless", 3), ("kv", 1), ("kv", 2)]
 
 
 @pytest.fixture
@@ -34,7 +34,8 @@ def installed(home: Path) -> None:
     lines += [f"Requires-Dist: {line}" for line in project["dependencies"]]
     (info / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", *lines, ""]))
     points = project["entry-points"]["mstar.plugins"]
-    (info / "entry_points.txt").write_text("\n".join(["[mstar.plugins]", *(f"{k} = {v}" for k, v in points.items()), ""]))
+    lines = ["[mstar.plugins]", *(f"{name} = {target}" for name, target in points.items()), ""]
+    (info / "entry_points.txt").write_text("\n".join(lines))
 
 
 @pytest.mark.usefixtures("loaded_by_name")
@@ -51,7 +52,9 @@ def test_a_fresh_plugin_passes_every_check(
     assert grade_of(results) == "silver"
 
 
-@pytest.mark.parametrize(("engine", "partitions", "told"), [("kw", 1, "kv, stateless"), ("kv", 0, "1 to"), ("kv", 9, "1 to")])
+@pytest.mark.parametrize(
+    ("engine", "partitions", "told"), [("kw", 1, "kv, stateless"), ("kv", 0, "1 to"), ("kv", 9, "1 to")]
+)
 def test_a_shape_that_cannot_be_made_is_refused(engine: str, partitions: int, told: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=told):
         write_plugin("mstar-new", tmp_path / "home", engine=engine, partitions=partitions)
