@@ -20,26 +20,27 @@ import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.run_dir import RunDirectory
-from mstar_core.errors import ExitCode, MstarError, Unavailable
+from mstar_core.errors import ExitCode, Unavailable
 from mstar_core.messages.life import (
     Beat,
     Drain,
     Drained,
     Hello,
-    PeerDown,
-    PeerReady,
-    PeerUp,
     Phase,
     Ping,
     ServiceState,
     Stop,
     Telemetry,
 )
+from mstar_core.messages.names import API
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.supervisor.child import Child, ChildKind, death_record
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.outcome import outcome
+from mstar_core.supervisor.post import Post
+from mstar_core.supervisor.readings import node_readings
+from mstar_core.supervisor.verdicts import can_serve, cause_sentence, exit_code_of, hang
 from mstar_core.transport import Courier, Malformed
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,8 @@ class Supervisor:
         self._kinds = kinds
         self._pace = pace
         self._stop_asked = False
-        self._courier = courier
+        self._post = Post(courier, self.children)
+        self._forwarded: dict[str, float] = {}
         self._endpoint = endpoint
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
@@ -171,12 +173,12 @@ class Supervisor:
         if self.state in ("ready", "degraded"):
             self._drained.clear()
             self._set_state("draining", reason)
-            self._send("api", Drain(on=True))
+            self._post.send(API, Drain(on=True))
 
     def resume(self) -> None:
         """Take requests again after a drain."""
         if self.state == "draining" and not self._stop_asked:
-            self._send("api", Drain(on=False))
+            self._post.send(API, Drain(on=False))
             is_whole = all(child.state == "ready" for child in self.children.values())
             self._set_state(
                 "ready" if is_whole else "degraded", "" if is_whole else cause_sentence(self.last_cause or {})
@@ -205,7 +207,7 @@ class Supervisor:
             child.restarts.clear()
             if child.is_running:
                 child.renewing = True
-                self._send(child.name, Stop(reason="restarting"))
+                self._post.send(child.name, Stop(reason="restarting"))
                 child.signal(signal.SIGTERM)
             else:
                 self._task(self._spawn(child))
@@ -299,8 +301,7 @@ class Supervisor:
             await self._restart(child, record)
 
     def _part(self, child: Child, cause: str) -> None:
-        self._broadcast(PeerDown(name=child.name, incarnation=child.incarnation, cause=cause), child.name)
-        self._courier.disconnect(child.name, child.incarnation)
+        self._post.part(child, cause)
         # Its numbers died with it: kept, they would show requests and pages that nobody holds any more.
         self.values = {name: value for name, value in self.values.items() if not name.startswith(f"{child.name}.")}
 
@@ -336,7 +337,7 @@ class Supervisor:
         running = [child for child in self.children.values() if child.is_running]
         for child in running:
             child.ending = True
-            self._send(child.name, Stop(reason=self.reason))
+            self._post.send(child.name, Stop(reason=self.reason))
             child.signal(signal.SIGTERM)
         waits = [asyncio.create_task(child.exited.wait()) for child in running]
         if waits:
@@ -387,30 +388,11 @@ class Supervisor:
                 log.warning("%s sent an unexpected %s", child.name, type(message).__name__)
 
     def _introduce(self, child: Child, hello: Hello) -> None:
-        first = not child.endpoint
-        self._courier.connect(child.name, hello.endpoint, hello.incarnation)
-        child.endpoint, child.fd_endpoint = hello.endpoint, hello.fd_endpoint
-        if child.state == "spawned":
-            child.state = "known"
-        up = self._peer_up(child)
-        self._send(child.name, up)
-        for other in self.children.values():
-            if other is child or other.state not in ("known", "ready"):
-                continue
-            self._send(child.name, self._peer_up(other))
-            if first:
-                self._send(other.name, up)
-            if other.state == "ready":
-                self._send(child.name, PeerReady(name=other.name, incarnation=other.incarnation, facts=other.facts))
-        if child.name == "api":
+        first = self._post.introduce(child, hello)
+        if child.name == API:
             self._tell_api()
         if first and child.phase == "ready":
             self._became_ready(child)
-
-    def _peer_up(self, child: Child) -> PeerUp:
-        return PeerUp(
-            name=child.name, incarnation=child.incarnation, endpoint=child.endpoint, fd_endpoint=child.fd_endpoint
-        )
 
     def _phase(self, child: Child, phase: Phase, now: float) -> None:
         new = phase.phase != child.phase
@@ -430,7 +412,7 @@ class Supervisor:
     def _became_ready(self, child: Child) -> None:
         child.state = "ready"
         child.last_step_change = time.monotonic()  # what the start took is no hang
-        self._broadcast(PeerReady(name=child.name, incarnation=child.incarnation, facts=child.facts), child.name)
+        self._post.announce_ready(child)
         self._maybe_ready()
 
     def _maybe_ready(self) -> None:
@@ -445,9 +427,16 @@ class Supervisor:
     async def _ping_forever(self) -> None:
         while True:
             self._pings += 1
-            self._broadcast(Ping(seq=self._pings))
-            self._courier.flush()
+            self._post.broadcast(Ping(seq=self._pings))
+            self._forward_readings()
+            self._post.flush()
             await asyncio.sleep(self._pace.ping_s)
+
+    def _forward_readings(self) -> None:
+        readings = node_readings(self.values)
+        if readings != self._forwarded and API in self.children:
+            self._forwarded = readings
+            self._post.send(API, Telemetry(name="supervisor", incarnation=0, values=readings))
 
     async def _watch_progress(self) -> None:
         while True:
@@ -462,15 +451,9 @@ class Supervisor:
                     await self._stalled(child)
 
     async def _check_hang(self, child: Child, now: float) -> None:
-        silent = now - child.last_beat
-        stuck = now - child.last_step_change if child.name.startswith("worker-") else 0.0  # only workers take steps
-        if silent <= self.spec.hang_s and stuck <= self.spec.hang_s:
+        why = hang(child, now, self.spec.hang_s)
+        if why is None:
             return
-        why = (
-            f"no sign of life for {silent:.0f} s"
-            if silent > self.spec.hang_s
-            else f"work is ready but no step ran for {stuck:.0f} s"
-        )
         self.events.add("child.hangs", child=child.name, why=why)
         await self._dump_and_kill(child)
 
@@ -500,21 +483,11 @@ class Supervisor:
         self._tell_api()
 
     def _tell_api(self) -> None:
-        words = {"degraded": "starting", "failed": "unhealthy", "stopping": "draining"}
+        partly = "ready" if can_serve(self.spec.plan, self.children.values()) else "starting"
+        words = {"degraded": partly, "failed": "unhealthy", "stopping": "draining"}
         state = words.get(self.state, self.state)
         phase = next((f"{c.name}: {c.phase}" for c in self.children.values() if c.state != "ready"), "")
-        self._send("api", ServiceState(state=state, phase=phase, reason=self.reason))
-
-    def _broadcast(self, message: Message, but: str = "") -> None:
-        for child in self.children.values():
-            if child.state in ("known", "ready") and child.name != but:
-                self._send(child.name, message)
-
-    def _send(self, name: str, message: Message) -> None:
-        try:
-            self._courier.send(name, message)
-        except MstarError as error:
-            log.warning("%s was not told: %s", name, error)
+        self._post.send(API, ServiceState(state=state, phase=phase, reason=self.reason))
 
     def _task(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
@@ -526,16 +499,3 @@ class Supervisor:
         if not task.cancelled() and task.exception() is not None:
             log.error("a task of the supervisor failed", exc_info=task.exception())
             self._end(ExitCode.INTERNAL, "the supervisor failed; see its log")
-
-
-def exit_code_of(record: dict[str, Any]) -> ExitCode:
-    """The exit code of a start that failed of this: a stall, a wrong input, anything else."""
-    if record.get("code") == "stalled":
-        return ExitCode.TIMED_OUT
-    return ExitCode.INVALID if record.get("status") == ExitCode.INVALID else ExitCode.START_FAILED
-
-
-def cause_sentence(record: dict[str, Any]) -> str:
-    """A death in one sentence."""
-    detail = record.get("detail") or ""
-    return f"{record.get('message', 'a process died')}{f' ({detail})' if detail else ''}"
