@@ -1,0 +1,83 @@
+"""Each runtime check finds the flaw that it is there for, in a toy that otherwise passes all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mstar_core.conformance.keys import _check
+from mstar_core.errors import PluginError
+from mstar_core.plugin.conformance import CHECKS, ConformanceCheck, KeyMap, Result, Subject, run_check
+from mstar_core.plugin.entries import PluginEntry
+from mstar_core.plugin.spec import ModelSpec, Partition
+from tests.conformance import flawed
+
+RUNTIME = [check for check in CHECKS if check.target.startswith("mstar_core.conformance")]
+ENTRY = PluginEntry(name="flawless", target=flawed.HERE, distribution="mstar-flawless", version="0.1.0")
+
+
+def run(name: str, spec: ModelSpec) -> Result:
+    check = next(check for check in CHECKS if check.name == name)
+    return run_check(check, Subject(entry=ENTRY, models=(spec,), spec=spec))
+
+
+def with_part(**changes: Any) -> ModelSpec:
+    targets = {key: f"{flawed.HERE}:{value}" if isinstance(value, str) else value for key, value in changes.items()}
+    return replace(flawed.GOOD, **targets)
+
+
+@pytest.mark.parametrize("check", RUNTIME, ids=lambda check: check.name)
+def test_the_flawless_toy_passes(check: ConformanceCheck) -> None:
+    assert run(check.name, flawed.GOOD).detail == ""
+
+
+UNTAKEN = Partition(name="main", program=flawed.program, walks=flawed.OTHER_WALK)
+
+
+@pytest.mark.parametrize(
+    ("check", "spec", "told"),
+    [
+        ("serves-every-walk", with_part(partitions=(UNTAKEN,)), "never"),
+        ("serves-every-walk", with_part(tiny="write_nothing"), "return the folder"),
+        ("outputs-as-declared", with_part(model="FloatModel"), "float32"),
+        ("outputs-as-declared", with_part(processor="WrongRate"), "44100"),
+        ("same-seed", with_part(model="ChanceModel"), "audio differs"),
+        ("batch-equal", with_part(model="NeighbourModel"), "differs"),
+        ("stream-joined", with_part(processor="HeaderOnEachChunk"), "not the whole answer"),
+        ("malformed-inputs", with_part(processor="TakesAnything"), "is accepted"),
+        ("malformed-inputs", with_part(processor="Crashes"), "AssertionError"),
+        ("malformed-inputs", with_part(processor="NamesNoField"), "by the name ''"),
+    ],
+)
+def test_a_flaw_is_found(check: str, spec: ModelSpec, told: str) -> None:
+    result = run(check, spec)
+    assert result.outcome == "failed"
+    assert told in result.detail
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (replace(flawed.GOOD, model=None, processor=None), "no model code"),
+        (replace(flawed.GOOD, tiny=None), "no tiny checkpoint"),
+    ],
+)
+def test_what_cannot_be_served_is_skipped_by_name(spec: ModelSpec, told: str) -> None:
+    result = run("serves-every-walk", spec)
+    assert (result.outcome, told in result.detail) == ("skipped", True)
+
+
+def test_published_weights_without_a_key_map_are_skipped_by_name() -> None:
+    result = run("key-map", replace(flawed.GOOD, weights=flawed.WEIGHTS))
+    assert result.outcome == "skipped" and "key_map" in result.detail
+
+
+@pytest.mark.parametrize(
+    ("targets", "places", "told"),
+    [({"a": "x", "b": "y"}, {"x"}, "y has no place"), ({"a": "x", "b": None}, {"x", "z"}, "nothing fills z")],
+)
+def test_a_key_map_must_fit_both_ways(targets: dict[str, str | None], places: set[str], told: str) -> None:
+    with pytest.raises(PluginError, match=told):
+        _check("all", KeyMap(targets=targets, places=frozenset(places)))
