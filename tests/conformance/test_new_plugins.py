@@ -12,6 +12,7 @@ import pytest
 from mstar_core.errors import UsageError
 from mstar_core.plugin.conformance import grade_of, run_checks
 from mstar_core.plugin.scaffold import write_plugin
+from mstarctl.main import run
 
 SHAPES = [("stateless", 1), ("stateless", 3), ("kv", 1), ("kv", 2)]
 
@@ -59,3 +60,11 @@ def test_a_shape_that_cannot_be_made_is_refused(engine: str, partitions: int, to
     with pytest.raises(UsageError, match=told):
         write_plugin("mstar-new", tmp_path / "home", engine=engine, partitions=partitions)
     assert not (tmp_path / "home").exists()
+
+
+def test_the_command_writes_the_shape_that_is_asked_for(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert run(["plugins", "new", "mstar-new", str(home), "--engine", "kv", "--partitions", "2"]) == 0
+    text = (home / "src" / "mstar_new" / "plugin.py").read_text(encoding="utf-8")
+    assert "engine=KV_CACHE" in text and "turner_2" in text and "turner_3" not in text
+    assert run(["plugins", "new", "mstar-other", str(tmp_path / "other"), "--engine", "paged"]) == 2
