@@ -151,7 +151,7 @@ async def test_replicas_share_the_requests(folder: Path, golden: Golden, placed:
 
 async def test_a_lost_rank_frees_what_its_requests_held_elsewhere(golden: Golden, placed: Deployment) -> None:
     [wanted] = await hear(placed, say(golden, 0, max_output_tokens=90))
-    async with Streams(placed.url, [say(golden, n % 2, max_output_tokens=900) for n in range(4)]) as streams:
+    async with Streams(placed.url, [say(golden, n % 2, max_output_tokens=450) for n in range(4)]) as streams:
         await streams.all_begun()
         placed.kill(placed.pids()["worker-1"])
         heard = await streams.all_ended()

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from mstar_core.config.deployment import KVCacheConfig
 from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ConfigError, ExitCode
-from tests.runtime.deployment import Deployment, plan
+from tests.runtime.deployment import Deployment
 from tests.runtime.golden import Golden
 
 SOON_S = 10.0
@@ -99,17 +98,6 @@ def test_a_taken_port_is_named_with_a_free_one() -> None:
         cause = fails(Deployment(api={"port": port}))
     assert (cause["exit"], cause["code"]) == (ExitCode.START_FAILED, "port_in_use")
     assert str(port) in cause["message"] and "--port" in cause["hint"]
-
-
-def test_a_pool_that_cannot_hold_one_request_is_refused_with_numbers(folder: Path) -> None:
-    cause = fails(Deployment(folder=folder, max_seq_len=1024, kv_cache=KVCacheConfig(pages=1)))
-    assert cause["exit"] in (ExitCode.START_FAILED, ExitCode.INVALID)
-    assert "1 pages of 16 tokens hold 16" in cause["detail"] and "1024" in cause["detail"] and cause["hint"]
-
-
-def test_a_node_that_stands_nowhere_is_named() -> None:
-    cause = fails(Deployment(where=plan({0: ("LLM", "vocoder")})))
-    assert "vocoder" in f"{cause['message']} {cause['detail']}" and cause["exit"] != 1
 
 
 def test_an_unknown_plugin_is_named() -> None:
