@@ -77,6 +77,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     folder: checkpoint folder (None: random weights are refused, so every model names one).
     max_concurrent_requests: requests that run at once; max_queue: requests that wait beyond them.
     weights_source: `tiny`, `folder` or `official`.
+    attention: backend of KV nodes (None: flashinfer on CUDA, torch on the CPU); never replaced by another one.
     """
 
     name: str
@@ -94,6 +95,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_queue: int = 128
     kv_cache: KVCacheConfig = KVCacheConfig()
     dtype: str | None = None
+    attention: str | None = None
     token_budget: int = 2048
     transport: str = "SHM"
     api: ApiConfig = ApiConfig()

@@ -48,6 +48,7 @@ def resolve(
         is_tiny=tiny,
         weights=_or(values, "weights", None),
         dtype=_or(values, "dtype", None),
+        attention=_or(values, "attention", None),
         max_seq_len=_or(values, "max_seq_len", spec.max_seq_len),
         max_concurrent_requests=_or(values, "max_concurrent_requests"),
         max_queue=_or(values, "max_queue"),

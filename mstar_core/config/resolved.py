@@ -36,6 +36,7 @@ class ResolvedConfig:
     is_tiny: bool
     weights: str | None
     dtype: str | None
+    attention: str | None
     max_seq_len: int
     max_concurrent_requests: int
     max_queue: int
@@ -59,6 +60,7 @@ class ResolvedConfig:
             "name": self.name,
             "weights": self.weights,
             "dtype": self.dtype,
+            "attention": self.attention,
             "max_seq_len": self.max_seq_len,
             "max_concurrent_requests": self.max_concurrent_requests,
             "max_queue": self.max_queue,

@@ -123,6 +123,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         doc="Number format of the nodes that do not state their own.",
     ),
     Setting(
+        key="attention",
+        kind="string",
+        default_text="flashinfer on cuda, torch on cpu",
+        nullable=True,
+        choices=("flashinfer", "torch"),
+        doc="What computes attention over the cache. Never replaced by another: one that cannot run ends the start.",
+    ),
+    Setting(
         key="max_seq_len",
         kind="integer",
         default_text="the model's",

@@ -8,7 +8,7 @@ again later, so that results equal an undisturbed run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 
 from mstar_core.engine.attention import backend, make_pools
 from mstar_core.engine.base import Done, Emission, Failed, Handle, LoopStep, MemoryUse, Pressure, StepResult
+from mstar_core.engine.graphs import DecodeGraphs, GraphCounts
 from mstar_core.engine.kv_admission import Admission
 from mstar_core.engine.kv_intake import Intake
 from mstar_core.engine.kv_loops import Loops
@@ -55,6 +56,7 @@ class KVCacheEngine:
         attention: str = "torch",
         lookahead: int = 0,
         prefix_cache: bool = True,
+        graphs: Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic,
         faults: Faults | None = None,
     ) -> None:
@@ -77,6 +79,11 @@ class KVCacheEngine:
         attends = backend(attention, make_pools(spec.kv, num_pages, page_size, dtype, device), page_size)
         self._state = KVState(spec.name, pool, tables, cache, slots, clock)
         self._runner = StepRunner(spec, module, attends, slots, tables, runs_ahead=lookahead > 0, faults=faults)
+        if graphs and spec.sampling is not None and vocab:
+            self._runner.graphs = DecodeGraphs(
+                spec, module, attends.fixed_rows, slots, tables, id_port=self._runner.id_port, vocab=vocab
+            )
+            self._runner.graphs.capture(graphs)
         self._loops = Loops(slots, tables, Intake(spec, module, device, dtype), spec, vocab)
         self._admission = Admission(spec, self._state, self._loops, self._runner, token_budget)
 
@@ -210,6 +217,11 @@ class KVCacheEngine:
             result.emissions = [item for item in result.emissions if item.job.handle in self._state.requests]
         result.duration_s = self._state.clock() - running.started
         return result
+
+    @property
+    def graph_counts(self) -> GraphCounts | None:
+        """Hits and misses of captured steps; None where nothing is captured."""
+        return self._runner.graphs.counts if self._runner.graphs is not None else None
 
     def memory(self) -> MemoryUse:
         """See NodeRunner."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.attention import AttentionBackend
     from mstar_core.engine.base import Handle, Job
+    from mstar_core.engine.graphs import DecodeGraphs
     from mstar_core.engine.kv_sequence import Branch, Firing
     from mstar_core.engine.kv_view import KVModule
     from mstar_core.engine.page_table import PageCopy, PageTables
@@ -115,6 +116,7 @@ class StepRunner:
         self._tables = tables
         self._runs_ahead = runs_ahead
         self._faults = faults
+        self.graphs: DecodeGraphs | None = None
         self.id_port = id_port(spec)
         self._history = spec.sampling.history if spec.sampling else "none"
         self._suppress = spec.sampling.suppress if spec.sampling else ()
@@ -123,9 +125,14 @@ class StepRunner:
         """Run everything of one step. A row that fails is reported in its part; the others are done and committed."""
         with torch.inference_mode():
             self._attention.clear_pages(self._tables.pool.take_stale())
+            parts = []
+            if decode is not None and self.graphs is not None and self._faults is None and self.graphs.takes(decode):
+                parts.append(self._replayed(self.graphs, decode))
+                decode = None
+                if not pieces:
+                    return parts
             if not pieces:
                 return self._isolated(decode, [])
-            parts = []
             groups = self._grouped(pieces)
             plain = groups.pop((), [])
             if decode is not None or plain:
@@ -139,6 +146,14 @@ class StepRunner:
         with torch.inference_mode():
             self._attention.clear_pages(self._tables.pool.take_stale())
             self._attention.copy_pages(copies)
+
+    def _replayed(self, graphs: DecodeGraphs, decode: DecodeRows) -> Part:
+        """The decode rows by a captured step."""
+        part = Part(decode, [], _EMPTY, _EMPTY, ids=graphs.run(decode))
+        assert part.ids is not None
+        part.host_ids = HostCopy(part.ids)
+        self._commit(part, [])
+        return part
 
     def _grouped(self, pieces: Sequence[Piece]) -> dict[tuple[object, ...], list[Piece]]:
         """Pieces that one forward can take together; ids share theirs with the decode rows under the key ()."""

@@ -99,11 +99,18 @@ def sample(logits: Tensor, rows: SamplingRows, seen: Tensor | None, counter: Ten
     logits: float32 [B, vocab]; seen: bool [B, vocab] where a penalty applies; counter: int64 [B], ids drawn before.
     Returns int64 [B]; BAD_ROW where a row has no finite maximum (NaN, infinity, everything suppressed).
     """
+    if rows.all_greedy:
+        if rows.is_penalised and seen is not None:
+            logits = penalised(logits, rows, seen)
+        return _checked(*logits.max(dim=-1))
+    return sample_at(logits, rows, seen, rng.uniform_of(rows.state, counter))
+
+
+def sample_at(logits: Tensor, rows: SamplingRows, seen: Tensor | None, chance: Tensor) -> Tensor:
+    """Draw one id per row at a given point of its distribution. chance: float64 [B] in [0, 1); the rest as `sample`."""
     if rows.is_penalised and seen is not None:
         logits = penalised(logits, rows, seen)
-    if rows.all_greedy:
-        return _checked(*logits.max(dim=-1))
-    drawn = _draw(logits, rows, rng.uniform_of(rows.state, counter)[:, None])
+    drawn = _draw(logits, rows, chance[:, None])
     if not rows.any_greedy:
         return drawn
     return torch.where(rows.greedy, _checked(*logits.max(dim=-1)), drawn)

@@ -28,7 +28,8 @@ class Slots:
 
     Host: last, left, next_position, drawn, key int64 [slots]; history int32 [slots, max_tokens + 1] (ids in cache
     order up to the row's length, NO_ID where the segment was not ids); stop_ids int64 [slots, width], NO_ID padded.
-    Device: last int64 [slots]; seen bool [slots, vocab]; stop_ids like the host's; stopped bool [slots].
+    Device: last int64 [slots + 1]; seen bool [slots + 1, vocab]; stop_ids like the host's; stopped bool [slots + 1].
+    The last row of the device arrays and of stop_ids is a spare that no request gets: captured steps pad with it.
     """
 
     def __init__(self, count: int, max_tokens: int, vocab: int, device: torch.device) -> None:
@@ -41,13 +42,18 @@ class Slots:
         self.key = np.full(count, NO_ID, dtype=np.int64)
         # Not filled: a row is read as far as it was written, and untouched memory costs nothing.
         self.history = np.empty((count, max_tokens + 1), dtype=np.int32)
-        self.stop_ids = np.full((count, _STOP_WIDTH), NO_ID, dtype=np.int64)
+        self.stop_ids = np.full((count + 1, _STOP_WIDTH), NO_ID, dtype=np.int64)
         self.sampling: list[SamplingParams] = [SamplingParams()] * count
-        self.device_last = torch.full((count,), NO_ID, dtype=torch.int64, device=device)
-        self.device_seen = torch.zeros((count, vocab), dtype=torch.bool, device=device)
+        self.device_last = torch.full((count + 1,), NO_ID, dtype=torch.int64, device=device)
+        self.device_seen = torch.zeros((count + 1, vocab), dtype=torch.bool, device=device)
         self.device_stop_ids = torch.from_numpy(self.stop_ids.copy()).to(device)
-        self.device_stopped = torch.zeros(count, dtype=torch.bool, device=device)
+        self.device_stopped = torch.zeros(count + 1, dtype=torch.bool, device=device)
         self._free = list(range(count - 1, -1, -1))
+
+    @property
+    def spare(self) -> int:
+        """The row that no request gets."""
+        return self.count
 
     @property
     def free(self) -> int:
@@ -108,7 +114,7 @@ class Slots:
         self.device_seen[slot] = False
 
     def _widen(self, width: int) -> None:
-        wider = np.full((self.count, width), NO_ID, dtype=np.int64)
+        wider = np.full((self.count + 1, width), NO_ID, dtype=np.int64)
         wider[:, : self.stop_ids.shape[1]] = self.stop_ids
         self.stop_ids = wider
         self.device_stop_ids = torch.from_numpy(wider.copy()).to(self.device)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu
+
+from mstar_core.layers.packing import is_fused, join, kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +21,16 @@ class GatedMLP(nn.Module):
         self.gate_proj = nn.Linear(width, inner, bias=bias)
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bias)
+        self._joined: Tensor | None = None
+
+    def pack(self) -> bool:
+        """Make gate and up one matrix; see `packing.pack`."""
+        self._joined = join([self.gate_proj, self.up_proj])
+        return self._joined is not None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._joined is not None and is_fused(x):
+            fused: Tensor = self.down_proj(kernels().gated_silu(linear(x, self._joined)))
+            return fused
         out: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
         return out

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from mstar_core.layers.packing import is_fused, kernels
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -20,6 +22,17 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and is_fused(x):
+            fused: Tensor = kernels().rms_norm(x, self.weight, self.eps)
+            return fused
         wide = x.float()
         scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
         return self.weight * scaled.to(x.dtype)
+
+    def after_add(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        """x + branch, and its norm."""
+        if x.is_cuda and is_fused(x):
+            both: tuple[Tensor, Tensor] = kernels().add_rms_norm(x, branch, self.weight, self.eps)
+            return both
+        summed = x + branch
+        return summed, self(summed)

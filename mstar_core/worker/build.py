@@ -14,11 +14,13 @@ import torch
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
 from mstar_core.engine.base import NodeRunner
 from mstar_core.engine.device import check_device, prepare_device, resolve_device
+from mstar_core.engine.graphs import BUCKETS
 from mstar_core.engine.kv_cache import KVCacheEngine
 from mstar_core.engine.sizing import PoolPlan, PoolRequest, free_memory, plan_pool
 from mstar_core.engine.stateless import StatelessEngine
 from mstar_core.errors import ConfigError, PluginError, did_you_mean
 from mstar_core.graph import KV_CACHE, KVSpec, NodeSpec
+from mstar_core.layers.packing import pack
 from mstar_core.plugin.model import Model, ModelContext
 from mstar_core.plugin.spec import ModelSpec
 
@@ -96,6 +98,8 @@ def _kv_runner(
     share: float,
 ) -> KVCacheEngine:
     assert node.kv is not None, "the graph check admits no KV node without a cache"
+    if device.type == "cuda":
+        pack(module)
     plan = _pool(spec, node, node.kv, device, dtype, share)
     life.phase(
         "kv",
@@ -114,8 +118,9 @@ def _kv_runner(
         max_seq_len=spec.max_seq_len,
         vocab=vocab,
         token_budget=spec.token_budget,
-        attention="flashinfer" if device.type == "cuda" else "torch",
+        attention=spec.attention or ("flashinfer" if device.type == "cuda" else "torch"),
         lookahead=lookahead_on(device),
+        graphs=BUCKETS if device.type == "cuda" else (),
         prefix_cache=spec.kv_cache.prefix_cache,
     )
 

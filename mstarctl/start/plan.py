@@ -96,6 +96,7 @@ def make_planned(wanted: Wanted) -> Planned:
         max_queue=config.max_queue,
         kv_cache=config.kv_cache,
         dtype=config.dtype,
+        attention=config.attention,
         token_budget=config.token_budget,
         transport=transport,
         api=msgspec.structs.replace(config.api, api_keys=wanted.api_keys),

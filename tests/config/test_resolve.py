@@ -136,6 +136,7 @@ def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> Non
         "name": "mine",
         "weights": "/weights",
         "dtype": "float32",
+        "attention": "torch",
         "model_kwargs": {"layers": 3},
         "kv_cache.pages": 7,
         "kv_cache.tokens": 7,

@@ -149,10 +149,11 @@ def generate(
     *,
     lookahead: int = 0,
     seed: bytes | None = b"",
+    engine: KVCacheEngine | None = None,
     **changes: object,
 ) -> list[list[int]]:
     """Ids of prefill and decode of several requests that share one engine, submitted together."""
-    driver = Driver(make_engine(lookahead=lookahead, **changes), lookahead)
+    driver = Driver(engine or make_engine(lookahead=lookahead, **changes), lookahead)
     keys = []
     for handle, (ids, steps, sampling) in enumerate(requests):
         driver.open(handle, sampling)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from mstar_core.engine.attention.static import FixedRows
     from mstar_core.engine.kv_view import KVView
     from mstar_core.engine.page_table import PageCopy
     from mstar_core.graph.nodes import KVSpec
@@ -64,6 +65,9 @@ class AttentionBackend(Protocol):
     def plan(self, packed: PackedRows) -> KVView:
         """Prepare one forward; what it returns is valid until the next step changes the tables."""
 
+    def fixed_rows(self, rows: int, max_pages: int) -> FixedRows:
+        """Decode attention in fixed shapes for captured steps. The last page of the pools is theirs to pad with."""
+
     def clear_pages(self, pages: Sequence[int]) -> None:
         """Zero pages whose earlier owner's values must not be read, not even behind a mask."""
 
@@ -104,6 +108,9 @@ def backend(name: str, pools: list[Tensor], page_size: int) -> AttentionBackend:
 
 
 def make_pools(spec: KVSpec, pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """One pool per layer: [pages, 2 (keys, values), page_size, kv_heads, head_dim], zeroed."""
-    shape = (pages, 2, page_size, spec.kv_heads, spec.head_dim)
+    """One pool per layer: [pages + 1, 2 (keys, values), page_size, kv_heads, head_dim], zeroed.
+
+    The page past the last is nobody's: captured steps pad with it.
+    """
+    shape = (pages + 1, 2, page_size, spec.kv_heads, spec.head_dim)
     return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.layers)]

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from mstar_core.engine.attention.static import TorchFixedRows
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -37,6 +39,10 @@ class EagerAttention:
     def plan(self, packed: PackedRows) -> EagerView:
         """Prepare one forward. The indices are made when the first layer attends."""
         return EagerView(self._pools, self._page_size, packed)
+
+    def fixed_rows(self, rows: int, max_pages: int) -> TorchFixedRows:
+        """Decode attention of one bucket in fixed shapes."""
+        return TorchFixedRows(self._pools, self._page_size, rows, max_pages)
 
     def clear_pages(self, pages: Sequence[int]) -> None:
         """Zero pages of every layer: masked places are read here, and a NaN times zero is a NaN."""

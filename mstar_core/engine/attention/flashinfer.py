@@ -1,0 +1,358 @@
+"""Attention over pages by FlashInfer: the CUDA path for bfloat16 and float16.
+
+Nothing is planned per layer, and nothing in a plan is a Python object per row. Passes that only read the cache, which
+FlashInfer's paged kernels cannot express, go to the torch form, segment by segment.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from mstar_core.engine.attention.backend import PackedRows
+from mstar_core.engine.attention.eager import EagerAttention
+from mstar_core.engine.attention.static import Staging, places_of
+from mstar_core.errors import StartError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.attention.backend import Segment
+    from mstar_core.engine.page_table import PageCopy
+
+AOT_DIR: Final = "FLASHINFER_AOT_DIR"
+"""Environment variable that names the folder of kernels built ahead (see `make kernels`)."""
+
+WORKSPACE_BYTES: Final = 256 << 20
+DECODE_GROUPS: Final = (1, 2, 3, 4, 8)
+"""Query heads per key head that the decode kernel knows; others go through the prefill kernel."""
+
+HEAD_DIMS: Final = (64, 128, 256)
+
+
+class FlashInferAttention:
+    """Reads and writes the pools with FlashInfer's kernels. Owned by one KV engine.
+
+    origins: kernel name -> `prebuilt` or `jit`, decided when this is made.
+    """
+
+    name = "flashinfer"
+
+    def __init__(self, pools: list[Tensor], page_size: int) -> None:
+        import flashinfer
+
+        _check_pools(pools)
+        self._library: Any = flashinfer
+        self._pools = pools
+        self._page_size = page_size
+        self._plain = EagerAttention(pools, page_size)
+        self.origins = _kernel_origins(pools[0].dtype, pools[0].shape[4])
+        self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pools[0].device)
+        self._decode_wrappers: dict[bool, Any] = {}
+        self._prefill_wrappers: dict[bool, Any] = {}
+
+    def plan(self, packed: PackedRows) -> FlashInferView:
+        """Prepare one forward; the kernels are planned when the first layer attends and the head count is known."""
+        return FlashInferView(self, packed)
+
+    def fixed_rows(self, rows: int, max_pages: int) -> FlashInferFixedRows:
+        """Decode attention of one bucket for a captured step."""
+        return FlashInferFixedRows(self, rows, max_pages)
+
+    def clear_pages(self, pages: Sequence[int]) -> None:
+        """Nothing: these kernels never read past a row's last token."""
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy whole pages of every layer."""
+        self._plain.copy_pages(copies)
+
+    # -- for the views -----------------------------------------------------------------------------------------------
+
+    @property
+    def pools(self) -> list[Tensor]:
+        """[pages, 2, page, kv_heads, head_dim] per layer."""
+        return self._pools
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self._page_size
+
+    @property
+    def plain(self) -> EagerAttention:
+        """The torch form over the same pools."""
+        return self._plain
+
+    def decode_wrapper(self, groups: int) -> Any:
+        """The wrapper of decode rows outside graphs."""
+        by_cores = groups not in DECODE_GROUPS
+        if by_cores not in self._decode_wrappers:
+            self._decode_wrappers[by_cores] = self._library.BatchDecodeWithPagedKVCacheWrapper(
+                self.workspace, "NHD", use_tensor_cores=by_cores, backend="fa2"
+            )
+        return self._decode_wrappers[by_cores]
+
+    def prefill_wrapper(self, is_causal: bool) -> Any:
+        """The wrapper of segments with one kind of mask."""
+        if is_causal not in self._prefill_wrappers:
+            self._prefill_wrappers[is_causal] = self._library.BatchPrefillWithPagedKVCacheWrapper(
+                self.workspace, "NHD", backend="fa2"
+            )
+        return self._prefill_wrappers[is_causal]
+
+    def graph_wrapper(self, groups: int, fields: dict[str, Tensor]) -> Any:
+        """A decode wrapper over buffers that stay where they are."""
+        return self._library.BatchDecodeWithPagedKVCacheWrapper(
+            self.workspace, "NHD", use_cuda_graph=True, use_tensor_cores=groups not in DECODE_GROUPS, backend="fa2",
+            paged_kv_indptr_buffer=fields["starts"], paged_kv_indices_buffer=fields["pages"],
+            paged_kv_last_page_len_buffer=fields["last"],
+        )  # fmt: skip
+
+    def replan(self, wrapper: Any, starts: Tensor, fields: dict[str, Tensor], sizes: tuple[int, int, int]) -> None:
+        """Plan a graph's wrapper again from host data only. starts: int32 [rows + 1] on the host."""
+        dtype = self._pools[0].dtype
+        self._library.decode.fast_decode_plan(
+            wrapper, fields["starts"], fields["pages"], fields["last"], *sizes, self._page_size,
+            q_data_type=dtype, kv_data_type=dtype, global_override_indptr_cpu=starts,
+        )  # fmt: skip
+
+
+class FlashInferView:
+    """The KVView of one forward."""
+
+    def __init__(self, attention: FlashInferAttention, packed: PackedRows) -> None:
+        self._attention = attention
+        self._packed = packed
+        self._decode: Any = None
+        self._groups: list[tuple[Any, Tensor | slice]] = []
+        self._is_planned = False
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """See KVView."""
+        from mstar_core.engine.attention.append import append
+
+        pool = self._attention.pools[layer]
+        if not self._is_planned:
+            self._plan(query.shape[1], pool.shape[3], query.shape[2], scale)
+        if self._places is not None:
+            append(pool, self._attention.page_size, self._places, key, value)
+        count = len(self._packed.decode)
+        if self._decode is not None and count == query.shape[0]:
+            only: Tensor = self._decode.run(query, pool)
+            return only
+        out = torch.empty_like(query)
+        if self._decode is not None:
+            out[:count] = self._decode.run(query[:count], pool)
+        for wrapper, tokens in self._groups:
+            out[tokens] = wrapper.run(query[tokens], pool)
+        for segment in self._reading:
+            span = slice(segment.start, segment.start + segment.count)
+            view = self._attention.plain.plan(_alone(segment, self._packed))
+            out[span] = view.attend(layer, query[span], key[span], value[span], scale)
+        return out
+
+    @cached_property
+    def _writing(self) -> list[Segment]:
+        return [segment for segment in self._packed.segments if segment.writes]
+
+    @cached_property
+    def _reading(self) -> list[Segment]:
+        return [segment for segment in self._packed.segments if not segment.writes]
+
+    @cached_property
+    def _places(self) -> Tensor | None:
+        packed, page = self._packed, self._attention.page_size
+        total = len(packed.decode) + sum(segment.count for segment in packed.segments)
+        places = np.full(total, -1, dtype=np.int64)
+        places[: len(packed.decode)] = places_of(packed.decode, packed.cached, packed.tables, page)
+        for segment in self._writing:
+            cached = np.arange(segment.cached, segment.cached + segment.count)
+            rows = np.full(segment.count, segment.row, dtype=np.int64)
+            places[segment.start : segment.start + segment.count] = places_of(rows, cached, packed.tables, page)
+        if not len(packed.decode) and not self._writing:
+            return None
+        return torch.from_numpy(places).to(self._attention.pools[0].device)
+
+    def _plan(self, heads: int, kv_heads: int, width: int, scale: float | None) -> None:
+        self._is_planned = True
+        packed, dtype = self._packed, self._attention.pools[0].dtype
+        kind = {"q_data_type": dtype, "kv_data_type": dtype, "sm_scale": scale}
+        if len(packed.decode):
+            wrapper = self._attention.decode_wrapper(heads // kv_heads)
+            pages = self._pages(packed.decode, packed.cached + 1)
+            wrapper.plan(*pages, heads, kv_heads, width, self._attention.page_size, **kind)
+            self._decode = wrapper
+        for is_causal in (True, False):
+            chosen = [segment for segment in self._writing if segment.is_causal == is_causal]
+            if not chosen:
+                continue
+            counts = np.array([segment.count for segment in chosen], dtype=np.int64)
+            rows = np.array([segment.row for segment in chosen], dtype=np.int64)
+            held = np.array([segment.cached + segment.count for segment in chosen], dtype=np.int64)
+            starts = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+            wrapper = self._attention.prefill_wrapper(is_causal)
+            pages = self._pages(rows, held)
+            size = self._attention.page_size
+            wrapper.plan(starts, *pages, heads, kv_heads, width, size, causal=is_causal, **kind)
+            self._groups.append((wrapper, self._tokens(chosen)))
+
+    def _tokens(self, segments: list[Segment]) -> Tensor | slice:
+        """Packed tokens of these segments: a slice where they lie side by side."""
+        end = segments[-1].start + segments[-1].count
+        if end - segments[0].start == sum(segment.count for segment in segments):
+            return slice(segments[0].start, end)
+        spans = [np.arange(segment.start, segment.start + segment.count) for segment in segments]
+        return torch.from_numpy(np.concatenate(spans)).to(self._attention.pools[0].device)
+
+    def _pages(self, rows: np.ndarray, held: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+        """Starts [n + 1], page numbers, and tokens of the last page [n], int32 on the host."""
+        starts, pages, last = pages_of(rows, held, self._packed.tables, self._attention.page_size)
+        return torch.from_numpy(starts), torch.from_numpy(pages), torch.from_numpy(last)
+
+
+class FlashInferFixedRows:
+    """Decode attention of one bucket: persistent buffers, planned again only when some row's page count changed."""
+
+    def __init__(self, attention: FlashInferAttention, rows: int, max_pages: int) -> None:
+        self._attention = attention
+        self._rows = rows
+        self._spare = attention.pools[0].shape[0] - 1
+        fields = {
+            "places": (torch.int64, rows),
+            "last": (torch.int32, rows),
+            "starts": (torch.int32, rows + 1),
+            "pages": (torch.int32, rows * max_pages),
+        }
+        self._staging = Staging(fields, attention.pools[0].device)
+        self._wrapper: Any = None
+        self._sizes = (0, 0, 0)
+        self._scale: float | None = None
+        self._starts = self._pages = np.zeros(0, dtype=np.int32)
+        self._pinned: list[Tensor] = []
+        self._turn = 0
+        self.plans = 0
+
+    @property
+    def view(self) -> FlashInferFixedRows:
+        """See FixedRows: this object."""
+        return self
+
+    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray) -> None:
+        """See FixedRows."""
+        count, size = len(rows), self._attention.page_size
+        host = self._staging.next()
+        host["places"][:count] = places_of(rows, cached, tables, size)
+        host["places"][count:] = self._spare * 2 * size
+        starts, pages, last = pages_of(rows, cached + 1, tables, size)
+        host["last"][:count] = last
+        host["last"][count:] = 1
+        extra = self._rows - count
+        if extra:
+            starts = np.concatenate([starts, starts[-1] + np.arange(1, extra + 1, dtype=np.int32)])
+            pages = np.concatenate([pages, np.full(extra, self._spare, dtype=np.int32)])
+        is_same_split = np.array_equal(starts, self._starts)
+        if is_same_split and np.array_equal(pages, self._pages):
+            self._staging.send("last")
+            return
+        host["starts"][:] = starts
+        host["pages"][: len(pages)] = pages
+        self._staging.send("pages", self._staging.start_of("pages") + 4 * len(pages))
+        self._starts, self._pages = starts, pages
+        if not is_same_split and self._wrapper is not None:
+            self._replan()
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """See KVView. The first call, outside any capture, makes the first plan."""
+        from mstar_core.engine.attention.append import append
+
+        pool = self._attention.pools[layer]
+        if self._wrapper is None:
+            self._first_plan((query.shape[1], pool.shape[3], query.shape[2]), scale)
+        append(pool, self._attention.page_size, self._staging.device["places"], key, value)
+        out: Tensor = self._wrapper.run(query, pool)
+        return out
+
+    def _first_plan(self, sizes: tuple[int, int, int], scale: float | None) -> None:
+        fields, dtype = self._staging.device, self._attention.pools[0].dtype
+        wrapper = self._attention.graph_wrapper(sizes[0] // sizes[1], fields)
+        wrapper.plan(
+            torch.from_numpy(self._starts), torch.from_numpy(self._pages), fields["last"].cpu(), *sizes,
+            self._attention.page_size, q_data_type=dtype, kv_data_type=dtype, sm_scale=scale,
+        )  # fmt: skip
+        self._wrapper, self._sizes, self._scale = wrapper, sizes, scale
+        own = wrapper._pin_memory_int_workspace_buffer
+        self._pinned = [own, torch.empty_like(own, pin_memory=True)]
+
+    def _replan(self) -> None:
+        # The plan goes to the device from pinned memory, in stream order: the plan before may still be on its way.
+        self._turn = 1 - self._turn
+        self._wrapper._pin_memory_int_workspace_buffer = self._pinned[self._turn]
+        self._attention.replan(self._wrapper, torch.from_numpy(self._starts), self._staging.device, self._sizes)
+        self._wrapper._sm_scale = self._scale
+        self.plans += 1
+
+
+def pages_of(
+    rows: np.ndarray, held: np.ndarray, tables: np.ndarray, page_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The pages of rows that hold `held` tokens: starts int32 [n + 1], page numbers int32, tokens of the last page."""
+    counts = -(-held // page_size)
+    starts = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum(counts, out=starts[1:])
+    widest = int(counts.max(initial=0))
+    inside = np.arange(widest)[None] < counts[:, None]
+    pages: np.ndarray = tables[rows, :widest][inside]
+    last: np.ndarray = (held - (counts - 1) * page_size).astype(np.int32)
+    return starts, pages, last
+
+
+def _alone(segment: Segment, packed: PackedRows) -> PackedRows:
+    """A forward that holds this segment only."""
+    from dataclasses import replace
+
+    none = np.zeros(0, dtype=np.int64)
+    return PackedRows(decode=none, cached=none, segments=[replace(segment, start=0)], tables=packed.tables)
+
+
+def _check_pools(pools: list[Tensor]) -> None:
+    pool = pools[0]
+    if not pool.is_cuda:
+        raise StartError("FlashInfer needs a GPU", f"the cache is on {pool.device}", _TORCH, phase="kernels")
+    if pool.dtype not in (torch.bfloat16, torch.float16):
+        detail = f"the cache is {str(pool.dtype).removeprefix('torch.')}; its kernels take bfloat16 and float16"
+        raise StartError("FlashInfer cannot attend in this dtype", detail, f"set dtype, or {_TORCH}", phase="kernels")
+    if pool.shape[4] not in HEAD_DIMS:
+        detail = f"{pool.shape[4]} is none of {', '.join(map(str, HEAD_DIMS))}"
+        raise StartError("FlashInfer cannot attend with this head size", detail, _TORCH, phase="kernels")
+
+
+_TORCH: Final = 'set attention to "torch"'
+
+
+def _kernel_origins(dtype: torch.dtype, head_dim: int) -> dict[str, str]:
+    """Where each kernel will come from. Raises StartError when one is neither built ahead nor can be built here."""
+    from flashinfer.jit import env
+    from flashinfer.jit.attention.modules import gen_batch_decode_module, gen_batch_prefill_module
+
+    if os.environ.get(AOT_DIR):
+        env.FLASHINFER_AOT_DIR = Path(os.environ[AOT_DIR])
+    same = (dtype, dtype, dtype, torch.int32, head_dim, head_dim, 0, False, False)
+    specs = [gen_batch_decode_module(*same), gen_batch_prefill_module("fa2", *same, False)]
+    origins = {spec.name: "prebuilt" if spec.is_aot else "jit" for spec in specs}
+    missing = [name for name, origin in origins.items() if origin == "jit"]
+    tools = [tool for tool in ("nvcc", "ninja") if shutil.which(tool) is None]
+    if missing and tools:
+        raise StartError(
+            f"an attention kernel is not built and {tools[0]} is missing",
+            f"{missing[0]} is not in {env.FLASHINFER_AOT_DIR}",
+            f"run make kernels where nvcc is, and name its folder in {AOT_DIR}; or install {' and '.join(tools)}",
+            phase="kernels",
+        )
+    return origins
