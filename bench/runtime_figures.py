@@ -74,11 +74,12 @@ def main() -> None:
     report = measure(figures, 0.1 if options.quick else 1.0)
     print(json.dumps(report, indent=1))
     if options.save:
-        RESULTS.mkdir(exist_ok=True)
+        RESULTS.mkdir(exist_ok=True)  # the docs' table is made from the newest file in it
         stem = f"{report['when'][:19].replace(':', '-')}-runtime_figures"
         (RESULTS / f"{stem}.json").write_text(json.dumps(report, indent=1) + "\n")
         raw = {name: [float(f"{v:.6g}") for v in values] for name, values in figures.samples.items()}
-        (RESULTS / f"{stem}.samples.json").write_text(json.dumps(raw) + "\n")
+        (RESULTS / "raw").mkdir(exist_ok=True)
+        (RESULTS / "raw" / f"{stem}.json").write_text(json.dumps(raw) + "\n")
 
 
 def measure(figures: Figures, share: float) -> dict[str, Any]:
