@@ -78,8 +78,7 @@ def main() -> None:
         stem = f"{report['when'][:19].replace(':', '-')}-runtime_figures"
         (RESULTS / f"{stem}.json").write_text(json.dumps(report, indent=1) + "\n")
         raw = {name: [float(f"{v:.6g}") for v in values] for name, values in figures.samples.items()}
-        (RESULTS / "raw").mkdir(exist_ok=True)
-        (RESULTS / "raw" / f"{stem}.json").write_text(json.dumps(raw) + "\n")
+        (RESULTS / f"{stem}.samples.json").write_text(json.dumps(raw) + "\n")
 
 
 def measure(figures: Figures, share: float) -> dict[str, Any]:
