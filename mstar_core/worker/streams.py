@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
-
 from mstar_core.graph.edges import LeftContext, Stream
 from mstar_core.graph.stream import Chunk
 from mstar_core.plugin.spec import ModelSpec
@@ -29,11 +27,13 @@ class Streams:
         self._outbox = outbox
         self._deliver = deliver
         self._streams = {stream.name: stream for stream in spec.streams}
+        self._of_ids = {stream.name for stream in spec.streams if _takes_ids(stream)}
 
     def put(self, request: WorkerRequest, stream: Stream, tensor: Tensor) -> None:
-        """Put a value on a stream: ids one by one, other tensors as one item."""
-        if tensor.dtype is torch.int64 and tensor.numel() == 1:
-            self.put_id(request, stream, int(tensor))
+        """Put a value on a stream: ids one by one where the consumer takes a row of ids, else the tensor as one item."""
+        if stream.name in self._of_ids:
+            for value in tensor.reshape(-1).tolist():
+                self.put_id(request, stream, int(value))
             return
         rank = request.homes.get(stream.into[0].name)
         if rank is None:
@@ -80,6 +80,13 @@ class Streams:
             return
         del request.waiting[name]
         self._deliver(request, waiting, popped)
+
+
+def _takes_ids(stream: Stream) -> bool:
+    """Whether items are single ids: the consumer's port is one row of integers."""
+    node, port = stream.into
+    kind = node.port(port)
+    return kind.dtype == "i64" and len(kind.shape) == 1
 
 
 def _count(request: WorkerRequest, stream: Stream) -> int:
