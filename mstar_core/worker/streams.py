@@ -30,7 +30,7 @@ class Streams:
         self._of_ids = {stream.name for stream in spec.streams if _takes_ids(stream)}
 
     def put(self, request: WorkerRequest, stream: Stream, tensor: Tensor) -> None:
-        """Put a value on a stream: ids one by one where the consumer takes a row of ids, else the tensor as one item."""
+        """Put a value on a stream: ids one by one where the consumer takes a row of ids, else as one item."""
         if stream.name in self._of_ids:
             for value in tensor.reshape(-1).tolist():
                 self.put_id(request, stream, int(value))
