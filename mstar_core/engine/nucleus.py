@@ -89,10 +89,9 @@ def _level_kernel(peak, place, mass, log_mass, greedy_id, best_of, splits: tl.co
 
 
 @triton.jit
-def _base(state, partial, goal, row, level, inclusive: tl.constexpr, ways: tl.constexpr, splits: tl.constexpr):
+def _base(state, partial, goal, row, step, inclusive: tl.constexpr, ways: tl.constexpr, splits: tl.constexpr):
     """Where this pass begins: the highest threshold of the pass before whose mass still reaches the goal."""
     start = tl.load(state + row).to(tl.int64)
-    step = tl.full((), 1, tl.int64) << (32 - 4 * level).to(tl.int64)
     way = tl.arange(0, ways)
     cells = partial + (row * splits + tl.arange(0, splits)[:, None]) * ways + way[None, :]
     above = tl.sum(tl.load(cells), axis=0)
@@ -102,23 +101,25 @@ def _base(state, partial, goal, row, level, inclusive: tl.constexpr, ways: tl.co
 
 @triton.jit
 def _search_kernel(
-    scaled, log_mass, goals, states, partials, vocab, span, rows, level,
+    scaled, log_mass, goals, states, partials, vocab, span, rows, level, step, wider,
     inclusive: tl.constexpr, ways: tl.constexpr, block: tl.constexpr, splits: tl.constexpr,
 ):  # fmt: skip
-    """One pass: the mass at or above each of the thresholds, per split. level 0 begins, 1.. narrow by four bits."""
+    """One pass: the mass at or above each of the thresholds, per split. level 0 begins, 1.. narrow by four bits.
+
+    step: between thresholds here; wider: between those of the pass before.
+    """
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     goal = tl.load(goals + row)
     base = tl.full((), _LEAST, tl.int64)
     if level > 0:
         state, partial = states + (level - 1) * rows, partials + (level - 1) * rows * splits * ways
-        base = _base(state, partial, goal, row, level, inclusive, ways, splits)
+        base = _base(state, partial, goal, row, wider, inclusive, ways, splits)
     if split == 0:
         tl.store(states + level * rows + row, base.to(tl.int32))
-    step = tl.full((), 1, tl.int64) << tl.maximum(28 - 4 * level, 0).to(tl.int64)
     # The last pass asks for two neighbours only: what is at or above the edge, and what is above it.
     way = tl.arange(0, ways)
-    limit = tl.minimum(base + step * way, 0x7FFFFFFF).to(tl.int32)
+    limit = tl.minimum(base + step * way.to(tl.int64), 0x7FFFFFFF).to(tl.int32)
     shift = tl.load(log_mass + row)
     total = tl.zeros((ways,), tl.float64)
     for start in range(split * span, tl.minimum((split + 1) * span, vocab), block):
@@ -272,5 +273,6 @@ class NucleusSampler:
         for level in range(PASSES + 1):
             _search_kernel[(self.rows, SPLITS)](
                 self.scaled, self.log_mass, goals, self.states, self.partials, self.vocab, self.span, self.rows, level,
+                1 << max(28 - 4 * level, 0), 1 << min(32 - 4 * level, 28),
                 inclusive=inclusive, ways=WAYS, block=BLOCK, splits=SPLITS,
             )  # fmt: skip

@@ -1,0 +1,156 @@
+"""The KV engine on CUDA: captured steps against plain ones and against the CPU, in float32 and in bfloat16."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.kv_view import KVView
+from mstar_core.graph.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
+from mstar_core.layers import AttentionSpec, DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
+from mstar_core.layers.packing import pack
+from tests.engine.tiny_engine import TinyLM, generate, make_engine, prompt
+
+pytestmark = pytest.mark.gpu
+
+SAMPLINGS = (
+    SamplingParams(),
+    SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.3, seed=5),
+    SamplingParams(temperature=1.0, seed=11),
+    SamplingParams(temperature=1.2, top_p=0.6, repetition_penalty=1.1, seed=-4),
+)
+REQUESTS = [(prompt(seed, 3 + 5 * seed), 20 + seed, SAMPLINGS[seed % len(SAMPLINGS)]) for seed in range(7)]
+WIDE = NodeSpec(
+    name="LM", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"},
+    kv=KVSpec(layers=2, kv_heads=2, head_dim=128), sampling=Sampling(port="token"),
+)  # fmt: skip
+
+
+class WideLM(nn.Module):
+    """Two blocks with heads of 128, three query heads to a key head, as the kernels are built for."""
+
+    def __init__(self, vocab: int = 2000) -> None:
+        super().__init__()
+        spec = AttentionSpec(width=512, heads=6, kv_heads=2, head_dim=128)
+        self.embed = TokenEmbedding(vocab, 512)
+        self.rotary = Rotary(RotarySpec(width=128))
+        self.blocks = nn.ModuleList([DecoderBlock(spec, 1024, layer, 1e-5) for layer in range(2)])
+        self.norm = RMSNorm(512)
+        self.out = Head(512, vocab)
+        generator = torch.Generator().manual_seed(3)
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[-1] ** 0.5)
+        self.embed.weight.mul_(6.0)
+
+    def forward(self, kv: KVView, positions: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+        x = self.embed(tokens)
+        rotation = self.rotary(positions)
+        for block in self.blocks:
+            x = block(x, kv, rotation)
+        return {"hidden": self.norm(x)}
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self.out(hidden) * 4
+
+
+def wide_engine(cuda: torch.device, module: WideLM, **changes: object) -> KVCacheEngine:
+    settings: dict[str, object] = {
+        "device": cuda, "dtype": torch.bfloat16, "num_pages": 200, "page_size": 16, "max_slots": 8, "max_seq_len": 256,
+        "vocab": 2000, "token_budget": 64, "attention": "flashinfer", "lookahead": 1,
+    }  # fmt: skip
+    return KVCacheEngine(WIDE, module, **(settings | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_captured_equals_eager_equals_cpu_in_float32(cuda: torch.device, lookahead: int) -> None:
+    expected = generate(REQUESTS)
+    module = TinyLM().to(cuda)
+    eager = make_engine(device=cuda, module=module, lookahead=lookahead)
+    assert generate(REQUESTS, lookahead=lookahead, engine=eager) == expected
+    captured = make_engine(device=cuda, module=module, lookahead=lookahead, graphs=(1, 8, 16))
+    assert generate(REQUESTS, lookahead=lookahead, engine=captured) == expected
+    counts = captured.graph_counts
+    assert counts is not None and counts.hits > 20 and counts.misses == 0
+
+
+def test_flashinfer_gives_the_logits_of_torch_attention(cuda: torch.device) -> None:
+    module = WideLM().to(cuda, torch.bfloat16)
+    pack(module)
+    found = {}
+    for name, dtype, own in (
+        ("flashinfer", torch.bfloat16, module), ("torch", torch.bfloat16, module),
+        ("reference", torch.float32, WideLM().to(cuda)),
+    ):  # fmt: skip
+        attention = "flashinfer" if name == "flashinfer" else "torch"
+        engine = wide_engine(cuda, own, dtype=dtype, attention=attention, prefix_cache=False, token_budget=24)
+        ids = torch.tensor(prompt(5, 53))
+        engine.open(Handle(1), SamplingParams(), 200)
+        engine.submit(Job(key=JobKey(1), handle=Handle(1), inputs={"tokens": ids}, outputs=("logits",)))
+        rows = []
+        while (running := engine.launch()) is not None:
+            rows += [done.outputs["logits"] for done in engine.collect(running).done]
+        found[name] = torch.cat(rows).float()
+    scale = found["reference"].norm()
+    assert (found["torch"] - found["reference"]).norm() / scale < 0.03
+    assert (found["flashinfer"] - found["reference"]).norm() / scale < 0.03
+    assert (found["flashinfer"] - found["torch"]).norm() / scale < 0.02
+
+
+def test_captured_bfloat16_stays_with_the_plain_step(cuda: torch.device) -> None:
+    """Greedy ids of random weights part ways at a near tie; most of them must not."""
+    module = WideLM().to(cuda, torch.bfloat16)
+    pack(module)
+    rows = [(prompt(seed, 5 + 9 * seed), 40, SamplingParams(repetition_penalty=1.1)) for seed in range(5)]
+    plain = generate(rows, lookahead=1, engine=wide_engine(cuda, module))
+    captured = generate(rows, lookahead=1, engine=wide_engine(cuda, module, graphs=(1, 8)))
+    same = sum(a == b for one, two in zip(plain, captured, strict=True) for a, b in zip(one, two, strict=True))
+    assert same >= 0.6 * 5 * 41, (same, plain, captured)
+    assert [row[0] for row in plain] == [row[0] for row in captured]
+
+
+def test_ids_do_not_depend_on_the_batch(cuda: torch.device) -> None:
+    module = TinyLM().to(cuda)
+    together = generate(
+        REQUESTS, lookahead=1, engine=make_engine(device=cuda, module=module, lookahead=1, graphs=(16,))
+    )
+    engine = make_engine(device=cuda, module=module, lookahead=1, graphs=(1, 8, 16))
+    for request, expected in zip(REQUESTS, together, strict=True):
+        assert generate([request], lookahead=1, engine=engine) == [expected]
+
+
+def test_no_page_is_left_after_many_cancels(cuda: torch.device) -> None:
+    module = WideLM().to(cuda, torch.bfloat16)
+    pack(module)
+    engine = wide_engine(cuda, module, graphs=(1, 8), num_pages=40, prefix_cache=False)
+    chance, keys, opened, running = random.Random(4), 0, set[int](), []
+    for handle in range(400):
+        engine.open(Handle(handle), SAMPLINGS[handle % 4], 100)
+        keys += 2
+        ids = torch.tensor(prompt(handle, 1 + handle % 30))
+        engine.submit(Job(key=JobKey(keys), handle=Handle(handle), inputs={"tokens": ids}, outputs=("token",)))
+        loop = LoopSpec(max_iters=1 + handle % 40, carry={"token": "token"}, stop_port="token")
+        engine.submit(Job(key=JobKey(keys + 1), handle=Handle(handle), loop=loop, outputs=("token",)))
+        opened.add(handle)
+        for _ in range(chance.randrange(8)):
+            if (launched := engine.launch()) is not None:
+                running.append(launched)
+            if running and (len(running) > 1 or launched is None):
+                assert not engine.collect(running.pop(0)).failed
+        while len(opened) > 12 or (opened and chance.random() < 0.2):
+            gone = chance.choice(sorted(opened))
+            opened.discard(gone)
+            engine.close(Handle(gone))
+    for handle in opened:
+        engine.close(Handle(handle))
+    while running:
+        engine.collect(running.pop(0))
+    memory = engine.memory()
+    assert (memory.pages_used, memory.slots_used) == (0, 0)
+    assert torch.isfinite(torch.stack([pool.float().abs().max() for pool in engine._runner._attention.pools])).all()
