@@ -87,9 +87,14 @@ class Params(OpenParams):
 
 
 def llm(request: ProgramRequest) -> ProgramGenerator:
-    """Read the prompt, then speak: the prefill's id is the first audio id."""
-    yield Run("prefill", tokens=request.inputs["text_tokens"])
-    yield Run("decode", max_iters=request.params.max_output_tokens - 1)
+    """Read the prompt, then speak: the prefill's id is the first audio id.
+
+    Both are handed out together, so that the first id does not wait for a visit to the conductor.
+    """
+    yield [
+        Run("prefill", tokens=request.inputs["text_tokens"]),
+        Run("decode", max_iters=request.params.max_output_tokens - 1),
+    ]
 
 
 def vocoder(request: ProgramRequest) -> ProgramGenerator:
