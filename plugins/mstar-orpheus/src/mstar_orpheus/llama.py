@@ -5,7 +5,7 @@ The modules are nested as the checkpoint's keys are, so that its names need no t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from torch import nn
 
@@ -35,9 +35,10 @@ class Decoder(nn.Module):
         rotation = self.rotary(positions)
         x = self.embed_tokens(tokens)
         # Each block's last addition goes together with the norm after it: one kernel less per block on a GPU.
-        norms = [block.input_layernorm for block in self.layers] + [self.norm]
-        normed: Tensor = norms[0](x)
-        for block, next_norm in zip(self.layers, norms[1:], strict=True):
+        blocks = cast("list[DecoderBlock]", list(self.layers))
+        norms = [*(block.input_layernorm for block in blocks), self.norm]
+        normed = norms[0](x)
+        for block, next_norm in zip(blocks, norms[1:], strict=True):
             x, normed = block.chained(x, normed, kv, rotation, next_norm)
         return normed
 
