@@ -37,7 +37,7 @@ class Decoder(nn.Module):
         # Each block's last addition goes together with the norm after it: one kernel less per block on a GPU.
         blocks = cast("list[DecoderBlock]", list(self.layers))
         norms = [*(block.input_layernorm for block in blocks), self.norm]
-        normed = norms[0](x)
+        normed: Tensor = norms[0](x)
         for block, next_norm in zip(blocks, norms[1:], strict=True):
             x, normed = block.chained(x, normed, kv, rotation, next_norm)
         return normed
