@@ -197,9 +197,10 @@ def codec(device: torch.device) -> dict[str, Any]:
     for rows in (1, 8, 32, 64):
         window = torch.randint(128266, 128266 + 4096, (rows, 28), device=device)
         with torch.inference_mode():
-            eager = event_ms(lambda w=window: vocoder.decode(w, None), 20)
-        graph = captured(lambda w=window: vocoder.decode(w, None))
-        found[str(rows)] = {"eager": eager, "captured": event_ms(graph, 20)}
+            whole = event_ms(lambda w=window: vocoder.decode(w, None), 20)
+            middle = event_ms(lambda w=window: vocoder.decode(w, None, (2048, 4096)), 20)
+        graph = captured(lambda w=window: vocoder.decode(w, None, (2048, 4096)))
+        found[str(rows)] = {"whole": whole, "middle": middle, "middle_captured": event_ms(graph, 20)}
     return found
 
 

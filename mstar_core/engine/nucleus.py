@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WAYS: Final = 16
 PASSES: Final = 8  # 16 ** 8 = 2 ** 32, every float32
 SPLITS: Final = 32
-BLOCK: Final = 512
+BLOCK: Final = 256
 _LEAST: Final = tl.constexpr(-(1 << 31))
 _INFINITY: Final = tl.constexpr(float("inf"))
 
@@ -43,12 +43,14 @@ def _scale_kernel(
     if is_penalised:
         slot = tl.load(slots + row)
         weight = tl.load(penalty + row)
-    best = -_INFINITY
-    where = 0x7FFFFFFF
-    top = -_INFINITY
-    total = tl.zeros((), tl.float64)
+    # Every lane keeps its own maximum and sum; they meet once, at the end.
+    lane = tl.arange(0, block)
+    best = tl.full((block,), -_INFINITY, tl.float32)
+    where = tl.full((block,), 0x7FFFFFFF, tl.int32)
+    top = tl.full((block,), -_INFINITY, tl.float32)
+    total = tl.zeros((block,), tl.float32)
     for start in range(split * span, tl.minimum((split + 1) * span, vocab), block):
-        at = start + tl.arange(0, block)
+        at = start + lane
         inside = (at < vocab) & (at < (split + 1) * span)
         x = tl.load(logits + row * vocab + at, mask=inside, other=-_INFINITY)
         x = tl.where(x != x, _INFINITY, x)
@@ -56,21 +58,21 @@ def _scale_kernel(
             known = tl.load(seen + slot * seen_stride + at, mask=inside, other=0) != 0
             changed = tl.where(x > 0, tl.div_rn(x, weight), x * weight)
             x = tl.where(known & inside, changed, x)
-        high = tl.max(x, axis=0)
-        first = tl.min(tl.where(inside & (x == high), at, 0x7FFFFFFF), axis=0)
-        where = tl.where(high > best, first, where)
-        best = tl.maximum(best, high)
+        where = tl.where(x > best, at, where)
+        best = tl.maximum(best, x)
         y = tl.div_rn(x, heat)
         tl.store(scaled + row * vocab + at, y, mask=inside)
-        higher = tl.maximum(top, tl.max(y, axis=0))
+        higher = tl.maximum(top, y)
         safe = tl.where(higher == -_INFINITY, 0.0, higher)
-        kept = tl.where(top == -_INFINITY, 0.0, tl.exp(top - safe)).to(tl.float64)
-        total = total * kept + tl.sum(tl.where(inside, tl.exp(y - safe), 0.0), axis=0).to(tl.float64)
+        total = total * tl.exp(top - safe) + tl.where(inside, tl.exp(y - safe), 0.0)
         top = higher
-    tl.store(peak + (row * splits + split) * 2, best)
-    tl.store(peak + (row * splits + split) * 2 + 1, top)
-    tl.store(place + row * splits + split, where)
-    tl.store(mass + row * splits + split, total)
+    high, level = tl.max(best, axis=0), tl.max(top, axis=0)
+    safe = tl.where(level == -_INFINITY, 0.0, level)
+    cell = row * splits + split
+    tl.store(peak + cell * 2, high)
+    tl.store(peak + cell * 2 + 1, level)
+    tl.store(place + cell, tl.min(tl.where(best == high, where, 0x7FFFFFFF), axis=0))
+    tl.store(mass + cell, tl.sum(total.to(tl.float64) * tl.exp((top - safe).to(tl.float64)), axis=0))
 
 
 @triton.jit
@@ -121,15 +123,14 @@ def _search_kernel(
     way = tl.arange(0, ways)
     limit = tl.minimum(base + step * way.to(tl.int64), 0x7FFFFFFF).to(tl.int32)
     shift = tl.load(log_mass + row)
-    total = tl.zeros((ways,), tl.float64)
+    total = tl.zeros((block, ways), tl.float32)
     for start in range(split * span, tl.minimum((split + 1) * span, vocab), block):
         at = start + tl.arange(0, block)
         inside = (at < vocab) & (at < (split + 1) * span)
         x = tl.load(scaled + row * vocab + at, mask=inside, other=-_INFINITY)
         share = tl.where(inside, tl.exp(x - shift), 0.0)
-        counted = tl.where(_key(x)[:, None] >= limit[None, :], share[:, None], 0.0)
-        total += tl.sum(counted, axis=0).to(tl.float64)
-    tl.store(partials + ((level * rows + row) * splits + split) * ways + way, total)
+        total += tl.where(_key(x)[:, None] >= limit[None, :], share[:, None], 0.0)
+    tl.store(partials + ((level * rows + row) * splits + split) * ways + way, tl.sum(total.to(tl.float64), axis=0))
 
 
 @triton.jit
@@ -159,13 +160,13 @@ def _count_kernel(scaled, states, lowest, counts, vocab, span, rows, passes, blo
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     key = tl.maximum(tl.load(states + passes * rows + row), tl.load(lowest + row))
-    found = tl.zeros((), tl.int32)
+    found = tl.zeros((block,), tl.int32)
     for start in range(split * span, tl.minimum((split + 1) * span, vocab), block):
         at = start + tl.arange(0, block)
         inside = (at < vocab) & (at < (split + 1) * span)
         x = tl.load(scaled + row * vocab + at, mask=inside, other=0.0)
-        found += tl.sum((inside & (_key(x) == key)).to(tl.int32), axis=0)
-    tl.store(counts + row * splits + split, found)
+        found += (inside & (_key(x) == key)).to(tl.int32)
+    tl.store(counts + row * splits + split, tl.sum(found, axis=0))
 
 
 @triton.jit

@@ -108,3 +108,13 @@ def test_another_snac_variant_is_refused_by_key(change: dict[str, Any], golden: 
     path.write_text(json.dumps(golden.json("snac_config.json") | change))
     with pytest.raises(WeightsError, match=next(iter(change))):
         SnacConfig.read(path)
+
+
+@pytest.mark.parametrize("keep", [(0, 300), (2048, 4096), (6000, 7168)])
+def test_a_part_of_the_samples_equals_that_part_of_all(keep: tuple[int, int], golden: Any, reference: Any) -> None:
+    snac = reference.vocoder.snac
+    levels = [golden.snac[f"codes_0_level{level}"] for level in range(3)]
+    frames = levels[0].shape[1]
+    noise = [torch.randn(1, 1, length) for length in snac.config.noise_lengths(frames)]
+    whole = snac.decode(levels, noise)
+    torch.testing.assert_close(snac.decode(levels, noise, keep), whole[:, :, keep[0] : keep[1]], atol=1e-5, rtol=0)

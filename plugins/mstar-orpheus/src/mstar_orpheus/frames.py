@@ -34,4 +34,5 @@ def misplaced(ids: Tensor, audio_offset: int, codebook_size: int) -> Tensor:
 def levels_from_codes(codes: Tensor) -> tuple[Tensor, ...]:
     """Split codes by code book. codes: int64 [B, 7 * frames]. Returns int64 [B, frames * (1 | 2 | 4)] each."""
     frames = codes.reshape(codes.shape[0], -1, IDS_PER_FRAME)
-    return tuple(frames[:, :, list(slots)].flatten(1) for slots in LEVEL_SLOTS)
+    # Picked one by one: a list as an index becomes a tensor, and its copy to a GPU waits for what is queued there.
+    return tuple(torch.stack([frames[:, :, slot] for slot in slots], dim=2).flatten(1) for slots in LEVEL_SLOTS)

@@ -6,6 +6,7 @@ large alpha is sensitive, and the model is tiny.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,6 +98,9 @@ class Snake(nn.Module):
         self.alpha = nn.Parameter(torch.ones(1, channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and x.is_contiguous():
+            fused: Tensor = importlib.import_module("mstar_orpheus.kernels").snake(x, self.alpha)
+            return fused
         return x + torch.sin(self.alpha * x).square() / (self.alpha + 1e-9)
 
 
@@ -157,14 +161,44 @@ class Decoder(nn.Module):
         blocks = [DecoderBlock(a, b, rate) for a, b, rate in zip(widths, widths[1:], config.rates, strict=False)]
         entry = nn.Conv1d(config.latent, config.latent, 7, padding=3, groups=config.latent)
         mixing = nn.Conv1d(config.latent, config.width, 1)
+        self.rates = config.rates
         self.model = nn.ModuleList([entry, mixing, *blocks, Snake(widths[-1]), nn.Conv1d(widths[-1], 1, 7, padding=3)])
 
-    def forward(self, latent: Tensor, noise: Sequence[Tensor] | None) -> Tensor:
+    def forward(self, latent: Tensor, noise: Sequence[Tensor] | None, keep: tuple[int, int] | None = None) -> Tensor:
         entry, mixing, *blocks, snake, output = self.model
         x = mixing(entry(latent))
-        for index, block in enumerate(blocks):
-            x = block(x, None if noise is None else noise[index])
-        return torch.tanh(output(snake(x)))
+        if keep is None:
+            for index, block in enumerate(blocks):
+                x = block(x, None if noise is None else noise[index])
+            return torch.tanh(output(snake(x)))
+        start = 0  # of x, in steps of its own rate
+        for index, (low, high) in enumerate(needed(keep, self.rates, latent.shape[2])):
+            x = x[:, :, low - start : high - start].contiguous()
+            rate = self.rates[index]
+            start = low * rate
+            own = None if noise is None else noise[index][:, :, start : high * rate]
+            x = blocks[index](x, own)
+        made = torch.tanh(output(snake(x)))
+        return made[:, :, keep[0] - start : keep[1] - start]
+
+
+UNITS_REACH: Final = 3 * (1 + 3 + 9)
+"""Steps to each side that a block's residual units look at: kernels of 7, dilated by 1, 3 and 9."""
+OUTPUT_REACH: Final = 3
+
+
+def needed(keep: tuple[int, int], rates: Sequence[int], steps: int) -> list[tuple[int, int]]:
+    """Steps of each block's input that the samples `keep` depend on, in block order. steps: length of the latent."""
+    lengths = [steps * math.prod(rates[:block]) for block in range(len(rates))]
+    low, high = keep[0] - OUTPUT_REACH, keep[1] + OUTPUT_REACH
+    spans = []
+    for rate, length in zip(reversed(rates), reversed(lengths), strict=True):
+        # A transposed convolution of stride r and kernel 2r, padded by r/2: two inputs meet in every output.
+        low, high = low - UNITS_REACH, high + UNITS_REACH
+        low = max((low + rate // 2 - 2 * rate + 1) // rate, 0)
+        high = min((high - 1 + rate // 2) // rate + 1, length)
+        spans.append((low, high))
+    return spans[::-1]
 
 
 class Codebook(nn.Module):
@@ -206,13 +240,18 @@ class Snac(nn.Module):
         latent: Tensor = self.quantizer(levels)
         return latent
 
-    def decode(self, levels: Sequence[Tensor], noise: Sequence[Tensor] | None = None) -> Tensor:
-        """Samples of whole frames.
+    def decode(
+        self,
+        levels: Sequence[Tensor],
+        noise: Sequence[Tensor] | None = None,
+        keep: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """Samples of whole frames, or of `keep` (first sample, end) alone: nothing is computed for the others only.
 
         levels: int64 [B, frames * (1 | 2 | 4)], codes in range. noise: one float32 [B, 1, T] per block (lengths of
         `SnacConfig.noise_lengths`), None = off. Returns float32 [B, 1, frames * frame_samples] in (-1, 1).
         """
-        samples: Tensor = self.decoder(self.latent(levels), noise)
+        samples: Tensor = self.decoder(self.latent(levels), noise, keep)
         return samples
 
 

@@ -66,20 +66,26 @@ class Vocoder(nn.Module):
         windows = step - (last & ~first).to(step.dtype)
         modes, seeds, places = (key.to(window.device, torch.int64) for key in (noise, seed, windows))
         drawn = window_noise(modes, seeds, places, self.snac.config.noise_lengths(frames))
+        size = self.snac.config.frame_samples
+        if window.is_cuda and all(span == EMITTED for span in spans):
+            middle = self.decode(window, drawn, (EMITTED.start * size, EMITTED.stop * size))
+            self._count(window, first, last)
+            return {"pcm": to_pcm16(middle)}
         samples = self.decode(window, drawn)
         self._count(window, first, last)
-        return {"pcm": _cut(to_pcm16(samples), spans, self.snac.config.frame_samples)}
+        return {"pcm": _cut(to_pcm16(samples), spans, size)}
 
-    def decode(self, window: Tensor, noise: Sequence[Tensor] | None) -> Tensor:
-        """Samples of whole windows. window: int64 [B, 7 * frames]. Returns float32 [B, frames * frame_samples]."""
+    def decode(self, window: Tensor, noise: Sequence[Tensor] | None, keep: tuple[int, int] | None = None) -> Tensor:
+        """Samples of whole windows, or `keep` of each. window: int64 [B, 7 * frames]. Returns float32 [B, samples]."""
         levels = levels_from_codes(codes_from_ids(window, self.audio_offset, self.snac.config.codebook_size))
         if window.device.type != "cpu":
-            return self.snac.decode(levels, noise).squeeze(1)
+            return self.snac.decode(levels, noise, keep).squeeze(1)
         # On a CPU one row at a time is faster than a batch (1.5 times at full size), and its bits do not depend on
         # what shares the batch, which batched convolutions do not promise.
         rows = range(window.shape[0])
         parts = [
-            self.snac.decode([x[i : i + 1] for x in levels], noise and [x[i : i + 1] for x in noise]) for i in rows
+            self.snac.decode([x[i : i + 1] for x in levels], noise and [x[i : i + 1] for x in noise], keep)
+            for i in rows
         ]
         return torch.cat(parts).squeeze(1)
 

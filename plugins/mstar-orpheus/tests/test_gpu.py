@@ -1,0 +1,111 @@
+"""The golden vectors on CUDA. Float32 must give the reference's ids; bfloat16 stays within its rounding."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.device import prepare_device
+from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.plugin.model import ModelContext
+from mstar_orpheus.model import Orpheus
+
+pytestmark = pytest.mark.gpu
+
+LOGITS_FLOAT32, WAVEFORM_FLOAT32 = 2e-4, 2e-4
+LOGITS_BFLOAT16 = 0.03
+"""Relative error, by norms, over a whole prompt."""
+PROMPTS = (0, 1)
+
+
+def node(reference: Any, name: str, dtype: torch.dtype) -> Any:
+    context = ModelContext(spec=reference.spec, folder=reference.folder, device=torch.device("cuda", 0), dtype=dtype)
+    return Orpheus(context).get_submodule(reference.spec.node(name))
+
+
+def engine_of(reference: Any, dtype: torch.dtype, **changes: Any) -> KVCacheEngine:
+    settings = {"num_pages": 64, "page_size": 8, "max_slots": 8, "max_seq_len": 256, "token_budget": 64} | changes
+    module = node(reference, "LLM", dtype)
+    return KVCacheEngine(
+        reference.spec.node("LLM"), module, device=torch.device("cuda", 0), dtype=dtype, attention="torch",
+        vocab=module.model.embed_tokens.num_embeddings, lookahead=1, prefix_cache=False, **settings,
+    )  # fmt: skip
+
+
+def greedy(engine: KVCacheEngine, prompts: list[Tensor], steps: int, penalty: float) -> list[list[int]]:
+    keys, ids = itertools.count(1), {handle: list[int]() for handle in range(len(prompts))}
+    owner: dict[int, int] = {}
+    for handle, prompt in enumerate(prompts):
+        engine.open(Handle(handle), SamplingParams(repetition_penalty=penalty), len(prompt) + steps)
+        first, second = JobKey(next(keys)), JobKey(next(keys))
+        owner[first] = owner[second] = handle
+        engine.submit(Job(key=first, handle=Handle(handle), inputs={"tokens": prompt}, outputs=("token",)))
+        loop = LoopSpec(max_iters=steps - 1, carry={"token": "token"}, stop_port="token")
+        engine.submit(Job(key=second, handle=Handle(handle), loop=loop, outputs=("token",)))
+    flight: list[Any] = []
+    while True:
+        launched = engine.launch()
+        flight += [launched] if launched is not None else []
+        if not flight:
+            return [ids[handle] for handle in range(len(prompts))]
+        if len(flight) > 1 or launched is None:
+            result = engine.collect(flight.pop(0))
+            assert not result.failed
+            for done in result.done:
+                if done.job.loop is None:
+                    ids[owner[done.job.key]].append(int(done.outputs["token"]))
+            if result.loop is not None:
+                for key, value in zip(result.loop.keys.tolist(), result.loop.ids.tolist(), strict=True):
+                    ids[owner[key]].append(value)
+
+
+@pytest.mark.parametrize("graphs", [(), (1, 8)], ids=["eager", "captured"])
+@pytest.mark.parametrize(("penalty", "name"), [(1.0, "greedy_tokens"), (1.3, "greedy_penalised_tokens")])
+def test_float32_gives_the_reference_ids(
+    graphs: tuple[int, ...], penalty: float, name: str, golden: Any, reference: Any
+) -> None:
+    prompts = [golden.lm[f"prompt_{index}"] for index in PROMPTS]
+    wanted = [golden.lm[f"{name}_{index}"].tolist() for index in PROMPTS]
+    assert greedy(engine_of(reference, torch.float32, graphs=graphs), prompts, len(wanted[0]), penalty) == wanted
+
+
+@pytest.mark.parametrize("index", PROMPTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_prefill_logits(index: int, dtype: torch.dtype, golden: Any, reference: Any) -> None:
+    engine = engine_of(reference, dtype)
+    engine.open(Handle(1), SamplingParams(), 200)
+    job = Job(key=JobKey(1), handle=Handle(1), inputs={"tokens": golden.lm[f"prompt_{index}"]}, outputs=("logits",))
+    engine.submit(job)
+    running = engine.launch()
+    assert running is not None
+    made = engine.collect(running).done[0].outputs["logits"].float().cpu()
+    wanted = golden.lm[f"prefill_logits_{index}"]
+    if dtype == torch.float32:
+        torch.testing.assert_close(made, wanted, atol=LOGITS_FLOAT32, rtol=0)
+    assert (made - wanted).norm() / wanted.norm() < LOGITS_BFLOAT16
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_waveform_equals_the_reference(index: int, golden: Any, reference: Any) -> None:
+    vocoder = node(reference, "snac_decoder", torch.float32)
+    prepare_device(torch.device("cuda", 0))
+    codes = [golden.snac[f"codes_{index}_level{level}"].cuda() for level in range(3)]
+    made = vocoder.snac.decode(codes).cpu()
+    torch.testing.assert_close(made, golden.snac[f"waveform_{index}"], atol=WAVEFORM_FLOAT32, rtol=0)
+
+
+def test_the_middle_of_a_window_equals_the_cpu(reference: Any) -> None:
+    prepare_device(torch.device("cuda", 0))
+    vocoder, plain = node(reference, "snac_decoder", torch.float32), reference.vocoder
+    size, offset = plain.snac.config.frame_samples, plain.audio_offset
+    slots = torch.arange(28) % 7 * plain.snac.config.codebook_size
+    window = offset + slots + torch.randint(0, plain.snac.config.codebook_size, (5, 28))
+    noise = [torch.randn(5, 1, length) for length in plain.snac.config.noise_lengths(4)]
+    whole = plain.decode(window, noise)
+    made = vocoder.decode(window.cuda(), [value.cuda() for value in noise], (size, 2 * size)).cpu()
+    torch.testing.assert_close(made, whole[:, size : 2 * size], atol=WAVEFORM_FLOAT32, rtol=0)
