@@ -2,11 +2,13 @@
 SHELL := /bin/sh
 PY := .venv/bin/python
 TESTS := tests plugins
+# Empty where the packages come from a wheelhouse instead of .venv.
+INSTALL ?= install
 # Threads of numeric libraries that spin cost more than they give when several processes share few cores.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu lint format docs bench wheels clean
+.PHONY: help install demo test test-gpu kernels wheelhouse lint format docs bench wheels clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -20,7 +22,13 @@ demo: install ## start a miniature model on this machine, send it a request, sho
 test: install ## run every test that needs no GPU and no network; ARGS="-k name" narrows it
 	$(PY) -m pytest -m "not gpu" $(TESTS) $(ARGS)
 
-test-gpu: install ## run the tests that need a GPU
+kernels: install ## build FlashInfer's attention kernels ahead of time; needs nvcc and no GPU
+	@$(PY) scripts/kernels.py build/kernels/aot $(ARGS)
+
+wheelhouse: install ## gather wheels and kernels for a GPU machine without network into build/wheelhouse
+	@$(PY) scripts/wheelhouse.py build/wheelhouse --cuda --kernels 9.0a $(ARGS)
+
+test-gpu: $(INSTALL) ## run the tests that need a GPU; from a wheelhouse: make test-gpu INSTALL= PY=python3
 	$(PY) -m pytest -m gpu $(TESTS) $(ARGS)
 
 lint: install ## check format, lint, types, layering contracts and docs

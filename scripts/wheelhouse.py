@@ -1,0 +1,197 @@
+"""Gathers wheels and kernels with which a GPU machine without network runs the project beside its own torch.
+
+Run by `make wheelhouse`. Pins come from wheelhouse.lock alone. The folder holds the wheels, `aot/` with the attention
+kernels, manifest.json, and install.sh, which checks hashes and versions, installs and proves every import.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCK = ROOT / "scripts" / "wheelhouse.lock"
+GLIBC_MINORS = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
+OPTIONAL = {"attention": "cuda", "terminal": "tui", "video": "video"}
+"""Group -> option that asks for it; the other groups are always there."""
+
+IMPORTS = {
+    "flashinfer-python": "flashinfer", "apache-tvm-ffi": "tvm_ffi", "sanic-routing": "sanic_routing", "pyzmq": "zmq",
+    "pytest-asyncio": "pytest_asyncio", "mdit-py-plugins": "mdit_py_plugins", "linkify-it-py": "linkify_it",
+    "uc-micro-py": "uc_micro",
+}  # fmt: skip
+"""Distributions whose import name differs from their own."""
+
+
+STANDALONE = ("pyzmq", "msgspec", "httptools", "ujson", "websockets", "multidict", "aiofiles", "cffi", "pycparser")
+"""What imports without anything that the target's image brings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    """One line of the lock."""
+
+    name: str
+    version: str
+    group: str
+    sha256: str
+
+
+def main() -> int:
+    """Build the folder. Returns 1 when it would not fit beside the repository."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--python", default="3.12", help="version of the target's Python")
+    parser.add_argument("--cuda", action="store_true", help="FlashInfer")
+    parser.add_argument("--tui", action="store_true", help="the terminal screens")
+    parser.add_argument("--video", action="store_true", help="video containers")
+    parser.add_argument("--kernels", metavar="ARCH", help="attention kernels for this architecture, as 9.0a")
+    parser.add_argument("--limit", type=int, default=64, help="MiB that folder and repository may have together")
+    parser.add_argument("--verify", action="store_true", help="install the part without CUDA here and import it")
+    options = parser.parse_args()
+    out: Path = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    pins = [pin for pin in locked() if getattr(options, OPTIONAL.get(pin.group, ""), True)]
+    wheels = fetch(out, pins, options.python)
+    wheels |= own_wheels(out)
+    for stale in set(out.glob("*.whl")) - set(wheels):
+        stale.unlink()
+    if options.kernels:
+        command = [sys.executable, ROOT / "scripts" / "kernels.py", out / "aot", "--arch", options.kernels]
+        subprocess.run(command, check=True)
+    write_manifest(out, wheels, options.python)
+    write_install(out, [pin for pin in pins if pin.group != "test"], options.python)
+    if options.verify:
+        verify(out, [pin for pin in pins if pin.group != "attention"], options.python)
+    return weigh(out, options.limit)
+
+
+def locked() -> list[Pin]:
+    """Every pin of the lock file."""
+    lines = (line.split() for line in LOCK.read_text().splitlines() if line and not line.startswith("#"))
+    return [Pin(name=name, version=version, group=group, sha256=digest) for name, version, group, digest in lines]
+
+
+def fetch(out: Path, pins: Iterable[Pin], python: str) -> dict[Path, Pin | None]:
+    """Download what is not there with the right hash. Ends the script when a hash differs from the lock."""
+    by_hash = {sha256(path): path for path in out.glob("*.whl")}
+    missing = [pin for pin in pins if pin.sha256 not in by_hash]
+    if missing:
+        platforms = [f"manylinux_2_{minor}_x86_64" for minor in GLIBC_MINORS]
+        platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
+        tags = [word for platform in platforms for word in ("--platform", platform)]
+        command = [
+            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+            "--only-binary=:all:", "--python-version", python, "--implementation", "cp", *tags, "--dest", str(out),
+            *(f"{pin.name}=={pin.version}" for pin in missing),
+        ]  # fmt: skip
+        subprocess.run(command, check=True)
+        by_hash = {sha256(path): path for path in out.glob("*.whl")}
+    wrong = [pin.name for pin in pins if pin.sha256 not in by_hash]
+    if wrong:
+        sys.exit(f"these wheels have another hash than {LOCK.name} says: {', '.join(wrong)}")
+    return {by_hash[pin.sha256]: pin for pin in pins}
+
+
+def own_wheels(out: Path) -> dict[Path, Pin | None]:
+    """The project's and its plugins' wheels, built anew."""
+    with tempfile.TemporaryDirectory(prefix="mstar-wheelhouse-") as folder:
+        subprocess.run([sys.executable, ROOT / "scripts" / "wheels.py", folder], check=True, stdout=subprocess.DEVNULL)
+        made = sorted(Path(folder).glob("*.whl"))
+        return {Path(shutil.copy2(path, out / path.name)): None for path in made}
+
+
+def write_manifest(out: Path, wheels: dict[Path, Pin | None], python: str) -> None:
+    """manifest.json: every file with its hash, size, group and where it comes from."""
+    files = [
+        {"file": path.name, "sha256": sha256(path), "bytes": path.stat().st_size}
+        | (asdict(pin) if pin is not None else {"group": "project"})
+        for path, pin in sorted(wheels.items())
+    ]
+    record = out / "aot" / "kernels.json"
+    kernels = json.loads(record.read_text()) if record.exists() else {}
+    (out / "manifest.json").write_text(json.dumps({"python": python, "files": files, "kernels": kernels}, indent=1))
+    sums = [f"{sha256(path)}  {path.relative_to(out)}" for path in sorted([*wheels, *out.glob("aot/*/*.so")])]
+    (out / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+
+
+def write_install(out: Path, pins: Iterable[Pin], python: str) -> None:
+    """install.sh: checks, installs into SITE and writes SITE/env.sh, which is then sourced."""
+    modules = " ".join(IMPORTS.get(pin.name, pin.name.replace("-", "_")) for pin in pins if pin.name != "html5tagger")
+    script = out / "install.sh"
+    script.write_text(f"""#!/bin/sh
+# Installs this wheelhouse beside the torch of PYTHON. Usage: install.sh [SITE]; then: . SITE/env.sh
+set -eu
+HERE=$(cd "$(dirname "$0")" && pwd)
+SITE=${{1:-/tmp/mstar-site}}
+PYTHON=${{PYTHON:-python3}}
+(cd "$HERE" && sha256sum --quiet -c SHA256SUMS)
+"$PYTHON" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "{python}" and "Python {python} is needed")'
+"$PYTHON" -c 'import torch; assert torch.__version__ >= "2.11", torch.__version__; print("torch", torch.__version__)'
+"$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$SITE" "$HERE"/*.whl
+cat > "$SITE/env.sh" <<END
+export PYTHONPATH=$SITE\\${{PYTHONPATH:+:\\$PYTHONPATH}} PATH=$SITE/bin:\\$PATH
+export FLASHINFER_AOT_DIR=$HERE/aot
+END
+. "$SITE/env.sh"
+for module in {modules} mstar_core mstarctl; do
+  "$PYTHON" -c "import $module" || {{ echo "$module cannot be imported" >&2; exit 1; }}
+done
+for kernel in "$HERE"/aot/*/*.so; do [ -e "$kernel" ] && echo "kernel $(basename "$kernel" .so)"; done
+echo "installed into $SITE; now: . $SITE/env.sh"
+""")
+    script.chmod(0o755)
+
+
+def verify(out: Path, pins: list[Pin], python: str) -> None:
+    """Install the wheels that need no CUDA in a fresh environment without network, and import each."""
+    if f"{sys.version_info.major}.{sys.version_info.minor}" != python:
+        found = shutil.which(f"python{python}")
+        if found is None:
+            sys.exit(f"--verify needs Python {python} on this machine")
+        subprocess.run([found, __file__, out, "--python", python, "--verify"], check=True)
+        return
+    with tempfile.TemporaryDirectory(prefix="mstar-verify-") as folder:
+        venv.create(folder, with_pip=True)
+        own = Path(folder) / "bin" / "python"
+        names = {pin.sha256 for pin in pins}
+        wheels = [path for path in out.glob("*.whl") if sha256(path) in names]
+        command = [own, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--disable-pip-version-check", *wheels]
+        subprocess.run(command, check=True)
+        for pin in pins:
+            if pin.name in STANDALONE:
+                subprocess.run([own, "-c", f"import {IMPORTS.get(pin.name, pin.name)}"], check=True)
+    print(f"verified: {len(wheels)} wheels install without network")
+
+
+def weigh(out: Path, limit: int) -> int:
+    """Whether the folder and the repository's files fit; prints the sum, and the five largest when they do not."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = [path for path in (ROOT / name for name in listed.splitlines()) if path.is_file()]
+    files += [path for path in out.rglob("*") if path.is_file()]
+    sizes = {path: path.stat().st_size for path in files}
+    total = sum(sizes.values()) / (1 << 20)
+    print(f"{out}: with the repository {total:.1f} of {limit} MiB")
+    if total <= limit:
+        return 0
+    for path in sorted(sizes, key=lambda path: -sizes[path])[:5]:
+        print(f"  {sizes[path] / (1 << 20):6.1f} MiB  {path}", file=sys.stderr)
+    return 1
+
+
+def sha256(path: Path) -> str:
+    """Hash of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
