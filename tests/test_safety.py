@@ -1,0 +1,69 @@
+"""What must never stand in our code: ways for bytes from outside to become code, or to be read without a check."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted(
+    path
+    for folder in ("mstar_core", "mstarctl", "plugins")
+    for path in (ROOT / folder).rglob("*.py")
+    if "tests" not in path.relative_to(ROOT).parts
+)
+FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile"}
+
+
+def sins(tree: ast.AST) -> Iterator[str]:
+    """Each forbidden thing in a module, in words."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (f"imports {a.name}" for a in names if a.name.partition(".")[0] in FORBIDDEN_IMPORTS)
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in FORBIDDEN_IMPORTS:
+                yield f"imports from {module}"
+            case ast.Call(func=ast.Name(id=name)) if name in FORBIDDEN_CALLS:
+                yield f"calls {name}"
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr="load"), keywords=keywords):
+                if not _is_true(keywords, "weights_only"):
+                    yield "calls torch.load without weights_only=True"
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="yaml"), attr="load" | "unsafe_load" | "full_load")):
+                yield "loads YAML with a loader that makes objects"
+            case ast.keyword(arg="trust_remote_code", value=value):
+                if not (isinstance(value, ast.Constant) and value.value is False):
+                    yield "trusts remote code"
+
+
+def _is_true(keywords: list[ast.keyword], name: str) -> bool:
+    return any(k.arg == name and isinstance(k.value, ast.Constant) and k.value.value is True for k in keywords)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_turns_bytes_into_code(path: Path) -> None:
+    assert list(sins(ast.parse(path.read_text(encoding="utf-8")))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "eval('1')",
+        "import torch\ntorch.load('x')",
+        "import torch\ntorch.load('x', weights_only=False)",
+        "import yaml\nyaml.load('x', Loader=None)",
+        "AutoModel.from_pretrained('x', trust_remote_code=True)",
+    ],
+)
+def test_the_check_sees_each_of_them(text: str) -> None:
+    assert list(sins(ast.parse(text)))
+
+
+def test_the_check_lets_safe_loading_pass() -> None:
+    safe = "import torch, yaml\ntorch.load('x', weights_only=True)\nyaml.safe_load('x')\nre.compile('x')"
+    assert not list(sins(ast.parse(safe)))
