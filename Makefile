@@ -2,6 +2,7 @@
 SHELL := /bin/sh
 PY := .venv/bin/python
 TESTS := tests plugins
+GPU_TESTS := tests/gpu $(wildcard plugins/*/tests/test_gpu.py)
 # Empty where the packages come from a wheelhouse instead of .venv.
 INSTALL ?= install
 # Threads of numeric libraries that spin cost more than they give when several processes share few cores.
@@ -29,7 +30,7 @@ wheelhouse: install ## gather wheels and kernels for a GPU machine without netwo
 	@$(PY) scripts/wheelhouse.py build/wheelhouse --cuda --kernels 9.0a $(ARGS)
 
 test-gpu: $(INSTALL) ## run the tests that need a GPU; from a wheelhouse: make test-gpu INSTALL= PY=python3
-	$(PY) -m pytest -m gpu $(TESTS) $(ARGS)
+	$(PY) -m pytest -m gpu $(GPU_TESTS) $(ARGS)
 
 lint: install ## check format, lint, types, layering contracts and docs
 	@$(PY) scripts/lint.py

@@ -83,7 +83,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A job that ended. outputs: port -> tensor on the device (a sampled id: int64 [1]).
+    """A job that ended. outputs: port -> tensor on the device; a sampled id is int64 [1] on the host.
 
     reason: `done` for a single firing, `stop` or `length` for a loop. iterations: loop iterations that counted.
     cached_tokens: tokens of this job that the prefix cache supplied.

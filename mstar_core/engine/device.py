@@ -69,6 +69,11 @@ class HostCopy:
         else:
             self._value = value
 
+    @property
+    def pending(self) -> Tensor:
+        """The memory that the value arrives in; not to be read before `wait`."""
+        return self._value
+
     def wait(self) -> Tensor:
         """The value on the host."""
         if self._event is not None:

@@ -406,7 +406,8 @@ class KVCacheEngine:
                 self._state.fail(result, branch, job, self._state.no_id())
                 return
             self._state.slots.last[branch.slot] = drawn
-            outputs[self._spec.sampling.port] = part.ids[piece.sampled_at : piece.sampled_at + 1]
+            # On the host, where it is known: whoever asks a GPU for it again waits for the steps launched since.
+            outputs[self._spec.sampling.port] = torch.tensor([drawn], dtype=torch.int64)
         if piece.firing.is_replay or job.loop is not None or branch.job is not job:
             return
         result.done.append(Done(job=job, outputs=outputs, cached_tokens=branch.cached_tokens))

@@ -98,9 +98,9 @@ class Loops:
         return emission, None
 
     def last_id(self, job: Job, value: int) -> dict[str, Tensor]:
-        """Outputs of a resident loop that ended: its last id, int64 [1] on the device."""
+        """Outputs of a resident loop that ended: its last id, int64 [1] on the host."""
         assert self._port is not None
-        return {self._port: torch.tensor([value], dtype=torch.int64, device=self._slots.device)}
+        return {self._port: torch.tensor([value], dtype=torch.int64)}
 
     def position_after(self, branch: Branch, firing: Firing) -> int:
         """Where the branch goes on after a pass; one that does not write moves nothing."""

@@ -10,11 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from mstar_core.engine.base import Done, Emission, Failed, Handle, MemoryUse, Pressure, StepResult
+from mstar_core.engine.device import HostCopy
 from mstar_core.engine.loop_rules import carried_values, stops
 from mstar_core.engine.ports import keyword, names, takes
 from mstar_core.engine.sampler import to_int64
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Job, Running, SamplingParams
     from mstar_core.engine.kv_step import Faults
     from mstar_core.graph.nodes import NodeSpec
+
+SMALL: Final = 65536
+"""Elements up to which an input stays on the host until its batch travels to a GPU together."""
 
 
 @dataclass(slots=True)
@@ -61,14 +65,18 @@ class _Request:
 
 @dataclass(slots=True)
 class StatelessRunning:
-    """A step in flight; its outputs are on the device already or on their way."""
+    """A step in flight; its outputs are on the device already or on their way. copies: those meant for the host."""
 
     result: StepResult
     started: float
+    copies: list[HostCopy] = field(default_factory=list)
 
 
 class StatelessEngine:
     """Runs one stateless node on one device. Owned by the worker; every call comes from its one thread.
+
+    A module may name `host_ports`, inputs that it wants on the host, and `host_outputs`, outputs that leave the GPU in
+    one copy per step.
 
     The module's forward gets each port stacked on a leading batch dimension: [B, ...] (numbers: [B]), or a list of B
     tensors for a port outside `spec.batch_key` whose shapes differ. It returns [B, ...] or a list of B per port. A
@@ -104,6 +112,9 @@ class StatelessEngine:
         self._takes_step = takes(module, keyword(STEP))
         self._wants_seeds = names(module, "seeds")
         self._wants_counters = names(module, "counters")
+        self._host_ports: frozenset[str] = frozenset(getattr(module, "host_ports", ()))
+        self._host_outputs: frozenset[str] = frozenset(getattr(module, "host_outputs", ()))
+        self._copies: list[HostCopy] = []
         self._requests: dict[Handle, _Request] = {}
         self._in_flight: list[StatelessRunning] = []
         self._ready = StepResult()
@@ -159,7 +170,8 @@ class StatelessEngine:
             return None
         with torch.inference_mode():
             self._run(result, batch)
-        running = StatelessRunning(result, started)
+        running = StatelessRunning(result, started, self._copies)
+        self._copies = []
         self._in_flight.append(running)
         return running
 
@@ -167,6 +179,8 @@ class StatelessEngine:
         """See NodeRunner. Steps must be collected in launch order."""
         assert isinstance(running, StatelessRunning) and self._in_flight and self._in_flight[0] is running
         self._in_flight.pop(0)
+        for copy in running.copies:
+            copy.wait()
         result = running.result
         result.done = [done for done in result.done if done.job.handle in self._requests]
         result.failed = [failed for failed in result.failed if failed.job.handle in self._requests]
@@ -292,13 +306,19 @@ class StatelessEngine:
             self._faults([entry.request.handle for entry in batch])
         given = [self._ports(entry) for entry in batch]
         ports: dict[str, object] = {
-            keyword(name): self._stacked(batch, [each[name] for each in given]) for name in given[0]
+            keyword(name): self._stacked(batch, name, [each[name] for each in given]) for name in given[0]
         }
         if self._wants_seeds:
             ports["seeds"] = self._per_row(batch, [entry.request.seed for entry in batch])
         if self._wants_counters:
             ports["counters"] = self._per_row(batch, self._counters(batch))
         outputs = self._module(**ports)
+        for port in self._host_outputs & set(outputs):
+            value = outputs[port]
+            if isinstance(value, torch.Tensor) and value.is_cuda:
+                copy = HostCopy(value)
+                self._copies.append(copy)
+                outputs[port] = copy.pending
         return [self._share(batch, outputs, index) for index in range(len(batch))]
 
     def _counters(self, batch: list[_Entry]) -> list[int]:
@@ -314,15 +334,20 @@ class StatelessEngine:
         spread = [value for entry, value in zip(batch, values, strict=True) for _ in range(self._rows(entry))]
         return torch.tensor(spread, dtype=torch.int64, device=self._device)
 
-    def _stacked(self, batch: list[_Entry], values: list[Tensor]) -> Tensor | list[Tensor]:
+    def _stacked(self, batch: list[_Entry], name: str, values: list[Tensor]) -> Tensor | list[Tensor]:
         rows: list[Tensor] = []
         for entry, value in zip(batch, values, strict=True):
             if self._rows(entry) == 1:
                 rows.append(value)
             else:
                 rows.extend(value.expand(entry.job.rows) if not value.dim() else value)
+        if name in self._host_ports or self._device.type == "cpu":
+            return torch.stack(rows) if all(row.shape == rows[0].shape for row in rows) else rows
+        # Rows that are on the host travel together: a copy each would cost more than the step.
+        if any(row.device != rows[0].device for row in rows) or any(row.shape != rows[0].shape for row in rows):
+            rows = [row.to(self._device) for row in rows]
         if all(row.shape == rows[0].shape for row in rows):
-            return torch.stack(rows)
+            return torch.stack(rows).to(self._device, non_blocking=True)
         return rows
 
     def _share(self, batch: list[_Entry], outputs: dict[str, Tensor | list[Tensor]], index: int) -> dict[str, Tensor]:
@@ -343,7 +368,8 @@ class StatelessEngine:
             else:
                 row = value[start]
                 # A view would keep the whole batch alive for as long as one request holds its row.
-                shares[port] = row.clone() if total > 1 and isinstance(value, torch.Tensor) else row
+                is_alone = total == 1 or not isinstance(value, torch.Tensor) or port in self._host_outputs
+                shares[port] = row if is_alone else row.clone()
         return shares
 
     def _settle(self, result: StepResult, entry: _Entry, outputs: dict[str, Tensor]) -> bool:
@@ -384,7 +410,10 @@ class StatelessEngine:
 
     def _on_device(self, name: str, value: Tensor) -> Tensor:
         is_free = self._is_free.get(name, True)
-        return value.to(self._device, self._dtype if value.is_floating_point() and is_free else value.dtype)
+        dtype = self._dtype if value.is_floating_point() and is_free else value.dtype
+        if not value.is_cuda and (name in self._host_ports or value.numel() <= SMALL):
+            return value.to(dtype)
+        return value.to(self._device, dtype)
 
     def _check_rows(self, entry: _Entry) -> None:
         rows = entry.job.rows

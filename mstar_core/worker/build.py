@@ -23,6 +23,7 @@ from mstar_core.graph import KV_CACHE, KVSpec, NodeSpec
 from mstar_core.layers.packing import pack
 from mstar_core.plugin.model import Model, ModelContext
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.worker.warm import warm_module, warm_prefill
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,6 +72,10 @@ def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: 
                 node, module, device=device, dtype=compute_dtype(node.dtype or spec.dtype, device),
                 max_batch=most_rows(device), lookahead=lookahead_on(device),
             )  # fmt: skip
+        if device.type == "cuda":
+            warm_module(module)
+            if node.engine is KV_CACHE and set(node.ports) <= {"tokens", "token"}:
+                warm_prefill(runners[node.name], node)
     return runners
 
 

@@ -23,17 +23,22 @@ GLOBAL: Final = NOISE_MODES.index("global")
 _CODEC: Final = 0x736E6163  # keeps these draws apart from the sampler's, which uses the same seed
 
 
-def window_noise(modes: Tensor, seeds: Tensor, windows: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+def window_noise(
+    modes: Tensor, seeds: Tensor, windows: Tensor, lengths: Sequence[int], *, has_global: bool = True
+) -> list[Tensor]:
     """Noise of all blocks for a batch of windows, each row in its own mode (index into NOISE_MODES).
 
-    modes, seeds, windows: int64 [B]. Returns one float32 [B, 1, length] per block, in block order.
+    modes, seeds, windows: int64 [B]. has_global: some row may be in the mode GLOBAL.
+    Returns one float32 [B, 1, length] per block, in block order.
     """
     draws = enumerate(lengths)
-    return [_block_noise(modes, seeds, windows * len(lengths) + block, length) for block, length in draws]
+    return [_block_noise(modes, seeds, windows * len(lengths) + block, length, has_global) for block, length in draws]
 
 
-def _block_noise(modes: Tensor, seeds: Tensor, counters: Tensor, length: int) -> Tensor:
+def _block_noise(modes: Tensor, seeds: Tensor, counters: Tensor, length: int, has_global: bool) -> Tensor:
     mode = modes[:, None]
     seeded = rng.normal(seeds + _CODEC, counters, length)
+    if not has_global:
+        return torch.where(mode == SEEDED, seeded, 0.0).unsqueeze(1)
     shared = torch.randn(seeded.shape, device=seeded.device)
     return torch.where(mode == SEEDED, seeded, torch.where(mode == GLOBAL, shared, 0.0)).unsqueeze(1)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import nn
 
-from mstar_orpheus.facts import IDS_PER_FRAME
+from mstar_orpheus.facts import IDS_PER_FRAME, WINDOW_FRAMES
 from mstar_orpheus.frames import codes_from_ids, levels_from_codes, misplaced
-from mstar_orpheus.noise import window_noise
+from mstar_orpheus.noise import GLOBAL, SEEDED, window_noise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,9 +30,15 @@ REPORT_EVERY: Final = 1024
 
 
 class Vocoder(nn.Module):
-    """SNAC behind the streaming edge. audio_offset: the id that stands for code 0 of slot 0."""
+    """SNAC behind the streaming edge. audio_offset: the id that stands for code 0 of slot 0.
+
+    The facts of each window stay on the host, where what to cut is decided; samples go there in one copy per step.
+    """
 
     misplaced_ids: Tensor
+
+    host_ports: Final = ("step", "first", "last", "flush", "noise", "seed")
+    host_outputs: Final = ("pcm",)
 
     def __init__(self, snac: Snac, audio_offset: int) -> None:
         super().__init__()
@@ -61,11 +67,12 @@ class Vocoder(nn.Module):
         the rows differ in length.
         """
         frames = window.shape[1] // IDS_PER_FRAME
-        spans = _spans(frames, first, last, flush)  # before the work is queued: on a GPU this waits for the flags
+        spans = _spans(frames, first, last, flush)
         # The final flush decodes the last window again: it takes that window's noise, so the frames join.
         windows = step - (last & ~first).to(step.dtype)
+        has_global = bool((noise == GLOBAL).any())
         modes, seeds, places = (key.to(window.device, torch.int64) for key in (noise, seed, windows))
-        drawn = window_noise(modes, seeds, places, self.snac.config.noise_lengths(frames))
+        drawn = window_noise(modes, seeds, places, self.snac.config.noise_lengths(frames), has_global=has_global)
         size = self.snac.config.frame_samples
         if window.is_cuda and all(span == EMITTED for span in spans):
             middle = self.decode(window, drawn, (EMITTED.start * size, EMITTED.stop * size))
@@ -74,6 +81,18 @@ class Vocoder(nn.Module):
         samples = self.decode(window, drawn)
         self._count(window, first, last)
         return {"pcm": _cut(to_pcm16(samples), spans, size)}
+
+    def warm_up(self) -> None:
+        """Decode windows of silence in the shapes that serving starts with, so that no listener waits for kernels."""
+        device = self.misplaced_ids.device
+        for rows in (1, 8, 32):
+            window = torch.full((rows, WINDOW_FRAMES * IDS_PER_FRAME), self.audio_offset, device=device)
+            number, flag = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.bool)
+            modes = torch.full((rows,), SEEDED)
+            for flush in (flag, ~flag):
+                self(window=window, step=number, first=flag, last=flag, flush=flush, noise=modes, seed=number)
+        self.misplaced_ids.zero_()
+        self._windows = 0
 
     def decode(self, window: Tensor, noise: Sequence[Tensor] | None, keep: tuple[int, int] | None = None) -> Tensor:
         """Samples of whole windows, or `keep` of each. window: int64 [B, 7 * frames]. Returns float32 [B, samples]."""
@@ -91,8 +110,9 @@ class Vocoder(nn.Module):
 
     def _count(self, window: Tensor, first: Tensor, last: Tensor) -> None:
         out = misplaced(window, self.audio_offset, self.snac.config.codebook_size)
-        fresh = torch.where(last & ~first, 0, out[:, -IDS_PER_FRAME:].sum(1).to(first.device))
-        self.misplaced_ids += torch.where(first, out.sum(1).to(first.device), fresh).sum().to(window.device)
+        first, last = first.to(window.device), last.to(window.device)
+        fresh = torch.where(last & ~first, 0, out[:, -IDS_PER_FRAME:].sum(1))
+        self.misplaced_ids += torch.where(first, out.sum(1), fresh).sum()
         before, self._windows = self._windows, self._windows + window.shape[0]
         if before // REPORT_EVERY != self._windows // REPORT_EVERY:
             self._report()
