@@ -182,8 +182,13 @@ class Outbox:
 
         Raises the request's error once everything before it was taken.
         """
-        if not self.waits and self._error is None and self.ending is None:
-            await self._wait(timeout_s)
+        # Woken without news (an end whose outputs are still on their way): go on waiting, this is no silence.
+        until = asyncio.get_running_loop().time() + timeout_s
+        while not self.waits and self._error is None and self.ending is None:
+            left = until - asyncio.get_running_loop().time()
+            if left <= 0:
+                break
+            await self._wait(left)
         taken: list[Item] = []
         size = 0
         while self._queue and size < limit_bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -97,3 +98,16 @@ async def test_beyond_the_spool_the_reader_has_stalled(tmp_path: Path) -> None:
     assert got == list(range(len(got))) and 16 <= len(got) < 100
     outbox.close()
     assert not os.listdir(tmp_path)
+
+
+async def test_an_end_that_comes_before_its_outputs_is_no_silence(tmp_path: Path) -> None:
+    outbox = Outbox(Spool(tmp_path))
+    taking = asyncio.create_task(outbox.take(60.0))
+    await asyncio.sleep(0)
+    outbox.finish(END, {"worker-0": 1})
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not taking.done()
+    outbox.put("worker-0", 0, item(0))
+    assert len(await taking) == 1
+    outbox.close()
