@@ -255,7 +255,7 @@ class StatelessEngine:
             return entry.inputs
         ports = {**entry.inputs, **entry.carried}
         if STEP in entry.inputs or self._takes_step:
-            ports[STEP] = torch.tensor(entry.iteration, dtype=torch.int64, device=self._device)
+            ports[STEP] = torch.tensor(entry.iteration, dtype=torch.int64)
         return ports
 
     def _batch_key(self, entry: _Entry) -> tuple[object, ...]:
@@ -341,7 +341,7 @@ class StatelessEngine:
                 rows.append(value)
             else:
                 rows.extend(value.expand(entry.job.rows) if not value.dim() else value)
-        if name in self._host_ports or self._device.type == "cpu":
+        if keyword(name) in self._host_ports or self._device.type == "cpu":
             return torch.stack(rows) if all(row.shape == rows[0].shape for row in rows) else rows
         # Rows that are on the host travel together: a copy each would cost more than the step.
         if any(row.device != rows[0].device for row in rows) or any(row.shape != rows[0].shape for row in rows):
@@ -411,7 +411,7 @@ class StatelessEngine:
     def _on_device(self, name: str, value: Tensor) -> Tensor:
         is_free = self._is_free.get(name, True)
         dtype = self._dtype if value.is_floating_point() and is_free else value.dtype
-        if not value.is_cuda and (name in self._host_ports or value.numel() <= SMALL):
+        if not value.is_cuda and (keyword(name) in self._host_ports or value.numel() <= SMALL):
             return value.to(dtype)
         return value.to(self._device, dtype)
 

@@ -109,3 +109,18 @@ def test_the_middle_of_a_window_equals_the_cpu(reference: Any) -> None:
     whole = plain.decode(window, noise)
     made = vocoder.decode(window.cuda(), [value.cuda() for value in noise], (size, 2 * size)).cpu()
     torch.testing.assert_close(made, whole[:, size : 2 * size], atol=WAVEFORM_FLOAT32, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_captured_windows_equal_the_cpu(rows: int, reference: Any) -> None:
+    prepare_device(torch.device("cuda", 0))
+    vocoder, plain = node(reference, "snac_decoder", torch.float32), reference.vocoder
+    vocoder.warm_up()
+    slots = torch.arange(28) % 7 * plain.snac.config.codebook_size
+    window = plain.audio_offset + slots + torch.randint(0, plain.snac.config.codebook_size, (rows, 28))
+    facts = {"step": torch.arange(rows), "seed": torch.arange(rows) * 7, "noise": torch.ones(rows, dtype=torch.int64)}
+    facts |= {name: torch.zeros(rows, dtype=torch.bool) for name in ("first", "last", "flush")}
+    wanted = plain(window=window, **facts)["pcm"]
+    for _ in range(2):
+        made = vocoder(window=window.cuda(), **facts)["pcm"].cpu()
+        assert (made.int() - wanted.int()).abs().max() <= 8, "of 32767"
