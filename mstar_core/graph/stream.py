@@ -55,11 +55,12 @@ class ChunkCursor:
     flush: whether the parameter named by the stream's `flush_if` is true. Items are counted after `accept`.
     """
 
-    __slots__ = ("_flush", "_flushed", "_next", "_policy", "_popped", "_pushed", "_total")
+    __slots__ = ("_flush", "_flushed", "_next", "_policy", "_popped", "_pushed", "_total", "_whole")
 
     def __init__(self, policy: ChunkPolicy, flush: bool = False) -> None:
         self._policy = policy
         self._flush = flush
+        self._whole = policy.window if isinstance(policy, SlidingWindow) else self._advance
         self._next = 0  # first item of the next whole chunk
         self._pushed = 0
         self._popped = 0  # items below this one have been handed over
@@ -85,6 +86,11 @@ class ChunkCursor:
     def finished(self) -> bool:
         """Whether no chunk will ever come any more."""
         return self._complete and self._peek() is None
+
+    @property
+    def due(self) -> int:
+        """How many items make the next whole chunk ready; before that only the end of the stream can."""
+        return self._next + self._whole
 
     @property
     def ready(self) -> bool:
@@ -133,9 +139,8 @@ class ChunkCursor:
     def _peek(self) -> Chunk | None:
         if self._flushed:
             return None
-        whole = self._policy.window if isinstance(self._policy, SlidingWindow) else self._advance
-        if self._pushed >= self._next + whole:
-            return self._chunk(self._next, self._next + whole, last=False)
+        if self._pushed >= self.due:
+            return self._chunk(self._next, self.due, last=False)
         return self._final() if self._complete else None
 
     def _chunk(self, start: int, stop: int, last: bool) -> Chunk:

@@ -25,20 +25,21 @@ class StreamInbox:
     `total` counts every item sent, `accepted` those that passed the stream's accept range.
     """
 
-    __slots__ = ("_base", "_count", "_cursor", "_ids", "_tensors", "_total", "received", "stream")
+    __slots__ = ("_base", "_count", "_cursor", "_due", "_ids", "_tensors", "_total", "received", "stream")
 
     def __init__(self, stream: Stream, policy: ChunkPolicy, *, flush: bool) -> None:
         self.stream = stream
         self.received = 0
         self._cursor = ChunkCursor(policy, flush=flush)
+        self._due = self._cursor.due
         self._total: int | None = None
         self._ids: np.ndarray = np.empty(GROW, dtype=np.int64)
         self._tensors: list[Tensor] = []
         self._base = 0
         self._count = 0
 
-    def put_id(self, index: int, value: int) -> None:
-        """Take one id. Raises EngineError when `index` is not the next one."""
+    def put_id(self, index: int, value: int) -> bool:
+        """Take one id; whether a chunk or the end may be there now. Raises EngineError when it is out of turn."""
         self._expect(index)
         accept = self.stream.accept
         if accept is None or accept.start <= value < accept.stop:
@@ -49,6 +50,7 @@ class StreamInbox:
             self._count += 1
             self._cursor.push(1)
         self._close_if_complete()
+        return self._count >= self._due or self._total is not None
 
     def put_tensor(self, index: int, value: Tensor) -> None:
         """Take one tensor item. Raises EngineError when `index` is not the next one."""
@@ -78,6 +80,7 @@ class StreamInbox:
             items = torch.stack(self._tensors[start:stop])
         else:
             items = torch.from_numpy(self._ids[start:stop].copy())
+        self._due = self._cursor.due
         self._trim(self._cursor.oldest_needed)
         return chunk, items
 

@@ -52,8 +52,7 @@ class Streams:
             return  # the consumer's partition was not asked for
         index = _count(request, stream)
         if rank == self._rank:
-            self.inbox(request, stream.name).put_id(index, value)
-            if stream.name in request.waiting:
+            if self.inbox(request, stream.name).put_id(index, value) and stream.name in request.waiting:
                 self.serve(request, stream.name)
         else:
             self._outbox.stream_id(rank, stream.name, request.handle, index, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -38,14 +39,21 @@ def resolve(request: WorkerRequest, run: ActiveRun, ref: Ref, iteration: Iterati
 
 
 def _special(request: WorkerRequest, run: ActiveRun, ref: Special, iteration: Iteration) -> Tensor | None:
+    # Windows of every stream ask for these several times a second: made once, they are only looked up.
     if ref.name == STEP:
-        return torch.tensor(ref.step)
+        return constant(ref.step)
     if ref.name in (CHUNK_FIRST, CHUNK_LAST):
         first, last = run.flags.get(iteration, (False, False))
-        return torch.tensor(first if ref.name == CHUNK_FIRST else last)
+        return constant(first if ref.name == CHUNK_FIRST else last)
     assert ref.name.startswith(PARAM_PREFIX), "the graph check admits no other special input"
     number = request.numbers.get(parameter_name(ref.name))
-    return None if number is None else torch.tensor(number)
+    return None if number is None else constant(number)
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def constant(number: float | int | bool) -> Tensor:
+    """A 0-d tensor of a number on the host. Shared by all who ask for it: nobody writes to an input."""
+    return torch.tensor(number)
 
 
 def stop_said(request: WorkerRequest, run: ActiveRun, task: int, outputs: Mapping[str, Tensor]) -> bool | None:
