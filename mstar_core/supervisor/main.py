@@ -21,8 +21,9 @@ from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ConfigError, ExitCode, MstarError
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.logs import start_logging
+from mstar_core.supervisor.kinds import Kinds, child_kinds, write_spec
 from mstar_core.supervisor.outcome import outcome, write_outcome
-from mstar_core.supervisor.supervisor import Kinds, Supervisor, child_kinds, write_spec
+from mstar_core.supervisor.supervisor import Supervisor
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 
 log = logging.getLogger(__name__)

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -36,6 +34,7 @@ from mstar_core.messages.names import API
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.supervisor.child import Child, ChildKind, death_record
 from mstar_core.supervisor.events import Events
+from mstar_core.supervisor.kinds import DEFAULT_PACE, FETCHED, Kinds, Pace, child_kinds, write_spec
 from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.outcome import outcome
 from mstar_core.supervisor.post import Post
@@ -44,56 +43,6 @@ from mstar_core.supervisor.verdicts import can_serve, cause_sentence, exit_code_
 from mstar_core.transport import Courier, Malformed
 
 log = logging.getLogger(__name__)
-
-FETCH: Final = ChildKind(name="weights", module="mstar_core.worker.fetch")
-FETCHED: Final = "weights.folder"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """Times of the supervisor in seconds. ping: five missed ones end a child. watch: between looks at progress.
-
-    stop: for children to end by themselves. backoff: before the first, second ... restart; restarts_max of them within
-    `window`. stacks: for a stuck child to write its stacks. cause: for others to die of the same cause.
-    """
-
-    ping_s: float = 1.0
-    watch_s: float = 0.5
-    stop_s: float = 10.0
-    backoff_s: tuple[float, ...] = (0.2, 1.0, 2.0, 4.0, 8.0)
-    window_s: float = 600.0
-    restarts_max: int = 5
-    stacks_s: float = 1.0
-    cause_s: float = 0.3
-
-
-DEFAULT_PACE: Final = Pace()
-
-
-Kinds = Callable[[DeploymentSpec], Sequence[ChildKind]]
-
-
-def child_kinds(spec: DeploymentSpec) -> list[ChildKind]:
-    """The processes of a deployment: first the one that finds the weights and ends, then those that stay."""
-    workers = [
-        ChildKind(name=f"worker-{r.rank}", module="mstar_core.worker", arguments=("--rank", str(r.rank)))
-        for r in spec.plan.ranks
-    ]
-    return [
-        FETCH,
-        ChildKind(name="conductor", module="mstar_core.conductor"),
-        *workers,
-        ChildKind(name="api", module="mstar_core.api"),
-    ]
-
-
-def write_spec(run: RunDirectory, spec: DeploymentSpec) -> None:
-    """Write spec.json for the owner alone: it may hold API keys."""
-    part = run.spec.with_suffix(".part")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(spec.encode())
-    part.replace(run.spec)
 
 
 class Supervisor:

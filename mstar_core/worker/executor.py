@@ -46,7 +46,7 @@ from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.request import ActiveRun, WaitingChunk, WorkerRequest, opened, sampling_params
 from mstar_core.worker.resident import ResidentJob, TaskJob, loop_spec
 from mstar_core.worker.streams import Streams
-from mstar_core.worker.values import gather, resolve, start_stops, stop_said, wanted_ports
+from mstar_core.worker.values import described, gather, held_value, resolve, start_stops, stop_said, wanted_ports
 from mstar_core.worker.walks import RankWalks, run_inputs
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ class Executor:
                 case Hold(node, port, value):
                     request.held[node, port] = run.values[value]
                 case Recall(value, node, port):
-                    run.values[value] = _held(request, node, port)
+                    run.values[value] = held_value(request, node, port)
                 case Emit(value, port, modality, iteration):
                     self._emit_value(request, run, value, port, modality, iteration)
                 case ToStream(value, stream, _):
@@ -348,7 +348,7 @@ class Executor:
                 counts=counts,
                 emitted=request.emitted,
                 streamed=dict(request.streamed),
-                signals={port: _described(key, request.signals[key]) for port, key in run.signals.items()},
+                signals={port: described(key, request.signals[key]) for port, key in run.signals.items()},
                 cached_tokens=run.cached_tokens,
             )
         )
@@ -496,14 +496,3 @@ class _Guard:
             log.error("request %d failed", self._request.handle, exc_info=error)
         self._executor.fail(self._request, error)
         return True
-
-
-def _held(request: WorkerRequest, node: str, port: str) -> Tensor:
-    found = request.held.get((node, port))
-    if found is None:
-        raise EngineError(f"node {node} has not produced {port} yet", "a walk starts from what it last held", node=node)
-    return found
-
-
-def _described(key: int, tensor: Tensor) -> tuple[int, str, list[int]]:
-    return key, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)

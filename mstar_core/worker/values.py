@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mstar_core.errors import EngineError
 from mstar_core.graph.actions import Held, Iteration, Key, Ref, RunInput, Special
 from mstar_core.graph.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, STEP
 from mstar_core.graph.walks import StopOn, StopWhen
@@ -88,3 +89,16 @@ def wanted_ports(run: ActiveRun, task: CompiledTask) -> tuple[str, ...]:
     """Output ports that the engine has to give back for a task."""
     kept = (port for port in run.message.keep if port in task.node.spec.ports)
     return tuple(dict.fromkeys((*task.wanted, *(outlet.port for outlet in task.outlets), *kept)))
+
+
+def held_value(request: WorkerRequest, node: str, port: str) -> Tensor:
+    """What an output port last held. Raises EngineError when it never held anything."""
+    found = request.held.get((node, port))
+    if found is None:
+        raise EngineError(f"node {node} has not produced {port} yet", "a walk starts from what it last held", node=node)
+    return found
+
+
+def described(key: int, tensor: Tensor) -> tuple[int, str, list[int]]:
+    """A kept value as it is told: key, dtype, shape."""
+    return key, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
