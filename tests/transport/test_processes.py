@@ -81,7 +81,9 @@ def start(directory: Path) -> Iterator[Callable[[str], Peer]]:
     yield begin
     for peer in started:
         peer.end()
-    assert set(os.listdir("/dev/shm")) == shared
+    # What others on this host took away, and semaphores that they make, are not ours to judge.
+    left = {name for name in set(os.listdir("/dev/shm")) - shared if not name.startswith("sem.")}
+    assert left == set()
     assert mappings() == 0
 
 
