@@ -192,6 +192,9 @@ class NodeRunner(Protocol):
     def launch(self) -> Running | None:
         """Form a batch from the queue and start one step; None when nothing can run."""
 
+    def is_done(self, running: Running) -> bool:
+        """Whether `collect` would not wait for the device. Asks without waiting; always true on a CPU."""
+
     def collect(self, running: Running) -> StepResult:
         """Wait for a step and give its results, in launch order."""
 

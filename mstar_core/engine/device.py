@@ -74,6 +74,11 @@ class HostCopy:
         """The memory that the value arrives in; not to be read before `wait`."""
         return self._value
 
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._event is None or self._event.query()
+
     def wait(self) -> Tensor:
         """The value on the host."""
         if self._event is not None:

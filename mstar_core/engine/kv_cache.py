@@ -190,6 +190,11 @@ class KVCacheEngine:
         self._state.in_flight.append(running)
         return running
 
+    def is_done(self, running: Running) -> bool:
+        """See NodeRunner."""
+        assert isinstance(running, KVRunning)
+        return all(part.host_ids is None or part.host_ids.is_done for part in running.parts)
+
     def collect(self, running: Running) -> StepResult:
         """See NodeRunner. Steps must be collected in launch order."""
         assert isinstance(running, KVRunning) and self._state.in_flight and self._state.in_flight[0] is running

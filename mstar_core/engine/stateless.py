@@ -175,6 +175,11 @@ class StatelessEngine:
         self._in_flight.append(running)
         return running
 
+    def is_done(self, running: Running) -> bool:
+        """See NodeRunner."""
+        assert isinstance(running, StatelessRunning)
+        return all(copy.is_done for copy in running.copies)
+
     def collect(self, running: Running) -> StepResult:
         """See NodeRunner. Steps must be collected in launch order."""
         assert isinstance(running, StatelessRunning) and self._in_flight and self._in_flight[0] is running

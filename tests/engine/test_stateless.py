@@ -187,6 +187,25 @@ def test_outputs_do_not_keep_the_batch_alive() -> None:
     assert play.done[1].outputs["y"].untyped_storage().nbytes() == 12
 
 
+def test_a_step_on_a_cpu_is_done_when_it_was_launched() -> None:
+    play = player()
+    play.submit(0, torch.ones(2))
+    running = play.engine.launch()
+    assert running is not None and play.engine.is_done(running)
+
+
+def test_a_step_is_done_when_all_its_copies_are() -> None:
+    class Late:
+        is_done = False
+
+    play = player()
+    play.submit(0, torch.ones(2))
+    running = play.engine.launch()
+    assert running is not None
+    running.copies.append(Late())  # type: ignore[arg-type]
+    assert not play.engine.is_done(running)
+
+
 @pytest.mark.parametrize("when", ["queued", "running"])
 def test_closing_drops_everything(when: str) -> None:
     play = player()

@@ -58,6 +58,9 @@ class FakeRunner:
         self._iterate(result)
         return result
 
+    def is_done(self, running: object) -> bool:
+        return True
+
     def collect(self, running: object) -> StepResult:
         assert isinstance(running, StepResult)
         return running
