@@ -178,7 +178,7 @@ class Bench:
     def _worker_leaks(self, worker: Worker) -> list[str]:
         name = worker.life.name
         found = [f"{name} holds request {handle}" for handle in worker.executor.requests]
-        jobs = len(worker.executor._jobs)  # the table that a wrong end would leave rows in
+        jobs = len(worker.executor._jobs.under_way)  # the table that a wrong end would leave rows in
         if jobs:
             found.append(f"{name} holds {jobs} jobs")
         for node, runner in worker.runners.items():

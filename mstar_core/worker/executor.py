@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mstar_core.engine.base import Done, Emission, Handle, Job, JobKey, LoopSpec, LoopStep, NodeRunner, StepResult
+from mstar_core.engine.base import Done, Emission, Handle, LoopSpec, LoopStep, NodeRunner, StepResult
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.graph.actions import (
     Action,
@@ -32,7 +32,7 @@ from mstar_core.graph.actions import (
     ToStream,
     Want,
 )
-from mstar_core.graph.nodes import MAIN, Attend
+from mstar_core.graph.nodes import MAIN
 from mstar_core.graph.readiness import WalkState
 from mstar_core.graph.stream import Chunk
 from mstar_core.messages.flow import StreamItems, StreamTensor, Value
@@ -42,22 +42,19 @@ from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunW
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import to_tensor
+from mstar_core.worker.jobs import Jobs
 from mstar_core.worker.outbox import Outbox
+from mstar_core.worker.relay import RelayJob, Relays
 from mstar_core.worker.request import ActiveRun, WaitingChunk, WorkerRequest, opened, sampling_params
 from mstar_core.worker.resident import ResidentJob, TaskJob, loop_spec
-from mstar_core.worker.streams import Streams
+from mstar_core.worker.streams import Streams, sent_items
 from mstar_core.worker.values import described, gather, held_value, resolve, start_stops, stop_said, wanted_ports
 from mstar_core.worker.walks import RankWalks, run_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.graph.compiled import CompiledTask
-
 log = logging.getLogger(__name__)
-
-FIRST_CHUNK_URGENCY = 1e6
-IDS_KIND = b"ids"
 
 
 class Executor:
@@ -82,11 +79,9 @@ class Executor:
         self._clock = clock
         self._walks = RankWalks(spec, rank)
         self._streams = Streams(spec, rank, outbox, self._chunk)
-        self._jobs: dict[JobKey, TaskJob | ResidentJob] = {}
-        self._next_job = 0
+        self._jobs = Jobs(runners, float(getattr(spec.output("audio"), "rate", 0) or 0), clock)
+        self._relays = Relays(self._jobs, self._streams, self._emit, self._end_walk)
         self._next_signal = 0
-        audio = spec.output("audio")
-        self._units_per_s = float(getattr(audio, "rate", 0) or 0)
 
     # -- messages ---------------------------------------------------------------------------------------------
 
@@ -166,8 +161,7 @@ class Executor:
             return
         for run in request.active.values():
             run.state.cancel()
-        for key in request.jobs:
-            self._jobs.pop(key, None)
+        self._jobs.forget(request)
         for item in (item for items in request.early.values() for item in items):
             if item.ref is not None:
                 self._outbox.read(item.ref)  # nobody will: its run has not begun here
@@ -190,7 +184,7 @@ class Executor:
         for done in result.done:
             self._job_done(done)
         for failed in result.failed:
-            entry = self._jobs.pop(failed.job.key, None)
+            entry = self._jobs.end(failed.job.key)
             if entry is not None:
                 self.fail(entry.request, failed.error)
 
@@ -203,13 +197,17 @@ class Executor:
 
     def _loop_step(self, step: LoopStep) -> None:
         # Cost model: once per row and decode step. No objects are made; ids are plain ints.
-        jobs = self._jobs
+        jobs = self._jobs.under_way
         for key, value in zip(step.keys.tolist(), step.ids.tolist(), strict=True):
             entry = jobs.get(key)
-            if entry is None or type(entry) is not ResidentJob:
+            if type(entry) is not ResidentJob:
                 continue
             request = entry.request
             try:
+                if entry.inbox is not None:
+                    if entry.inbox.take_id(value):
+                        self._streams.serve(request, entry.inbox.stream.name)
+                    continue
                 for stream in entry.streams:
                     self._streams.put_id(request, stream, value)
                 if entry.modality is not None:
@@ -218,7 +216,7 @@ class Executor:
                 self.fail(request, error)
 
     def _emission(self, emission: Emission) -> None:
-        entry = self._jobs.get(emission.job.key)
+        entry = self._jobs.under_way.get(emission.job.key)
         if not isinstance(entry, ResidentJob):
             return
         request = entry.request
@@ -233,12 +231,14 @@ class Executor:
                     self._emit(request, outlet.port, outlet.modality, tensor, {"step": emission.iteration})
 
     def _job_done(self, done: Done) -> None:
-        entry = self._jobs.pop(done.job.key, None)
+        entry = self._jobs.end(done.job.key)
         if entry is None:
             return
         request, run = entry.request, entry.run
-        request.jobs.discard(done.job.key)
         with self._guard(request):
+            if isinstance(entry, RelayJob):
+                self._relays.done(entry, done.outputs)
+                return
             run.cached_tokens += done.cached_tokens
             if isinstance(entry, ResidentJob):
                 last = (*entry.iteration, done.iterations - 1)
@@ -291,6 +291,10 @@ class Executor:
         state = WalkState(share, message.max_iters, message.inputs.keys(), branches)
         run = ActiveRun(message, partition, share, state, inputs)
         request.active[partition] = run
+        relay = self._walks.relay(share)
+        if relay is not None and relay.takes(message, inputs):
+            self._relays.begin(request, run, relay)
+            return
         self._carry_out(request, run, state.start())
         for item in request.early.pop(message.run, ()):
             if request.active.get(partition) is run:
@@ -347,7 +351,7 @@ class Executor:
                 reason=reason,
                 counts=counts,
                 emitted=request.emitted,
-                streamed=dict(request.streamed),
+                streamed=sent_items(request),
                 signals={port: described(key, request.signals[key]) for port, key in run.signals.items()},
                 cached_tokens=run.cached_tokens,
             )
@@ -364,10 +368,9 @@ class Executor:
         entry = TaskJob(request=request, run=run, task=fire.task, iteration=fire.iteration)
         entry.firing.open_jobs = len(branches)
         for number, branch in enumerate(branches):
-            job = self._job(
-                request, task, inputs, outputs if number == 0 else (), branch, sample=run.message.sample and number == 0
-            )
-            self._submit(request, task, job, entry if number == 0 else entry.beside())
+            sample = run.message.sample and number == 0
+            job = self._jobs.make(request, task, inputs, outputs if number == 0 else (), branch, sample=sample)
+            self._jobs.submit(self._jobs.runner(task), job, entry if number == 0 else entry.beside())
 
     def _fire_loop(self, request: WorkerRequest, run: ActiveRun, fire: FireLoop) -> None:
         task = run.share.walk.tasks[fire.task]
@@ -375,57 +378,13 @@ class Executor:
         inputs = gather(request, run, fire.inputs, (*fire.iteration, 0))
         branch = (fire.branches or (MAIN,))[0]
         spec: LoopSpec = loop_spec(loop, task, fire.limit, request.params)
-        job = self._job(request, task, inputs, wanted_ports(run, task), branch, sample=True)
+        job = self._jobs.make(request, task, inputs, wanted_ports(run, task), branch, sample=True)
         job.loop = spec
-        entry = ResidentJob.of(request, run, fire.loop, fire.task, fire.iteration, task)
-        self._submit(request, task, job, entry)
-
-    def _job(
-        self,
-        request: WorkerRequest,
-        task: CompiledTask,
-        inputs: dict[str, Tensor],
-        outputs: tuple[str, ...],
-        branch: str,
-        *,
-        sample: bool,
-    ) -> Job:
-        self._next_job += 1
-        only_ids = all(value.dtype is torch.int64 and value.dim() == 1 for value in inputs.values())
-        return Job(
-            key=JobKey(self._next_job),
-            handle=request.handle,
-            inputs=inputs,
-            outputs=outputs,
-            attend=task.node.attend or Attend(),
-            branch=branch,
-            sample=sample,
-            tokens_hash_seed=IDS_KIND if only_ids else None,
-            urgency=self._urgency(request),
-        )
-
-    def _submit(self, request: WorkerRequest, task: CompiledTask, job: Job, entry: TaskJob | ResidentJob) -> None:
-        self._jobs[job.key] = entry
-        request.jobs.add(job.key)
-        self._runner(task).submit(job)
-
-    def _runner(self, task: CompiledTask) -> NodeRunner:
-        spec = task.node.spec
-        runner = self._runners.get(spec.name)
-        if runner is None and spec.of is not None:
-            runner = self._runners.get(spec.of.name)
-        if runner is None:
-            raise EngineError(f"node {spec.name} is not on this rank", node=spec.name)
-        return runner
+        entry = ResidentJob.of(request, run, fire, task, self._streams)
+        self._jobs.submit(self._jobs.runner(task), job, entry)
 
     def _local_runners(self, request: WorkerRequest) -> list[tuple[str, NodeRunner]]:
         return [(name, runner) for name, runner in self._runners.items() if name in request.homes]
-
-    def _urgency(self, request: WorkerRequest) -> float:
-        """How soon the client runs dry: seconds of playback overdue; the first chunk of a stream comes first."""
-        if request.first_output_s is None or not self._units_per_s:
-            return FIRST_CHUNK_URGENCY
-        return self._clock() - request.first_output_s - request.emitted_units / self._units_per_s
 
     # -- values -----------------------------------------------------------------------------------------------
 
@@ -464,6 +423,9 @@ class Executor:
     def _chunk(self, request: WorkerRequest, waiting: WaitingChunk, popped: tuple[Chunk, Tensor] | None) -> None:
         """A stream's answer to a walk that waits."""
         run, address, iteration = waiting.run, waiting.address, waiting.iteration
+        if run.relay is not None:
+            self._relays.chunk(request, run, popped)
+            return
         if popped is None:
             self._carry_out(request, run, run.state.stream_ended(address, iteration))
             return

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mstar_core.graph.cut import RankWalk
     from mstar_core.graph.readiness import WalkState
+    from mstar_core.worker.relay import RelayRun
 
 
 @dataclass(slots=True)
@@ -27,7 +28,7 @@ class ActiveRun:
     """One run of one walk on this rank.
 
     values: what tasks produced and somebody still needs. flags: (first, last) of the chunk of each iteration.
-    signals: port -> key of the value that the program asked to keep.
+    signals: port -> key of the value that the program asked to keep. relay: set where the run goes without readiness.
     """
 
     message: RunWalk
@@ -39,6 +40,7 @@ class ActiveRun:
     flags: dict[Iteration, tuple[bool, bool]] = field(default_factory=dict)
     cached_tokens: int = 0
     signals: dict[str, int] = field(default_factory=dict)
+    relay: RelayRun | None = None
 
     @property
     def number(self) -> int:
@@ -61,7 +63,8 @@ class WorkerRequest:
     queues: runs handed over and not begun, by partition. held: what output ports of nodes last held.
     signals: values kept for the program, by key.
     early: values from other ranks for runs that have not begun here.
-    streamed: items put on each stream from here. emitted: outputs sent to the api from here.
+    streamed: items sent on each stream to another rank; produced: streams whose items were made and stay here.
+    emitted: outputs sent to the api from here.
     """
 
     handle: Handle
@@ -77,6 +80,7 @@ class WorkerRequest:
     inboxes: dict[str, StreamInbox] = field(default_factory=dict)
     waiting: dict[str, WaitingChunk] = field(default_factory=dict)
     streamed: dict[str, int] = field(default_factory=dict)
+    produced: set[str] = field(default_factory=set)
     signals: dict[int, Tensor] = field(default_factory=dict)
     early: dict[int, list[Value]] = field(default_factory=dict)
     jobs: set[JobKey] = field(default_factory=set)

@@ -12,10 +12,12 @@ from mstar_core.graph.walks import StopOn
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.graph.actions import Iteration
+    from mstar_core.graph.actions import FireLoop, Iteration
     from mstar_core.graph.compiled import CompiledLoop, CompiledTask, Outlet
     from mstar_core.graph.edges import Stream
     from mstar_core.worker.request import ActiveRun, WorkerRequest
+    from mstar_core.worker.stream_inbox import StreamInbox
+    from mstar_core.worker.streams import Streams
 
 UNLIMITED = 2**62
 
@@ -49,6 +51,7 @@ class ResidentJob:
     """A job that is a whole loop, iterated by the engine.
 
     port: the sampled port; streams and modality: where its ids go in each iteration. outlets: those of other ports.
+    inbox: where the ids go when that is one stream of this rank and nothing else.
     """
 
     request: WorkerRequest
@@ -60,25 +63,30 @@ class ResidentJob:
     streams: tuple[Stream, ...]
     modality: str | None
     outlets: tuple[Outlet, ...]
+    inbox: StreamInbox | None = None
 
     @classmethod
     def of(
-        cls, request: WorkerRequest, run: ActiveRun, loop: int, index: int, iteration: Iteration, task: CompiledTask
+        cls, request: WorkerRequest, run: ActiveRun, fire: FireLoop, task: CompiledTask, streams: Streams
     ) -> ResidentJob:
         """The record of a loop's job."""
         sampling = task.node.spec.sampling
         port = sampling.port if sampling is not None else ""
         sampled = [outlet for outlet in task.outlets if outlet.port == port]
+        into = tuple(outlet.stream for outlet in sampled if outlet.stream is not None)
+        modality = next((outlet.modality for outlet in sampled if outlet.modality is not None), None)
+        is_single = len(into) == 1 and modality is None
         return cls(
             request=request,
             run=run,
-            loop=loop,
-            task=index,
-            iteration=iteration,
+            loop=fire.loop,
+            task=fire.task,
+            iteration=fire.iteration,
             port=port,
-            streams=tuple(outlet.stream for outlet in sampled if outlet.stream is not None),
-            modality=next((outlet.modality for outlet in sampled if outlet.modality is not None), None),
+            streams=into,
+            modality=modality,
             outlets=tuple(outlet for outlet in task.outlets if outlet.port != port),
+            inbox=streams.local_inbox(request, into[0]) if is_single else None,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -14,7 +14,10 @@ from mstar_core.graph.stream import Chunk, ChunkCursor
 if TYPE_CHECKING:
     from torch import Tensor
 
-GROW = 256  # ids; one allocation per three seconds of speech
+TRIM: Final = 256
+"""Ids that are dropped together, so that long streams stay short in memory and short ones are never moved."""
+
+_ANY: Final = range(-(1 << 63), 1 << 63)
 
 
 class StreamInbox:
@@ -22,10 +25,15 @@ class StreamInbox:
 
     policy: the stream's chunk policy as this request's parameters make it. Items are numbered by the
     producer; a gap or a repetition is an error of the stream, never silently wrong data.
-    `total` counts every item sent, `accepted` those that passed the stream's accept range.
+    `received` counts every item that came, before the stream's accept range sorts them.
+
+    Cost model: one id is a comparison and an append; the chunk policy is asked only when a chunk may be there.
     """
 
-    __slots__ = ("_base", "_count", "_cursor", "_due", "_ids", "_tensors", "_total", "received", "stream")
+    __slots__ = (
+        "_base", "_count", "_cursor", "_due", "_high", "_ids", "_low", "_pushed", "_tensors", "_total", "received",
+        "stream",
+    )  # fmt: skip
 
     def __init__(self, stream: Stream, policy: ChunkPolicy, *, flush: bool) -> None:
         self.stream = stream
@@ -33,31 +41,36 @@ class StreamInbox:
         self._cursor = ChunkCursor(policy, flush=flush)
         self._due = self._cursor.due
         self._total: int | None = None
-        self._ids: np.ndarray = np.empty(GROW, dtype=np.int64)
+        accept = stream.accept or _ANY
+        self._low, self._high = accept.start, accept.stop
+        self._ids: list[int] = []
         self._tensors: list[Tensor] = []
         self._base = 0
         self._count = 0
+        self._pushed = 0
+
+    def take_id(self, value: int) -> bool:
+        """Take the next id; whether a chunk or the end may be there now."""
+        self.received += 1
+        if self._low <= value < self._high:
+            self._ids.append(value)
+            self._count += 1
+        if self._total is not None:
+            self._close_if_complete()
+            return True
+        return self._count >= self._due
 
     def put_id(self, index: int, value: int) -> bool:
-        """Take one id; whether a chunk or the end may be there now. Raises EngineError when it is out of turn."""
+        """Take one id of another process. Raises EngineError when it is out of turn."""
         self._expect(index)
-        accept = self.stream.accept
-        if accept is None or accept.start <= value < accept.stop:
-            position = self._count - self._base
-            if position == len(self._ids):
-                self._ids = np.concatenate([self._ids, np.empty(len(self._ids), dtype=np.int64)])
-            self._ids[position] = value
-            self._count += 1
-            self._cursor.push(1)
-        self._close_if_complete()
-        return self._count >= self._due or self._total is not None
+        return self.take_id(value)
 
     def put_tensor(self, index: int, value: Tensor) -> None:
         """Take one tensor item. Raises EngineError when `index` is not the next one."""
         self._expect(index)
+        self.received += 1
         self._tensors.append(value)
         self._count += 1
-        self._cursor.push(1)
         self._close_if_complete()
 
     def end(self, total: int) -> None:
@@ -68,10 +81,12 @@ class StreamInbox:
     @property
     def is_finished(self) -> bool:
         """Whether no chunk will come any more."""
+        self._push()
         return self._cursor.finished
 
     def pop(self) -> tuple[Chunk, Tensor] | None:
         """The next chunk and its items: int64 [n] for ids, stacked [n, ...] for tensors; None when none is ready."""
+        self._push()
         chunk = self._cursor.pop()
         if chunk is None:
             return None
@@ -79,7 +94,7 @@ class StreamInbox:
         if self._tensors:
             items = torch.stack(self._tensors[start:stop])
         else:
-            items = torch.from_numpy(self._ids[start:stop].copy())
+            items = torch.from_numpy(np.array(self._ids[start:stop], dtype=np.int64))
         self._due = self._cursor.due
         self._trim(self._cursor.oldest_needed)
         return chunk, items
@@ -91,10 +106,15 @@ class StreamInbox:
                 f"item {index} came where {self.received} was due",
                 "send the request again",
             )
-        self.received += 1
+
+    def _push(self) -> None:
+        if self._pushed != self._count:
+            self._cursor.push(self._count - self._pushed)
+            self._pushed = self._count
 
     def _close_if_complete(self) -> None:
         if self._total is not None and self.received >= self._total:
+            self._push()
             self._cursor.end(self._count)
 
     def _trim(self, oldest: int) -> None:
@@ -102,7 +122,6 @@ class StreamInbox:
         if self._tensors:
             del self._tensors[:drop]
             self._base = oldest
-        elif drop >= GROW:
-            kept = self._ids[drop : self._count - self._base].copy()
-            self._ids[: len(kept)] = kept
+        elif drop >= TRIM:
+            del self._ids[:drop]
             self._base = oldest

@@ -38,24 +38,32 @@ class Streams:
         rank = request.homes.get(stream.into[0].name)
         if rank is None:
             return
-        index = _count(request, stream)
         if rank == self._rank:
-            self.inbox(request, stream.name).put_tensor(index, tensor)
+            inbox = self.inbox(request, stream.name)
+            request.produced.add(stream.name)
+            inbox.put_tensor(inbox.received, tensor)
             self.serve(request, stream.name)
         else:
-            self._outbox.stream_tensor(rank, stream.name, request.handle, index, tensor)
+            self._outbox.stream_tensor(rank, stream.name, request.handle, _count(request, stream), tensor)
 
     def put_id(self, request: WorkerRequest, stream: Stream, value: int) -> None:
-        """Put one id on a stream. Runs once per row and decode step: no objects are made."""
+        """Put one id on a stream."""
         rank = request.homes.get(stream.into[0].name)
         if rank is None:
             return  # the consumer's partition was not asked for
-        index = _count(request, stream)
         if rank == self._rank:
-            if self.inbox(request, stream.name).put_id(index, value) and stream.name in request.waiting:
+            request.produced.add(stream.name)
+            if self.inbox(request, stream.name).take_id(value) and stream.name in request.waiting:
                 self.serve(request, stream.name)
         else:
-            self._outbox.stream_id(rank, stream.name, request.handle, index, value)
+            self._outbox.stream_id(rank, stream.name, request.handle, _count(request, stream), value)
+
+    def local_inbox(self, request: WorkerRequest, stream: Stream) -> StreamInbox | None:
+        """Where ids of a stream can be put without asking again; None when they do not stay on this rank."""
+        if stream.name not in self._of_ids or request.homes.get(stream.into[0].name) != self._rank:
+            return None
+        request.produced.add(stream.name)
+        return self.inbox(request, stream.name)
 
     def inbox(self, request: WorkerRequest, name: str) -> StreamInbox:
         """The consumer's buffer of a stream."""
@@ -79,6 +87,11 @@ class Streams:
             return
         del request.waiting[name]
         self._deliver(request, waiting, popped)
+
+
+def sent_items(request: WorkerRequest) -> dict[str, int]:
+    """Items that this rank has put on each stream so far."""
+    return {**request.streamed, **{name: request.inboxes[name].received for name in request.produced}}
 
 
 def _takes_ids(stream: Stream) -> bool:

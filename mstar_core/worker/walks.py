@@ -8,6 +8,7 @@ from mstar_core.graph.compiled import CompiledWalk, Kind
 from mstar_core.graph.cut import RankWalk, cut
 from mstar_core.graph.wiring import compile_graph
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.worker.relay import Relay, relay_of
 
 
 class RankWalks:
@@ -19,6 +20,7 @@ class RankWalks:
         self._compiled: dict[str, CompiledWalk] = compile_graph(walks, spec.streams)
         self._aliases = dict(spec.walk_aliases)
         self._shares: dict[tuple[str, tuple[tuple[str, int], ...]], RankWalk] = {}
+        self._relays: dict[int, Relay | None] = {}
 
     def share(self, walk: str, homes: Mapping[str, int]) -> RankWalk:
         """This rank's share of a walk under a placement of its nodes."""
@@ -29,6 +31,12 @@ class RankWalks:
         if key not in self._shares:
             self._shares[key] = cut(compiled, {**dict(placed)})[self._rank]
         return self._shares[key]
+
+    def relay(self, share: RankWalk) -> Relay | None:
+        """The relay that a share is, or None. share: one of `share`, which are kept for good."""
+        if id(share) not in self._relays:
+            self._relays[id(share)] = relay_of(share)
+        return self._relays[id(share)]
 
 
 def run_inputs(share: RankWalk) -> set[str]:
