@@ -32,6 +32,7 @@ from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.scheduler import FairShare
+from mstar_core.worker.steps import Steps
 
 if TYPE_CHECKING:
     from mstar_core.messages.wire import Envelope, Message
@@ -139,11 +140,12 @@ class Bench:
         letters = self._inbox.drain()
         for letter in letters:
             self.conductor.on(letter.body)
-        before = sum(worker.steps for worker in self.workers)
+        before = sum(worker.steps.collected for worker in self.workers)
         with one_thread():
             for worker in self.workers:
                 worker.turn()
-        is_moving = sum(worker.steps for worker in self.workers) > before or any(w.in_flight for w in self.workers)
+        moved = sum(worker.steps.collected for worker in self.workers) > before
+        is_moving = moved or any(worker.steps.count for worker in self.workers)
         has_mail = self.desk.turn()
         return bool(letters) or is_moving or has_mail or self.post.waiting > 0
 
@@ -206,9 +208,12 @@ class Bench:
         # The post box does what the loop asks of a mailbox and a courier, without their sockets.
         return Worker(
             mailbox=cast("Mailbox[Envelope]", box), courier=cast("Courier[Message]", box), transport=transport,
-            life=cast("ChildLife", QuietLife(name)), outbox=outbox, runners=runners, lookahead=self.settings.lookahead,
+            life=cast("ChildLife", QuietLife(name)), outbox=outbox, runners=runners,
             executor=Executor(spec, rank.rank, runners, outbox, transport, self.clock),
-            scheduler=FairShare(runners, clock=self.clock),
+            steps=Steps(
+                runners=runners, scheduler=FairShare(runners, clock=self.clock), lookahead=self.settings.lookahead,
+                clock=self.clock,
+            ),
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The worker's loop: one thread of control per device. Collects step N-1 while step N runs."""
+"""The worker's loop: one thread of control per device. Routes what step N-1 brought while step N runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from mstar_core.engine.base import Handle, NodeRunner, Running, StepResult
+from mstar_core.engine.base import Handle, NodeRunner
 from mstar_core.messages.flow import StreamItems, StreamTensor, TensorFreed, Values
 from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
 from mstar_core.messages.names import CONDUCTOR
@@ -19,27 +19,20 @@ from mstar_core.transport import Courier, Mailbox, Malformed, TensorTransport
 from mstar_core.worker.early import EarlyMessages
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.outbox import Outbox
-from mstar_core.worker.scheduler import FairShare
-from mstar_core.worker.statistics import NodeStatistics
+from mstar_core.worker.steps import Steps
 
 log = logging.getLogger(__name__)
 
 TELEMETRY_S: Final = 0.1
-
-
-@dataclass(slots=True)
-class InFlight:
-    """A step that was launched and not collected."""
-
-    runner: NodeRunner
-    running: Running
+QUIET_S: Final = 1.0
+"""Without a step or a message for so long, a runner may do what can wait (capture further steps)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Worker:
     """One rank. Owned by `main.py`; every field is used from its one thread.
 
-    lookahead: steps that may be in flight before the oldest is collected (0 on CPU, where a launch already computes).
+    quiet_since: when the last step or message was; work that can wait is done after some quiet.
     """
 
     mailbox: Mailbox[Envelope]
@@ -49,15 +42,14 @@ class Worker:
     executor: Executor
     outbox: Outbox
     runners: Mapping[str, NodeRunner]
-    scheduler: FairShare
-    lookahead: int = 0
-    steps: int = 0
-    in_flight: list[InFlight] = field(default_factory=list)
+    steps: Steps
     early: EarlyMessages = field(default_factory=EarlyMessages)
-    statistics: dict[str, NodeStatistics] = field(default_factory=dict)
     next_report: float = 0.0
     last_report: dict[str, float] = field(default_factory=dict)
     has_news: bool = False
+    has_idle_work: bool = True
+    quiet_since: float = 0.0
+    idle_s: float = 0.0
 
     def run(self) -> None:
         """Turn until the supervisor asks for the end or is lost."""
@@ -66,24 +58,45 @@ class Worker:
         log.info("worker ends: %s", self.life.stop_reason)
 
     def turn(self) -> None:
-        """One turn: messages in, a step launched, the one before collected, messages out. Waits when idle."""
+        """One turn: messages in, steps launched, what is done routed, messages out. Waits when nothing came of it."""
         now = time.monotonic()
         self.drain()
-        launched = self.launch()
-        if self.in_flight and (len(self.in_flight) > self.lookahead or not launched):
-            self.collect()
+        launched = self.steps.launch()
+        collected = 0
+        for result in self.steps.collect(launched):
+            self.executor.take(result)
+            collected += 1
+        self.has_news = self.has_news or collected > 0
         self.give_back()
         self.outbox.flush()
         self.courier.flush()
-        self.life.beat(now, work_ready=launched or bool(self.in_flight), steps=self.steps)
+        in_flight = self.steps.count
+        self.life.beat(now, work_ready=bool(launched or in_flight), steps=self.steps.collected)
         self.report(now)
-        if not launched and not self.in_flight:
+        if launched or collected:
+            self.quiet_since = now
+        elif in_flight:
+            self.steps.wait(lambda: self.mailbox.wait(0.0))
+        elif not self.work_in_the_quiet(now):
             self.mailbox.wait(self.wait_s(now), writable=self.courier.blocked())
+            self.idle_s += time.monotonic() - now
+
+    def work_in_the_quiet(self, now: float) -> bool:
+        """One piece of a runner's work that can wait, when nothing has happened for a while; whether there was any."""
+        if not self.has_idle_work or now - self.quiet_since < QUIET_S:
+            return False
+        works = [getattr(runner, "idle", None) for runner in self.runners.values()]
+        self.has_idle_work = any([work() for work in works if work is not None])
+        return True
 
     def wait_s(self, now: float) -> float:
-        """Seconds until something is due without a message: a beat, or a report of what the last turns changed."""
+        """Seconds until something is due without a message: a beat, a report of what changed, work for the quiet."""
         due = self.life.wait_s(now)
-        return min(due, max(0.0, self.next_report - now)) if self.has_news else due
+        if self.has_news:
+            due = min(due, max(0.0, self.next_report - now))
+        if self.has_idle_work:
+            due = min(due, max(0.0, self.quiet_since + QUIET_S - now))
+        return due
 
     def drain(self) -> None:
         """Take what came in. One bad message disturbs no other."""
@@ -94,6 +107,7 @@ class Worker:
             if self.life.on(item.body):
                 continue
             self.has_news = True
+            self.quiet_since = time.monotonic()
             try:
                 self.dispatch(item.body)
             except Exception:  # isolation boundary: one message
@@ -149,27 +163,6 @@ class Worker:
             self.executor.close_all()
             self.early.clear()
 
-    def launch(self) -> bool:
-        """Launch one step of the node whose turn it is; whether there was one."""
-        runner = self.scheduler.choose()
-        if runner is None:
-            return False
-        running = runner.launch()
-        if running is None:
-            return False
-        self.in_flight.append(InFlight(runner, running))
-        return True
-
-    def collect(self) -> None:
-        """Collect the oldest step and route what it brought."""
-        step = self.in_flight.pop(0)
-        result: StepResult = step.runner.collect(step.running)
-        self.steps += 1
-        self.has_news = True
-        self.scheduler.charge(step.runner.name, result.duration_s)
-        self.statistics.setdefault(step.runner.name, NodeStatistics()).add(result)
-        self.executor.take(result)
-
     def report(self, now: float) -> None:
         """Send what changed to the supervisor, at most ten times a second."""
         if now < self.next_report:
@@ -186,7 +179,8 @@ class Worker:
         """Gauges and counters of this rank by name."""
         values = {
             f"{self.life.name}.requests": float(len(self.executor.requests)),
-            f"{self.life.name}.steps": float(self.steps),
+            f"{self.life.name}.steps": float(self.steps.collected),
+            f"{self.life.name}.idle_s": round(self.idle_s, 3),
         }
         values[f"{self.life.name}.shm_bytes"] = float(self.transport.used_bytes)
         values[f"{self.life.name}.shm_live"] = float(self.transport.live)
@@ -202,6 +196,6 @@ class Worker:
                 f"{prefix}.ready": float(pressure.ready),
                 f"{prefix}.waiting": float(pressure.waiting),
             }
-            if name in self.statistics:
-                values |= {f"{prefix}.{key}": value for key, value in self.statistics[name].values().items()}
+            if self.steps.statistics[name].steps:
+                values |= {f"{prefix}.{key}": value for key, value in self.steps.statistics[name].values().items()}
         return values

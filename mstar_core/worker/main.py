@@ -24,6 +24,7 @@ from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.scheduler import FairShare
+from mstar_core.worker.steps import Steps
 
 log = logging.getLogger(__name__)
 
@@ -79,10 +80,10 @@ def _worker(
     runners = build_runners(spec, model, rank, life)
     outbox = Outbox(life.name, rank.rank, courier, transport)
     executor = Executor(model, rank.rank, runners, outbox, transport, time.monotonic)
-    scheduler = FairShare(runners)
+    steps = Steps(runners=runners, scheduler=FairShare(runners), lookahead=lookahead_on(resolve_device(rank.device)))
     return Worker(
         mailbox=mailbox, courier=courier, transport=transport, life=life, executor=executor, outbox=outbox,
-        runners=runners, scheduler=scheduler, lookahead=lookahead_on(resolve_device(rank.device)),
+        runners=runners, steps=steps,
     )  # fmt: skip
 
 

@@ -9,7 +9,11 @@ from mstar_core.engine.base import StepResult
 
 @dataclass(slots=True)
 class NodeStatistics:
-    """Owned by the worker's loop; read by telemetry."""
+    """Owned by the worker's loop; read by telemetry.
+
+    launch_s, collect_s, route_s: seconds of the host that launching, collecting (any wait in it included) and routing
+    steps took. busy_s: from launch to collection, so steps of several nodes overlap.
+    """
 
     steps: int = 0
     rows: int = 0
@@ -17,6 +21,9 @@ class NodeStatistics:
     busy_s: float = 0.0
     last_rows: int = 0
     last_step_s: float = 0.0
+    launch_s: float = 0.0
+    collect_s: float = 0.0
+    route_s: float = 0.0
 
     def add(self, result: StepResult) -> None:
         """Count one step."""
@@ -36,4 +43,7 @@ class NodeStatistics:
             "busy_s": round(self.busy_s, 4),
             "batch": float(self.last_rows),
             "step_s": round(self.last_step_s, 6),
+            "launch_s": round(self.launch_s, 4),
+            "collect_s": round(self.collect_s, 4),
+            "route_s": round(self.route_s, 4),
         }

@@ -237,3 +237,28 @@ def test_an_item_out_of_order_fails_its_request_alone() -> None:
     bench.outbox.flush()
     assert [m.handle for m in bench.post.of(WorkFailed)] == [1]
     assert list(bench.executor.requests) == [2]
+
+
+@pytest.mark.parametrize("count", [0, 27, 28, 35, 60])
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_relay_gives_what_readiness_gives(count: int, flush: bool) -> None:
+    """A limit on the loop makes the walk go through readiness; without one it is a relay."""
+    found = []
+    for limit in (None, 10_000):
+        bench = Bench({1: ids(count)})
+        bench.open(1, flush=flush)
+        bench.walk(1, "SNAC", 1, "snac_chunk", max_iters=limit)
+        state = bench.executor.requests[Handle(1)].active["SNAC"]
+        assert (state.relay is not None) == (limit is None)
+        for value in ids(count):
+            stream = ORPHEUS.streams[0]
+            bench.executor._streams.put_id(bench.executor.requests[Handle(1)], stream, value)
+            bench.turn()
+        bench.executor.end_stream(EndStream(handle=1, stream="audio_ids", total=count))
+        bench.turns()
+        outputs = [(item.seq, item.port, item.meta) for message in bench.post.of(Outputs) for item in message.items]
+        ends = [(end.reason, end.counts, end.emitted, end.streamed) for end in bench.post.of(WalkDone)]
+        jobs = [(job.handle, sorted((k, v.tolist()) for k, v in job.inputs.items())) for job in bench.snac.seen]
+        found.append((outputs, bench.pcm(1), ends, jobs, bench.executor._jobs.under_way))
+    assert found[0] == found[1]
+    assert found[0][2][0][0] == "done"

@@ -1,0 +1,97 @@
+"""Steps in flight on one device: launched, asked whether they are done, collected in each node's own order.
+
+On a CPU a launch already computes: one step at a time, of the node whose turn it is. On a GPU every node may have its
+next step queued behind the running one, and nodes with a stream of their own run beside each other: what ends first
+is collected first, so that a slow codec step never holds back the ids of a decode step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from mstar_core.engine.base import NodeRunner, Running, StepResult
+from mstar_core.worker.scheduler import FairShare
+from mstar_core.worker.statistics import NodeStatistics
+
+LEAST_NAP_S: Final = 20e-6
+MOST_NAP_S: Final = 1e-3
+NAP_SHARE: Final = 0.02
+"""A wait naps for this share of the time that it has lasted: late by at most that much, and long steps cost no core."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Steps:
+    """Owned by the worker's loop. lookahead: steps of one node that may wait behind the one that runs (0 on a CPU).
+
+    in_flight: by node, oldest first. collected: how many steps were, of all nodes.
+    """
+
+    runners: Mapping[str, NodeRunner]
+    scheduler: FairShare
+    lookahead: int = 0
+    clock: Callable[[], float] = time.monotonic
+    collected: int = 0
+    in_flight: dict[str, deque[Running]] = field(default_factory=dict)
+    statistics: dict[str, NodeStatistics] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.runners:
+            self.in_flight[name] = deque()
+            self.statistics[name] = NodeStatistics()
+
+    @property
+    def count(self) -> int:
+        """Steps in flight."""
+        return sum(len(steps) for steps in self.in_flight.values())
+
+    def launch(self) -> list[str]:
+        """Launch what may run now: one step of the node whose turn it is, or ahead of time one of every node."""
+        if not self.lookahead:
+            runner = self.scheduler.choose()
+            return [runner.name] if runner is not None and self._launch(runner) else []
+        return [name for name, runner in self.runners.items() if runner.pressure().ready and self._launch(runner)]
+
+    def collect(self, launched: list[str]) -> Iterator[StepResult]:
+        """Collect the oldest step of each node that is done. launched: nodes whose newest step began in this turn.
+
+        A node that has just been given its first step, and may be given another behind it, is left for the next turn.
+        """
+        for name, steps in self.in_flight.items():
+            if not steps or (name in launched and len(steps) <= self.lookahead):
+                continue
+            runner = self.runners[name]
+            if self.lookahead and not runner.is_done(steps[0]):
+                continue
+            started = self.clock()
+            result = runner.collect(steps.popleft())
+            self.collected += 1
+            self.scheduler.charge(name, result.duration_s)
+            statistics = self.statistics[name]
+            statistics.add(result)
+            collected = self.clock()
+            statistics.collect_s += collected - started
+            yield result  # the caller routes it before it asks for the next
+            statistics.route_s += self.clock() - collected
+
+    def wait(self, is_called: Callable[[], bool]) -> None:
+        """Wait until some step is done, or `is_called`, asked now and then, says that something else has come up."""
+        started = time.monotonic()
+        while not any(steps and self.runners[name].is_done(steps[0]) for name, steps in self.in_flight.items()):
+            lasted = time.monotonic() - started
+            nap = min(max(lasted * NAP_SHARE, LEAST_NAP_S), MOST_NAP_S)
+            if lasted > MOST_NAP_S and is_called():
+                break
+            time.sleep(nap)
+
+    def _launch(self, runner: NodeRunner) -> bool:
+        started = self.clock()
+        running = runner.launch()
+        if running is None:
+            return False
+        self.in_flight[runner.name].append(running)
+        self.statistics[runner.name].launch_s += self.clock() - started
+        return True

@@ -1,0 +1,133 @@
+"""Steps in flight: what is done is collected, whatever else is not; a node's own steps keep their order."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from mstar_core.engine.base import MemoryUse, Pressure, StepResult
+from mstar_core.worker.scheduler import FairShare
+from mstar_core.worker.steps import Steps
+
+
+class SlowRunner:
+    """Steps that are done when the test says so."""
+
+    def __init__(self, name: str, ready: int = 100, lookahead: int = 1) -> None:
+        self.name = name
+        self.ready = ready
+        self.launched = 0
+        self.collected: list[int] = []
+        self.done: set[int] = set()
+        self._lookahead = lookahead
+
+    def open(self, *_: Any) -> None: ...
+
+    def submit(self, *_: Any) -> None: ...
+
+    def fork(self, *_: Any) -> None: ...
+
+    def close(self, *_: Any) -> None: ...
+
+    def memory(self) -> MemoryUse:
+        return MemoryUse()
+
+    def pressure(self) -> Pressure:
+        in_flight = self.launched - len(self.collected)
+        return Pressure(ready=0 if in_flight > self._lookahead else self.ready, oldest_s=time.monotonic())
+
+    def launch(self) -> int | None:
+        self.ready -= 1
+        self.launched += 1
+        return self.launched
+
+    def is_done(self, running: Any) -> bool:
+        return running in self.done
+
+    def collect(self, running: Any) -> StepResult:
+        self.collected.append(running)
+        return StepResult(rows=1, duration_s=0.001)
+
+
+def steps_of(*runners: SlowRunner, lookahead: int = 1) -> Steps:
+    found = {runner.name: runner for runner in runners}
+    return Steps(runners=found, scheduler=FairShare(found), lookahead=lookahead)  # type: ignore[arg-type]
+
+
+def turn(steps: Steps) -> int:
+    launched = steps.launch()
+    return sum(1 for _ in steps.collect(launched))
+
+
+def test_a_slow_codec_step_does_not_hold_back_decode_steps() -> None:
+    lm, codec = SlowRunner("LLM"), SlowRunner("codec", lookahead=0)
+    steps = steps_of(lm, codec)
+    turn(steps)
+    assert (lm.launched, codec.launched) == (1, 1)
+    for number in range(1, 6):
+        lm.done.add(number)
+        turn(steps)
+    assert lm.collected == [1, 2, 3, 4, 5] and lm.launched >= 6
+    assert not codec.collected and codec.launched == 1
+    codec.done.add(1)
+    turn(steps)
+    assert codec.collected == [1]
+
+
+def test_the_next_step_is_launched_before_the_one_before_it_is_collected() -> None:
+    lm = SlowRunner("LLM")
+    steps = steps_of(lm)
+    lm.done.update(range(1, 10))
+    assert turn(steps) == 0 and (lm.launched, lm.collected) == (1, [])
+    assert turn(steps) == 1 and (lm.launched, lm.collected) == (2, [1])
+
+
+def test_the_last_step_is_collected_though_nothing_follows_it() -> None:
+    lm = SlowRunner("LLM", ready=1)
+    steps = steps_of(lm)
+    lm.done.add(1)
+    turn(steps)
+    assert turn(steps) == 1 and steps.count == 0
+
+
+def test_steps_of_a_node_are_collected_in_order() -> None:
+    lm = SlowRunner("LLM")
+    steps = steps_of(lm)
+    turn(steps)
+    turn(steps)
+    lm.done.add(2)
+    assert turn(steps) == 0
+    lm.done.add(1)
+    turn(steps)
+    turn(steps)
+    assert lm.collected == [1, 2]
+
+
+def test_without_lookahead_one_node_steps_at_a_time_and_shares_are_fair() -> None:
+    lm, codec = SlowRunner("LLM", lookahead=0), SlowRunner("codec", lookahead=0)
+    steps = steps_of(lm, codec, lookahead=0)
+    for _ in range(6):
+        assert turn(steps) == 1 and steps.count == 0
+    assert lm.collected and codec.collected
+
+
+def test_waiting_ends_with_a_step_that_is_done_or_with_a_call() -> None:
+    lm = SlowRunner("LLM")
+    steps = steps_of(lm)
+    turn(steps)
+    started = time.monotonic()
+    steps.wait(lambda: time.monotonic() - started > 0.01)
+    assert 0.01 <= time.monotonic() - started < 1.0
+    lm.done.add(1)
+    steps.wait(lambda: False)
+
+
+def test_the_time_of_the_host_is_counted() -> None:
+    lm = SlowRunner("LLM", ready=1)
+    steps = steps_of(lm)
+    lm.done.add(1)
+    turn(steps)
+    for _ in steps.collect([]):
+        time.sleep(0.01)
+    found = steps.statistics["LLM"]
+    assert found.steps == 1 and found.route_s >= 0.01 and found.launch_s >= 0.0
