@@ -181,6 +181,7 @@ class Worker:
             f"{self.life.name}.requests": float(len(self.executor.requests)),
             f"{self.life.name}.steps": float(self.steps.collected),
             f"{self.life.name}.idle_s": round(self.idle_s, 3),
+            f"{self.life.name}.wait_s": round(self.steps.waited_s, 3),
         }
         values[f"{self.life.name}.shm_bytes"] = float(self.transport.used_bytes)
         values[f"{self.life.name}.shm_live"] = float(self.transport.live)

@@ -27,7 +27,8 @@ NAP_SHARE: Final = 0.02
 class Steps:
     """Owned by the worker's loop. lookahead: steps of one node that may wait behind the one that runs (0 on a CPU).
 
-    in_flight: by node, oldest first. collected: how many steps were, of all nodes.
+    in_flight: by node, oldest first. collected: how many steps were, of all nodes. waited_s: seconds in which the
+    thread did nothing but wait for a step.
     """
 
     runners: Mapping[str, NodeRunner]
@@ -35,6 +36,7 @@ class Steps:
     lookahead: int = 0
     clock: Callable[[], float] = time.monotonic
     collected: int = 0
+    waited_s: float = 0.0
     in_flight: dict[str, deque[Running]] = field(default_factory=dict)
     statistics: dict[str, NodeStatistics] = field(default_factory=dict)
 
@@ -86,6 +88,7 @@ class Steps:
             if lasted > MOST_NAP_S and is_called():
                 break
             time.sleep(nap)
+        self.waited_s += time.monotonic() - started
 
     def _launch(self, runner: NodeRunner) -> bool:
         started = self.clock()
