@@ -1,23 +1,22 @@
 """Reads published checkpoints into modules: safetensors (one file or a sharded index), or weights-only torch files.
 
-Called by plugins while a worker starts. Files are mapped, so only the tensors that are asked for are read.
+Called by plugins while a worker starts. For a GPU, bytes go from the file straight to their tensors (`upload.py`);
+on the CPU files are mapped, so only the tensors that are asked for are read.
 """
 
 from __future__ import annotations
 
 import json
-import struct
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from mstar_core.errors import WeightsError, did_you_mean
+from mstar_core.layers.upload import Target, upload
+from mstar_core.layers.weight_files import SAFETENSORS, in_file_order, open_tensors, stored_tensors, tensor_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,15 +26,6 @@ Progress = Callable[[int, int, str], None]
 
 INDEXES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SINGLE_FILES: Final = ("model.safetensors", "pytorch_model.bin")
-SAFETENSORS: Final = ".safetensors"
-_HEADER_LIMIT: Final = 100_000_000
-
-
-class TensorReader(Protocol):
-    """Gives tensors of one open file by name."""
-
-    def get_tensor(self, name: str) -> Tensor:
-        """The tensor called `name`, on the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +92,7 @@ class Checkpoint:
         for path in self.files():
             read = 0
             with open_tensors(path) as reader:
-                for name in sorted(name for name in wanted if self.file_of[name] == path):
+                for name in in_file_order(path, {name for name in wanted if self.file_of[name] == path}):
                     value = reader.get_tensor(name)
                     read += value.numel() * value.element_size()
                     yield name, value
@@ -166,53 +156,45 @@ def load_weights(
             "the checkpoint is of another model or incomplete",
             file=str(checkpoint.folder),
         )
-    target_of = {name: target for target, name in source_of.items()}
+    target_of = {name: places[target] for target, name in source_of.items()}
+    if _goes_straight(checkpoint, target_of):
+        _upload(checkpoint, target_of, progress)
+        return
     with torch.no_grad():
         for name, value in checkpoint.tensors(target_of, progress):
-            place = places[target_of[name]]
-            if value.shape != place.shape:
-                raise WeightsError(
-                    f"{checkpoint.file_of[name]}: {name} has shape {list(value.shape)}",
-                    f"the model has {list(place.shape)}",
-                    "config and weights must be of one checkpoint",
-                    file=str(checkpoint.file_of[name]),
-                )
-            place.copy_(value)
+            _check_shape(checkpoint, name, value.shape, target_of[name])
+            target_of[name].copy_(value)
 
 
-def tensor_names(path: Path) -> list[str]:
-    """Names of the tensors in a file, which is checked for being whole."""
-    if path.suffix != SAFETENSORS:
-        return sorted(_read_torch(path))
-    return sorted(_safetensors_header(path))
+def _goes_straight(checkpoint: Checkpoint, places: Mapping[str, Tensor]) -> bool:
+    """Whether everything goes to one GPU from files that say where each tensor lies."""
+    devices = {place.device for place in places.values()}
+    are_plain = all(checkpoint.file_of[name].suffix == SAFETENSORS for name in places)
+    return len(devices) == 1 and next(iter(devices)).type == "cuda" and are_plain
 
 
-@contextmanager
-def open_tensors(path: Path) -> Iterator[TensorReader]:
-    """Open one file for reading tensors. Raises WeightsError when it is damaged."""
-    if path.suffix != SAFETENSORS:
-        yield _Loaded(path, _read_torch(path))
-        return
-    _safetensors_header(path)
-    try:
-        with safe_open(path, framework="pt") as reader:
-            yield reader
-    except SafetensorError as error:
-        raise WeightsError(f"{path} cannot be read", str(error), "fetch it again", file=str(path)) from error
+def _upload(checkpoint: Checkpoint, places: Mapping[str, Tensor], progress: Progress | None) -> None:
+    stored = [tensor for path in checkpoint.files() for tensor in stored_tensors(path) if tensor.name in places]
+    for tensor in stored:
+        _check_shape(checkpoint, tensor.name, torch.Size(tensor.shape), places[tensor.name])
+    total = sum(path.stat().st_size for path in checkpoint.files())
+
+    def report(read: int, path: Path) -> None:
+        if progress is not None:
+            progress(min(read, total), total, path.name)
+
+    upload([Target(stored=tensor, place=places[tensor.name]) for tensor in stored], report)
+    report(total, checkpoint.files()[-1])
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """Tensors of a torch file, which can only be read whole."""
-
-    path: Path
-    values: Mapping[str, Tensor]
-
-    def get_tensor(self, name: str) -> Tensor:
-        """The tensor called `name`."""
-        if name not in self.values:
-            raise WeightsError(f"{self.path} lacks {name}", "its index names it", "fetch it again", file=str(self.path))
-        return self.values[name]
+def _check_shape(checkpoint: Checkpoint, name: str, shape: torch.Size, place: Tensor) -> None:
+    if shape != place.shape:
+        raise WeightsError(
+            f"{checkpoint.file_of[name]}: {name} has shape {list(shape)}",
+            f"the model has {list(place.shape)}",
+            "config and weights must be of one checkpoint",
+            file=str(checkpoint.file_of[name]),
+        )
 
 
 def _read_index(path: Path) -> dict[str, Path]:
@@ -232,43 +214,3 @@ def _read_index(path: Path) -> dict[str, Path]:
         if name not in held[file]:
             raise WeightsError(f"{file} lacks {name}", f"{path.name} says that it is there", file=str(file))
     return file_of
-
-
-def _safetensors_header(path: Path) -> dict[str, object]:
-    """Tensor entries of a file's header. Raises WeightsError when the file is not exactly as long as it says."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-            if length > min(size, _HEADER_LIMIT):
-                raise WeightsError(
-                    f"{path} is cut short or no safetensors file", f"{size} bytes", "fetch it again", file=str(path)
-                )
-            header = json.loads(file.read(length))
-        entries = {str(name): entry for name, entry in header.items() if name != "__metadata__"}
-        end = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{path} cannot be read", repr(error), "fetch it again", file=str(path)) from error
-    if size != 8 + length + end:
-        raise WeightsError(
-            f"{path} is cut short" if size < 8 + length + end else f"{path} is longer than its header says",
-            f"{size} bytes, its header asks for {8 + length + end}",
-            "fetch it again",
-            file=str(path),
-        )
-    return entries
-
-
-def _read_torch(path: Path) -> Mapping[str, Tensor]:
-    """Tensors of a `.bin` or `.pt` file; nothing but tensors is ever built from it."""
-    try:
-        values = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as error:  # a damaged file can fail in any way
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise WeightsError(
-            f"{path} cannot be read", detail, "fetch it again, or use safetensors", file=str(path)
-        ) from error
-    if not isinstance(values, dict) or not all(isinstance(value, torch.Tensor) for value in values.values()):
-        raise WeightsError(f"{path} holds other things than tensors", type(values).__name__, file=str(path))
-    return values

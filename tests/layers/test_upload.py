@@ -1,0 +1,117 @@
+"""Bytes of safetensors files on their way to tensors: every cut, cast and gap gives what the file holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mstar_core.errors import WeightsError
+from mstar_core.layers.upload import Target, chunks, upload
+from mstar_core.layers.weight_files import Stored, stored_tensors
+
+SHAPES: dict[str, tuple[Sequence[int], torch.dtype]] = {
+    "a.wide": ((37, 19), torch.bfloat16), "b.odd": ((7,), torch.uint8), "c.float": ((50, 3), torch.float32),
+    "d.flag": ((3,), torch.bool), "e.none": ((0, 4), torch.float32), "f.scalar": ((), torch.float64),
+    "g.half": ((129,), torch.float16),
+}  # fmt: skip
+
+
+def write(path: Path, names: Sequence[str] = tuple(SHAPES)) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(len(names))
+    values = {
+        name: (torch.randn(tuple(SHAPES[name][0]), generator=generator) * 50).to(SHAPES[name][1]) for name in names
+    }
+    save_file(values, path)
+    return values
+
+
+def load(path: Path, dtype: torch.dtype | None, chunk_bytes: int, threads: int) -> dict[str, torch.Tensor]:
+    stored = stored_tensors(path)
+    places = {tensor.name: torch.full(tensor.shape, 9, dtype=dtype or tensor.dtype) for tensor in stored}
+    upload(
+        [Target(stored=tensor, place=places[tensor.name]) for tensor in stored],
+        chunk_bytes=chunk_bytes,
+        threads=threads,
+    )
+    return places
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("chunk", [16, 48, 1000, 1 << 20])
+def test_every_cut_and_cast_gives_what_the_file_holds(tmp_path: Path, chunk: int, dtype: torch.dtype | None) -> None:
+    values = write(tmp_path / "w.safetensors")
+    found = load(tmp_path / "w.safetensors", dtype, chunk_bytes=chunk, threads=3)
+    for name, value in values.items():
+        assert torch.equal(found[name], value.to(dtype or value.dtype)), name
+
+
+def test_chunks_cover_each_wanted_byte_once_and_no_other(tmp_path: Path) -> None:
+    write(tmp_path / "w.safetensors")
+    stored = [tensor for tensor in stored_tensors(tmp_path / "w.safetensors") if tensor.name != "c.float"]
+    made = list(chunks(stored, 64))
+    for index, tensor in enumerate(stored):
+        parts = [(part.start, part.size) for chunk in made for part in chunk.parts if part.target == index]
+        assert sum(size for _, size in parts) == tensor.size
+        assert [start for start, _ in parts] == [sum(size for _, size in parts[:n]) for n in range(len(parts))]
+        assert all(start % 16 == 0 for start, _ in parts)
+    assert sum(chunk.size for chunk in made) == sum(tensor.size for tensor in stored)
+    assert all(chunk.size <= 64 for chunk in made)
+
+
+def test_a_place_that_is_a_view_across_rows_is_filled(tmp_path: Path) -> None:
+    values = write(tmp_path / "w.safetensors", ["a.wide"])
+    (stored,) = stored_tensors(tmp_path / "w.safetensors")
+    whole = torch.zeros(37, 30, dtype=torch.float32)
+    upload([Target(stored=stored, place=whole[:, 5:24])], chunk_bytes=64)
+    assert torch.equal(whole[:, 5:24], values["a.wide"].float())
+    assert not whole[:, :5].any() and not whole[:, 24:].any()
+
+
+def test_several_files_report_growing_progress(tmp_path: Path) -> None:
+    targets = []
+    for number in range(3):
+        write(tmp_path / f"{number}.safetensors", ["a.wide", "g.half"])
+        for tensor in stored_tensors(tmp_path / f"{number}.safetensors"):
+            targets.append(Target(stored=tensor, place=torch.empty(tensor.shape, dtype=tensor.dtype)))
+    seen: list[int] = []
+    upload(targets, lambda read, _: seen.append(read), chunk_bytes=128)
+    assert seen == sorted(seen) and seen[-1] == sum(target.stored.size for target in targets)
+
+
+def test_a_file_that_shrinks_meanwhile_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    write(path)
+    stored = stored_tensors(path)
+    path.write_bytes(path.read_bytes()[:700])
+    with pytest.raises(WeightsError, match="cut short while it was read") as caught:
+        upload([Target(stored=t, place=torch.empty(t.shape, dtype=t.dtype)) for t in stored], chunk_bytes=64)
+    assert caught.value.facts["file"] == str(path)
+
+
+def test_an_interrupted_progress_ends_every_thread(tmp_path: Path) -> None:
+    write(tmp_path / "w.safetensors")
+    stored = stored_tensors(tmp_path / "w.safetensors")
+
+    def stop(read: int, path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        upload([Target(stored=t, place=torch.empty(t.shape, dtype=t.dtype)) for t in stored], stop, chunk_bytes=16)
+
+
+def test_a_header_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    write(path, ["g.half"])
+    path.write_bytes(path.read_bytes().replace(b'"F16"', b'"F32"'))
+    with pytest.raises(WeightsError, match="contradicts itself about g.half"):
+        stored_tensors(path)
+
+
+def test_stored_tensors_come_in_file_order(tmp_path: Path) -> None:
+    write(tmp_path / "w.safetensors")
+    offsets = [tensor.offset for tensor in stored_tensors(tmp_path / "w.safetensors")]
+    assert offsets == sorted(offsets) and isinstance(stored_tensors(tmp_path / "w.safetensors")[0], Stored)
