@@ -18,11 +18,15 @@ class NodePlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker process and its device: `cpu` or `cuda:INDEX`."""
+    """One worker process and its device: `cpu` or `cuda:INDEX`.
+
+    memory_fraction: its share of the device's memory, for weights, reserve and pools; None: kv_cache.memory_fraction.
+    """
 
     rank: int
     device: str
     nodes: tuple[str, ...]
+    memory_fraction: float | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,12 +47,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Page pool of every KV node. pages or tokens fix its size; else memory_fraction of what is free."""
+    """Page pools. pages or tokens fix each node's size; else the nodes of a rank divide its memory by `share`.
+
+    memory_fraction: what the ranks on one device may use of its memory together. reserve_bytes: of each rank, kept free
+    of pools (None: the device's default).
+    """
 
     page_size: int = 16
     pages: int | None = None
     tokens: int | None = None
     memory_fraction: float = 0.85
+    reserve_bytes: int | None = None
+    share: dict[str, float] = {}
     prefix_cache: bool = True
 
 
@@ -78,6 +88,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_requests: requests that run at once; max_queue: requests that wait beyond them.
     weights_source: `tiny`, `folder` or `official`.
     attention: backend of KV nodes (None: flashinfer on CUDA, torch on the CPU); never replaced by another one.
+    quantization: of the weights of KV nodes, `none` or `fp8`.
     """
 
     name: str
@@ -96,6 +107,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache: KVCacheConfig = KVCacheConfig()
     dtype: str | None = None
     attention: str | None = None
+    quantization: str = "none"
     token_budget: int = 2048
     transport: str = "SHM"
     api: ApiConfig = ApiConfig()

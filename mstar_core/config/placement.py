@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from mstar_core.config.budgets import with_budgets
 from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
 from mstar_core.config.located import Located
 from mstar_core.config.read import Value
@@ -25,6 +26,7 @@ def node_groups(spec: ModelSpec, values: Mapping[str, Value]) -> tuple[NodeGroup
 def _group(spec: ModelSpec, values: Mapping[str, Value], key: str) -> NodeGroup:
     names, ranks = values[f"{key}.node_names"], values[f"{key}.ranks"]
     walks, size = values.get(f"{key}.graph_walks"), values.get(f"{key}.tp_size")
+    memory = values.get(f"{key}.memory_fraction")
     known = [node.name for node in spec.nodes]
     for index, name in enumerate(names.value):
         if name not in known:
@@ -38,6 +40,7 @@ def _group(spec: ModelSpec, values: Mapping[str, Value], key: str) -> NodeGroup:
         tp_size=1 if size is None else size.value,
         key=key,
         place=names.place,
+        memory_fraction=None if memory is None else memory.value,
     )
     if walks is not None:
         _check_scope(spec, group, walks)
@@ -184,13 +187,13 @@ def make_plan(spec: ModelSpec, config: ResolvedConfig, devices: Sequence[str], p
     if plugins is not None:
         own = plugins.plan(spec, PlanRequest(config=config, devices=tuple(devices)))
         if own is not None:
-            return own
+            return with_budgets(spec, config, own)
     names = device_names(config, devices)
     placements = tuple(_placements(spec, config))
     ranks = tuple(
         RankPlan(rank=rank, device=device, nodes=_nodes_of(spec, rank, placements)) for rank, device in enumerate(names)
     )
-    return Plan(ranks=ranks, placements=placements)
+    return with_budgets(spec, config, Plan(ranks=ranks, placements=placements))
 
 
 def device_names(config: ResolvedConfig, devices: Sequence[str]) -> tuple[str, ...]:

@@ -49,13 +49,14 @@ def resolve(
         weights=_or(values, "weights", None),
         dtype=_or(values, "dtype", None),
         attention=_or(values, "attention", None),
+        quantization=_or(values, "quantization"),
         max_seq_len=_or(values, "max_seq_len", spec.max_seq_len),
         max_concurrent_requests=_or(values, "max_concurrent_requests"),
         max_queue=_or(values, "max_queue"),
         token_budget=_or(values, "token_budget"),
         model_kwargs=kwargs,
         node_groups=groups,
-        kv_cache=_kv_cache(values),
+        kv_cache=_kv_cache(spec, values),
         api=ApiConfig(**_struct(values, "api")),
         config_file=config.shown,
         provenance=provenance,
@@ -112,13 +113,28 @@ def _check_name(values: Mapping[str, Value]) -> None:
         )
 
 
-def _kv_cache(values: Mapping[str, Value]) -> KVCacheConfig:
+def _kv_cache(spec: ModelSpec, values: Mapping[str, Value]) -> KVCacheConfig:
     given = _struct(values, "kv_cache")
     if "pages" in given and "tokens" in given:
         raise values["kv_cache.tokens"].place.error(
             "kv_cache.pages and kv_cache.tokens both fix the pool", "kv_cache.tokens", hint="keep one of them"
         )
+    if "kv_cache.share" in values:
+        given["share"] = _shares(spec, values["kv_cache.share"].place)
     return KVCacheConfig(**given)
+
+
+def _shares(spec: ModelSpec, place: Located) -> dict[str, float]:
+    """Shares by node: known nodes with a cache of their own, each over 0 and at most 1."""
+    known = [node.name for node in spec.nodes if node.kv is not None and node.of is None]
+    for name, item in place.value.items():
+        key = f"kv_cache.share.{name}"
+        if name not in known:
+            raise item.error(f"{spec.name} has no node {name!r} with a cache", key, hint=did_you_mean(name, known))
+        value = item.value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            raise item.error(f"{key} is {shown(item)}", key, hint="a number over 0, at most 1")
+    return {name: float(item.value) for name, item in place.value.items()}
 
 
 def _model_kwargs(spec: ModelSpec, value: Value | None) -> dict[str, Any]:

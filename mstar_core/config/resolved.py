@@ -20,6 +20,7 @@ class NodeGroup:
     tp_size: int
     key: str
     place: Located = field(repr=False, compare=False)
+    memory_fraction: float | None = None
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
@@ -37,6 +38,7 @@ class ResolvedConfig:
     weights: str | None
     dtype: str | None
     attention: str | None
+    quantization: str
     max_seq_len: int
     max_concurrent_requests: int
     max_queue: int
@@ -61,6 +63,7 @@ class ResolvedConfig:
             "weights": self.weights,
             "dtype": self.dtype,
             "attention": self.attention,
+            "quantization": self.quantization,
             "max_seq_len": self.max_seq_len,
             "max_concurrent_requests": self.max_concurrent_requests,
             "max_queue": self.max_queue,
@@ -73,6 +76,7 @@ class ResolvedConfig:
                 f"node_groups.{index}.ranks": list(group.ranks),
                 f"node_groups.{index}.graph_walks": None if group.walks is None else list(group.walks),
                 f"node_groups.{index}.tp_size": group.tp_size,
+                f"node_groups.{index}.memory_fraction": group.memory_fraction,
             }
         for section, struct in (("kv_cache", self.kv_cache), ("api", self.api)):
             flat |= {

@@ -94,7 +94,7 @@ def _runner(built: BuiltNode, settings: Settings, clock: Callable[[], float], fa
     assert node.kv is not None, "the graph check admits no KV node without a cache"
     slots, dtype = settings.slots * len(node.kv.branches), compute_dtype(None, CPU)
     pool = plan_pool(
-        node.kv, PoolRequest(page_size=settings.page_size, pages=settings.pages, memory_fraction=1.0), node=node.name,
+        node.kv, PoolRequest(page_size=settings.page_size, pages=settings.pages), node=node.name,
         dtype=dtype, free_bytes=POOL_LIMIT_BYTES, longest=0, most_tokens=slots * settings.max_seq_len,
     )  # fmt: skip
     return KVCacheEngine(

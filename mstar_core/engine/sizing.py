@@ -1,4 +1,4 @@
-"""How many pages a node's cache gets: from the config or from free memory, checked before anything is allocated.
+"""How many pages a node's cache gets: from the config or from its budget, checked before anything is allocated.
 
 Called when a worker starts, after the weights are loaded.
 """
@@ -6,27 +6,24 @@ Called when a worker starts, after the weights are loaded.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import torch
-
+from mstar_core.engine.budget import mib
 from mstar_core.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
-    from mstar_core.graph.nodes import KVSpec
+    import torch
 
-CPU_POOL_BYTES: Final = 2 << 30
-"""Most that a fraction of host memory may become: pools share the host with everything else on it."""
+    from mstar_core.graph.nodes import KVSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
-    """What the config says: pages or tokens fix the size, else a fraction of what is free."""
+    """What the config says: pages or tokens fix the size, else the node takes what it is given."""
 
     page_size: int = 16
     pages: int | None = None
     tokens: int | None = None
-    memory_fraction: float = 0.85
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +40,20 @@ class PoolPlan:
         """Tokens that the pool holds."""
         return self.pages * self.page_size
 
+    @property
+    def text(self) -> str:
+        """`KV pool 22,873 MiB: 209,104 tokens in 13,069 pages (kv_cache.tokens = 209100)`."""
+        return f"KV pool {mib(self.size_bytes)}: {self.tokens:,} tokens in {self.pages:,} pages ({self.why})"
+
 
 def plan_pool(
     spec: KVSpec, request: PoolRequest, *, node: str, dtype: torch.dtype, free_bytes: int, longest: int,
-    most_tokens: int | None = None,
+    most_tokens: int | None = None, why_free: str = "",
 ) -> PoolPlan:  # fmt: skip
     """Size the pool of one node.
 
-    free_bytes: what this node may take at most. longest: tokens of the longest sequence to be served.
-    most_tokens: more than this is never needed (all slots at full length); a fraction is not stretched beyond it.
+    free_bytes: what this node may take at most; why_free: where that comes from, for errors. longest: tokens of the
+    longest sequence to be served. most_tokens: more is never needed (all slots at full length), and not taken.
     Raises ConfigError for contradicting settings and StartError, with the numbers, when it cannot fit.
     """
     page_size = spec.page or request.page_size
@@ -64,26 +66,21 @@ def plan_pool(
     if pages * page_bytes > free_bytes:
         raise StartError(
             f"the cache of node {node} does not fit",
-            f"{pages} pages of {page_size} tokens need {_mib(pages * page_bytes)}, {_mib(free_bytes)} are free",
-            f"lower kv_cache to {free_bytes // page_bytes} pages or fewer",
+            f"{pages} pages of {page_size} tokens need {mib(pages * page_bytes)}, it may take {mib(free_bytes)}"
+            + (f" ({why_free})" if why_free else ""),
+            f"lower kv_cache to {free_bytes // page_bytes} pages or fewer, or raise kv_cache.memory_fraction",
             phase="kv",
         )
     if pages * page_size < longest:
         raise StartError(
             f"the cache of node {node} is smaller than one sequence",
-            f"{pages} pages of {page_size} tokens hold {pages * page_size} tokens ({why}); max_seq_len is {longest}",
-            "raise kv_cache.pages or kv_cache.memory_fraction, or lower max_seq_len",
+            f"{pages} pages of {page_size} tokens hold {pages * page_size} tokens ({why}"
+            + (f": {why_free}" if why_free else "")
+            + f"); max_seq_len is {longest}",
+            "raise kv_cache.pages, kv_cache.memory_fraction or the node's kv_cache.share, or lower max_seq_len",
             phase="kv",
         )
     return PoolPlan(pages=pages, page_size=page_size, size_bytes=pages * page_bytes, why=why)
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device now; on the CPU, of the host, as far as pools may use it."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
-    return min(_host_free(), CPU_POOL_BYTES)
 
 
 def _wanted(
@@ -97,25 +94,7 @@ def _wanted(
         if request.tokens < 1:
             raise ConfigError(f"kv_cache.tokens is {request.tokens}", hint="at least 1", key="kv_cache.tokens")
         return -(-request.tokens // page_size), f"kv_cache.tokens = {request.tokens}"
-    fraction = request.memory_fraction
-    if not 0 < fraction <= 1:
-        raise ConfigError(
-            f"kv_cache.memory_fraction is {fraction}", hint="over 0, at most 1", key="kv_cache.memory_fraction"
-        )
-    pages = int(free_bytes * fraction) // page_bytes
-    why = f"{fraction:.0%} of {_mib(free_bytes)} free"
+    pages = free_bytes // page_bytes
     if most_tokens is not None and pages * page_size > most_tokens:
         return -(-most_tokens // page_size), f"{most_tokens} tokens fill every slot"
-    return pages, why
-
-
-def _host_free() -> int:
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return CPU_POOL_BYTES
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):,.0f} MiB"
+    return pages, f"all of its {mib(free_bytes)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -13,16 +13,18 @@ import torch
 
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
 from mstar_core.engine.base import NodeRunner
+from mstar_core.engine.budget import node_shares, rank_budget
 from mstar_core.engine.device import check_device, prepare_device, resolve_device
 from mstar_core.engine.graphs import BUCKETS
 from mstar_core.engine.kv_cache import KVCacheEngine
-from mstar_core.engine.sizing import PoolPlan, PoolRequest, free_memory, plan_pool
+from mstar_core.engine.sizing import PoolPlan, PoolRequest, plan_pool
 from mstar_core.engine.stateless import StatelessEngine
 from mstar_core.errors import ConfigError, PluginError, did_you_mean
-from mstar_core.graph import KV_CACHE, KVSpec, NodeSpec
+from mstar_core.graph import KV_CACHE, NodeSpec
 from mstar_core.layers.packing import pack
 from mstar_core.plugin.model import Model, ModelContext
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.worker.fetch import import_function
 from mstar_core.worker.warm import warm_module, warm_prefill
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def compute_dtype(name: str | None, device: torch.device) -> torch.dtype:
 
 def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: ChildLife) -> dict[str, NodeRunner]:
     """Load the rank's nodes and make their runners. Raises StartError and WeightsError naming what is wrong."""
+    life.phase("device", detail=rank.device)
     device = resolve_device(rank.device)
     prepare_device(device)
     check_device(device)
@@ -62,21 +65,48 @@ def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: 
         progress=_weight_progress(life),
     )
     loaded = _load(model, context, [model.node(name) for name in rank.nodes])
+    _prepare(spec, loaded, device, dtype)
+    life.phase("kv")
+    plans = pool_plans(spec, rank, [node for node, _, _ in loaded], device, dtype)
+    for name, plan in plans.items():
+        life.phase("kv", done=plan.pages, total=plan.pages, detail=f"{name}: {plan.text}")
+    life.phase("kernels")
     runners: dict[str, NodeRunner] = {}
-    kv_nodes = sum(1 for node, _, _ in loaded if node.engine is KV_CACHE)
     for node, module, vocab in loaded:
         if node.engine is KV_CACHE:
-            runners[node.name] = _kv_runner(spec, node, module, vocab, device, dtype, life, share=1 / kv_nodes)
+            runners[node.name] = _kv_runner(spec, node, module, vocab, device, dtype, plans[node.name], life)
         else:
             runners[node.name] = StatelessEngine(
                 node, module, device=device, dtype=compute_dtype(node.dtype or spec.dtype, device),
                 max_batch=most_rows(device), lookahead=lookahead_on(device),
             )  # fmt: skip
-        if device.type == "cuda":
+    if device.type == "cuda":
+        for node, module, _ in loaded:
+            life.phase("warm", detail=node.name)
             warm_module(module)
             if node.engine is KV_CACHE and set(node.ports) <= {"tokens", "token"}:
                 warm_prefill(runners[node.name], node)
     return runners
+
+
+def _prepare(
+    spec: DeploymentSpec, loaded: list[tuple[NodeSpec, nn.Module, int]], device: torch.device, dtype: torch.dtype
+) -> None:
+    """Join and quantize the weights of KV nodes on a GPU. Raises ConfigError where a quantization cannot run."""
+    kind = spec.quantization
+    if kind != "none" and (device.type != "cuda" or dtype == torch.float32):
+        raise ConfigError(
+            f"quantization {kind} needs bfloat16 or float16 on a GPU",
+            f"this rank computes in {str(dtype).removeprefix('torch.')} on {device}",
+            "leave quantization out",
+            key="quantization",
+        )
+    for node, module, _ in loaded:
+        if node.engine is KV_CACHE and device.type == "cuda":
+            pack(module)
+            if kind != "none":
+                quantize = import_function("mstar_core.layers.quantize:quantize")
+                log.info("node %s: %s", node.name, quantize(module, kind).summary())
 
 
 def _load(model: ModelSpec, context: ModelContext, nodes: list[NodeSpec]) -> list[tuple[NodeSpec, nn.Module, int]]:
@@ -99,19 +129,10 @@ def _kv_runner(
     vocab: int,
     device: torch.device,
     dtype: torch.dtype,
+    plan: PoolPlan,
     life: ChildLife,
-    share: float,
 ) -> KVCacheEngine:
     assert node.kv is not None, "the graph check admits no KV node without a cache"
-    if device.type == "cuda":
-        pack(module)
-    plan = _pool(spec, node, node.kv, device, dtype, share)
-    life.phase(
-        "kv",
-        done=plan.pages,
-        total=plan.pages,
-        detail=f"{node.name}: {plan.pages} pages of {plan.page_size}, {plan.size_bytes} bytes",
-    )
     return KVCacheEngine(
         node,
         cast("KVModule", module),  # checked by the plugin's conformance, not by a base class
@@ -130,18 +151,29 @@ def _kv_runner(
     )
 
 
-def _pool(
-    spec: DeploymentSpec, node: NodeSpec, kv: KVSpec, device: torch.device, dtype: torch.dtype, share: float
-) -> PoolPlan:
+def pool_plans(
+    spec: DeploymentSpec, rank: RankPlan, nodes: Sequence[NodeSpec], device: torch.device, dtype: torch.dtype
+) -> dict[str, PoolPlan]:
+    """The pool of each KV node of a rank whose weights are loaded. Raises StartError when they do not fit its share."""
     cache = spec.kv_cache
-    wanted = PoolRequest(
-        page_size=cache.page_size, pages=cache.pages, tokens=cache.tokens, memory_fraction=cache.memory_fraction
-    )
-    slots = spec.max_concurrent_requests * len(kv.branches)
-    return plan_pool(
-        kv, wanted, node=node.name, dtype=dtype, free_bytes=int(free_memory(device) * share),
-        longest=spec.max_seq_len, most_tokens=slots * spec.max_seq_len,
-    )  # fmt: skip
+    kv_nodes = [(node, node.kv) for node in nodes if node.engine is KV_CACHE and node.kv is not None]
+    if not kv_nodes:
+        return {}
+    fraction = cache.memory_fraction if rank.memory_fraction is None else rank.memory_fraction
+    budget = rank_budget(device, fraction, cache.reserve_bytes).check()
+    shares = node_shares([node.name for node, _ in kv_nodes], cache.share)
+    wanted = PoolRequest(page_size=cache.page_size, pages=cache.pages, tokens=cache.tokens)
+    plans: dict[str, PoolPlan] = {}
+    for node, kv in kv_nodes:
+        slots = spec.max_concurrent_requests * len(kv.branches)
+        share = shares[node.name]
+        why = budget.sum_text if share == 1 else f"{share:.4g} of {budget.sum_text}"
+        plans[node.name] = plan_pool(
+            kv, wanted, node=node.name, dtype=dtype, free_bytes=int(budget.pool_bytes * share),
+            longest=spec.max_seq_len, most_tokens=slots * spec.max_seq_len, why_free=why,
+        )  # fmt: skip
+        log.info("node %s: %s; it may take %s", node.name, plans[node.name].text, why)
+    return plans
 
 
 def most_rows(device: torch.device) -> int:

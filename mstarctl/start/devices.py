@@ -78,8 +78,6 @@ def _listed(gpus: str | None, count: int) -> tuple[int, ...]:
     if not all(part.isdigit() for part in parts):
         raise UsageError(f"--gpus is {gpus!r}", hint="write indices such as 0,1, or auto:2")
     chosen = tuple(int(part) for part in parts)
-    if len(set(chosen)) != len(chosen):
-        raise UsageError(f"--gpus {gpus} names a GPU twice", hint="each rank gets a GPU of its own")
     for index in chosen:
         if index >= count:
             raise ConfigError(f"there is no GPU {index}", f"{count} visible: 0 to {count - 1}", key="gpus")

@@ -97,6 +97,7 @@ def make_planned(wanted: Wanted) -> Planned:
         kv_cache=config.kv_cache,
         dtype=config.dtype,
         attention=config.attention,
+        quantization=config.quantization,
         token_budget=config.token_budget,
         transport=transport,
         api=msgspec.structs.replace(config.api, api_keys=wanted.api_keys),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mstar_core.engine.budget import Budget, node_shares, rank_budget
 from mstar_core.engine.device import check_device, resolve_device
-from mstar_core.engine.sizing import PoolPlan, PoolRequest, free_memory, plan_pool
+from mstar_core.engine.sizing import PoolPlan, PoolRequest, plan_pool
 from mstar_core.errors import ConfigError, StartError
 from mstar_core.graph.nodes import KVSpec
 
@@ -28,11 +29,11 @@ def test_pages_and_tokens_fix_the_size() -> None:
     assert plan(PoolRequest(pages=10)).size_bytes == 160 * TOKEN_BYTES
 
 
-def test_a_fraction_takes_that_share_of_what_is_free() -> None:
-    assert plan(PoolRequest(memory_fraction=0.5)).pages == (1 << 19) // (16 * TOKEN_BYTES)
+def test_without_a_size_a_node_takes_all_that_it_is_given() -> None:
+    assert plan(PoolRequest(), free=1 << 19).pages == (1 << 19) // (16 * TOKEN_BYTES)
 
 
-def test_a_fraction_is_not_stretched_beyond_what_can_be_used() -> None:
+def test_no_more_is_taken_than_can_be_used() -> None:
     assert plan(PoolRequest(), most=100).pages == 7
 
 
@@ -51,16 +52,60 @@ def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    "request_", [PoolRequest(pages=1, tokens=1), PoolRequest(pages=0), PoolRequest(tokens=-1), PoolRequest(page_size=0),
-                 PoolRequest(memory_fraction=0.0), PoolRequest(memory_fraction=1.5)],
-)  # fmt: skip
+    "request_", [PoolRequest(pages=1, tokens=1), PoolRequest(pages=0), PoolRequest(tokens=-1), PoolRequest(page_size=0)]
+)
 def test_contradictions_are_refused(request_: PoolRequest) -> None:
     with pytest.raises(ConfigError):
         plan(request_)
 
 
-def test_the_host_has_free_memory_and_the_cpu_computes() -> None:
-    assert free_memory(torch.device("cpu")) > 0
+GIB = 1 << 30
+
+
+def budget(**changes: float) -> Budget:
+    sizes = {"total_bytes": 80 * GIB, "free_bytes": 70 * GIB, "weights_bytes": 7 * GIB, "reserve_bytes": 2 * GIB}
+    fraction = changes.pop("fraction", 0.85)
+    whole = {name: int(size) for name, size in {**sizes, **changes}.items()}
+    return Budget(device="cuda:0", fraction=fraction, **whole)
+
+
+def test_pools_get_the_ranks_share_less_weights_and_reserve() -> None:
+    assert budget().check().pool_bytes == (68 - 9) * GIB
+    assert budget(fraction=0.425).check().pool_bytes == (34 - 9) * GIB
+
+
+def test_two_ranks_on_one_device_never_count_on_more_than_it_has() -> None:
+    one = budget(fraction=0.425)
+    assert 2 * (one.pool_bytes + one.weights_bytes + one.reserve_bytes) <= one.total_bytes
+
+
+def test_a_share_that_weights_and_reserve_exceed_is_refused_with_the_sizes() -> None:
+    with pytest.raises(StartError, match="no memory is left") as caught:
+        budget(fraction=0.1).check()
+    assert "81,920 MiB" in caught.value.detail and "7,168 MiB of weights" in caught.value.detail
+    assert "2,048 MiB of reserve" in caught.value.detail and "memory_fraction" in caught.value.hint
+
+
+def test_memory_that_others_use_is_not_counted_on() -> None:
+    with pytest.raises(StartError, match="in use") as caught:
+        budget(free_bytes=33 * GIB).check()
+    assert "33,792 MiB are free" in caught.value.detail and "0.50 of it" in caught.value.hint
+
+
+def test_nodes_divide_what_is_left_evenly() -> None:
+    assert node_shares(["a", "b", "c"], {"a": 0.5}) == {"a": 0.5, "b": 0.25, "c": 0.25}
+    assert node_shares(["a"], {"elsewhere": 0.9}) == {"a": 1.0}
+    assert node_shares(["a", "b"], {"a": 0.5, "b": 0.2}) == {"a": 0.5, "b": 0.2}
+
+
+@pytest.mark.parametrize("declared", [{"a": 0.7, "b": 0.4}, {"a": 1.0}])
+def test_shares_that_cannot_add_up_are_refused(declared: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache\.share"):
+        node_shares(["a", "b"], declared)
+
+
+def test_the_host_has_a_budget_and_the_cpu_computes() -> None:
+    assert 0 < rank_budget(torch.device("cpu"), 0.5).check().pool_bytes <= 1 << 30
     check_device(resolve_device("cpu"))
 
 

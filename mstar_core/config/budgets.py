@@ -1,0 +1,99 @@
+"""Divides each device's memory among the ranks on it, and refuses what cannot add up. Called by `make_plan`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from mstar_core.config.deployment import Plan, RankPlan
+from mstar_core.config.resolved import NodeGroup, ResolvedConfig
+from mstar_core.errors import ConfigError
+from mstar_core.plugin import ModelSpec
+
+SLACK = 1e-9
+"""What sums of decimal fractions may be off by."""
+
+
+def with_budgets(spec: ModelSpec, config: ResolvedConfig, plan: Plan) -> Plan:
+    """The plan with each rank's share of its device's memory; shares that groups declare stay as they are.
+
+    Raises ConfigError, with the numbers, where shares exceed a device or a rank's cache, and for a quantization that
+    the devices cannot run.
+    """
+    _check_quantization(config, plan)
+    by_device: defaultdict[str, list[RankPlan]] = defaultdict(list)
+    for rank in plan.ranks:
+        _check_shares(spec, config, rank)
+        by_device[rank.device].append(rank)
+    share_of: dict[int, float] = {}
+    for device, ranks in by_device.items():
+        share_of |= _divided(config, device, ranks)
+    made = tuple(msgspec.structs.replace(rank, memory_fraction=share_of[rank.rank]) for rank in plan.ranks)
+    return msgspec.structs.replace(plan, ranks=made)
+
+
+def _divided(config: ResolvedConfig, device: str, ranks: Sequence[RankPlan]) -> dict[int, float]:
+    own = {rank.rank: rank.memory_fraction for rank in ranks}  # what a plugin's own plan says
+    named = {rank: share or _declared(config.node_groups, rank) for rank, share in own.items()}
+    declared = {rank: share for rank, share in named.items() if share is not None}
+    others = [rank.rank for rank in ranks if rank.rank not in declared]
+    total, fraction = sum(declared.values()), config.kv_cache.memory_fraction
+    parts = " + ".join(f"rank {rank} {share:g}" for rank, share in declared.items())
+    group = next((g for g in config.node_groups if g.memory_fraction is not None), config.node_groups[0])
+    key = f"{group.key}.memory_fraction"
+    if total > 1 + SLACK:
+        hint = "at most 1 together, or leave memory_fraction out to divide the device evenly"
+        raise group.place.error(f"ranks on {device} take {total:g} of its memory", key, parts, hint)
+    if others and total >= fraction - SLACK:
+        left = ", ".join(f"rank {rank}" for rank in others)
+        detail = f"{parts} of kv_cache.memory_fraction {fraction:g}"
+        hint = "lower them, raise kv_cache.memory_fraction, or declare one for every group"
+        raise group.place.error(f"no memory of {device} is left for {left}", key, detail, hint)
+    return {**declared, **{rank: (fraction - total) / len(others) for rank in others}}
+
+
+def _declared(groups: Sequence[NodeGroup], rank: int) -> float | None:
+    """What groups declare for a rank; two that name it must agree. Raises ConfigError."""
+    naming = [group for group in groups if rank in group.ranks and group.memory_fraction is not None]
+    for group in naming[1:]:
+        if group.memory_fraction != naming[0].memory_fraction:
+            raise group.place.error(
+                f"rank {rank} has two shares of memory",
+                f"{group.key}.memory_fraction",
+                f"{naming[0].memory_fraction:g} by {naming[0].key}, {group.memory_fraction:g} by {group.key}",
+                "declare it in one of them",
+            )
+    return naming[0].memory_fraction if naming else None
+
+
+def _check_shares(spec: ModelSpec, config: ResolvedConfig, rank: RankPlan) -> None:
+    """The shares of a rank's nodes leave something for each."""
+    share = config.kv_cache.share
+    nodes = [node for node in rank.nodes if spec.node(node).kv is not None and spec.node(node).of is None]
+    given = {node: share[node] for node in nodes if node in share}
+    total, others = sum(given.values()), [node for node in nodes if node not in given]
+    if total > 1 + SLACK or (others and total > 1 - SLACK):
+        parts = " + ".join(f"{node} {part:g}" for node, part in given.items())
+        rest = f", and nothing is left for {', '.join(others)}" if others else ""
+        raise ConfigError(
+            f"kv_cache.share gives away {total:g} of rank {rank.rank}'s cache{rest}", parts,
+            "at most 1 together; nodes that are left out divide the rest", key="kv_cache.share",
+            file=config.config_file, line=None,
+        )  # fmt: skip
+
+
+def _check_quantization(config: ResolvedConfig, plan: Plan) -> None:
+    if config.quantization == "none":
+        return
+    source = config.source("quantization")
+    devices = {rank.device for rank in plan.ranks}
+    wrong = next((f"the ranks run on {device}" for device in sorted(devices) if not device.startswith("cuda")), None)
+    if wrong is None and config.dtype == "float32":
+        wrong = f"dtype is float32 ({config.source('dtype')})"
+    if wrong is not None:
+        raise ConfigError(
+            f"quantization {config.quantization} needs bfloat16 or float16 on a GPU", f"{wrong}; asked for by {source}",
+            "leave quantization out", key="quantization", file=config.config_file, line=None,
+        )  # fmt: skip
