@@ -7,7 +7,7 @@ everything of its node on one device: the module, slots, pages, and the batch it
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NewType, Protocol
+from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
 
 from mstar_core.graph.nodes import MAIN, Attend
 
@@ -200,3 +200,19 @@ class NodeRunner(Protocol):
 
     def memory(self) -> MemoryUse:
         """Page and slot counts."""
+
+
+@runtime_checkable
+class WorksWhenIdle(Protocol):
+    """A runner that has work of its own for moments in which nothing runs and nothing waits."""
+
+    def idle(self) -> bool:
+        """Do one piece of it, of at most a second or two. True when more is left. Not called with a step in flight."""
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A runner that counts more than its memory."""
+
+    def counters(self) -> dict[str, float]:
+        """Sums since the start, by name."""

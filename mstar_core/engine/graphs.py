@@ -6,8 +6,6 @@ not have run on a spare slot and a spare page. What a graph cannot do is left to
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -17,36 +15,26 @@ import torch
 
 from mstar_core.engine import rng, sampler
 from mstar_core.engine.attention.static import FixedRows, Staging
+from mstar_core.engine.captured import Buckets, fill_parameters, parameter_fields
 from mstar_core.engine.sampler import SamplingRows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.captured import Captures
     from mstar_core.engine.kv_step import DecodeRows
     from mstar_core.engine.kv_view import KVModule
     from mstar_core.engine.page_table import PageTables
     from mstar_core.engine.slots import Slots
     from mstar_core.graph.nodes import NodeSpec
 
-log = logging.getLogger(__name__)
-
-BUCKETS: Final = (1, 8, 32, 64, 128, 256)
-"""Rows that a graph is captured for, up to the slots there are; a batch runs in the smallest that holds it."""
-
-WARM_UPS: Final = 2
-
-
-@dataclass(slots=True)
-class GraphCounts:
-    """hits: steps that were replayed; misses: decode steps that a graph could not take; captured: graphs made.
-
-    capture_s: time that capturing took. replans: attention plans made since the start.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    captured: int = 0
-    capture_s: float = 0.0
+BUCKETS: Final = Buckets(
+    decode=(1, 8, 32),
+    prefill=(128, 512),
+    decode_later=(2, 4, 16, 24, 48, 64, 96, 128, 256),
+    prefill_later=(64, 256, 1024, 2048),
+)
+"""What a deployment captures, up to its slots and its token budget; a step runs in the smallest that holds it."""
 
 
 @dataclass(slots=True)
@@ -72,7 +60,7 @@ class DecodeGraphs:
 
     def __init__(
         self, spec: NodeSpec, module: KVModule, make_rows: Callable[[int, int], FixedRows], slots: Slots,
-        tables: PageTables, *, id_port: str, vocab: int,
+        tables: PageTables, *, id_port: str, vocab: int, captures: Captures,
     ) -> None:  # fmt: skip
         assert spec.sampling is not None
         self._module = module
@@ -84,31 +72,49 @@ class DecodeGraphs:
         self._suppress = spec.sampling.suppress
         self._sees = spec.sampling.history != "none"
         self._stop_ids = slots.device_stop_ids
+        self._captures = captures
         self._buckets: dict[int, _Bucket] = {}
-        self._pool: Any = None
-        self.counts = GraphCounts()
+        self._later: list[int] = []
+        self.counts = captures.counts
 
     @property
     def sizes(self) -> list[int]:
         """Buckets that are there."""
         return sorted(self._buckets)
 
-    def capture(self, buckets: Sequence[int] = BUCKETS) -> None:
-        """Capture a graph for each bucket that the slots can fill; the last one may be larger than they are many."""
-        with torch.inference_mode():
-            for rows in buckets:
-                if rows not in self._buckets:
-                    self._buckets[rows] = self._made(rows)
-                if rows >= self._slots.count:
-                    return
+    def plan(self, buckets: Sequence[int]) -> None:
+        """Note buckets to capture when asked to; of those that the slots cannot fill only the smallest."""
+        wanted = sorted({*buckets} - {*self._buckets, *self._later})
+        enough = [rows for rows in wanted if rows >= self._slots.count][:1]
+        fits = [rows for rows in wanted if rows < self._slots.count] + enough
+        if any(rows >= self._slots.count for rows in self._buckets):
+            fits = [rows for rows in fits if rows < self._slots.count]
+        self._later += fits
+
+    @property
+    def replans(self) -> int:
+        """Attention plans that replays have made again."""
+        return sum(bucket.attention.plans for bucket in self._buckets.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every planned bucket is there."""
+        return not self._later
+
+    def capture_next(self) -> bool:
+        """Capture the next planned bucket. True when more are left."""
+        if self._later:
+            rows = self._later.pop(0)
+            with torch.inference_mode():
+                self._captures.measured(f"decode graph of {rows} rows", lambda: self._make(rows))
+        return bool(self._later)
 
     def takes(self, decode: DecodeRows) -> bool:
         """Whether a graph can run this step; what it cannot do is counted as a miss."""
         if self._slots.device_stop_ids is not self._stop_ids:
-            self._capture_again()
-        sampling = decode.sampling
+            self._forget()
         fits = bool(self._buckets) and len(decode.slots) <= max(self._buckets)
-        if fits and not (decode.reports or sampling.has_top_k or sampling.has_min_p):
+        if fits and not (decode.reports or decode.has_rules):
             return True
         self.counts.misses += 1
         return False
@@ -135,82 +141,42 @@ class DecodeGraphs:
 
     # -- making ------------------------------------------------------------------------------------------------------
 
-    def _made(self, rows: int) -> _Bucket:
-        device, started = self._slots.device, time.monotonic()
+    def _make(self, rows: int) -> None:
+        device = self._slots.device
         staging = Staging({"positions": (torch.int64, rows), "chance": (torch.float64, rows)}, device)
-        parameters = Staging(
-            {
-                "slots": (torch.int64, rows),
-                "top_p": (torch.float64, rows),
-                "temperature": (torch.float32, rows),
-                "penalty": (torch.float32, rows),
-                "greedy": (torch.bool, rows),
-            },
-            device,
-        )
+        parameters = Staging(parameter_fields(rows), device)
         attention = self._make_rows(rows, self._tables.ids.shape[1])
         bucket = _Bucket(rows, attention, staging, parameters, self._drawing(rows, staging, parameters))
         self._park(bucket)
-        if device.type == "cuda":
-            self._capture(bucket)
-        self.counts.captured += 1
-        self.counts.capture_s += time.monotonic() - started
-        log.info("decode graph of %d rows: %.2f s", rows, time.monotonic() - started)
-        return bucket
+        bucket.graph, bucket.drawn = self._captures.graph(lambda: self._step(bucket))
+        self._buckets[rows] = bucket
 
-    def _capture(self, bucket: _Bucket) -> None:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                self._step(bucket)
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            bucket.drawn = self._step(bucket)
-        self._pool = self._pool or graph.pool()
-        bucket.graph = graph
-
-    def _capture_again(self) -> None:
-        """The stop ids moved to a wider array: graphs that read the old one are of no use."""
+    def _forget(self) -> None:
+        """The stop ids moved to a wider array: graphs that read the old one are of no use, and are made again."""
         self._stop_ids = self._slots.device_stop_ids
-        sizes, self._buckets, self._pool = self.sizes, {}, None
-        self.capture(sizes)
+        self._later = [*self.sizes, *self._later]
+        self._buckets = {}
+        if self._slots.device.type != "cuda":
+            while self.capture_next():
+                pass
 
     def _park(self, bucket: _Bucket) -> None:
         """Fill the buffers with rows that harm nobody."""
         bucket.members = None
-        host = bucket.parameters.next()
-        host["slots"][:] = self._slots.spare
-        host["top_p"][:] = 2.0
-        host["temperature"][:] = host["penalty"][:] = 1.0
-        host["greedy"][:] = True
+        none = np.zeros(0, dtype=np.int64)
+        fill_parameters(bucket.parameters.next(), none, [], self._slots.spare)
         bucket.parameters.send("greedy")
         host = bucket.staging.next()
         host["positions"][:] = 0
         host["chance"][:] = 0.0
         bucket.staging.send("chance")
-        none = np.zeros(0, dtype=np.int64)
         bucket.attention.prepare(none, none, self._tables.ids)
 
     def _enter(self, bucket: _Bucket, decode: DecodeRows) -> None:
         """Bring the parameters of these rows into the buffers."""
-        count = len(decode.slots)
         chosen = [self._slots.sampling[slot] for slot in decode.slots]
-        host = bucket.parameters.next()
-        host["slots"][:count], host["slots"][count:] = decode.slots, self._slots.spare
-        host["top_p"][:] = 2.0
-        host["top_p"][:count] = [2.0 if each.top_p >= 1 else each.top_p for each in chosen]
-        host["temperature"][:] = 1.0
-        host["temperature"][:count] = [1.0 if each.temperature <= 0 else each.temperature for each in chosen]
-        host["penalty"][:] = 1.0
-        host["penalty"][:count] = [each.repetition_penalty for each in chosen]
-        host["greedy"][:] = True
-        host["greedy"][:count] = [each.temperature <= 0 for each in chosen]
+        bucket.states = fill_parameters(bucket.parameters.next(), decode.slots, chosen, self._slots.spare)
         bucket.parameters.send("greedy")
-        seeds = torch.tensor([sampler.to_int64(each.seed) for each in chosen], dtype=torch.int64)
-        bucket.states = rng.seeded(seeds).numpy()
         bucket.members = decode
 
     # -- the step ----------------------------------------------------------------------------------------------------
@@ -222,12 +188,7 @@ class DecodeGraphs:
         # A row without an id yet has none to look up; the spare slot is such a row.
         ports: dict[str, Tensor] = {self._id_port: last.clamp(min=0)}
         hidden = self._module(kv=bucket.attention.view, positions=bucket.staging.device["positions"], **ports)["hidden"]
-        logits = self._module.head(hidden)
-        if logits.dtype != torch.float32 or not logits.is_contiguous():
-            logits = logits.to(torch.float32).contiguous()
-        for span in self._suppress:
-            logits[:, span.start : span.stop] = float("-inf")
-        ids = bucket.draw(logits)
+        ids = bucket.draw(self._logits(hidden))
         stopped = slots.device_stopped.index_select(0, rows)
         drawn = torch.where(stopped, last, ids)
         hit = (drawn[:, None] == self._stop_ids.index_select(0, rows)).any(dim=1)
@@ -237,6 +198,19 @@ class DecodeGraphs:
             flat = rows * slots.device_seen.shape[1] + drawn.clamp(min=0)
             slots.device_seen.view(-1).index_fill_(0, flat, True)
         return drawn
+
+    def drawer(self, rows: int, staging: Staging, parameters: Staging) -> Callable[[Tensor], Tensor]:
+        """Hidden states [rows, width] to drawn ids int64 [rows], for the steps of other graphs of this node."""
+        draw = self._drawing(rows, staging, parameters)
+        return lambda hidden: draw(self._logits(hidden))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self._module.head(hidden)
+        if logits.dtype != torch.float32 or not logits.is_contiguous():
+            logits = logits.to(torch.float32).contiguous()
+        for span in self._suppress:
+            logits[:, span.start : span.stop] = float("-inf")
+        return logits
 
     def _drawing(self, rows: int, staging: Staging, parameters: Staging) -> Callable[[Tensor], Tensor]:
         """The draw over these buffers: kernels of a fixed number on CUDA, the sampler itself on the CPU."""

@@ -16,13 +16,14 @@ import torch
 
 from mstar_core.engine.attention import backend, make_pools
 from mstar_core.engine.base import Done, Emission, Failed, Handle, LoopStep, MemoryUse, Pressure, StepResult
-from mstar_core.engine.graphs import DecodeGraphs, GraphCounts
+from mstar_core.engine.captured import Buckets, GraphCounts
 from mstar_core.engine.kv_admission import Admission
 from mstar_core.engine.kv_intake import Intake
 from mstar_core.engine.kv_loops import Loops
 from mstar_core.engine.kv_sequence import Branch, Request
 from mstar_core.engine.kv_state import KVRunning, KVState
 from mstar_core.engine.kv_step import Faults, Part, Piece, StepRunner
+from mstar_core.engine.node_graphs import NodeGraphs
 from mstar_core.engine.page_table import PageTables
 from mstar_core.engine.pages import PagePool
 from mstar_core.engine.prefix_cache import ContentChain, PrefixCache
@@ -56,7 +57,7 @@ class KVCacheEngine:
         attention: str = "torch",
         lookahead: int = 0,
         prefix_cache: bool = True,
-        graphs: Sequence[int] = (),
+        graphs: Buckets | Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic,
         faults: Faults | None = None,
     ) -> None:
@@ -79,11 +80,14 @@ class KVCacheEngine:
         attends = backend(attention, make_pools(spec.kv, num_pages, page_size, dtype, device), page_size)
         self._state = KVState(spec.name, pool, tables, cache, slots, clock)
         self._runner = StepRunner(spec, module, attends, slots, tables, runs_ahead=lookahead > 0, faults=faults)
-        if graphs and spec.sampling is not None and vocab:
-            self._runner.graphs = DecodeGraphs(
-                spec, module, attends.fixed_rows, slots, tables, id_port=self._runner.id_port, vocab=vocab
-            )
-            self._runner.graphs.capture(graphs)
+        buckets = graphs if isinstance(graphs, Buckets) else Buckets(decode=tuple(graphs))
+        self._graphs: NodeGraphs | None = None
+        if (buckets.decode or buckets.prefill) and spec.sampling is not None and vocab:
+            self._graphs = NodeGraphs(
+                spec, module, attends, slots, tables, id_port=self._runner.id_port, vocab=vocab,
+                token_budget=token_budget,
+            )  # fmt: skip
+            self._graphs.capture(buckets, self._runner)
         self._loops = Loops(slots, tables, Intake(spec, module, device, dtype), spec, vocab)
         self._admission = Admission(spec, self._state, self._loops, self._runner, token_budget)
 
@@ -226,7 +230,16 @@ class KVCacheEngine:
     @property
     def graph_counts(self) -> GraphCounts | None:
         """Hits and misses of captured steps; None where nothing is captured."""
-        return self._runner.graphs.counts if self._runner.graphs is not None else None
+        return self._graphs.counts if self._graphs is not None else None
+
+    def idle(self) -> bool:
+        """See WorksWhenIdle: captures the next bucket that is still missing."""
+        assert not self._state.in_flight, "a busy engine does not capture"
+        return self._graphs is not None and not self._graphs.is_complete and self._graphs.capture_next()
+
+    def counters(self) -> dict[str, float]:
+        """See Counted and NodeGraphs.counters; empty where nothing is captured."""
+        return self._graphs.counters() if self._graphs is not None else {}
 
     def memory(self) -> MemoryUse:
         """See NodeRunner."""

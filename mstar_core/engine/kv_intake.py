@@ -12,6 +12,7 @@ import torch
 from mstar_core.engine.kv_sequence import Firing, Logged
 from mstar_core.engine.kv_step import id_port
 from mstar_core.engine.ports import keyword, takes
+from mstar_core.engine.upload import upload
 from mstar_core.errors import EngineError
 from mstar_core.graph.nodes import STEP, Attend, PortType
 
@@ -55,18 +56,21 @@ class Intake:
         declared = self._types.get(name)
         is_free = declared is None or declared.dtype in ("any", "bf16", "f16")
         dtype = self._dtype if value.is_floating_point() and is_free else value.dtype
-        return value.to(self._device, dtype)
+        return upload(value, self._device).to(dtype)
 
     def firing(self, inputs: dict[str, Tensor], attend: Attend, position: int, base: int) -> Firing:
         """Make the pass for these inputs. Raises EngineError when their sizes contradict each other."""
-        ports = {name: self.on_device(name, value) for name, value in inputs.items()}
-        given = ports.pop(POSITIONS, None) if attend.positions == "given" else None
-        ids = self._only_ids(ports, attend)
+        found = dict(inputs)
+        given = found.pop(POSITIONS, None) if attend.positions == "given" else None
+        after = int(given.max()) + 1 if given is not None and given.numel() else 0
+        given = None if given is None else self.on_device(POSITIONS, given)
+        ids = self._only_ids(found, attend)
         axes: dict[str, int | None]
         if ids is not None and given is None:
             ports, axes, tokens = {self.id_port: ids}, {self.id_port: 0}, len(ids)
         else:
-            ports, axes, tokens = self._measured(ports, attend)
+            placed = {name: self.on_device(name, value) for name, value in found.items()}
+            ports, axes, tokens = self._measured(placed, attend)
         if tokens < 1:
             raise EngineError(f"node {self._spec.name} got an empty input", "0 tokens", node=self._spec.name)
         if attend.positions == "given" and (given is None or given.shape[-1] != tokens):
@@ -77,13 +81,13 @@ class Intake:
             )
         return Firing(
             ports=ports, axes=axes, tokens=tokens, attend=attend, position=position, base=base, given=given,
-            is_ids=ids is not None and given is None,
+            after=after, is_ids=ids is not None and given is None,
         )  # fmt: skip
 
     def replayed(self, entry: Logged, base: int, history: np.ndarray) -> Firing:
         """The pass that computes a logged stretch again. history: the slot's ids, int32, cache order."""
         if entry.firing is None:
-            ids = torch.from_numpy(history[base : base + entry.tokens].astype("int64")).to(self._device)
+            ids = torch.from_numpy(history[base : base + entry.tokens].astype("int64"))
             return Firing(
                 ports={self.id_port: ids}, axes={self.id_port: 0}, tokens=entry.tokens, attend=Attend(),
                 position=entry.position, base=base, is_ids=True, is_replay=True,
@@ -91,7 +95,7 @@ class Intake:
         old = entry.firing
         return Firing(
             ports=old.ports, axes=old.axes, tokens=old.tokens, attend=old.attend, position=old.position, base=base,
-            given=old.given, is_ids=old.is_ids, is_replay=True,
+            given=old.given, after=old.after, is_ids=old.is_ids, is_replay=True,
         )  # fmt: skip
 
     def _only_ids(self, ports: dict[str, Tensor], attend: Attend) -> Tensor | None:

@@ -106,11 +106,7 @@ class Loops:
         """Where the branch goes on after a pass; one that does not write moves nothing."""
         if not firing.attend.write:
             return int(self._slots.next_position[branch.slot])
-        known = firing.next_position
-        if known is not None:
-            return known
-        assert firing.given is not None
-        return int(firing.given.max()) + 1
+        return firing.next_position
 
     def log(self, branch: Branch, firing: Firing) -> None:
         """Remember how a stretch of the cache was made."""
@@ -190,8 +186,9 @@ class Loops:
 
     def _take_ids(self, slot: int, firing: Firing) -> np.ndarray:
         """Ids of a firing for the history, int32; checked against the vocabulary, which a kernel would not forgive."""
-        value = firing.ports[self._intake.id_port]
-        ids = value.cpu().numpy()
+        # A copy only where another node left the ids on a device: prompts come on the host and stay there.
+        host = firing.ports[self._intake.id_port] = firing.ports[self._intake.id_port].cpu()
+        ids = host.numpy()
         if self._vocab and (ids.min() < 0 or ids.max() >= self._vocab):
             wrong = int(ids[(ids < 0) | (ids >= self._vocab)][0])
             raise EngineError(
@@ -199,11 +196,11 @@ class Loops:
                 f"id {wrong}, vocabulary {self._vocab}",
                 node=self._spec.name,
             )
-        self._see(slot, value)
+        self._see(slot, ids)
         converted: np.ndarray = ids.astype(np.int32)
         return converted
 
-    def _see(self, slot: int, ids: Tensor) -> None:
+    def _see(self, slot: int, ids: np.ndarray) -> None:
         if self._sees_input and self._slots.sampling[slot].repetition_penalty != 1:
             self._slots.see(slot, ids)
 
@@ -249,7 +246,7 @@ class Loops:
         slots.set_last(slot, value)
         slots.history[slot, branch.logged] = value
         if given is not None:
-            self._see(slot, slots.device_last[slot : slot + 1])
+            self._see(slot, np.array([value], dtype=np.int64))
         slots.begin_loop(slot, int(job.key), limit, loop.stop_ids)
         # What a loop appends is not offered to others: its page keys would have to be made per token.
         branch.chain.is_open = False

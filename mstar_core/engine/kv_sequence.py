@@ -23,7 +23,9 @@ class Firing:
     """One pass of a branch through the module, computed whole or in chunks.
 
     ports: what the module gets; axes: axis along which each port is cut with the tokens (None: not cut).
+    Ids stay where they came from until a step takes them, so that they travel once and with all others.
     given: positions as a port brought them, tokens on the last axis. base: tokens in the cache before this pass.
+    after: where given positions go on, known when they came.
     parts: outputs of the chunks so far. is_replay: made from the log; it answers no job.
     """
 
@@ -34,6 +36,7 @@ class Firing:
     position: int
     base: int
     given: Tensor | None = None
+    after: int = 0
     is_ids: bool = False
     is_replay: bool = False
     done: int = 0
@@ -51,15 +54,15 @@ class Firing:
         return self.attend.mask == "full" or not self.attend.write or not is_cut
 
     @property
-    def next_position(self) -> int | None:
-        """Position after this pass; None when given positions must be asked."""
+    def next_position(self) -> int:
+        """Position after this pass."""
         match self.attend.positions:
             case "running":
                 return self.position + self.tokens
             case "shared":
                 return self.position + 1
             case "given":
-                return None
+                return self.after
 
     def restart(self) -> None:
         """Forget what was computed: the pages are gone."""

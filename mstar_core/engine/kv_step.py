@@ -7,7 +7,7 @@ for prefill pieces and for rows that fail.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from mstar_core.engine import sampler
 from mstar_core.engine.attention import PackedRows, Segment
 from mstar_core.engine.device import HostCopy
 from mstar_core.engine.sampler import SamplingRows
+from mstar_core.engine.upload import upload
 from mstar_core.errors import EngineError, MstarError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.kv_sequence import Branch, Firing
     from mstar_core.engine.kv_view import KVModule
     from mstar_core.engine.page_table import PageCopy, PageTables
+    from mstar_core.engine.prefill_graphs import PrefillGraphs
     from mstar_core.engine.slots import Slots
     from mstar_core.graph.nodes import NodeSpec
 
@@ -42,18 +44,27 @@ _EMPTY: Final = np.zeros(0, dtype=np.int64)
 
 @dataclass(slots=True)
 class DecodeRows:
-    """Rows of resident loops, one token each. Remade when membership changes, else used again."""
+    """Rows of resident loops, one token each. Remade when membership changes, else used again.
+
+    has_rules: some row truncates by top-k or min-p. reports: some row's loop emits other ports than its id.
+    """
 
     branches: list[Branch]
     slots: np.ndarray
     keys: np.ndarray
-    device_slots: Tensor
-    sampling: SamplingRows
+    has_rules: bool
     reports: bool
+    _plain: tuple[Tensor, SamplingRows] | None = None
 
     def only(self, index: int, slots: Slots) -> DecodeRows:
         """The batch of one of the rows."""
         return decode_rows([self.branches[index]], slots)
+
+    def on_device(self, slots: Slots) -> tuple[Tensor, SamplingRows]:
+        """Slots (int64 [n]) and parameters as a plain step needs them; captured ones have their own buffers."""
+        if self._plain is None:
+            self._plain = upload(self.slots, slots.device), _parameters(self.slots, slots)
+        return self._plain
 
 
 def decode_rows(branches: list[Branch], slots: Slots) -> DecodeRows:
@@ -63,12 +74,24 @@ def decode_rows(branches: list[Branch], slots: Slots) -> DecodeRows:
         branches=branches,
         slots=rows,
         keys=slots.key[rows],
-        device_slots=torch.from_numpy(rows).to(slots.device),
-        sampling=SamplingRows.of([slots.sampling[row] for row in rows], slots.device),
+        has_rules=any(slots.sampling[row].top_k > 0 or slots.sampling[row].min_p > 0 for row in rows),
         reports=any(
             branch.job is not None and branch.job.loop is not None and branch.job.loop.emit for branch in branches
         ),
     )
+
+
+def _parameters(rows: np.ndarray, slots: Slots) -> SamplingRows:
+    """The sampling parameters of these slots on the device, without waiting for it."""
+    made = SamplingRows.of([slots.sampling[row] for row in rows], torch.device("cpu"))
+    if slots.device.type == "cpu":
+        return made
+    columns = {
+        each.name: upload(value, slots.device)
+        for each in fields(made)
+        if isinstance(value := getattr(made, each.name), torch.Tensor)
+    }
+    return replace(made, **columns)  # type: ignore[arg-type]  # only its tensors are replaced
 
 
 @dataclass(slots=True)
@@ -117,6 +140,7 @@ class StepRunner:
         self._runs_ahead = runs_ahead
         self._faults = faults
         self.graphs: DecodeGraphs | None = None
+        self.prompts: PrefillGraphs | None = None
         self.id_port = id_port(spec)
         self._history = spec.sampling.history if spec.sampling else "none"
         self._suppress = spec.sampling.suppress if spec.sampling else ()
@@ -124,6 +148,7 @@ class StepRunner:
     def run(self, decode: DecodeRows | None, pieces: Sequence[Piece]) -> list[Part]:
         """Run everything of one step. A row that fails is reported in its part; the others are done and committed."""
         with torch.inference_mode():
+            self._slots.flush()
             self._attention.clear_pages(self._tables.pool.take_stale())
             parts = []
             if decode is not None and self.graphs is not None and self._faults is None and self.graphs.takes(decode):
@@ -135,6 +160,10 @@ class StepRunner:
                 return self._isolated(decode, [])
             groups = self._grouped(pieces)
             plain = groups.pop((), [])
+            prompts = self.prompts if self._faults is None else None
+            if decode is None and plain and prompts is not None and prompts.most_tokens:
+                replayed, plain = self._prompted(prompts, plain)
+                parts += replayed
             if decode is not None or plain:
                 parts += self._isolated(decode, plain)
             for group in groups.values():
@@ -154,6 +183,25 @@ class StepRunner:
         part.host_ids = HostCopy(part.ids)
         self._commit(part, [])
         return part
+
+    def _prompted(self, prompts: PrefillGraphs, pieces: list[Piece]) -> tuple[list[Part], list[Piece]]:
+        """Run what captured prompts can take; the rest is left to the plain forward, and counted."""
+        parts = []
+        prompts.counts.prefill_tokens += sum(piece.count for piece in pieces)
+        fits = [piece for piece in pieces if prompts.suits(piece)]
+        rest = [piece for piece in pieces if not prompts.suits(piece)]
+        prompts.counts.prefill_misses += bool(rest)
+        for batch in prompts.batches(fits) if fits else ():
+            part = Part(None, batch, _EMPTY, _EMPTY)
+            drawn = prompts.run(batch)
+            for index, piece in enumerate(batch):
+                piece.sampled_at = index if piece.samples else -1
+            if any(piece.samples for piece in batch):
+                part.ids = drawn[: len(batch)]
+                part.host_ids = HostCopy(part.ids)
+            self._commit(part, [])
+            parts.append(part)
+        return parts, rest
 
     def _grouped(self, pieces: Sequence[Piece]) -> dict[tuple[object, ...], list[Piece]]:
         """Pieces that one forward can take together; ids share theirs with the decode rows under the key ()."""
@@ -227,8 +275,8 @@ class StepRunner:
     def _packed(self, decode: DecodeRows | None, pieces: list[Piece]) -> tuple[dict[str, Tensor], Tensor]:
         """The module's ports and positions, all rows one after the other."""
         slots = self._slots
-        ids = slots.device_last.index_select(0, decode.device_slots) if decode is not None else None
-        own = torch.from_numpy(slots.next_position[decode.slots]).to(slots.device) if decode is not None else None
+        ids = slots.device_last.index_select(0, decode.on_device(slots)[0]) if decode is not None else None
+        own = upload(slots.next_position[decode.slots], slots.device) if decode is not None else None
         if not pieces:
             assert ids is not None and own is not None
             return {self.id_port: ids}, own
@@ -236,10 +284,14 @@ class StepRunner:
         ports = {}
         for name, axis in first.axes.items():
             cuts = [_cut(piece, piece.firing.ports[name], piece.firing.axes[name]) for piece in pieces]
+            if first.is_ids:
+                cuts = _together(cuts, slots.device)
             if ids is not None:
                 cuts.insert(0, ids)
             ports[name] = cuts[0] if len(cuts) == 1 else torch.cat(cuts, dim=axis or 0)
-        where = [_positions(piece, slots.device) for piece in pieces]
+        where = [_positions(piece) for piece in pieces]
+        if all(piece.firing.given is None for piece in pieces):
+            where = _together(where, slots.device)
         if own is not None:
             where.insert(0, own)
         return ports, where[0] if len(where) == 1 else torch.cat(where, dim=-1)
@@ -253,7 +305,7 @@ class StepRunner:
             return None
         slots = self._slots
         rows = decode.slots if decode is not None else _EMPTY
-        device_rows, sampling = (decode.device_slots, decode.sampling) if decode is not None else (None, None)
+        device_rows, sampling = decode.on_device(slots) if decode is not None else (None, None)
         hidden = outputs["hidden"]
         if pieces:
             ends = list(range(len(rows)))
@@ -264,12 +316,11 @@ class StepRunner:
                     piece.sampled_at = len(ends)
                     ends.append(at - 1)
             if len(ends) != total:
-                hidden = hidden[torch.tensor(ends, device=hidden.device)]
+                hidden = hidden.index_select(0, upload(np.array(ends, dtype=np.int64), hidden.device))
             rows = np.concatenate([rows, np.array([piece.branch.slot for piece in drawing], dtype=np.int64)])
             device_rows, sampling = None, None
         if device_rows is None or sampling is None:
-            device_rows = torch.from_numpy(rows).to(slots.device)
-            sampling = SamplingRows.of([slots.sampling[row] for row in rows], slots.device)
+            device_rows, sampling = upload(rows, slots.device), _parameters(rows, slots)
         logits = self._module.head(hidden)
         if logits.dtype != torch.float32 or self._suppress:
             logits = logits.to(torch.float32, copy=True)
@@ -277,7 +328,7 @@ class StepRunner:
             logits[:, span.start : span.stop] = float("-inf")
         is_penalised = sampling.is_penalised and self._history != "none"
         seen = slots.device_seen.index_select(0, device_rows) if is_penalised else None
-        counter = torch.from_numpy(slots.drawn[rows]).to(slots.device) if not sampling.all_greedy else device_rows
+        counter = upload(slots.drawn[rows], slots.device) if not sampling.all_greedy else device_rows
         ids = sampler.sample(logits, sampling, seen, counter)
         if self._runs_ahead and decode is not None:
             ids = self._held_back(decode, ids)
@@ -288,7 +339,7 @@ class StepRunner:
 
     def _held_back(self, decode: DecodeRows, ids: Tensor) -> Tensor:
         """Let rows that stopped in a step not yet collected repeat their last id, and note who stops now."""
-        slots, rows = self._slots, decode.device_slots
+        slots, rows = self._slots, decode.on_device(self._slots)[0]
         count = len(decode.branches)
         stopped = slots.device_stopped.index_select(0, rows)
         drawn = torch.where(stopped, slots.device_last.index_select(0, rows), ids[:count])
@@ -369,11 +420,18 @@ def _cut(piece: Piece, value: Tensor, axis: int | None) -> Tensor:
     return value.narrow(axis, piece.firing.done, piece.count)
 
 
-def _positions(piece: Piece, device: torch.device) -> Tensor:
+def _together(values: list[Tensor], device: torch.device) -> list[Tensor]:
+    """Ids or positions of several pieces as one tensor on the device, copied at once where they are on the host."""
+    if any(value.device.type != "cpu" for value in values):
+        return [upload(value, device) for value in values]
+    return [upload(values[0] if len(values) == 1 else torch.cat(values), device)]
+
+
+def _positions(piece: Piece) -> Tensor:
     firing = piece.firing
     if firing.given is not None:
         return firing.given.narrow(-1, firing.done, piece.count)
     if firing.attend.positions == "shared":
-        return torch.full((piece.count,), firing.position, dtype=torch.int64, device=device)
+        return torch.full((piece.count,), firing.position, dtype=torch.int64)
     start = firing.position + firing.done
-    return torch.arange(start, start + piece.count, dtype=torch.int64, device=device)
+    return torch.arange(start, start + piece.count, dtype=torch.int64)

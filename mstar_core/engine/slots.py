@@ -7,20 +7,18 @@ Host arrays are what scheduling reads; device arrays are what a step reads and w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
 
 from mstar_core.engine.base import SamplingParams
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from mstar_core.engine.upload import upload
 
 NO_ID: Final = -1
 """A place in the arrays that holds no id."""
 
-_STOP_WIDTH: Final = 4
+_STOP_WIDTH: Final = 8
 
 
 class Slots:
@@ -30,6 +28,7 @@ class Slots:
     order up to the row's length, NO_ID where the segment was not ids); stop_ids int64 [slots, width], NO_ID padded.
     Device: last int64 [slots + 1]; seen bool [slots + 1, vocab]; stop_ids like the host's; stopped bool [slots + 1].
     The last row of the device arrays and of stop_ids is a spare that no request gets: captured steps pad with it.
+    What the host changes reaches the device arrays with `flush`, in a fixed number of calls for all rows together.
     """
 
     def __init__(self, count: int, max_tokens: int, vocab: int, device: torch.device) -> None:
@@ -49,6 +48,10 @@ class Slots:
         self.device_stop_ids = torch.from_numpy(self.stop_ids.copy()).to(device)
         self.device_stopped = torch.zeros(count + 1, dtype=torch.bool, device=device)
         self._free = list(range(count - 1, -1, -1))
+        self._moved: dict[int, int] = {}
+        self._armed: dict[int, None] = {}
+        self._blank: dict[int, None] = {}
+        self._met: dict[int, list[np.ndarray]] = {}
 
     @property
     def spare(self) -> int:
@@ -81,6 +84,7 @@ class Slots:
 
     def copy(self, source: int, into: int) -> None:
         """Make `into` continue where `source` stands (a forked branch)."""
+        self.flush()
         for array in (self.last, self.next_position, self.drawn, self.history):
             array[into] = array[source]
         self.device_last[into] = self.device_last[source]
@@ -89,11 +93,11 @@ class Slots:
     def set_last(self, slot: int, value: int) -> None:
         """Make `value` the id that the next iteration reads."""
         self.last[slot] = value
-        self.device_last[slot] = value
+        self._moved[slot] = value
 
-    def see(self, slot: int, ids: Tensor) -> None:
-        """Mark ids (int64 [n] on the device) as seen for the penalty."""
-        self.device_seen[slot].index_fill_(0, ids, True)
+    def see(self, slot: int, ids: np.ndarray) -> None:
+        """Mark ids (int64 [n]) as seen for the penalty."""
+        self._met.setdefault(slot, []).append(ids)
 
     def begin_loop(self, slot: int, key: int, iterations: int, stop_ids: Sequence[int]) -> None:
         """Arm a slot for a resident loop."""
@@ -104,17 +108,39 @@ class Slots:
         self.left[slot] = iterations
         self.stop_ids[slot] = NO_ID
         self.stop_ids[slot, : len(stop_ids)] = stop_ids
-        self.device_stop_ids[slot] = torch.from_numpy(self.stop_ids[slot])
-        self.device_stopped[slot] = False
+        self._armed[slot] = None
+
+    def flush(self) -> None:
+        """Bring what changed since the last time to the device. Called before anything there is read."""
+        if self._moved:
+            rows, values = np.array([*self._moved.items()], dtype=np.int64).T
+            facts = upload(np.stack([rows, values]), self.device)
+            self.device_last.index_copy_(0, facts[0], facts[1])
+            self._moved.clear()
+        if self._armed:
+            rows = np.array([*self._armed], dtype=np.int64)
+            facts = upload(np.concatenate([rows[:, None], self.stop_ids[rows]], axis=1), self.device)
+            self.device_stop_ids.index_copy_(0, facts[:, 0], facts[:, 1:])
+            self.device_stopped.index_fill_(0, facts[:, 0], False)
+            self._armed.clear()
+        if self._blank:
+            self.device_seen.index_fill_(0, upload(np.array([*self._blank], dtype=np.int64), self.device), False)
+            self._blank.clear()
+        if self._met:
+            width = self.device_seen.shape[1]
+            flat = np.concatenate([slot * width + ids for slot, parts in self._met.items() for ids in parts])
+            self.device_seen.view(-1).index_fill_(0, upload(flat, self.device), True)
+            self._met.clear()
 
     def _clear(self, slot: int) -> None:
         self.last[slot] = self.key[slot] = NO_ID
         self.left[slot] = self.next_position[slot] = self.drawn[slot] = 0
-        self.device_last[slot] = NO_ID
-        self.device_seen[slot] = False
+        self._moved[slot] = NO_ID
+        self._blank[slot] = None
+        self._met.pop(slot, None)
 
     def _widen(self, width: int) -> None:
         wider = np.full((self.count + 1, width), NO_ID, dtype=np.int64)
         wider[:, : self.stop_ids.shape[1]] = self.stop_ids
         self.stop_ids = wider
-        self.device_stop_ids = torch.from_numpy(wider.copy()).to(self.device)
+        self.device_stop_ids = upload(wider.copy(), self.device)

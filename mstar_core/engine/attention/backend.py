@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from mstar_core.engine.attention.segments import FixedSegments
     from mstar_core.engine.attention.static import FixedRows
     from mstar_core.engine.kv_view import KVView
     from mstar_core.engine.page_table import PageCopy
@@ -67,6 +68,9 @@ class AttentionBackend(Protocol):
 
     def fixed_rows(self, rows: int, max_pages: int) -> FixedRows:
         """Decode attention in fixed shapes for captured steps. The last page of the pools is theirs to pad with."""
+
+    def fixed_segments(self, tokens: int, rows: int, max_pages: int) -> FixedSegments:
+        """Attention of up to `rows` prompts packed into `tokens` tokens, in fixed shapes for captured steps."""
 
     def clear_pages(self, pages: Sequence[int]) -> None:
         """Zero pages whose earlier owner's values must not be read, not even behind a mask."""

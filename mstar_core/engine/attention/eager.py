@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from mstar_core.engine.attention.segments import TorchFixedSegments
 from mstar_core.engine.attention.static import TorchFixedRows
+from mstar_core.engine.upload import upload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,11 +46,15 @@ class EagerAttention:
         """Decode attention of one bucket in fixed shapes."""
         return TorchFixedRows(self._pools, self._page_size, rows, max_pages)
 
+    def fixed_segments(self, tokens: int, rows: int, max_pages: int) -> TorchFixedSegments:
+        """Prompt attention of one bucket in fixed shapes."""
+        return TorchFixedSegments(self._pools, self._page_size, tokens, rows, max_pages)
+
     def clear_pages(self, pages: Sequence[int]) -> None:
         """Zero pages of every layer: masked places are read here, and a NaN times zero is a NaN."""
         if not pages or not self._pools:
             return
-        target = torch.tensor(pages, device=self._pools[0].device)
+        target = upload(np.array(pages, dtype=np.int64), self._pools[0].device)
         for pool in self._pools:
             pool.index_fill_(0, target, 0.0)
 
@@ -56,11 +62,9 @@ class EagerAttention:
         """Copy whole pages of every layer."""
         if not copies or not self._pools:
             return
-        device = self._pools[0].device
-        source = torch.tensor([copy.source for copy in copies], device=device)
-        target = torch.tensor([copy.target for copy in copies], device=device)
+        source, target = upload(np.array(copies, dtype=np.int64).T.copy(), self._pools[0].device)
         for pool in self._pools:
-            pool[target] = pool[source]
+            pool.index_copy_(0, target, pool.index_select(0, source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,4 +238,4 @@ class EagerView:
         return _SegmentPlan(segment, keys, keys + 1, visible.repeat(groups, 1))
 
     def _on_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._pools[0].device)
+        return upload(array, self._pools[0].device)

@@ -19,12 +19,14 @@ import torch
 from mstar_core.engine.attention.backend import PackedRows
 from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.static import Staging, places_of
+from mstar_core.engine.upload import upload
 from mstar_core.errors import StartError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.backend import Segment
+    from mstar_core.engine.attention.paged import PagedFixedSegments
     from mstar_core.engine.page_table import PageCopy
 
 AOT_DIR: Final = "FLASHINFER_AOT_DIR"
@@ -65,6 +67,16 @@ class FlashInferAttention:
     def fixed_rows(self, rows: int, max_pages: int) -> FlashInferFixedRows:
         """Decode attention of one bucket for a captured step."""
         return FlashInferFixedRows(self, rows, max_pages)
+
+    def fixed_segments(self, tokens: int, rows: int, max_pages: int) -> PagedFixedSegments:
+        """Prompt attention of one bucket for a captured step.
+
+        FlashInfer's own prefill can be captured too, but then it always splits the keys: two kernels per layer, grids
+        padded to the whole chip, and a plan on the host for every prompt.
+        """
+        from mstar_core.engine.attention.paged import PagedFixedSegments
+
+        return PagedFixedSegments(self._pools, self._page_size, tokens, rows, max_pages)
 
     def clear_pages(self, pages: Sequence[int]) -> None:
         """Nothing: these kernels never read past a row's last token."""
@@ -178,7 +190,7 @@ class FlashInferView:
             places[segment.start : segment.start + segment.count] = places_of(rows, cached, packed.tables, page)
         if not len(packed.decode) and not self._writing:
             return None
-        return torch.from_numpy(places).to(self._attention.pools[0].device)
+        return upload(places, self._attention.pools[0].device)
 
     def _plan(self, heads: int, kv_heads: int, width: int, scale: float | None) -> None:
         self._is_planned = True
@@ -209,7 +221,7 @@ class FlashInferView:
         if end - segments[0].start == sum(segment.count for segment in segments):
             return slice(segments[0].start, end)
         spans = [np.arange(segment.start, segment.start + segment.count) for segment in segments]
-        return torch.from_numpy(np.concatenate(spans)).to(self._attention.pools[0].device)
+        return upload(np.concatenate(spans), self._attention.pools[0].device)
 
     def _pages(self, rows: np.ndarray, held: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         """Starts [n + 1], page numbers, and tokens of the last page [n], int32 on the host."""

@@ -21,7 +21,9 @@ RING: Final = 4
 
 
 class FixedRows(Protocol):
-    """Decode attention for one bucket of rows. Made once per captured graph."""
+    """Decode attention for one bucket of rows. Made once per captured graph. plans: those made after the first."""
+
+    plans: int
 
     @property
     def view(self) -> KVView:
@@ -81,6 +83,7 @@ class TorchFixedRows:
     def __init__(self, pools: list[Tensor], page_size: int, rows: int, max_pages: int) -> None:
         self._pools = pools
         self._page_size = page_size
+        self.plans = 0
         self._rows = rows
         self._max_pages = max_pages
         self._spare = pools[0].shape[0] - 1 if pools else 0

@@ -1,0 +1,137 @@
+"""Causal attention of packed prompts over the pages, in one kernel of fixed grid. Used by captured prompts on CUDA.
+
+A tile is up to BLOCK tokens of one piece and one query head. Tiles beyond those in use do nothing, tokens beyond the
+last prompt get zeros. Nothing is planned: a tile says where it begins, and its row's page table says the rest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from mstar_core.engine.attention.append import append
+from mstar_core.engine.attention.static import Staging
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.attention.segments import PackedPrompts
+
+KEYS: Final = 64
+"""Keys of one pass of the inner loop."""
+
+SHORT: Final = 256
+"""Buckets up to so many tokens take small tiles: there are too few large ones to fill the chip."""
+
+_LOG2E: Final = 1.4426950408889634
+
+
+@triton.jit
+def _prompt_kernel(
+    query, pool, out, tile_row, tile_start, tile_count, tile_cached, tables, scale, query_stride, out_stride,
+    max_pages, kv_heads, groups, page: tl.constexpr, width: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    head = tl.program_id(1)
+    count = tl.load(tile_count + tile)
+    if count > 0:
+        row = tl.load(tile_row + tile)
+        first = tl.load(tile_start + tile).to(tl.int64)
+        cached = tl.load(tile_cached + tile)
+        token = tl.arange(0, block)
+        at = tl.arange(0, width)
+        inside = token < count
+        store = out + (first + token[:, None]) * out_stride + head * width + at[None, :]
+        if row < 0:
+            tl.store(store, tl.zeros((block, width), out.dtype.element_ty), mask=inside[:, None])
+        else:
+            load = query + (first + token[:, None]) * query_stride + head * width + at[None, :]
+            q = tl.load(load, mask=inside[:, None], other=0.0)
+            top = tl.full((block,), -1.0e30, tl.float32)
+            total = tl.zeros((block,), tl.float32)
+            mixed = tl.zeros((block, width), tl.float32)
+            end = cached + count
+            line = kv_heads * width
+            own = pool + (head // groups) * width
+            for start in range(0, end, keys):
+                place = start + tl.arange(0, keys)
+                known = place < end
+                number = tl.load(tables + row * max_pages + place // page, mask=known, other=0).to(tl.int64)
+                offset = (number * (2 * page) + place % page) * line
+                k = tl.load(own + offset[None, :] + at[:, None], mask=known[None, :], other=0.0)
+                score = tl.dot(q, k) * scale
+                score = tl.where(place[None, :] <= (cached + token)[:, None], score, -1.0e30)
+                higher = tl.maximum(top, tl.max(score, axis=1))
+                share = tl.exp2(score - higher[:, None])
+                shrink = tl.exp2(top - higher)
+                total = total * shrink + tl.sum(share, axis=1)
+                v = tl.load(own + offset[:, None] + page * line + at[None, :], mask=known[:, None], other=0.0)
+                mixed = mixed * shrink[:, None] + tl.dot(share.to(v.dtype), v)
+                top = higher
+            tl.store(store, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
+
+
+class PagedFixedSegments:
+    """Prompt attention of one bucket: persistent buffers, one append and one attention kernel per layer."""
+
+    def __init__(self, pools: list[Tensor], page_size: int, tokens: int, rows: int, max_pages: int) -> None:
+        self._pools = pools
+        self._page_size = page_size
+        self._tokens = tokens
+        self._rows = rows
+        self._max_pages = max_pages
+        self._block = 32 if tokens <= SHORT else 64
+        # Each piece, and what is left of the bucket after them, may end in a tile that is not full.
+        self._tiles = -(-tokens // self._block) + rows
+        fields = {
+            "places": (torch.int64, tokens),
+            "row": (torch.int32, self._tiles),
+            "start": (torch.int32, self._tiles),
+            "count": (torch.int32, self._tiles),
+            "cached": (torch.int32, self._tiles),
+            "tables": (torch.int32, rows * max_pages),
+        }
+        self._staging = Staging(fields, pools[0].device)
+
+    @property
+    def view(self) -> PagedFixedSegments:
+        """See FixedSegments: this object."""
+        return self
+
+    def prepare(self, prompts: PackedPrompts) -> None:
+        """See FixedSegments."""
+        host, pieces, block, starts = self._staging.next(), len(prompts.rows), self._block, prompts.starts
+        host["places"][:] = prompts.places(self._page_size, self._tokens, -1)
+        counts = np.append(prompts.counts, self._tokens - starts[-1])
+        tiles = -(-counts // block)
+        of = np.repeat(np.arange(pieces + 1), tiles)
+        used = len(of)
+        # Token of its piece at which each tile begins.
+        within = (np.arange(used) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
+        host["row"][:used] = np.where(of < pieces, of, -1)
+        host["start"][:used] = starts[of] + within
+        host["count"][:used] = np.minimum(counts[of] - within, block)
+        host["count"][used:] = 0
+        host["cached"][:used] = np.append(prompts.cached, 0)[of] + within
+        widest = int((-(-(prompts.cached + prompts.counts) // self._page_size)).max(initial=0))
+        tables = host["tables"].reshape(self._rows, self._max_pages)
+        tables[:pieces, :widest] = prompts.tables[prompts.rows, :widest]
+        self._staging.send("tables", self._staging.start_of("tables") + 4 * pieces * self._max_pages)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """See KVView."""
+        pool, fields = self._pools[layer], self._staging.device
+        append(pool, self._page_size, fields["places"], key, value)
+        heads, width = query.shape[1:]
+        out = torch.empty((self._tokens, heads, width), dtype=query.dtype, device=query.device)
+        factor = (width**-0.5 if scale is None else scale) * _LOG2E
+        _prompt_kernel[(self._tiles, heads)](
+            query, pool, out, fields["row"], fields["start"], fields["count"], fields["cached"], fields["tables"],
+            factor, query.stride(0), out.stride(0), self._max_pages, pool.shape[3], heads // pool.shape[3],
+            page=self._page_size, width=width, block=self._block, keys=KEYS, num_warps=4, num_stages=2,
+        )  # fmt: skip
+        return out

@@ -1,0 +1,129 @@
+"""What the captured steps of a node share: their buckets, one memory pool, their counts. Used by the step's graphs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from mstar_core.engine import rng, sampler
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.base import SamplingParams
+
+log = logging.getLogger(__name__)
+
+WARM_UPS: Final = 2
+
+PARAMETERS: Final = {
+    "slots": torch.int64,
+    "top_p": torch.float64,
+    "temperature": torch.float32,
+    "penalty": torch.float32,
+    "greedy": torch.bool,
+}
+"""What a draw reads of each row, in the order in which a step's staging holds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buckets:
+    """Sizes to capture: rows of decode steps, packed tokens of prompts. The later ones are captured while idle."""
+
+    decode: tuple[int, ...] = ()
+    prefill: tuple[int, ...] = ()
+    decode_later: tuple[int, ...] = ()
+    prefill_later: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class GraphCounts:
+    """hits, misses: decode steps that were replayed, and those that no graph could take.
+
+    prefill_hits, prefill_misses: the same for packed prompts, prefill_tokens: tokens of both. captured: graphs made;
+    capture_s: time that capturing took; bytes: device memory that went with it, buffers included.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    prefill_hits: int = 0
+    prefill_misses: int = 0
+    prefill_tokens: int = 0
+    captured: int = 0
+    capture_s: float = 0.0
+    bytes: int = 0
+
+
+class Captures:
+    """Makes the graphs of one node in one memory pool. Shared by its decode and prefill graphs.
+
+    On the CPU nothing is captured: a graph is None there, and the caller runs its step as it is.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+        self.counts = GraphCounts()
+
+    def measured(self, name: str, make: Callable[[], None]) -> None:
+        """Do what makes a graph with its buffers; log and count its time and its memory."""
+        started, before = time.monotonic(), self._free()
+        make()
+        taken, size = time.monotonic() - started, max(0, before - self._free())
+        self.counts.captured += 1
+        self.counts.capture_s += taken
+        self.counts.bytes += size
+        log.info("%s: %.2f s, %.0f MiB", name, taken, size / (1 << 20))
+
+    def graph(self, step: Callable[[], Tensor]) -> tuple[Any, Tensor | None]:
+        """Capture a step: the graph and what a replay leaves behind. (None, None) on the CPU."""
+        if self._device.type != "cuda":
+            return None, None
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            drawn = step()
+        self._pool = self._pool or graph.pool()
+        return graph, drawn
+
+    def _free(self) -> int:
+        return int(torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else 0
+
+
+def parameter_fields(rows: int) -> dict[str, tuple[torch.dtype, int]]:
+    """Fields of a staging block for the draw of so many rows."""
+    return {name: (dtype, rows) for name, dtype in PARAMETERS.items()}
+
+
+def fill_parameters(
+    host: dict[str, np.ndarray], slots: np.ndarray, chosen: Sequence[SamplingParams], spare: int
+) -> np.ndarray:
+    """Write the rows' parameters; what is left of the buffers draws the arg-max into the spare slot.
+
+    slots: int64 [n]; chosen: their n parameters. Returns the states of their seeds, int64 [n].
+    """
+    count = len(chosen)
+    host["slots"][:count], host["slots"][count:] = slots, spare
+    host["top_p"][:] = 2.0
+    host["top_p"][:count] = [2.0 if each.top_p >= 1 else each.top_p for each in chosen]
+    host["temperature"][:] = 1.0
+    host["temperature"][:count] = [1.0 if each.temperature <= 0 else each.temperature for each in chosen]
+    host["penalty"][:] = 1.0
+    host["penalty"][:count] = [each.repetition_penalty for each in chosen]
+    host["greedy"][:] = True
+    host["greedy"][:count] = [each.temperature <= 0 for each in chosen]
+    seeds = torch.tensor([sampler.to_int64(each.seed) for each in chosen], dtype=torch.int64)
+    states: np.ndarray = rng.seeded(seeds).numpy()
+    return states

@@ -1,0 +1,168 @@
+"""Prompts in fixed shapes give what the plain forward gives. Nothing is captured on the CPU: tests/gpu does that."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+from mstar_core.engine.attention import PackedRows, Segment
+from mstar_core.engine.attention.eager import EagerAttention
+from mstar_core.engine.attention.segments import PackedPrompts
+from mstar_core.engine.base import Handle, SamplingParams
+from mstar_core.engine.captured import Buckets
+from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.page_table import PageTables
+from mstar_core.engine.pages import PagePool
+from tests.engine.test_graphs import REQUESTS
+from tests.engine.tiny_engine import Driver, generate, make_engine, prompt
+
+BUCKETS = Buckets(decode=(1, 8, 16), prefill=(16, 64))
+
+
+def made(**changes: object) -> KVCacheEngine:
+    return make_engine(**({"graphs": BUCKETS} | changes))
+
+
+def replayed(engine: KVCacheEngine) -> int:
+    counters = engine.counters()
+    assert counters["prefill_misses"] == 0 and counters["graph_misses"] == 0
+    return int(counters["prefill_hits"])
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("budget", [7, 64])
+def test_fixed_shapes_change_no_id(budget: int, lookahead: int) -> None:
+    """A budget of 7 cuts the longer prompts into chunks, beside rows that decode."""
+    engine = made(lookahead=lookahead, token_budget=budget, num_pages=256)
+    expected = generate(REQUESTS, lookahead=lookahead)
+    assert generate(REQUESTS, lookahead=lookahead, engine=engine) == expected
+    assert replayed(engine) >= 2
+    assert engine.counters()["prefill_tokens"] == sum(len(ids) for ids, _, _ in REQUESTS)
+
+
+def test_prompts_that_begin_in_the_prefix_cache() -> None:
+    head = prompt(9, 24)
+    rows = [(head + prompt(seed, 1 + seed), 6, SamplingParams()) for seed in range(5)]
+    engine = made()
+    expected = [generate([row])[0] for row in rows]
+    assert [generate([row], engine=engine)[0] for row in rows] == expected
+    assert engine.counters()["prefill_tokens"] == 25 + 4 * 0 + sum(1 + seed for seed in range(1, 5))
+    assert replayed(engine) == 5
+
+
+def test_memory_pressure_changes_no_id() -> None:
+    engine = made(num_pages=26, prefix_cache=False)
+    assert generate(REQUESTS, engine=engine) == generate(REQUESTS)
+    assert engine.memory().preempted > 0 and engine.memory().pages_used == 0
+    assert replayed(engine) > 0
+
+
+def test_more_prompts_than_a_bucket_has_rows_take_several_replays() -> None:
+    """A bucket of 64 tokens takes eight prompts, so ten short ones take two."""
+    rows = [(prompt(seed, 3), 2, SamplingParams()) for seed in range(10)]
+    engine = made(max_slots=32)
+    assert generate(rows, engine=engine) == generate(rows, max_slots=32)
+    assert replayed(engine) == 2
+
+
+def test_a_close_in_the_middle_of_a_prompt_leaves_nothing() -> None:
+    engine = made(token_budget=8)
+    driver = Driver(engine)
+    for handle in range(3):
+        driver.open(handle, max_tokens=60)
+        driver.prefill(handle, prompt(handle, 30))
+    driver.turn()
+    engine.close(Handle(0))
+    driver.run()
+    assert 1 not in driver.done and {2, 3} <= set(driver.done)
+    for handle in (1, 2):
+        engine.close(Handle(handle))
+    assert (engine.memory().pages_used, engine.memory().slots_used) == (0, 0)
+
+
+def test_what_a_graph_cannot_give_runs_plainly_and_is_counted() -> None:
+    engine = made()
+    rows = [(prompt(1, 4), 4, SamplingParams(temperature=1.0, top_k=3, seed=2)), (prompt(2, 4), 4, SamplingParams())]
+    assert generate(rows, engine=engine) == generate(rows)
+    assert engine.counters()["prefill_misses"] == 1 and engine.counters()["prefill_hits"] == 1
+    driver = Driver(engine)
+    driver.open(7)
+    key = driver.prefill(7, prompt(3, 5), outputs=("token", "hidden"))
+    driver.run()
+    assert driver.done[key].outputs["hidden"].shape == (5, 32)
+    assert engine.counters()["prefill_misses"] == 2
+
+
+def test_a_burst_is_packed_into_few_steps_with_decode_between_them() -> None:
+    """32 prompts of 45 tokens under a budget of 512: three forwards of prompts, and no step without the running row."""
+    engine = make_engine(
+        graphs=Buckets(decode=(64,), prefill=(512,)), token_budget=512, num_pages=2000, max_slots=80, max_seq_len=256
+    )
+    driver = Driver(engine)
+    driver.open(100, max_tokens=200)
+    driver.prefill(100, prompt(0, 4))
+    running = driver.decode(100, 60)
+    while running not in driver.ids:
+        driver.turn()
+    before, ids = engine.counters(), len(driver.ids[running])
+    keys = []
+    for handle in range(32):
+        driver.open(handle, max_tokens=60)
+        keys.append(driver.prefill(handle, prompt(handle, 45)))
+    turns = 0
+    while not set(keys) <= set(driver.done):
+        driver.turn()
+        turns += 1
+    assert turns == 3 and engine.counters()["prefill_hits"] - before["prefill_hits"] == 3
+    assert len(driver.ids[running]) - ids == turns
+
+
+def test_the_larger_bucket_serves_until_the_smaller_is_captured_in_an_idle_moment() -> None:
+    engine = made(graphs=Buckets(decode=(8,), prefill=(64,), decode_later=(2,), prefill_later=(16,)))
+    assert generate(REQUESTS[:2], engine=engine) == generate(REQUESTS[:2])
+    first = engine.counters()["graphs_captured"]
+    assert engine.idle() and not engine.idle() and not engine.idle()
+    assert (first, engine.counters()["graphs_captured"]) == (2, 4)
+    assert generate(REQUESTS[:2], engine=engine) == generate(REQUESTS[:2])
+    assert replayed(engine) > 0
+
+
+def test_no_bucket_is_larger_than_the_budget_asks_for() -> None:
+    engine = made(graphs=Buckets(decode=(1,), prefill=(16, 64), prefill_later=(32, 128, 256)), token_budget=48)
+    while engine.idle():
+        pass
+    prompts = engine._runner.prompts
+    assert prompts is not None and prompts.sizes == [16, 32, 64]
+
+
+@pytest.mark.parametrize("cached", [0, 5, 8])
+def test_fixed_attention_equals_the_plain_one(cached: int) -> None:
+    generator = torch.Generator().manual_seed(cached)
+    page, heads, kv_heads, width, tokens = 4, 6, 2, 8, 24
+    tables = PageTables(PagePool(20, page), 3, 32)
+    for row in range(3):
+        tables.ensure(row, 24)
+    pool = torch.randn(21, 2, page, kv_heads, width, generator=generator)
+    rows, counts = np.array([2, 0]), np.array([7, 9])
+    held = np.array([cached, 3])
+    query, key, value = (torch.randn(tokens, n, width, generator=generator) for n in (heads, kv_heads, kv_heads))
+    plain, fixed = [pool.clone()], [pool.clone()]
+    segments = [
+        Segment(start=int(start), count=int(count), row=int(row), cached=int(at), is_causal=True, writes=True)
+        for start, count, row, at in zip((0, 7), counts, rows, held, strict=True)
+    ]
+    none = np.zeros(0, dtype=np.int64)
+    view = EagerAttention(plain, page).plan(PackedRows(decode=none, cached=none, segments=segments, tables=tables.ids))
+    expected = view.attend(0, query[:16], key[:16], value[:16])
+    form = EagerAttention(fixed, page).fixed_segments(tokens, 4, tables.ids.shape[1])
+    form.prepare(PackedPrompts(rows=rows, counts=counts, cached=held, tables=tables.ids))
+    found = form.view.attend(0, query, key, value)[:16]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(fixed[0][:20], plain[0][:20])
+
+
+def test_counters_are_empty_without_graphs() -> None:
+    assert make_engine().counters() == {} and not cast("KVCacheEngine", make_engine()).idle()
