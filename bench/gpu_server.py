@@ -1,17 +1,15 @@
-"""Orpheus through the whole server on one GPU: HTTP `/generate`, streamed, random bf16 weights in the official shapes.
+"""Orpheus through the whole server: HTTP `/generate`, streamed, under several loads. Writes one file of figures.
 
-Run from the repository root: `python bench/gpu_server.py [--streams 1,8,32,64] [--out FILE]`. Writes a checkpoint whose
-head gives audio ids only (574 ids are 6.83 s of sound then), starts a deployment, and sends closed loops of requests.
-Prints JSON: time to ready by phases, and per number of streams first audio, real-time factor, audio seconds and ids per
-second.
+Run from the repository root on a machine with a GPU: `python bench/gpu_server.py --out bench/results/gpu/server.json`.
+Random bf16 weights in the official shapes, written once; a head that gives audio ids only, so that every request has
+its full length. What runs is chosen by the options: each takes SIZE:HOW_MUCH pairs, and an empty text leaves it out.
+`--compare KEY=VALUE` starts a second deployment with that setting, in turn with the first, and gives the ratios.
+`--tiny --device cpu` does the same with the miniature, to try the measurement itself.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import base64
-import itertools
 import json
 import os
 import shutil
@@ -19,170 +17,183 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import httpx
-import torch
-from safetensors.torch import save_file
+from bench.serving.compare import order_of, ratios
+from bench.serving.deployment import Plan, Served, gpu_state
+from bench.serving.figures import ROOT, Figures, head, write
+from bench.serving.load import Storm, Target, closed_loop
+from bench.serving.sections import Run
+from bench.serving.tables import tables
 
-from mstar_orpheus.plugin import OFFICIAL
-from mstar_orpheus.snac import SnacConfig
-from mstar_orpheus.tiny import write_tiny
-from mstar_orpheus.tiny_snac import _state
-
-ROOT = Path(__file__).resolve().parents[1]
-IDS = 574
-WIDTH, MLP, HEADS, KV_HEADS, HEAD_DIM = 3072, 8192, 24, 8, 128
-TEXT = "The quick brown fox jumps over the lazy dog while the sun goes down behind the hills."
+WARM_IDS: Final = 140
+IDS, TINY_IDS = 574, 120
 
 
 def write_checkpoint(folder: Path) -> None:
-    """Both parts in the official layout and shapes; the tokenizer is the tiny checkpoint's."""
-    tiny = write_tiny(folder.parent / "tiny")
-    for part in ("lm", "snac"):
-        (folder / part).mkdir(parents=True)
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(tiny / "lm" / name, folder / "lm" / name)
-    config = json.loads((tiny / "lm" / "config.json").read_text())
-    config |= {
-        "vocab_size": OFFICIAL.vocab_size, "hidden_size": WIDTH, "intermediate_size": MLP, "num_attention_heads": HEADS,
-        "num_hidden_layers": OFFICIAL.layers, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
-        "torch_dtype": "bfloat16", "max_position_embeddings": 131072,
-    }  # fmt: skip
-    config.pop("orpheus")
-    (folder / "lm" / "config.json").write_text(json.dumps(config))
-    save_file(language_weights(), folder / "lm" / "model.safetensors", metadata={"format": "pt"})
-    codec = json.loads((tiny / "snac" / "config.json").read_text())
-    codec |= {"encoder_dim": 48, "decoder_dim": 1024, "codebook_size": OFFICIAL.codebook_size}
-    (folder / "snac" / "config.json").write_text(json.dumps(codec))
-    torch.save(_state(SnacConfig.read(folder / "snac" / "config.json")), folder / "snac" / "pytorch_model.bin")
-
-
-def language_weights() -> dict[str, torch.Tensor]:
-    """Normal weights of 0.02. One hidden dimension is constant, so that the head can rule ids out."""
-    generator = torch.Generator("cuda").manual_seed(1)
-
-    def normal(rows: int, columns: int) -> torch.Tensor:
-        made = torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda")
-        return made.normal_(0.0, 0.02, generator=generator)
-
-    embed, head = normal(OFFICIAL.vocab_size, WIDTH), normal(OFFICIAL.vocab_size, WIDTH)
-    embed[:, 0] = 1.0
-    head[:, 0] = -40.0
-    head[OFFICIAL.audio_ids.start : OFFICIAL.audio_ids.stop, 0] = 0.0
-    weights = {"model.embed_tokens.weight": embed.cpu(), "lm_head.weight": head.cpu()}
-    weights["model.norm.weight"] = torch.ones(WIDTH, dtype=torch.bfloat16)
-    shapes = {
-        "self_attn.q_proj": (HEADS * HEAD_DIM, WIDTH), "self_attn.k_proj": (KV_HEADS * HEAD_DIM, WIDTH),
-        "self_attn.v_proj": (KV_HEADS * HEAD_DIM, WIDTH), "self_attn.o_proj": (WIDTH, HEADS * HEAD_DIM),
-        "mlp.gate_proj": (MLP, WIDTH), "mlp.up_proj": (MLP, WIDTH), "mlp.down_proj": (WIDTH, MLP),
-    }  # fmt: skip
-    for layer in range(OFFICIAL.layers):
-        for name, shape in shapes.items():
-            value = normal(*shape)
-            if name in ("self_attn.o_proj", "mlp.down_proj"):
-                value[0] = 0.0
-            weights[f"model.layers.{layer}.{name}.weight"] = value.cpu()
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            weights[f"model.layers.{layer}.{name}.weight"] = torch.ones(WIDTH, dtype=torch.bfloat16)
-    return weights
-
-
-async def speak(client: httpx.AsyncClient, seed: int) -> dict[str, float]:
-    """One request: first audio and total in seconds, audio seconds, longest gap between chunks."""
-    body = {
-        "text": TEXT, "output_modalities": "audio", "model_kwargs": {
-            "max_output_tokens": IDS, "ignore_eos": True, "seed": seed, "voice": "tara"},
-    }  # fmt: skip
-    start = time.perf_counter()
-    marks, samples = [], 0
-    async with client.stream("POST", "/generate", json=body) as answer:
-        assert answer.status_code == 200, (answer.status_code, await answer.aread())
-        async for line in answer.aiter_lines():
-            if not line.strip():
-                continue
-            item = json.loads(line)
-            assert item["modality"] == "audio", line[:400]
-            marks.append(time.perf_counter())
-            samples += len(base64.b64decode(item["data"])) // 2
-    end = time.perf_counter()
-    gaps = [b - a for a, b in itertools.pairwise(marks)]
-    return {"first": marks[0] - start, "total": end - start, "audio": samples / 24000, "gap": max(gaps, default=0.0)}
-
-
-async def closed_loop(port: int, streams: int, rounds: int) -> dict[str, Any]:
-    """`streams` clients that each send `rounds` requests, one after the other."""
-    limits = httpx.Limits(max_connections=streams + 4)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=120) as client:
-
-        async def one(number: int) -> list[dict[str, float]]:
-            return [await speak(client, number * 100 + turn) for turn in range(rounds)]
-
-        start = time.perf_counter()
-        found = [item for group in await asyncio.gather(*(one(n) for n in range(streams))) for item in group]
-        wall = time.perf_counter() - start
-    ordered = {key: sorted(item[key] for item in found) for key in found[0]}
-    middle = len(found) // 2
-    factors = sorted(item["total"] / item["audio"] for item in found)
-    return {
-        "streams": streams, "n": len(found), "wall_s": round(wall, 3),
-        "ids_per_s": round(IDS * len(found) / wall, 1),
-        "audio_s_per_s": round(sum(ordered["audio"]) / wall, 2),
-        "audio_s_each": round(ordered["audio"][middle], 3),
-        "rtf": {"p50": round(factors[middle], 4), "min": round(factors[0], 4), "max": round(factors[-1], 4)},
-        "first_audio_ms": {
-            name: round(1e3 * ordered["first"][at], 1) for name, at in (("p50", middle), ("min", 0), ("max", -1))
-        },
-        "longest_gap_ms": round(1e3 * ordered["gap"][-1], 1),
-    }  # fmt: skip
+    """Make `folder` hold the checkpoint, by a process that ends: this one then has no device context. Needs a GPU."""
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # what a run that was cut off had left
+    subprocess.run([sys.executable, "-m", "bench.serving.checkpoint", str(part)], cwd=ROOT, check=True)
+    os.rename(part, folder)
 
 
 def main() -> int:
-    """Write, start, measure, stop."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", default="1,8,32,64")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--port", type=int, default=18123)
-    parser.add_argument("--folder", type=Path, help="where the checkpoint is written, or is already")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    scratch = Path(tempfile.mkdtemp(prefix="mstar-", dir="/tmp"))
-    folder = options.folder or scratch / "orpheus"
-    report: dict[str, Any] = {"what": "Orpheus 3B shapes through /generate", "gpu": torch.cuda.get_device_name()}
-    start = time.perf_counter()
-    if not folder.exists():
-        write_checkpoint(folder)
-    torch.cuda.empty_cache()
-    report["write_checkpoint_s"] = round(time.perf_counter() - start, 1)
-    print(json.dumps(report), flush=True)
-    environment = {**os.environ, "MSTAR_RUNTIME_DIR": str(scratch / "run")}
-    most = max(int(each) for each in options.streams.split(","))
-    start = time.perf_counter()
-    up = [
-        sys.executable, "-m", "mstarctl", "up", "orpheus", "--weights", str(folder), "--name", "bench", "--device",
-        "cuda", "--host", "127.0.0.1", "--port", str(options.port), "--set", f"max_concurrent_requests={most}",
-        "--set", "max_seq_len=2048", "--set", "kv_cache.tokens=200000", "-d",
-    ]  # fmt: skip
-    code = subprocess.run(up, env=environment, cwd=ROOT, check=False).returncode
-    report["ready_s"] = round(time.perf_counter() - start, 2)
+    """Write, start, measure, stop, report. Returns 1 when a request failed or something is still held."""
+    options = read_options()
+    scratch = Path(tempfile.mkdtemp(prefix="mr-", dir="/tmp"))
     try:
-        if code == 0:
-            report["first_request"] = asyncio.run(closed_loop(options.port, 1, 1))
-            asyncio.run(closed_loop(options.port, most, 1))
-            report["loops"] = []
-            for streams in map(int, options.streams.split(",")):
-                report["loops"].append(asyncio.run(closed_loop(options.port, streams, options.rounds)))
-                print(json.dumps(report["loops"][-1]), flush=True)
+        report, samples = measured(options, scratch)
     finally:
-        if options.out:
-            options.out.write_text(json.dumps(report, indent=1) + "\n")
-        for path in sorted((scratch / "run").rglob("*.log")) + sorted((scratch / "run").rglob("*.jsonl")):
-            print(f"--- {path.name}", path.read_text(errors="replace")[-2500:], flush=True)
-        down = [sys.executable, "-m", "mstarctl", "down", "--all", "--now"]
-        subprocess.run(down, env=environment, cwd=ROOT, check=False, timeout=60)
-    print(json.dumps(report, indent=1))
-    return code
+        shutil.rmtree(scratch, ignore_errors=True)
+    if options.commit:
+        report["commit"] = options.commit
+    if options.out:
+        write(report, samples, options.out)
+    print(tables(report), flush=True)
+    return 1 if report["errors"] or report["held"] else 0
+
+
+def measured(options: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """All deployments of one call in turn. Returns the report and the raw samples by metric."""
+    begun, weights = head(), options.folder
+    start = time.monotonic()
+    if not options.tiny:
+        weights = weights or scratch / "orpheus"
+        if not weights.exists():
+            write_checkpoint(weights)
+    written_s = time.monotonic() - start
+    found: dict[str, Figures] = {"base": Figures()}
+    if options.compare:
+        found["changed"] = Figures()
+    last: dict[str, dict[str, Any]] = {}
+    for number, name in enumerate(order_of(list(found), options.repeats)):
+        settings = (*settings_of(options), *(options.compare if name == "changed" else ()))
+        root = scratch / f"run{number}"
+        root.mkdir()
+        plan = Plan(
+            model="orpheus:tiny" if options.tiny else "orpheus", device=options.device, port=options.port, root=root,
+            weights=weights, settings=settings,
+        )  # fmt: skip
+        one = one_deployment(plan, options, found[name], first_seed=1 + 100_000 * (number // len(found)))
+        last[name] = merged(last.get(name), one)
+        print(f"{name} {number}: ready {one['ready_s']} s, errors {one['errors']}", file=sys.stderr, flush=True)
+    report = {**begun, **last["base"], "write_checkpoint_s": round(written_s, 1)}
+    report["metrics"] = found["base"].summary()
+    samples = dict(found["base"].samples)
+    if "changed" in found:
+        changed = {"settings": options.compare, **last["changed"], "metrics": found["changed"].summary()}
+        report["compare"] = {**changed, "ratios": ratios(report["metrics"], changed["metrics"])}
+        report["errors"] = {**report["errors"], **{f"changed_{k}": v for k, v in changed["errors"].items()}}
+        report["held"] = {**report["held"], **{f"changed_{k}": v for k, v in changed["held"].items()}}
+        samples |= {f"changed.{name}": values for name, values in found["changed"].samples.items()}
+    return report, samples
+
+
+def one_deployment(plan: Plan, options: argparse.Namespace, figures: Figures, first_seed: int) -> dict[str, Any]:
+    """Start, warm up, every section, stop. Adds to `figures`; returns the conditions and what is no percentile."""
+    target = Target(port=plan.port, ids=options.ids, kwargs=options.param)
+    with Served(plan) as served:
+        at_ready, began = served.resident_bytes(), served.snapshot()
+        figures.add("ready_s", [served.ready_s])
+        run = Run(served=served, target=target, figures=figures, next_seed=first_seed)
+        warm_up(run, [streams for streams, _ in options.closed])
+        captured = served.wait_captured()
+        for streams, rounds in options.closed:
+            run.closed(int(streams), int(rounds))
+        for streams, span_s in options.open:
+            run.open(streams, span_s)
+        for count, rounds in options.burst:
+            run.bursts(int(count), int(rounds))
+        for requests, at_once in options.storm:
+            run.storm(Storm(requests=int(requests), at_once=int(at_once), most_ids=options.storm_ids))
+        held, memory, ended = served.wait_clean(), served.resident_bytes(), served.snapshot()
+    counts = [len(values) for name, values in figures.samples.items() if name.startswith("request_")]
+    return {
+        "model": plan.model, "dims": "orpheus:tiny" if options.tiny else "Orpheus 3B and SNAC 24 kHz, official shapes",
+        "placement": began["ranks"],
+        "config": {"device": plan.device, "settings": list(plan.settings), "request": target.body(0)["model_kwargs"]},
+        "workload": workload(options), "n": sum(counts), "ready_s": round(served.ready_s, 2),
+        "warmup": f"3 requests alone, then one of {WARM_IDS} ids at every number of streams; captures waited for",
+        "phases": began["deployment"]["phases_s"], "graphs_captured": captured, "mem": memory, "mem_at_ready": at_ready,
+        "gpu_at_end": gpu_state(), "restarts": ended["deployment"]["restarts"], "sections": run.sections, "held": held,
+        "errors": dict(run.errors),
+    }  # fmt: skip
+
+
+def warm_up(run: Run, streams: list[float]) -> None:
+    """Requests that do not count, but for the very first: what a client meets right after ready."""
+    first = run.drive(closed_loop(run.target, 1, 1, run.numbers(1))).heard[0]
+    if first.marks:
+        run.figures.add("first_request_first_audio", [first.marks[0] - first.sent_s])
+    short = Target(port=run.target.port, ids=min(WARM_IDS, run.target.ids), kwargs=run.target.kwargs)
+    for count, rounds in ((1, 2), *((int(each), 1) for each in streams)):
+        heard = run.drive(closed_loop(short, count, rounds, run.numbers(count * rounds))).heard
+        run.errors.update(f"warm_up_{each.code}" for each in heard if each.code)
+
+
+def settings_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """Settings of every deployment of this call: room for the largest load, then what was asked for."""
+    sizes = [streams for streams, _ in options.closed + options.burst] + [at_once for _, at_once in options.storm]
+    most = int(max([*sizes, *(2 * streams for streams, _ in options.open), 1]))
+    memory = () if options.tiny else ("kv_cache.tokens=200000",)
+    return (f"max_concurrent_requests={most}", "max_seq_len=2048", *memory, *options.set)
+
+
+def merged(before: Mapping[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+    """The later deployment's facts, with the errors of both."""
+    errors = dict(before["errors"]) if before else {}
+    for code, count in now["errors"].items():
+        errors[code] = errors.get(code, 0) + count
+    return {**now, "errors": errors}
+
+
+def workload(options: argparse.Namespace) -> str:
+    """What was asked for, in words."""
+    parts = [f"closed loop of {s:g} streams, {n:g} requests each" for s, n in options.closed]
+    parts += [f"Poisson arrivals for {s:g} streams in real time over {n:g} s" for s, n in options.open]
+    parts += [f"{s:g} at once, {n:g} times" for s, n in options.burst]
+    parts += [f"{s:g} requests by {n:g} clients of which half go away" for s, n in options.storm]
+    return f"/generate, lines of JSON, {options.ids} ids a request, all prompts different; " + "; ".join(parts)
+
+
+def read_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--closed", type=pairs, default="1:20,8:4,32:4,64:3", help="STREAMS:REQUESTS of each stream")
+    parser.add_argument("--open", type=pairs, default="32:30", help="STREAMS:SECONDS of Poisson arrivals")
+    parser.add_argument("--burst", type=pairs, default="32:4", help="REQUESTS:TIMES of arrivals at one moment")
+    parser.add_argument("--storm", type=pairs, default="", help="REQUESTS:CLIENTS with random lengths and departures")
+    parser.add_argument("--storm-ids", type=int, default=60, help="most ids of a request of the storm")
+    parser.add_argument("--ids", type=int, help=f"ids of a request; default {IDS}, with --tiny {TINY_IDS}")
+    parser.add_argument("--param", type=parameter, action="append", default=[], help="NAME=JSON for every request")
+    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for `mstarctl up`; may be repeated")
+    parser.add_argument("--compare", action="append", default=[], help="KEY=VALUE of a second deployment, in turn")
+    parser.add_argument("--repeats", type=int, default=1, help="how often each deployment of a comparison is started")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--tiny", action="store_true", help="the miniature in place of the official shapes")
+    parser.add_argument("--folder", type=Path, help="where the checkpoint is, or is written and kept")
+    parser.add_argument("--port", type=int, default=18123)
+    parser.add_argument("--commit", help="the source's commit, where the tree has no history")
+    parser.add_argument("--out", type=Path, help="the file of figures; raw samples go beside it")
+    options = parser.parse_args()
+    options.ids = options.ids or (TINY_IDS if options.tiny else IDS)
+    options.param = dict(options.param)
+    return options
+
+
+def pairs(text: str) -> list[tuple[float, float]]:
+    """`1:20,8:4` as pairs of numbers."""
+    found = [part.partition(":") for part in text.split(",") if part]
+    return [(float(size), float(amount)) for size, _, amount in found]
+
+
+def parameter(text: str) -> tuple[str, Any]:
+    """`name=1.5` as a name and a JSON value."""
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,191 @@
+"""A client of `/generate` that costs little: HTTP/1.1 on a bare connection, one line of JSON at a time.
+
+Used by the loads in `load.py`. What arrives is stamped in the callback that receives it. A client that cannot keep up
+would still stamp late, so its CPU time stands beside every figure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+SAMPLE_BYTES: Final = 2
+CHUNKED: Final = b"transfer-encoding: chunked"
+
+
+class Line(msgspec.Struct):
+    """One line of the answer. data: the JSON text of a base64 string, left undecoded because only its length counts."""
+
+    modality: str
+    data: msgspec.Raw = msgspec.Raw(b'""')
+    metadata: dict[str, Any] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the base64 text stands for."""
+        text = bytes(self.data)
+        return (len(text) - 2) // 4 * 3 - text[-3:-1].count(b"=")
+
+
+@dataclass(slots=True)
+class Heard:
+    """What one request brought. Times are monotonic seconds; marks[i] is when chunk i came, samples[i] its length.
+
+    code: empty when the stream ended well, else the error's code, `http_N`, `cut`, or `left` when the client went away.
+    usage: what the server said of itself in its last line (queue_ms, ttft_ms, total_ms and counts).
+    """
+
+    sent_s: float = 0.0
+    ended_s: float = 0.0
+    marks: list[float] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    usage: dict[str, Any] = field(default_factory=dict)
+    is_done: bool = False
+    code: str = ""
+
+
+class Answer(asyncio.Protocol):
+    """Reads one chunked answer from a connection of its own. Owned by `ask`; `over` is set at its end."""
+
+    def __init__(self, request: bytes, heard: Heard, on_chunk: Callable[[Heard], bool] | None) -> None:
+        self.heard = heard
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._on_chunk = on_chunk
+        self._decoder = msgspec.json.Decoder(Line)
+        self._wire = bytearray()
+        self._lines = bytearray()
+        self._status = 0
+        self._is_chunked = False
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic()
+        self._wire += data
+        if self._status or self._read_head():
+            if not self._is_chunked:
+                return  # an error: its body is read at the connection's end
+            while not self.over.done() and self._take_chunk(now):
+                pass
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.over.done():
+            return
+        if self._status and self._status != 200:
+            self._refused()
+        self.end(self.heard.code or "cut")
+
+    def leave(self) -> None:
+        """Go away without reading on, as a client does whose user closed the window."""
+        if self._transport is not None:
+            self._transport.abort()
+        self.end("left")
+
+    def end(self, code: str) -> None:
+        """Close, and note how it ended."""
+        if not self.over.done():
+            self.heard.code = code
+            self.heard.ended_s = time.monotonic()
+            self.over.set_result(None)
+        if self._transport is not None:
+            self._transport.close()
+
+    def _read_head(self) -> bool:
+        at = self._wire.find(b"\r\n\r\n")
+        if at < 0:
+            return False
+        head = bytes(self._wire[:at]).lower()
+        del self._wire[: at + 4]
+        self._status = int(head.split(b" ", 2)[1])
+        self._is_chunked = CHUNKED in head and self._status == 200
+        return True
+
+    def _take_chunk(self, now: float) -> bool:
+        """Take one chunk of the transfer coding; whether there may be another."""
+        at = self._wire.find(b"\r\n")
+        if at < 0:
+            return False
+        size = int(self._wire[:at].split(b";")[0], 16)
+        if len(self._wire) < at + size + 4:
+            return False
+        if size == 0:
+            self.end("" if self.heard.is_done else self.heard.code or "cut")
+            return False
+        self._lines += self._wire[at + 2 : at + 2 + size]
+        del self._wire[: at + size + 4]
+        self._read_lines(now)
+        return True
+
+    def _read_lines(self, now: float) -> None:
+        *whole, rest = bytes(self._lines).split(b"\n")
+        self._lines = bytearray(rest)
+        for text in whole:
+            if text.strip() and not self.over.done():
+                self._sort(self._decoder.decode(text), now)
+
+    def _sort(self, line: Line, now: float) -> None:
+        match line.modality:
+            case "audio":
+                self.heard.marks.append(now)
+                self.heard.samples.append(line.size_bytes // SAMPLE_BYTES)
+                if self._on_chunk is not None and self._on_chunk(self.heard):
+                    self.leave()
+            case "done":
+                self.heard.is_done = True
+                self.heard.usage = line.metadata.get("usage", {})
+            case "error":
+                self.end(str(line.metadata.get("code", "error")))
+
+    def _refused(self) -> None:
+        try:
+            self.heard.code = str(json.loads(self._wire)["error"]["code"])
+        except (ValueError, KeyError, TypeError):
+            self.heard.code = f"http_{self._status}"
+
+
+def request_bytes(port: int, body: dict[str, Any]) -> bytes:
+    """The bytes of one POST to `/generate`; the server closes the connection after its answer."""
+    payload = json.dumps(body).encode()
+    head = (
+        f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + payload
+
+
+async def ask(
+    port: int,
+    body: dict[str, Any],
+    *,
+    leave_after_s: float | None = None,
+    on_chunk: Callable[[Heard], bool] | None = None,
+    limit_s: float = 300.0,
+) -> Heard:
+    """Send one request and read it to its end, or go away: after `leave_after_s`, or when `on_chunk` says so.
+
+    Time begins before the connection is made. Raises TimeoutError past `limit_s`, OSError when nobody listens.
+    """
+    heard = Heard(sent_s=time.monotonic())
+    loop = asyncio.get_running_loop()
+    content = request_bytes(port, body)
+    _, answer = await loop.create_connection(lambda: Answer(content, heard, on_chunk), "127.0.0.1", port)
+    timer = loop.call_later(leave_after_s, answer.leave) if leave_after_s is not None else None
+    try:
+        async with asyncio.timeout(limit_s):
+            await answer.over
+    finally:
+        if timer is not None:
+            timer.cancel()
+        answer.end(heard.code or "cut")
+    return heard

@@ -1,0 +1,209 @@
+"""One deployment under measurement: started with `mstarctl up`, watched by its admin socket and by /proc, stopped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import httpx
+
+from bench.serving.figures import ROOT, smi
+
+NAME: Final = "bench"
+TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
+HELD: Final = (".pages_used", ".slots_used", ".requests", ".shm_live", ".shm_bytes", ".ready", ".waiting", ".in_flight")
+"""Endings of the telemetry values that are zero when nothing runs; pages of the prefix cache count apart."""
+
+CAPTURES: Final = (".graphs_captured",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is started. settings: KEY=VALUE as `mstarctl up --set` takes them, the last of a key wins.
+
+    model: `orpheus` with a checkpoint folder, or `orpheus:tiny`. root: an empty folder for run directory and logs.
+    """
+
+    model: str
+    device: str
+    port: int
+    root: Path
+    weights: Path | None = None
+    settings: tuple[str, ...] = ()
+
+    def command(self) -> list[str]:
+        """The command line that starts it and returns when it is ready."""
+        weights = ["--weights", str(self.weights)] if self.weights is not None else []
+        settings = [word for setting in self.settings for word in ("--set", setting)]
+        return [
+            sys.executable, "-m", "mstarctl", "up", self.model, *weights, "--name", NAME, "--device", self.device,
+            "--host", "127.0.0.1", "--port", str(self.port), *settings, "-d",
+        ]  # fmt: skip
+
+
+@dataclass(slots=True)
+class Served:
+    """A running deployment. Entering starts it, leaving stops it. ready_s: seconds of `up` by the caller's clock."""
+
+    plan: Plan
+    ready_s: float = 0.0
+    pids: dict[str, int] = field(default_factory=dict)
+    _client: httpx.Client | None = None
+
+    def __enter__(self) -> Self:
+        start = time.monotonic()
+        code = subprocess.run(self.plan.command(), env=self.environment(), cwd=ROOT, check=False).returncode
+        self.ready_s = time.monotonic() - start
+        if code != 0:
+            self.end()
+            raise RuntimeError(f"the deployment did not start: exit {code}\n{self.last_words()}")
+        socket = self.plan.root / NAME / "admin.sock"
+        self._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=10)
+        head = self.snapshot()
+        self.pids = {child["name"]: child["pid"] for child in head["children"]}
+        self.pids["supervisor"] = head["deployment"]["pid"]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None:
+            print(self.last_words(), file=sys.stderr, flush=True)
+        self.end()
+
+    def end(self) -> None:
+        """Stop it, with whatever still runs."""
+        if self._client is not None:
+            self._client.close()
+        down = [sys.executable, "-m", "mstarctl", "down", "--all", "--now"]
+        subprocess.run(down, env=self.environment(), cwd=ROOT, check=False, timeout=60, stdout=subprocess.DEVNULL)
+
+    def environment(self) -> dict[str, str]:
+        """The environment of its commands: this run's folder, and the working tree first on the path."""
+        return {**os.environ, "MSTAR_RUNTIME_DIR": str(self.plan.root)}
+
+    def last_words(self, size: int = 2500) -> str:
+        """The end of every log, for an error that has to be understood from afar."""
+        logs = sorted((self.plan.root / ".state").rglob("*.log"))
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-size:]}" for path in logs)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that the supervisor knows."""
+        assert self._client is not None
+        answer = self._client.get("http://admin/v1/snapshot")
+        answer.raise_for_status()
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def values(self) -> dict[str, float]:
+        """Telemetry as of the last report of each process; at most a tenth of a second old."""
+        return {name: float(value) for name, value in self.snapshot()["values"].items()}
+
+    def fresh_values(self, limit_s: float = 1.5) -> dict[str, float]:
+        """Telemetry right after a worker's report. A worker that idles reports once a second: sums lag by that much."""
+        before, end = _of_workers(self.values()), time.monotonic() + limit_s
+        while _of_workers(now := self.values()) == before and time.monotonic() < end:
+            time.sleep(0.02)
+        return now
+
+    def metrics(self) -> dict[str, float]:
+        """The api's own counters, by series with labels."""
+        text = httpx.get(f"http://127.0.0.1:{self.plan.port}/metrics", timeout=10).text
+        lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in lines}
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds so far by process; what a process started counts as `NAME children`."""
+        found = {name: _cpu_s(pid) for name, pid in self.pids.items()}
+        owners = {pid: name for name, pid in self.pids.items()}
+        for pid, parent in _parents().items():
+            if parent in owners and pid not in owners:
+                name = f"{owners[parent]} children"
+                found[name] = found.get(name, 0.0) + _cpu_s(pid)
+        return found
+
+    def resident_bytes(self) -> dict[str, float]:
+        """Resident bytes by process, and the most that each has had."""
+        found: dict[str, float] = {}
+        for name, pid in self.pids.items():
+            found[name] = _status_bytes(pid, "VmRSS")
+            found[f"{name} most"] = _status_bytes(pid, "VmHWM")
+        return found
+
+    def held(self) -> dict[str, float]:
+        """What is held although nothing should run; empty when all is well."""
+        values = self.values()
+        found = {name: value for name, value in values.items() if value and name.endswith(HELD)}
+        return found | {name: value for name, value in values.items() if value and name.startswith("conductor.load.")}
+
+    def wait_clean(self, limit_s: float = 10.0) -> dict[str, float]:
+        """Wait until nothing is held. Returns what still is at the end of the limit."""
+        end = time.monotonic() + limit_s
+        while (found := self.held()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return found
+
+    def wait_captured(self, quiet_s: float = 2.5, limit_s: float = 120.0) -> dict[str, float]:
+        """Wait until no step has been captured for a while: none may be in a measurement. Returns the counts."""
+        counts, since, end = self.captures(), time.monotonic(), time.monotonic() + limit_s
+        while counts and time.monotonic() - since < quiet_s and time.monotonic() < end:
+            time.sleep(0.25)
+            if (now := self.captures()) != counts:
+                counts, since = now, time.monotonic()
+        return counts
+
+    def captures(self) -> dict[str, float]:
+        """Captured steps so far, by node; empty where nobody counts them."""
+        return {name: value for name, value in self.values().items() if name.endswith(CAPTURES)}
+
+
+def _of_workers(values: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if name.startswith("worker-")}
+
+
+def gpu_state() -> dict[str, float]:
+    """Memory in bytes, clocks in MHz and power in watts of the first GPU; empty without one."""
+    found = smi("memory.used", "clocks.sm", "clocks.mem", "power.draw")
+    if not found:
+        return {}
+    names = ("memory_bytes", "sm_mhz", "memory_mhz", "power_w")
+    values = dict(zip(names, (_number(value) for value in found), strict=True))
+    return {**values, "memory_bytes": values["memory_bytes"] * 2**20}
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:  # [N/A] where the driver does not tell
+        return float("nan")
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0.0
+    return sum(map(int, fields[11:13])) * TICK_S
+
+
+def _parents() -> dict[int, int]:
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue  # it has ended
+    return found
+
+
+def _status_bytes(pid: int, key: str) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except FileNotFoundError:
+        return 0.0
+    return next((float(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), 0.0)

@@ -1,0 +1,132 @@
+"""The file of figures that a measurement writes: samples by metric, percentiles, and the conditions beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PACKAGES: Final = ("torch", "triton", "flashinfer-python", "numpy", "msgspec", "pyzmq", "sanic", "transformers")
+LEAST_FOR: Final = {"p95": (0.95, 100), "p99": (0.99, 500)}
+"""Percentile -> its share, and the fewest samples that allow it."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """Samples by metric, as they were taken. Owned by one run."""
+
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, values: Iterable[float], unit: str = "s") -> None:
+        """Append samples to a metric."""
+        self.samples.setdefault(name, []).extend(values)
+        self.units[name] = unit
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Every metric that has a sample, as percentiles that their number allows."""
+        return {name: summary(values, self.units[name]) for name, values in self.samples.items() if values}
+
+
+def summary(values: Iterable[float], unit: str) -> dict[str, Any]:
+    """Median, p95 from 100 samples on, p99 from 500 on, extremes, number, unit. Six digits."""
+    ordered = sorted(values)
+    found = {"p50": median(ordered), "min": ordered[0], "max": ordered[-1]}
+    found |= {name: at(ordered, share) for name, (share, least) in LEAST_FOR.items() if len(ordered) >= least}
+    return {**{name: float(f"{value:.6g}") for name, value in found.items()}, "n": len(ordered), "unit": unit}
+
+
+def median(ordered: list[float]) -> float:
+    """The middle of sorted values."""
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def at(ordered: list[float], share: float) -> float:
+    """The value below which `share` of the sorted values lie."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def head() -> dict[str, Any]:
+    """When, which source, which command, which machine."""
+    return {
+        "schema": 1, "when": datetime.now(UTC).isoformat(timespec="seconds"), **source(),
+        "command": " ".join(["python", *(_relative(word) for word in sys.argv)]), "env": environment(),
+    }  # fmt: skip
+
+
+def source() -> dict[str, Any]:
+    """The commit that was measured and whether the tree had changes; both None where the tree has no history."""
+
+    def git(*words: str) -> str | None:
+        done = subprocess.run(["git", *words], cwd=ROOT, check=False, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    status = git("status", "--porcelain", "-uno")
+    return {"commit": git("rev-parse", "--short", "HEAD"), "dirty": None if status is None else bool(status)}
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the packages."""
+    cores = len(os.sched_getaffinity(0))
+    packages = {name: found for name in PACKAGES if (found := _version(name)) is not None}
+    return {
+        **gpu(), "torch": packages.pop("torch", None), "python": platform.python_version(), "packages": packages,
+        "cpu": cpu_name(), "cores": cores, "load_before": round(os.getloadavg()[0], 2),
+    }  # fmt: skip
+
+
+def gpu() -> dict[str, Any]:
+    """Name, driver and CUDA version by nvidia-smi and nvcc's name in torch's version; None without a GPU."""
+    values = smi("name", "driver_version")
+    torch_version = _version("torch") or ""
+    cuda = torch_version.partition("+cu")[2]
+    return {
+        "gpu": values[0] if values else None, "driver": values[1] if values else None,
+        "cuda": f"{cuda[:-1]}.{cuda[-1]}" if cuda else None,
+    }  # fmt: skip
+
+
+def smi(*fields: str) -> list[str]:
+    """Fields of the first GPU as nvidia-smi gives them, without units; empty without a GPU."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "--id=0"]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [value.strip() for value in done.stdout.strip().split(",")] if done.returncode == 0 else []
+
+
+def cpu_name() -> str:
+    """The processor's name."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def write(report: Mapping[str, Any], samples: Mapping[str, list[float]], path: Path) -> None:
+    """Write the report to `path` and the raw samples beside it as `.samples.json`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    raw = {name: [float(f"{value:.6g}") for value in values] for name, values in samples.items()}
+    path.with_suffix(".samples.json").write_text(json.dumps(raw) + "\n")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _relative(word: str) -> str:
+    path = Path(word)
+    return str(path.relative_to(ROOT)) if path.is_absolute() and path.is_relative_to(ROOT) else word

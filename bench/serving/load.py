@@ -1,0 +1,107 @@
+"""How requests arrive: a closed loop, a Poisson stream, all at once, and a storm of which many go away.
+
+Every load returns what each client heard; nothing is judged here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bench.serving.client import Heard, ask
+
+WORDS: Final = "the quick brown fox jumps over a lazy dog while sun goes down behind green hills and sings".split()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where requests go and what they ask for. ids: audio ids of a request, all of them drawn."""
+
+    port: int
+    ids: int
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def body(self, number: int, ids: int | None = None) -> dict[str, Any]:
+        """Request `number`: its own words in its own order, so that no prefix cache helps, and its own seed."""
+        words = random.Random(number).sample(WORDS, len(WORDS))
+        return {
+            "text": " ".join(words), "output_modalities": "audio", "stream_events": "full", "model_kwargs": {
+                "max_output_tokens": ids or self.ids, "ignore_eos": True, "seed": number, "voice": "tara",
+                **self.kwargs,
+            },
+        }  # fmt: skip
+
+
+@dataclass(slots=True)
+class Round:
+    """What one load brought, and how long it took by the wall."""
+
+    heard: list[Heard] = field(default_factory=list)
+    wall_s: float = 0.0
+
+
+async def closed_loop(target: Target, streams: int, rounds: int, first: int = 0) -> Round:
+    """`streams` clients that each send `rounds` requests, the next when the one before has ended."""
+
+    async def one(client: int) -> list[Heard]:
+        return [await ask(target.port, target.body(first + client * rounds + turn)) for turn in range(rounds)]
+
+    start = time.monotonic()
+    groups = await asyncio.gather(*(one(client) for client in range(streams)))
+    return Round([heard for group in groups for heard in group], time.monotonic() - start)
+
+
+async def open_loop(target: Target, per_s: float, span_s: float, first: int = 0, seed: int = 1) -> Round:
+    """Requests that arrive at random at `per_s` on average for `span_s` seconds, whatever became of those before."""
+    chance, at, arrivals = random.Random(seed), 0.0, []
+    while (at := at + chance.expovariate(per_s)) < span_s:
+        arrivals.append(at)
+    return await arriving(target, arrivals, first)
+
+
+async def burst(target: Target, count: int, first: int = 0) -> Round:
+    """`count` requests that arrive at the same moment."""
+    return await arriving(target, [0.0] * count, first)
+
+
+async def arriving(target: Target, arrivals: list[float], first: int) -> Round:
+    """One request at each of the moments, in seconds from now. A request's time begins at its own arrival."""
+    start = time.monotonic()
+
+    async def one(number: int, at_s: float) -> Heard:
+        await asyncio.sleep(max(0.0, start + at_s - time.monotonic()))
+        return await ask(target.port, target.body(first + number))
+
+    heard = await asyncio.gather(*(one(number, at_s) for number, at_s in enumerate(arrivals)))
+    return Round(list(heard), time.monotonic() - start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storm:
+    """Requests of random lengths, of which a share goes away at a random moment. at_once: clients."""
+
+    requests: int
+    at_once: int
+    most_ids: int
+    leaving: float = 0.5
+    longest_s: float = 0.4
+    seed: int = 7
+
+
+async def storm(target: Target, plan: Storm, tally: Callable[[Heard], None]) -> float:
+    """Send them all; `tally` gets each when it has ended, so that nothing is kept. Returns the seconds it took."""
+    chance, left = random.Random(plan.seed), iter(range(plan.requests))
+
+    async def one() -> None:
+        for number in left:
+            ids = chance.randint(1, plan.most_ids)
+            away = chance.uniform(0.0, plan.longest_s) if chance.random() < plan.leaving else None
+            tally(await ask(target.port, target.body(number, ids), leave_after_s=away))
+
+    start = time.monotonic()
+    await asyncio.gather(*(one() for _ in range(plan.at_once)))
+    return time.monotonic() - start
