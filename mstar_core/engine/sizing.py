@@ -28,12 +28,13 @@ class PoolRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
-    """A pool that fits. size_bytes: of all layers; why: where the number comes from, for the operator."""
+    """A pool that fits. size_bytes: of all layers; why: where the number comes from, and why_free the limit of it."""
 
     pages: int
     page_size: int
     size_bytes: int
     why: str
+    why_free: str = ""
 
     @property
     def tokens(self) -> int:
@@ -80,7 +81,7 @@ def plan_pool(
             "raise kv_cache.pages, kv_cache.memory_fraction or the node's kv_cache.share, or lower max_seq_len",
             phase="kv",
         )
-    return PoolPlan(pages=pages, page_size=page_size, size_bytes=pages * page_bytes, why=why)
+    return PoolPlan(pages=pages, page_size=page_size, size_bytes=pages * page_bytes, why=why, why_free=why_free)
 
 
 def _wanted(

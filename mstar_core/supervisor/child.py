@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from mstar_core.config.cache_dir import TRITON_CACHE, triton_cache
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.run_dir import RunDirectory
 from mstar_core.supervisor.log_file import LINE_LIMIT, LogFile, pump
@@ -124,24 +125,31 @@ class Child:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
 
-    def enter_phase(self, phase: str, now: float) -> None:
-        """Note that a start-up phase began; the time since the last one is charged to that one."""
-        if phase != self.phase:
-            begun = self.started + sum(self.phases_s.values())
-            self.phases_s[self.phase] = self.phases_s.get(self.phase, 0.0) + max(0.0, now - begun)
-            self.phase = phase
-            self.phase_done = self.phase_total = 0
-            self.last_progress = now
+    def enter_phase(self, phase: str, now: float) -> float:
+        """Note that a start-up phase began; the time since the last one is charged to that one, and returned."""
+        if phase == self.phase:
+            return 0.0
+        begun = self.started + sum(self.phases_s.values())
+        took = max(0.0, now - begun)
+        self.phases_s[self.phase] = self.phases_s.get(self.phase, 0.0) + took
+        self.phase = phase
+        self.phase_done = self.phase_total = 0
+        self.last_progress = now
+        return took
 
 
 def child_environment(spec: DeploymentSpec) -> dict[str, str]:
-    """The environment of children: one compute thread each, our modules on the path, output unbuffered."""
-    threads = (
-        {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if all(r.device == "cpu" for r in spec.plan.ranks) else {}
-    )
+    """The environment of children: one compute thread each, our modules on the path, output unbuffered.
+
+    Kernels that Triton compiles are kept in the deployment's cache folder, unless TRITON_CACHE_DIR says another.
+    """
+    on_cpu = all(r.device == "cpu" for r in spec.plan.ranks)
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if on_cpu else {}
+    kernels = {} if on_cpu else {TRITON_CACHE: str(triton_cache(spec.cache_dir))}
     return {
         **os.environ,
         **threads,
+        **kernels,
         "PYTHONPATH": PARENT_PATH,
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",

@@ -344,15 +344,16 @@ class Supervisor:
             self._became_ready(child)
 
     def _phase(self, child: Child, phase: Phase, now: float) -> None:
-        new = phase.phase != child.phase
-        child.enter_phase(phase.phase, now)
+        before, new = child.phase, phase.phase != child.phase
+        took = child.enter_phase(phase.phase, now)
         if phase.done > child.phase_done:
             child.last_progress = now
         child.phase_done, child.phase_total, child.detail = phase.done, phase.total, phase.detail
         if new:
-            self.events.add("phase", child=child.name, phase=phase.phase, total=phase.total, detail=phase.detail)
+            self.events.add("phase", child=child.name, phase=phase.phase, total=phase.total, detail=phase.detail,
+                            after=before, after_s=round(took, 3))  # fmt: skip
+        child.facts = {**child.facts, **phase.facts}
         if phase.phase == "ready":
-            child.facts = phase.facts
             if child.endpoint:  # before its hello it cannot be spoken to: it becomes ready with that
                 self._became_ready(child)
         elif self.state == "starting" and new:

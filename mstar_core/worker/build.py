@@ -67,9 +67,9 @@ def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: 
     loaded = _load(model, context, [model.node(name) for name in rank.nodes])
     _prepare(spec, loaded, device, dtype)
     life.phase("kv")
-    plans = pool_plans(spec, rank, [node for node, _, _ in loaded], device, dtype)
-    for name, plan in plans.items():
+    for name, plan in (plans := pool_plans(spec, rank, [node for node, _, _ in loaded], device, dtype)).items():
         life.phase("kv", done=plan.pages, total=plan.pages, detail=f"{name}: {plan.text}")
+    life.phase("kv", facts={"caches": {name: f"{plan.text}; {plan.why_free}" for name, plan in plans.items()}})
     life.phase("kernels")
     runners: dict[str, NodeRunner] = {}
     for node, module, vocab in loaded:
@@ -172,7 +172,7 @@ def pool_plans(
             kv, wanted, node=node.name, dtype=dtype, free_bytes=int(budget.pool_bytes * share),
             longest=spec.max_seq_len, most_tokens=slots * spec.max_seq_len, why_free=why,
         )  # fmt: skip
-        log.info("node %s: %s; it may take %s", node.name, plans[node.name].text, why)
+        log.info("node %s: %s; %s", node.name, plans[node.name].text, why)
     return plans
 
 

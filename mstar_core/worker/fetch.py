@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 import zmq
 
+from mstar_core.config.cache_dir import cache_root
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import WeightsError
 from mstar_core.messages.wire import Message, WireCodec
@@ -30,17 +30,6 @@ log = logging.getLogger(__name__)
 NAME: Final = "weights"
 RESULT: Final = "weights.folder"
 REPORT_S: Final = 0.1
-
-
-def cache_root(chosen: str | None) -> Path:
-    """Where embedded default checkpoints are kept: --cache-dir, $MSTAR_CACHE_DIR or $XDG_CACHE_HOME/mstar."""
-    if chosen:
-        return Path(chosen)
-    own = os.environ.get("MSTAR_CACHE_DIR")
-    if own:
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "mstar"
 
 
 def import_function(target: str) -> Callable[..., Any]:

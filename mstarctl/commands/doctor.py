@@ -8,8 +8,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -20,25 +18,17 @@ from mstar_core.config.ports import bind_error
 from mstar_core.config.run_dir import deployments, runtime_root, state_root
 from mstar_core.errors import ExitCode, MstarError
 from mstar_core.plugin import Plugins
+from mstarctl.commands.doctor_gpu import gpu_findings
+from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.output import Column, Printer, size_text
 from mstarctl.start.devices import gpu_names, torch_version
 
-OK, WARN, FAILED, NA = "ok", "warn", "failed", "n/a"
 COLUMNS = (Column("CHECK", "name"), Column("STATE", "state"), Column("DETAIL", "detail"))
 LEAST_PYTHON: Final = (3, 11)
 LITTLE_MEMORY: Final = 4 << 30
 LITTLE_SHM: Final = 256 << 20
 LITTLE_DISK: Final = 2 << 30
 USUAL_PORT: Final = 8000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One check. state: ok, warn, failed, or n/a where the host has no such thing."""
-
-    name: str
-    state: str
-    detail: str
 
 
 def doctor(ctx: typer.Context) -> None:
@@ -91,24 +81,6 @@ def _gpus() -> Iterator[Finding]:
         name="gpu",
         state=WARN if blind else OK,
         detail="; ".join(names) + ("; torch is built without CUDA" if blind else ""),
-    )
-
-
-def _kernels() -> Iterator[Finding]:
-    names = gpu_names()
-    for package, word in (("flashinfer-python", "flashinfer"), ("mooncake-transfer-engine", "mooncake")):
-        try:
-            yield Finding(
-                name=word,
-                state=OK if names else NA,
-                detail=metadata.version(package) + ("" if names else "; unused without a GPU"),
-            )
-        except metadata.PackageNotFoundError:
-            yield Finding(name=word, state=NA, detail="not installed")
-    rdma = Path("/sys/class/infiniband")
-    adapters = sorted(path.name for path in rdma.iterdir()) if rdma.is_dir() else []
-    yield Finding(
-        name="rdma", state=NA, detail=(", ".join(adapters) + ": not used by this version") if adapters else "no adapter"
     )
 
 
@@ -217,5 +189,5 @@ def _plugins() -> Iterator[Finding]:
 
 
 CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
-    _python, _torch, _gpus, _kernels, _sound, _memory, _shared_memory, _folders, _stale, _ports, _plugins,
+    _python, _torch, _gpus, gpu_findings, _sound, _memory, _shared_memory, _folders, _stale, _ports, _plugins,
 )  # fmt: skip

@@ -1,0 +1,138 @@
+"""The checks of `mstarctl doctor` that matter to GPUs. Each that fails names the package and the command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from mstar_core.config.kernels import AOT_DIR, is_prebuilt, kernel_names, prebuilt_folder
+from mstar_core.errors import MstarError
+from mstar_core.plugin import Plugins
+from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
+from mstarctl.output import size_text
+from mstarctl.start.accelerator import Gpu, find_tool, gpus, missing_modules, torch_cuda, version_of
+
+LITTLE_MEMORY: Final = 4 << 30
+UNUSED: Final = "; unused without a GPU"
+FIXES: Final = {
+    "nvcc": "apt-get install cuda-nvcc-13-0 cuda-cudart-dev-13-0, or set CUDA_HOME",
+    "ninja": "pip install ninja",
+    "cc": "apt-get install gcc",
+}
+"""Command that brings each tool."""
+
+LIBRARIES: Final = ("flashinfer", "tvm_ffi")
+"""What the attention kernels are loaded through."""
+
+
+def gpu_findings(present: list[Gpu] | None = None) -> Iterator[Finding]:
+    """Every check; without a GPU nothing here can fail. present: the GPUs, asked of the driver when left out."""
+    found = gpus() if present is None else present
+    yield from _memory(found)
+    yield _torch(found)
+    yield _triton(found)
+    yield _flashinfer(found)
+    missing = list(missing_kernels())
+    yield _prebuilt(found, missing)
+    yield from _tools(found, missing)
+    yield _mooncake(found)
+    yield _adapters()
+
+
+def _memory(found: list[Gpu]) -> Iterator[Finding]:
+    if not found:
+        yield Finding(name="gpu driver", state=NA, detail="no driver answers; ranks run on the CPU")
+    else:
+        yield Finding(name="gpu driver", state=OK, detail=found[0].driver)
+    for index, gpu in enumerate(found):
+        state = OK if gpu.free >= LITTLE_MEMORY else WARN
+        detail = f"{gpu.name}: {size_text(gpu.free)} of {size_text(gpu.total)} free"
+        yield Finding(name=f"gpu {index} memory", state=state, detail=detail)
+
+
+def _torch(found: list[Gpu]) -> Finding:
+    cuda = torch_cuda()
+    if cuda:
+        return Finding(name="torch cuda", state=OK, detail=f"built with CUDA {cuda}" + ("" if found else UNUSED))
+    detail = "torch is built without CUDA" if cuda == "" else "torch is not installed"
+    fix = "; pip install torch from https://download.pytorch.org/whl/cu130" if found else ""
+    return Finding(name="torch cuda", state=FAILED if found else NA, detail=detail + fix)
+
+
+def _triton(found: list[Gpu]) -> Finding:
+    version = version_of("triton")
+    if version is None:
+        fix = "; it comes with a CUDA build of torch: pip install triton" if found else UNUSED
+        return Finding(name="triton", state=FAILED if found else NA, detail=f"not installed{fix}")
+    return Finding(name="triton", state=OK if found else NA, detail=version + ("" if found else UNUSED))
+
+
+def _flashinfer(found: list[Gpu]) -> Finding:
+    version, missing = version_of("flashinfer-python"), missing_modules(*LIBRARIES)
+    if not found:
+        return Finding(name="flashinfer", state=NA, detail=(version or "not installed") + UNUSED)
+    if version is None or "flashinfer" in missing:
+        detail = "not installed: pip install 'mstarctl[cuda]', or set attention: torch"
+        return Finding(name="flashinfer", state=FAILED, detail=detail)
+    if missing:
+        detail = f"{version}, without {', '.join(missing)}: pip install apache-tvm-ffi"
+        return Finding(name="flashinfer", state=FAILED, detail=detail)
+    return Finding(name="flashinfer", state=OK, detail=version)
+
+
+def missing_kernels(plugins: Plugins | None = None) -> Iterator[str]:
+    """Attention kernels of the installed models that no folder of prebuilt ones holds."""
+    folder = prebuilt_folder()
+    for dim in sorted(_head_dims(plugins)):
+        yield from (name for name in kernel_names(dim) if not is_prebuilt(folder, name))
+
+
+def _head_dims(plugins: Plugins | None) -> set[int]:
+    """Head sizes of every installed model whose code is part of this version."""
+    try:
+        models = (plugins or Plugins.discover()).models()
+    except MstarError:
+        return set()  # the check of the plugins says why
+    specs = [model for model in models if model.model is not None]
+    return {node.kv.head_dim for spec in specs for node in spec.nodes if node.kv is not None}
+
+
+def _prebuilt(found: list[Gpu], missing: list[str]) -> Finding:
+    folder, name = prebuilt_folder(), "prebuilt kernels"
+    where = f"{AOT_DIR} is not set" if folder is None else str(folder)
+    if not missing:
+        return Finding(name=name, state=OK if found else NA, detail=f"all in {where}" + ("" if found else UNUSED))
+    if not found:
+        return Finding(name=name, state=NA, detail=f"{where}: {len(missing)} missing{UNUSED}")
+    detail = f"{where}: missing {', '.join(missing)}"
+    lacking = [tool for tool in ("nvcc", "ninja") if find_tool(tool) is None]
+    if lacking:
+        detail += f"; and {' and '.join(lacking)} to build them here: make kernels where nvcc is, then set {AOT_DIR}"
+        return Finding(name=name, state=FAILED, detail=detail)
+    return Finding(name=name, state=WARN, detail=f"{detail}; the first start builds them, which takes minutes")
+
+
+def _tools(found: list[Gpu], missing: list[str]) -> Iterator[Finding]:
+    """cc compiles Triton's launchers at the first use of each kernel; nvcc and ninja what is not prebuilt."""
+    for tool in ("cc", "nvcc", "ninja"):
+        path = find_tool(tool) or (find_tool("gcc") or find_tool("clang") if tool == "cc" else None)
+        needed = bool(found) and (tool == "cc" or bool(missing))
+        if path is not None:
+            yield Finding(name=tool, state=OK, detail=path)
+        else:
+            detail = f"missing: {FIXES[tool]}" if needed else "missing; not needed here"
+            yield Finding(name=tool, state=FAILED if needed else NA, detail=detail)
+
+
+def _mooncake(found: list[Gpu]) -> Finding:
+    version = version_of("mooncake-transfer-engine")
+    state = OK if version and found else NA
+    return Finding(name="mooncake", state=state, detail=version or "not installed")
+
+
+def _adapters() -> Finding:
+    rdma = Path("/sys/class/infiniband")
+    names = sorted(path.name for path in rdma.iterdir()) if rdma.is_dir() else []
+    detail = (", ".join(names) + ": not used by this version") if names else "no adapter"
+    return Finding(name="rdma", state=NA, detail=detail)

@@ -1,0 +1,30 @@
+"""The environment of children: where compiled kernels are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mstar_core.config.cache_dir import TRITON_CACHE
+from mstar_core.config.deployment import DeploymentSpec, Plan, RankPlan
+from mstar_core.supervisor.child import child_environment
+
+
+def spec(device: str, cache: Path) -> DeploymentSpec:
+    plan = Plan(ranks=(RankPlan(rank=0, device=device, nodes=("LLM",)),), placements=())
+    return DeploymentSpec(name="d", model="m", plugin="p", run_dir="/r", log_dir="/l", plan=plan, cache_dir=str(cache))
+
+
+def test_compiled_kernels_are_kept_in_the_cache_folder_by_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TRITON_CACHE, raising=False)
+    folder = Path(child_environment(spec("cuda:0", tmp_path))[TRITON_CACHE])
+    assert folder.parent == tmp_path / "kernels" and "torch-" in folder.name and "triton-" in folder.name
+    assert TRITON_CACHE not in child_environment(spec("cpu", tmp_path))
+
+
+def test_a_folder_that_the_user_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TRITON_CACHE, "/mine")
+    assert child_environment(spec("cuda:0", tmp_path))[TRITON_CACHE] == "/mine"
