@@ -48,11 +48,19 @@ class Metrics:
         self.queue_depth = gauge("mstar_queue_depth", "Requests that wait for a slot.")
         self.kv_pages = gauge("mstar_kv_pages", "Pages of a node's cache by state.", "node", "state")
         self.batch_size = gauge("mstar_batch_size", "Rows of a node's last batch.", "node")
+        self.graph_steps = gauge(
+            "mstar_graph_steps",
+            "Steps of a node since its start: replayed from a graph, or plain.",
+            "node",
+            "kind",
+            "how",
+        )
+        self.graph_bytes = gauge("mstar_graph_bytes", "Device memory that went with a node's graphs.", "node")
         self.pool_busy = gauge("mstar_pool_busy", "Pool processes that work.")
         self.component_up = gauge("mstar_component_up", "Whether a process of the deployment is there.", "component")
 
     def take_telemetry(self, values: Mapping[str, float]) -> None:
-        """Set gauges from a worker's values: `node.NAME.pages_STATE` and `node.NAME.batch_size`."""
+        """Set gauges from `node.NAME.` with `pages_STATE`, `batch_size`, `KIND_HOW` (of steps) or `graph_bytes`."""
         for name, value in values.items():
             head, _, rest = name.partition(".")
             node, _, what = rest.rpartition(".")
@@ -62,6 +70,11 @@ class Metrics:
                 self.kv_pages.labels(node, what.removeprefix("pages_")).set(value)
             elif what == "batch_size":
                 self.batch_size.labels(node).set(value)
+            elif what == "graph_bytes":
+                self.graph_bytes.labels(node).set(value)
+            elif what.endswith(("_replayed", "_plain")):
+                kind, _, how = what.partition("_")
+                self.graph_steps.labels(node, kind, how).set(value)
 
     def text(self) -> bytes:
         """The exposition."""

@@ -10,6 +10,11 @@ FORWARDED = {
     "pages_used": "pages_used",
     "pages_cached": "pages_cached",
     "batch": "batch_size",
+    "graph_hits": "decode_replayed",
+    "graph_misses": "decode_plain",
+    "prefill_hits": "prefill_replayed",
+    "prefill_misses": "prefill_plain",
+    "graph_bytes": "graph_bytes",
 }
 
 

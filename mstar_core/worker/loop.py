@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from mstar_core.engine.base import Handle, NodeRunner
+from mstar_core.engine.base import Counted, Handle, NodeRunner, WorksWhenIdle
 from mstar_core.messages.flow import StreamItems, StreamTensor, TensorFreed, Values
 from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
 from mstar_core.messages.names import CONDUCTOR
@@ -85,8 +85,7 @@ class Worker:
         """One piece of a runner's work that can wait, when nothing has happened for a while; whether there was any."""
         if not self.has_idle_work or now - self.quiet_since < QUIET_S:
             return False
-        works = [getattr(runner, "idle", None) for runner in self.runners.values()]
-        self.has_idle_work = any([work() for work in works if work is not None])
+        self.has_idle_work = any([r.idle() for r in self.runners.values() if isinstance(r, WorksWhenIdle)])
         return True
 
     def wait_s(self, now: float) -> float:
@@ -197,6 +196,8 @@ class Worker:
                 f"{prefix}.ready": float(pressure.ready),
                 f"{prefix}.waiting": float(pressure.waiting),
             }
+            if isinstance(runner, Counted):
+                values |= {f"{prefix}.{key}": value for key, value in runner.counters().items()}
             if self.steps.statistics[name].steps:
                 values |= {f"{prefix}.{key}": value for key, value in self.steps.statistics[name].values().items()}
         return values

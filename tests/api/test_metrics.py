@@ -7,6 +7,7 @@ import asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from mstar_core.messages.life import Telemetry
+from mstar_core.supervisor.readings import node_readings
 from tests.api.conftest import Api, Started
 from tests.fakes.conductor import say, speak
 
@@ -81,3 +82,22 @@ async def test_models_and_version_tell_what_is_served(started: Started) -> None:
         for name in ("fake", "fake/weights"):
             assert (await api.client.get(f"/v1/models/{name}")).json() == card
         assert (await api.client.get("/version")).json()["version"] == "1.2.3"
+
+
+async def test_replayed_steps_show(started: Started) -> None:
+    """From what workers report, through the supervisor's sums over ranks, to the series."""
+    reported = {
+        "worker-0.LLM.graph_hits": 7.0, "worker-1.LLM.graph_hits": 5.0, "worker-0.LLM.graph_misses": 1.0,
+        "worker-0.LLM.prefill_hits": 3.0, "worker-0.LLM.graph_bytes": 1024.0,
+    }  # fmt: skip
+    async with started(speak(1)) as api:
+        api.fake.tell(Telemetry(name="supervisor", incarnation=0, values=node_readings(reported)))
+        await api.until(lambda: b"mstar_graph_bytes{" in api.process.metrics.text())
+        text = api.process.metrics.text().decode()
+    for line in (
+        'mstar_graph_steps{how="replayed",kind="decode",node="LLM"} 12.0',
+        'mstar_graph_steps{how="plain",kind="decode",node="LLM"} 1.0',
+        'mstar_graph_steps{how="replayed",kind="prefill",node="LLM"} 3.0',
+        'mstar_graph_bytes{node="LLM"} 1024.0',
+    ):
+        assert line in text

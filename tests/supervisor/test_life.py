@@ -124,7 +124,7 @@ async def test_the_earliest_death_is_the_cause_and_later_ones_follow(logged_spec
 
 async def test_a_start_without_progress_is_stalled_and_shows_its_stacks(logged_spec: Any, play: Play) -> None:
     play(worker_0={"phase": "kv", "how": "hang"})
-    spec = logged_spec(stall_s=1.0)
+    spec = logged_spec(stall_s=4.0)  # longer than a busy machine takes to start a process
     async with running(spec) as (supervisor, task):
         assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.TIMED_OUT
         cause = supervisor.record()["cause"]
