@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.nn.functional import linear
 
+from mstar_core.layers.matrix import matrix_of, parts, summed
 from mstar_core.layers.mlp import GatedMLP
 from mstar_core.layers.norm import RMSNorm
 from mstar_core.layers.packing import is_fused, join, kernels
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.kv_view import KVView
+    from mstar_core.layers.matrix import Matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class Attention(nn.Module):
         if spec.norm_eps is not None:
             self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
             self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
-        self._joined: Tensor | None = None
+        self._joined: Matrix | None = None
 
     def pack(self) -> bool:
         """Make the three input projections one matrix where nothing stands between them and the rotation."""
@@ -58,16 +59,23 @@ class Attention(nn.Module):
             self._joined = join([self.q_proj, self.k_proj, self.v_proj])
         return self._joined is not None
 
+    def unpack(self) -> bool:
+        """Forget the joined matrix, whose parts the projections still are. Returns whether there was one."""
+        joined, self._joined = self._joined, None
+        return joined is not None
+
     def forward(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """x: [T, width]; rotation: cosine and sine [T, 1, head_dim]. Returns [T, width]."""
+        return summed(self.branch(x, kv, rotation), x)
+
+    def branch(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """The same, in slices where that is what the output projection leaves: see `matrix.parts`."""
         spec, tokens = self.spec, x.shape[0]
         if self._joined is not None and rotation[0].shape[-1] == spec.head_dim and is_fused(x):
-            packed = linear(x, self._joined)
-            query, key = kernels().rotate_pair(packed, spec.heads, spec.kv_heads, spec.head_dim, *rotation)
-            value = packed[:, (spec.heads + spec.kv_heads) * spec.head_dim :].view(tokens, spec.kv_heads, spec.head_dim)
+            packed = parts(x, self._joined)
+            query, key, value = kernels().rotate_pair(packed, spec.heads, spec.kv_heads, *rotation, x.dtype)
             mixed = kv.attend(self.layer, query, key, value, spec.scale)
-            fused: Tensor = self.o_proj(mixed.reshape(tokens, -1))
-            return fused
+            return self._output(mixed.reshape(tokens, -1))
         query = self.q_proj(x).view(tokens, spec.heads, spec.head_dim)
         key = self.k_proj(x).view(tokens, spec.kv_heads, spec.head_dim)
         value = self.v_proj(x).view(tokens, spec.kv_heads, spec.head_dim)
@@ -75,7 +83,13 @@ class Attention(nn.Module):
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = rotate(query, *rotation), rotate(key, *rotation)
         mixed = kv.attend(self.layer, query, key, value, spec.scale)
-        out: Tensor = self.o_proj(mixed.reshape(tokens, -1))
+        return self._output(mixed.reshape(tokens, -1))
+
+    def _output(self, mixed: Tensor) -> Tensor:
+        matrix = matrix_of(self.o_proj)
+        if matrix is not None:
+            return parts(mixed, matrix)
+        out: Tensor = self.o_proj(mixed)
         return out
 
 
@@ -91,7 +105,8 @@ class DecoderBlock(nn.Module):
 
     def forward(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """x: [T, width]. Returns [T, width]."""
-        x, normed = self.post_attention_layernorm.after_add(x, self.self_attn(self.input_layernorm(x), kv, rotation))
+        branch = self.self_attn.branch(self.input_layernorm(x), kv, rotation)
+        x, normed = self.post_attention_layernorm.after_add(x, branch)
         out: Tensor = x + self.mlp(normed)
         return out
 
@@ -101,5 +116,5 @@ class DecoderBlock(nn.Module):
         """The same block between norms: `normed` is x after this block's first norm; the last addition is done
         together with the norm that follows. Returns [T, width] twice: the sum, and its norm.
         """
-        x, inner = self.post_attention_layernorm.after_add(x, self.self_attn(normed, kv, rotation))
-        return next_norm.after_add(x, self.mlp(inner))
+        x, inner = self.post_attention_layernorm.after_add(x, self.self_attn.branch(normed, kv, rotation))
+        return next_norm.after_add(x, self.mlp.branch(inner))

@@ -1,43 +1,65 @@
 """Triton kernels behind the layers on CUDA in half precision: norms, rotation, gated activation.
 
 Called by the layers where `applies` says so; importing this needs triton, which every CUDA build of torch brings.
-Statistics and products are computed in float32 and rounded once.
+Statistics and products are computed in float32 and rounded once. Where a linear layer left its result in slices
+(`skinny.parts`), the kernel after it sums them in order and rounds as that layer would have. On devices that have
+programmatic dependent launch, each kernel lets the next one start early and waits only before it reads activations.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @triton.jit
-def _norm_kernel(x, branch, weight, summed, out, width, eps, has_branch: tl.constexpr, block: tl.constexpr):
+def _summed(source, stride, at, inside, parts: tl.constexpr, dtype: tl.constexpr):
+    """The sum of `parts` slices that lie `stride` apart, rounded to dtype once: float32."""
+    total = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, parts):
+        total += tl.load(source + part * stride + at, mask=inside, other=0.0).to(tl.float32)
+    return total.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _norm_kernel(
+    x, branch, weight, summed, out, width, eps, parts: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
     inside = at < width
+    gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
     value = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
-    if has_branch:
-        value += tl.load(branch + row * width + at, mask=inside, other=0.0).to(tl.float32)
+    if parts > 0:
+        stride = tl.num_programs(0).to(tl.int64) * width
+        value += _summed(branch + row * width, stride, at, inside, parts, summed.dtype.element_ty)
         rounded = value.to(summed.dtype.element_ty)
         tl.store(summed + row * width + at, rounded, mask=inside)
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
     normed = (value * scale).to(out.dtype.element_ty).to(tl.float32)
-    gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + at, (normed * gain).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _gate_kernel(pair, out, width, block: tl.constexpr):
+def _gate_kernel(pair, out, width, block: tl.constexpr, overlaps: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     inside = at < width
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
     gate = tl.load(pair + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(pair + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
     opened = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
@@ -46,21 +68,33 @@ def _gate_kernel(pair, out, width, block: tl.constexpr):
 
 @triton.jit
 def _rotate_kernel(
-    source, cosine, sine, query, key, row_stride, heads, kv_heads, width, head_dim: tl.constexpr, half: tl.constexpr
-):
+    source, cosine, sine, query, key, value, row_stride, part_stride, heads, kv_heads, width,
+    head_dim: tl.constexpr, half: tl.constexpr, parts: tl.constexpr, overlaps: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     at = tl.arange(0, half)
     inside = at < width // 2
+    dtype: tl.constexpr = query.dtype.element_ty
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
     start = source + row * row_stride + head * head_dim
-    first = tl.load(start + at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(start + width // 2 + at, mask=inside, other=0.0).to(tl.float32)
-    c = tl.load(cosine + row * width + at, mask=inside, other=0.0)
-    s = tl.load(sine + row * width + at, mask=inside, other=0.0)
-    is_query = head < heads
-    into = tl.where(is_query, query + (row * heads + head) * head_dim, key + (row * kv_heads + head - heads) * head_dim)
-    tl.store(into + at, (first * c - second * s).to(query.dtype.element_ty), mask=inside)
-    tl.store(into + width // 2 + at, (second * c + first * s).to(query.dtype.element_ty), mask=inside)
+    first = _summed(start, part_stride, at, inside, parts, dtype)
+    second = _summed(start + width // 2, part_stride, at, inside, parts, dtype)
+    if head < heads + kv_heads:
+        c = tl.load(cosine + row * width + at, mask=inside, other=0.0)
+        s = tl.load(sine + row * width + at, mask=inside, other=0.0)
+        turned = first * c - second * s
+        second = second * c + first * s
+        first = turned
+    into = query + (row * heads + head) * head_dim
+    if head >= heads:
+        into = key + (row * kv_heads + head - heads) * head_dim
+    if head >= heads + kv_heads:
+        into = value + (row * kv_heads + head - heads - kv_heads) * head_dim
+    tl.store(into + at, first.to(dtype), mask=inside)
+    tl.store(into + width // 2 + at, second.to(dtype), mask=inside)
 
 
 def applies(x: Tensor) -> bool:
@@ -68,20 +102,37 @@ def applies(x: Tensor) -> bool:
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.dim() == 2 and x.is_contiguous()
 
 
+@cache
+def overlaps(device: torch.device) -> bool:
+    """Whether kernels on this device may start before the one in front of them ends: from compute capability 9.0."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def launch(device: torch.device) -> dict[str, bool]:
+    """The options of a kernel that takes `overlaps`: the interpreter knows none of them."""
+    return {"overlaps": True, "launch_pdl": True} if overlaps(device) else {"overlaps": False}
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight over the last dimension. x: [T, width], contiguous."""
     out = torch.empty_like(x)
     rows, width = x.shape
-    _norm_kernel[(rows,)](x, x, weight, x, out, width, eps, has_branch=False, block=triton.next_power_of_2(width))
+    block = triton.next_power_of_2(width)
+    _norm_kernel[(rows,)](
+        x, x, weight, x, out, width, eps, parts=0, block=block, num_warps=_warps(block), **launch(x.device)
+    )
     return out
 
 
 def add_rms_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + branch, and its norm. x, branch: [T, width], contiguous."""
+    """x + branch, and its norm. x: [T, width]; branch: the same, or slices to be summed [S, T, width]; contiguous."""
     summed, out = torch.empty_like(x), torch.empty_like(x)
     rows, width = x.shape
-    block = triton.next_power_of_2(width)
-    _norm_kernel[(rows,)](x, branch, weight, summed, out, width, eps, has_branch=True, block=block)
+    block, parts = triton.next_power_of_2(width), branch.shape[0] if branch.dim() == 3 else 1
+    _norm_kernel[(rows,)](
+        x, branch, weight, summed, out, width, eps, parts=parts, block=block, num_warps=_warps(block),
+        **launch(x.device),
+    )  # fmt: skip
     return summed, out
 
 
@@ -90,23 +141,36 @@ def gated_silu(pair: Tensor) -> Tensor:
     rows, width = pair.shape[0], pair.shape[1] // 2
     out = torch.empty((rows, width), dtype=pair.dtype, device=pair.device)
     block = 1024
-    _gate_kernel[(rows, triton.cdiv(width, block))](pair, out, width, block=block)
+    _gate_kernel[(rows, triton.cdiv(width, block))](pair, out, width, block=block, **launch(pair.device))
     return out
 
 
 def rotate_pair(
-    packed: Tensor, heads: int, kv_heads: int, head_dim: int, cosine: Tensor, sine: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Rotated queries and keys of packed projections, whole heads.
+    packed: Tensor, heads: int, kv_heads: int, cosine: Tensor, sine: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated queries and keys of packed projections, whole heads, and their values.
 
-    packed: [T, (heads + at least kv_heads) * head_dim], queries first; cosine, sine: float32 [T, 1, head_dim].
-    Returns queries [T, heads, head_dim] and keys [T, kv_heads, head_dim].
+    packed: [T, (heads + 2 * kv_heads) * head_dim], queries first, or slices of it to be summed [S, T, ...], contiguous;
+    cosine, sine: float32 [T, 1, head_dim]. Returns queries [T, heads, head_dim], keys and values
+    [T, kv_heads, head_dim] of the dtype.
     """
-    rows = packed.shape[0]
-    query = torch.empty((rows, heads, head_dim), dtype=packed.dtype, device=packed.device)
-    key = torch.empty((rows, kv_heads, head_dim), dtype=packed.dtype, device=packed.device)
-    half = triton.next_power_of_2(head_dim // 2)
-    _rotate_kernel[(rows, heads + kv_heads)](
-        packed, cosine, sine, query, key, packed.stride(0), heads, kv_heads, head_dim, head_dim=head_dim, half=half
-    )
-    return query, key
+    rows, across, head_dim = packed.shape[-2], packed.shape[-1], cosine.shape[-1]
+    parts = packed.shape[0] if packed.dim() == 3 else 1
+    sizes = {"query": heads, "key": kv_heads, "value": kv_heads}
+    if parts == 1 and packed.dtype == dtype:
+        del sizes["value"]  # they stay where they are
+    made = {name: packed.new_empty((rows, size, head_dim), dtype=dtype) for name, size in sizes.items()}
+    value = made.get("value", made["key"])
+    _rotate_kernel[(rows, sum(sizes.values()))](
+        packed, cosine, sine, made["query"], made["key"], value, across, rows * across, heads, kv_heads, head_dim,
+        head_dim=head_dim, half=triton.next_power_of_2(head_dim // 2), parts=parts, num_warps=1,
+        **launch(packed.device),
+    )  # fmt: skip
+    if "value" not in made:
+        made["value"] = packed.view(rows, across)[:, (heads + kv_heads) * head_dim :].view(rows, kv_heads, head_dim)
+    return made["query"], made["key"], made["value"]
+
+
+def _warps(block: int) -> int:
+    """Warps of a program that holds one row: few values per thread, because nothing else hides the latency."""
+    return min(16, max(4, block // 256))

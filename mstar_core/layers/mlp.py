@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 
-from mstar_core.layers.packing import is_fused, join, kernels
+from mstar_core.layers.matrix import gated, matrix_of, parts, summed
+from mstar_core.layers.packing import is_fused, join
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from mstar_core.layers.matrix import Matrix
 
 
 class GatedMLP(nn.Module):
@@ -21,16 +24,30 @@ class GatedMLP(nn.Module):
         self.gate_proj = nn.Linear(width, inner, bias=bias)
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bias)
-        self._joined: Tensor | None = None
+        self._joined: Matrix | None = None
 
     def pack(self) -> bool:
         """Make gate and up one matrix; see `packing.pack`."""
         self._joined = join([self.gate_proj, self.up_proj])
         return self._joined is not None
 
+    def unpack(self) -> bool:
+        """Forget the joined matrix, whose parts the projections still are. Returns whether there was one."""
+        joined, self._joined = self._joined, None
+        return joined is not None
+
     def forward(self, x: Tensor) -> Tensor:
+        """x: [T, width]. Returns the same shape."""
+        return summed(self.branch(x), x)
+
+    def branch(self, x: Tensor) -> Tensor:
+        """The same, in slices where that is what the last projection leaves: see `matrix.parts`."""
         if self._joined is not None and is_fused(x):
-            fused: Tensor = self.down_proj(kernels().gated_silu(linear(x, self._joined)))
-            return fused
-        out: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+            inner = gated(x, self._joined)
+        else:
+            inner = silu(self.gate_proj(x)) * self.up_proj(x)
+        matrix = matrix_of(self.down_proj)
+        if matrix is not None and inner.dim() == 2:
+            return parts(inner, matrix)
+        out: Tensor = self.down_proj(inner)
         return out

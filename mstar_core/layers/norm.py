@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from mstar_core.layers.matrix import summed
 from mstar_core.layers.packing import is_fused, kernels
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ class RMSNorm(nn.Module):
         return self.weight * scaled.to(x.dtype)
 
     def after_add(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-        """x + branch, and its norm."""
+        """x + branch, and its norm. branch: x's shape, or slices of it to be summed first: see `matrix.parts`."""
         if x.is_cuda and is_fused(x):
             both: tuple[Tensor, Tensor] = kernels().add_rms_norm(x, branch, self.weight, self.eps)
             return both
-        summed = x + branch
-        return summed, self(summed)
+        total = x + summed(branch, x)
+        return total, self(total)

@@ -14,6 +14,8 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from mstar_core.layers.matrix import Matrix
+
 
 def is_fused(x: Tensor) -> bool:
     """Whether the fused kernels take this CUDA tensor."""
@@ -36,16 +38,27 @@ def pack(module: nn.Module) -> int:
     return packed
 
 
-def join(linears: list[nn.Linear]) -> Tensor | None:
-    """One weight [sum of outputs, inputs] of several linears, whose own weights become views of it.
+def join(linears: list[nn.Module]) -> Matrix | None:
+    """One matrix [sum of outputs, inputs] of several linear layers, whose own weights become views of it.
 
     None where one of them has a bias.
     """
-    if any(linear.bias is not None for linear in linears):
+    from mstar_core.layers.matrix import Matrix, QuantizedLinear, matrix_of
+
+    found = [matrix_of(linear) for linear in linears]
+    whole = [matrix for matrix in found if matrix is not None]
+    if len(whole) < len(linears):
         return None
-    joined = torch.cat([linear.weight.detach() for linear in linears])
+    scales = [matrix.scale for matrix in whole if matrix.scale is not None]
+    # Joined as bytes: not every device concatenates float8.
+    values = torch.cat([matrix.values.detach().view(torch.uint8) for matrix in whole]).view(whole[0].values.dtype)
+    scale = torch.cat(scales) if scales else None
     start = 0
-    for linear in linears:
-        linear.weight.data = joined[start : start + linear.out_features]
-        start += linear.out_features
-    return joined
+    for linear, matrix in zip(linears, whole, strict=True):
+        end = start + matrix.values.shape[0]
+        if isinstance(linear, QuantizedLinear) and scale is not None:
+            linear.weight, linear.scale = values[start:end], scale[start:end]
+        else:
+            linear.weight.data = values[start:end]
+        start = end
+    return Matrix(values, scale)

@@ -1,0 +1,144 @@
+"""Linear layers over few rows, and the kernels around them, against float64."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from mstar_core.layers import matrix
+from mstar_core.layers.matrix import Matrix
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+pytestmark = pytest.mark.gpu
+
+ROWS = (1, 2, 3, 5, 8, 13, 16, 33, 64)
+SHAPES = ((5120, 3072), (3072, 8192), (200, 256), (3001, 384))
+"""Outputs and inputs: two of Orpheus', one of less than four blocks, one whose last block is not full."""
+
+
+def drawn(device: torch.device, *size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(size, device=device).to(dtype)
+
+
+def random_matrix(device: torch.device, outputs: int, inputs: int, kind: str) -> Matrix:
+    values = torch.randn(outputs, inputs, device=device) * 0.05
+    if kind == "fp8":
+        return Matrix((values * 100).to(torch.float8_e4m3fn), torch.rand(outputs, device=device) / 50 + 0.001)
+    return Matrix(values.to(torch.float16 if kind == "float16" else torch.bfloat16))
+
+
+def exact(x: Tensor, weights: Matrix) -> Tensor:
+    return x.double() @ weights.wide(torch.float64).T
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    assert found.isfinite().all()
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+def poison(device: torch.device) -> None:
+    """Leave NaN in the memory that the next outputs come from."""
+    blocks = [torch.full((1 << size,), float("nan"), device=device) for size in range(8, 22)]
+    del blocks
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "fp8"])
+@pytest.mark.parametrize("rows", ROWS)
+def test_products_equal_float64(cuda: torch.device, rows: int, kind: str) -> None:
+    for outputs, inputs in SHAPES:
+        weights = random_matrix(cuda, outputs, inputs, kind)
+        x = drawn(cuda, rows, inputs, dtype=torch.float16 if kind == "float16" else torch.bfloat16)
+        assert matrix.is_few(x, weights)
+        expected = exact(x, weights)
+        poison(cuda)
+        whole = matrix.project(x, weights)
+        sliced = matrix.parts(x, weights)
+        assert whole.shape == (rows, outputs) and whole.dtype == x.dtype
+        assert error(whole, expected) < 4e-3
+        assert error(matrix.summed(sliced, x), expected) < 4e-3
+        if sliced.dim() == 3:
+            assert error(sliced.sum(0), expected) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "fp8"])
+@pytest.mark.parametrize("rows", ROWS)
+def test_gate_and_up_in_one_kernel_equal_float64(cuda: torch.device, rows: int, kind: str) -> None:
+    for inner, inputs in ((8192, 3072), (100, 256), (1501, 384)):
+        weights, x = random_matrix(cuda, 2 * inner, inputs, kind), drawn(cuda, rows, inputs)
+        poison(cuda)
+        gate, up = exact(x, weights).chunk(2, dim=1)
+        assert error(matrix.gated(x, weights), silu(gate) * up) < 8e-3
+
+
+def test_a_row_has_the_same_bits_whatever_shares_its_batch(cuda: torch.device) -> None:
+    for kind in ("bfloat16", "fp8"):
+        weights, x = random_matrix(cuda, 3072, 3072, kind), drawn(cuda, 64, 3072)
+        alone = matrix.parts(x[:1].contiguous(), weights)
+        for rows in ROWS[1:]:
+            together = matrix.parts(x[:rows].contiguous(), weights)
+            assert torch.equal(together[:, :1], alone), rows
+
+
+def test_replays_give_the_same_bits(cuda: torch.device) -> None:
+    weights = [random_matrix(cuda, 3072, 3072, kind) for kind in ("bfloat16", "fp8")]
+    for rows in (1, 8, 33):
+        x = drawn(cuda, rows, 3072)
+        matrix.parts(x, weights[0])
+        eager = [matrix.parts(x, each) for each in weights]
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = [matrix.parts(x, each) for each in weights]
+        for _ in range(20):
+            for each in captured:
+                each.fill_(float("nan"))
+            graph.replay()
+            assert all(torch.equal(one, two) for one, two in zip(eager, captured, strict=True))
+
+
+def test_what_the_kernels_do_not_take_goes_to_the_library(cuda: torch.device) -> None:
+    narrow, weights = random_matrix(cuda, 96, 100, "bfloat16"), random_matrix(cuda, 96, 256, "bfloat16")
+    assert not matrix.is_few(drawn(cuda, 2, 100), narrow)
+    assert not matrix.is_few(drawn(cuda, matrix.FEW_ROWS + 1, 256), weights)
+    assert not matrix.is_few(drawn(cuda, 2, 256, dtype=torch.float16), weights)
+    x = drawn(cuda, 2, 100)
+    assert error(matrix.project(x, narrow), exact(x, narrow)) < 4e-3
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 200])
+@pytest.mark.parametrize("parts", [1, 4])
+def test_norm_of_slices_equals_float64(cuda: torch.device, rows: int, parts: int) -> None:
+    from mstar_core.layers import fused
+
+    for width in (512, 3072, 3000):
+        x, gain = drawn(cuda, rows, width), drawn(cuda, width)
+        branch = drawn(cuda, parts, rows, width, dtype=torch.float32) if parts > 1 else drawn(cuda, rows, width)
+        poison(cuda)
+        total, normed = fused.add_rms_norm(x, branch, gain, 1e-5)
+        added = x.double() + (branch.double().sum(0) if parts > 1 else branch.double())
+        assert error(total, added) < 4e-3
+        scaled = added * torch.rsqrt(added.square().mean(-1, keepdim=True) + 1e-5)
+        assert error(normed, scaled * gain.double()) < 6e-3
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_rotation_of_slices_equals_float64(cuda: torch.device, rows: int, parts: int) -> None:
+    from mstar_core.layers import Rotary, RotarySpec, fused, rotate
+
+    heads, kv_heads, width = 6, 2, 128
+    across = (heads + 2 * kv_heads) * width
+    packed = drawn(cuda, parts, rows, across, dtype=torch.float32) if parts > 1 else drawn(cuda, rows, across)
+    cosine, sine = Rotary(RotarySpec(width=width)).to(cuda)(torch.arange(rows, device=cuda) * 7)
+    poison(cuda)
+    found = fused.rotate_pair(packed, heads, kv_heads, cosine, sine, torch.bfloat16)
+    whole = packed.double().sum(0) if parts > 1 else packed.double()
+    query, key, value = whole.view(rows, -1, width).split([heads, kv_heads, kv_heads], dim=1)
+    turned = [rotate(each, cosine.double(), sine.double()) for each in (query, key)]
+    for got, expected in zip(found, [*turned, value], strict=True):
+        assert error(got, expected) < 6e-3
