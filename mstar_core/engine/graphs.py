@@ -16,6 +16,7 @@ import torch
 from mstar_core.engine import rng, sampler
 from mstar_core.engine.attention.static import FixedRows, Staging
 from mstar_core.engine.captured import Buckets, fill_parameters, parameter_fields
+from mstar_core.engine.columns import Columns
 from mstar_core.engine.sampler import SamplingRows
 
 if TYPE_CHECKING:
@@ -68,8 +69,7 @@ class DecodeGraphs:
         self._slots = slots
         self._tables = tables
         self._id_port = id_port
-        self._vocab = vocab
-        self._suppress = spec.sampling.suppress
+        self._columns = Columns(spec, vocab, slots.device)
         self._sees = spec.sampling.history != "none"
         self._stop_ids = slots.device_stop_ids
         self._captures = captures
@@ -206,20 +206,20 @@ class DecodeGraphs:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self._module.head(hidden)
-        if logits.dtype != torch.float32 or not logits.is_contiguous():
-            logits = logits.to(torch.float32).contiguous()
-        for span in self._suppress:
-            logits[:, span.start : span.stop] = float("-inf")
-        return logits
+        if self._slots.device.type != "cuda" and logits.dtype != torch.float32:
+            logits = logits.to(torch.float32)
+        # The kernels of the draw read any float type: no float32 copy of the logits is made for them.
+        return self._columns.suppress(logits.contiguous())
 
     def _drawing(self, rows: int, staging: Staging, parameters: Staging) -> Callable[[Tensor], Tensor]:
         """The draw over these buffers: kernels of a fixed number on CUDA, the sampler itself on the CPU."""
         own, seen = parameters.device, self._slots.device_seen if self._sees else None
-        chance = staging.device["chance"]
+        chance, columns = staging.device["chance"], self._columns
         if self._slots.device.type == "cuda":
             from mstar_core.engine.nucleus import NucleusSampler
 
-            nucleus = NucleusSampler(rows, self._vocab, self._slots.device)
+            ids = None if columns.ids is None else columns.ids.to(torch.int32)
+            nucleus = NucleusSampler(rows, columns.count, self._slots.device, ids)
 
             def fixed(logits: Tensor) -> Tensor:
                 return nucleus.draw(
@@ -230,14 +230,13 @@ class DecodeGraphs:
             return fixed
 
         def plain(logits: Tensor) -> Tensor:
-            return sampler.sample_at(
-                logits, _columns(own), None if seen is None else seen.index_select(0, own["slots"]), chance
-            )
+            marks = None if seen is None else columns.seen(seen.index_select(0, own["slots"]))
+            return columns.drawn(sampler.sample_at(logits, _parameters(own), marks, chance))
 
         return plain
 
 
-def _columns(own: dict[str, Tensor]) -> SamplingRows:
+def _parameters(own: dict[str, Tensor]) -> SamplingRows:
     """The buffers as the sampler's parameters, with every optional rule allowed for."""
     rows, device = len(own["slots"]), own["slots"].device
     off = torch.full((rows, 1), 1 << 62, dtype=torch.int64, device=device)

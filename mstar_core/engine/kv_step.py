@@ -15,6 +15,7 @@ import torch
 
 from mstar_core.engine import sampler
 from mstar_core.engine.attention import PackedRows, Segment
+from mstar_core.engine.columns import Columns
 from mstar_core.engine.device import HostCopy
 from mstar_core.engine.sampler import SamplingRows
 from mstar_core.engine.upload import upload
@@ -143,7 +144,7 @@ class StepRunner:
         self.prompts: PrefillGraphs | None = None
         self.id_port = id_port(spec)
         self._history = spec.sampling.history if spec.sampling else "none"
-        self._suppress = spec.sampling.suppress if spec.sampling else ()
+        self._columns = Columns(spec, slots.device_seen.shape[1], slots.device)
 
     def run(self, decode: DecodeRows | None, pieces: Sequence[Piece]) -> list[Part]:
         """Run everything of one step. A row that fails is reported in its part; the others are done and committed."""
@@ -250,6 +251,8 @@ class StepRunner:
         outputs = self._module(kv=view, positions=positions, **ports)
         total = int(positions.shape[-1])
         if LOGITS not in outputs and any(LOGITS in piece.wants for piece in pieces):
+            if self._columns.are_some:
+                raise _no_logits(self._spec.name)
             outputs[LOGITS] = self._module.head(outputs["hidden"]).float()
         part = Part(decode, pieces, _EMPTY, _EMPTY)
         chunks = self._chunks(part, outputs, total)
@@ -322,14 +325,13 @@ class StepRunner:
         if device_rows is None or sampling is None:
             device_rows, sampling = upload(rows, slots.device), _parameters(rows, slots)
         logits = self._module.head(hidden)
-        if logits.dtype != torch.float32 or self._suppress:
+        if logits.dtype != torch.float32 or self._columns.has_suppressed:
             logits = logits.to(torch.float32, copy=True)
-        for span in self._suppress:
-            logits[:, span.start : span.stop] = float("-inf")
+        logits = self._columns.suppress(logits)
         is_penalised = sampling.is_penalised and self._history != "none"
-        seen = slots.device_seen.index_select(0, device_rows) if is_penalised else None
+        seen = self._columns.seen(slots.device_seen.index_select(0, device_rows)) if is_penalised else None
         counter = upload(slots.drawn[rows], slots.device) if not sampling.all_greedy else device_rows
-        ids = sampler.sample(logits, sampling, seen, counter)
+        ids = self._columns.drawn(sampler.sample(logits, sampling, seen, counter))
         if self._runs_ahead and decode is not None:
             ids = self._held_back(decode, ids)
         slots.device_last.index_copy_(0, device_rows, ids)
@@ -396,6 +398,15 @@ class StepRunner:
                 tables.length[piece.branch.slot] += piece.count
             if piece.samples:
                 slots.drawn[piece.branch.slot] += 1
+
+
+def _no_logits(node: str) -> EngineError:
+    return EngineError(
+        f"node {node} has no logits of its whole vocabulary",
+        "its head was cut down to the ids that it can draw (Sampling.vocabulary)",
+        "start the deployment with the whole vocabulary",
+        node=node,
+    )
 
 
 def id_port(spec: NodeSpec) -> str:

@@ -143,12 +143,25 @@ def _draw(logits: Tensor, rows: SamplingRows, chance: Tensor) -> Tensor:
     vocab = scaled.shape[1]
     if vocab <= HEAD:
         return _pick(*scaled.sort(dim=-1, descending=True, stable=True), log_mass, rows, chance)[0]
-    drawn, settled = _pick(*scaled.topk(HEAD, dim=-1), log_mass, rows, chance)
+    drawn, settled = _pick(*_largest(scaled), log_mass, rows, chance)
     if not bool(settled.all()):
         rest = (~settled).nonzero()[:, 0]
         whole = scaled[rest].sort(dim=-1, descending=True, stable=True)
         drawn[rest] = _pick(*whole, log_mass[rest], rows.select(rest), chance[rest])[0]
     return drawn
+
+
+def _largest(scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """The HEAD largest values of each row and their ids, equal ones in the order of their ids. Both [B, HEAD].
+
+    topk takes equal values in any order, and bfloat16 logits are often equal: with the ids sorted first, a stable
+    sort by value is the one order that does not depend on the kernel. Among those equal to the last one topk may
+    have left out lower ids; `_pick` does not settle on these.
+    """
+    values, ids = scaled.topk(HEAD, dim=-1, sorted=False)
+    ids = ids.sort(dim=-1).values
+    values, order = scaled.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)
 
 
 def _kept(values: Tensor, log_mass: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,10 +194,13 @@ def _pick(values: Tensor, ids: Tensor, log_mass: Tensor, rows: SamplingRows, cha
         is_whole = (rows.top_k >= _OFF) & (rows.top_p > 1) & (rows.min_p <= 0)
         mass = torch.where(is_whole, 1.0, mass)
     at = (total <= chance * mass).sum(dim=-1, keepdim=True)
+    place = torch.minimum(at, count - 1)
     if rows.has_whole:
         closed = closed | (is_whole & (at < width))
-    drawn = ids.gather(1, torch.minimum(at, count - 1))[:, 0]
+    drawn = ids.gather(1, place)[:, 0]
     best = values[:, :1]
+    # Ties of the last value may be incomplete. With everything sorted this unsettles nothing that anybody asks for.
+    closed = closed & (values.gather(1, place) > values[:, -1:])
     settled = closed | ~(best.abs() < _INFINITY)
     if rows.any_greedy:
         settled = settled | rows.greedy[:, None]

@@ -113,12 +113,16 @@ class Sampling:
 
     prefix: `"talker_"` makes the engine read `talker_temperature` and so on from the request.
     history: which ids count as seen for the repetition penalty (`all` = prompt and output, `output`, or `none`).
+    suppress: ids that are never drawn. vocabulary: the ids that can be drawn, ascending; empty = all. With it the
+    module's head has one row for each of them and no others: that is faster, and it differs from drawing among all
+    ids where the model would choose another one. Ids that are read (prompts) are not bound by it.
     """
 
     port: str
     prefix: str = ""
     history: Literal["all", "output", "none"] = "all"
     suppress: tuple[range, ...] = ()
+    vocabulary: tuple[range, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

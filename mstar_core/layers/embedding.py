@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
@@ -19,7 +21,7 @@ class TokenEmbedding(nn.Embedding):
 
 
 class Head(nn.Module):
-    """hidden [n, width] -> float32 logits [n, vocab], from its own matrix or from a tied embedding's."""
+    """hidden [n, width] -> logits [n, vocab] in the matrix' dtype, from its own matrix or from a tied embedding's."""
 
     def __init__(self, width: int, vocab: int, tied_to: TokenEmbedding | None = None) -> None:
         super().__init__()
@@ -30,4 +32,15 @@ class Head(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         weight = self._tied[0].weight if self._tied is not None else self.weight
-        return linear(hidden.to(weight.dtype), weight).float()
+        return linear(hidden.to(weight.dtype), weight)
+
+    def restrict(self, spans: Sequence[range]) -> None:
+        """Keep the rows of these ids alone, in their order: logits [n, ids]. Called after the weights were loaded.
+
+        The rows are gathered on the device where the weights are; a tied embedding stays whole. The ids must lie
+        within the vocabulary.
+        """
+        weight = self._tied[0].weight if self._tied is not None else self.weight
+        rows = torch.cat([torch.arange(span.start, span.stop, span.step, device=weight.device) for span in spans])
+        self._tied = None
+        self.weight = nn.Parameter(weight.detach().index_select(0, rows), requires_grad=False)

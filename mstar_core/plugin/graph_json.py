@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from mstar_core.errors import GraphError
 from mstar_core.graph import (
@@ -61,13 +61,17 @@ def node_from_json(data: Mapping[str, Any], nodes: Mapping[str, NodeSpec]) -> No
     return NodeSpec(**made)
 
 
+_RANGES: Final = ("suppress", "vocabulary")
+"""Fields of Sampling that hold ranges of ids."""
+
+
 def _sampling_to_json(sampling: Sampling) -> Json:
     fields: Json = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(sampling)}
-    return {**fields, "suppress": [range_to_json(item) for item in sampling.suppress]}
+    return fields | {name: [range_to_json(item) for item in fields[name]] for name in _RANGES}
 
 
 def _sampling_from_json(data: Mapping[str, Any]) -> Sampling:
-    return Sampling(**{**data, "suppress": tuple(range_from_json(item) for item in data["suppress"])})
+    return Sampling(**{**data, **{name: tuple(map(range_from_json, data[name])) for name in _RANGES}})
 
 
 def range_to_json(ids: range) -> list[int]:

@@ -205,3 +205,22 @@ def test_full_size_names_and_shapes_fit_the_decoder(golden: Any) -> None:
             own = {name: list(value.shape) for name, value in Llama(config, has_head=has_head).named_parameters()}
         assert own == {name: shape for name, shape in listed.items() if has_head or name != HEAD_KEY}
     assert (vocab, layers, kv_width) == (OFFICIAL.vocab_size, OFFICIAL.layers, OFFICIAL.kv_heads * OFFICIAL.head_dim)
+
+
+@pytest.mark.parametrize("ties", [True, False])
+def test_a_restricted_head_is_the_rows_of_the_ids_of_speech(checkpoint: Path, ties: bool) -> None:
+    tensors = state(checkpoint)
+    tensors[HEAD_KEY] = tensors["model.embed_tokens.weight"] * 2
+    rewrite(checkpoint, tensors)
+    reconfigure(checkpoint / "lm" / "config.json", tie_word_embeddings=ties)
+    spec = ORPHEUS.bound(checkpoint, {"restrict_vocabulary": True})
+    context = ModelContext(spec=spec, folder=checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    model, node = Orpheus(context), spec.node("LLM")
+    llama = model.get_submodule(node)
+    assert node.sampling is not None
+    ids = [token for span in node.sampling.vocabulary for token in span]
+    vocab, width = tensors["model.embed_tokens.weight"].shape
+    hidden = torch.linspace(-1, 1, 3 * width).view(3, width)
+    torch.testing.assert_close(llama.head(hidden), build(checkpoint).head(hidden)[:, ids])
+    assert len(ids) < vocab == model.vocab_size(node)
+    assert llama.model.embed_tokens.weight.shape == (vocab, width)

@@ -12,6 +12,7 @@ import pytest
 from mstar_core.errors import ConfigError, RequestError
 from mstar_core.graph import Loop, SlidingWindow, StopOn
 from mstar_core.plugin import param_specs, parse_params
+from mstar_core.plugin.json_form import spec_from_json, spec_to_json
 from mstar_core.plugin.spec_check import check_spec
 from mstar_orpheus.facts import NOISE_MODES, SpecialIds
 from mstar_orpheus.plugin import OFFICIAL, ORPHEUS, OpenParams, Params
@@ -68,6 +69,17 @@ def test_a_wrong_start_option_is_refused_with_the_nearest() -> None:
         ORPHEUS.bound(None, {"allow_any_voices": True})
     with pytest.raises(ConfigError, match="true or false"):
         ORPHEUS.bound(None, {"allow_any_voice": "yes"})
+    with pytest.raises(ConfigError, match="restrict_vocabulary is 1"):
+        ORPHEUS.bound(None, {"restrict_vocabulary": 1})
+
+
+def test_ids_that_can_be_drawn_are_cut_down_only_when_asked() -> None:
+    whole, cut = (ORPHEUS.bound(None, {"restrict_vocabulary": given}).node("LLM").sampling for given in (False, True))
+    assert whole is not None and whole.vocabulary == () and ORPHEUS.node("LLM").sampling == whole
+    assert cut is not None and cut.vocabulary == (range(128258, 128259), range(128266, 128266 + 7 * 4096))
+    assert ORPHEUS.model_kwargs == {"allow_any_voice": False, "restrict_vocabulary": False}
+    spec = ORPHEUS.bound(None, {"restrict_vocabulary": True})
+    assert spec_from_json(spec_to_json(spec)).nodes == spec.nodes and check_spec(spec) == []
 
 
 def test_both_parameter_classes_differ_in_the_voice_check_alone() -> None:

@@ -60,6 +60,6 @@ class Llama(nn.Module):
         return {"hidden": self.model(tokens, positions, kv)}
 
     def head(self, hidden: Tensor) -> Tensor:
-        """hidden: [n, width]. Returns float32 logits [n, vocab]."""
+        """hidden: [n, width]. Returns logits [n, vocab] in the weights' dtype; fewer columns for a restricted head."""
         logits: Tensor = self.lm_head(hidden)
         return logits

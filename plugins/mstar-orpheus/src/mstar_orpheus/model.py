@@ -42,7 +42,7 @@ class Orpheus:
         """Build `LLM` in the context's dtype, or `snac_decoder` in float32, with weights, on the context's device."""
         match node.name:
             case "LLM":
-                return self._llama()
+                return self._llama(node.sampling.vocabulary if node.sampling is not None else ())
             case "snac_decoder":
                 return self._vocoder()
             case name:
@@ -51,10 +51,10 @@ class Orpheus:
                 )
 
     def vocab_size(self, node: NodeSpec) -> int:
-        """Ids that the node's head can give; 0 for a node without one."""
+        """Ids that the node can read, and draw unless its vocabulary is restricted; 0 for a node that draws none."""
         return self._facts.vocab_size if node.sampling is not None else 0
 
-    def _llama(self) -> nn.Module:
+    def _llama(self, vocabulary: tuple[range, ...]) -> nn.Module:
         ctx = self._ctx
         if ctx.tp_size > 1:
             hint = "set tp_size: 1; more ranks than tp_size make replicas"
@@ -70,6 +70,8 @@ class Orpheus:
         with _building(ctx.device, ctx.dtype):
             module = Llama(config, has_head=has_head)
         load_weights(module, files, NameMap(ignore=() if has_head else (HEAD_KEY,)), ctx.progress)
+        if vocabulary:
+            module.lm_head.restrict(vocabulary)
         return module.eval().requires_grad_(False)
 
     def _vocoder(self) -> nn.Module:

@@ -41,8 +41,12 @@ OFFICIAL = Facts(
 WINDOW_FACTS = (STEP, CHUNK_FIRST, CHUNK_LAST, from_param("flush"), from_param("noise"), from_param("seed"))
 """What the vocoder is told of each window besides its ids."""
 
-START_KWARGS = ("allow_any_voice",)
-"""What a deployment may set in model_kwargs."""
+START_KWARGS = {"allow_any_voice": False, "restrict_vocabulary": False}
+"""What a deployment may set in model_kwargs, and what stands otherwise.
+
+allow_any_voice: a voice that the fine-tune does not know is no error. restrict_vocabulary: only audio ids and the end
+of speech are drawn, as the reference does not: faster, and different where the model would leave its audio ids.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +106,13 @@ def vocoder(request: ProgramRequest) -> ProgramGenerator:
     yield Run("snac_chunk")
 
 
-def orpheus(facts: Facts) -> ModelSpec:
-    """The spec for a checkpoint of these sizes and ids."""
+def orpheus(facts: Facts, *, restricts: bool = False) -> ModelSpec:
+    """The spec for a checkpoint of these sizes and ids. restricts: only audio ids and the stop id can be drawn."""
     kv = KVSpec(layers=facts.layers, kv_heads=facts.kv_heads, head_dim=facts.head_dim)
     lm = NodeSpec(
         name="LLM", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"}, kv=kv,
-        sampling=Sampling(port="token"), tensor_parallel=True, doc="Llama decoder that speaks in audio ids",
+        sampling=Sampling(port="token", vocabulary=speech_ids(facts) if restricts else ()), tensor_parallel=True,
+        doc="Llama decoder that speaks in audio ids",
     )  # fmt: skip
     snac = NodeSpec(
         name="snac_decoder", engine=STATELESS, ports={"window": "i64[n]", "pcm": "i16[samples]"}, dtype="float32",
@@ -137,6 +142,7 @@ def orpheus(facts: Facts) -> ModelSpec:
         processor="mstar_orpheus.processor:Processor",
         model="mstar_orpheus.model:Orpheus",
         bind=bind,
+        model_kwargs=START_KWARGS,
         configs="mstar_orpheus:configs",
         default_config="orpheus_colocated",
         weights={
@@ -165,19 +171,23 @@ def orpheus(facts: Facts) -> ModelSpec:
     )
 
 
+def speech_ids(facts: Facts) -> tuple[range, ...]:
+    """Ids of speech and of its end, ascending."""
+    stop = range(facts.ids.stop, facts.ids.stop + 1)
+    return (stop, facts.audio_ids) if stop.start < facts.audio_ids.start else (facts.audio_ids, stop)
+
+
 def bind(spec: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
     """Take ids and sizes from the checkpoint. Raises WeightsError for its files, ConfigError for model_kwargs."""
     for key in model_kwargs:
         if key not in START_KWARGS:
             hint = did_you_mean(key, START_KWARGS)
             raise ConfigError(f"orpheus has no model_kwargs key {key!r}", hint=hint, key=f"model_kwargs.{key}")
-    allow = model_kwargs.get("allow_any_voice", False)
-    if not isinstance(allow, bool):
-        raise ConfigError(
-            f"allow_any_voice is {allow!r}", hint="write true or false", key="model_kwargs.allow_any_voice"
-        )
-    bound = spec if folder is None else orpheus(read_facts(folder))
-    return replace(bound, params=OpenParams if allow else Params, model_kwargs=dict(model_kwargs))
+        if not isinstance(model_kwargs[key], bool):
+            raise ConfigError(f"{key} is {model_kwargs[key]!r}", hint="write true or false", key=f"model_kwargs.{key}")
+    given = START_KWARGS | dict(model_kwargs)
+    bound = orpheus(OFFICIAL if folder is None else read_facts(folder), restricts=given["restrict_vocabulary"])
+    return replace(bound, params=OpenParams if given["allow_any_voice"] else Params, model_kwargs=given)
 
 
 ORPHEUS = orpheus(OFFICIAL)

@@ -1,0 +1,136 @@
+"""Device time of drawing ids in a captured graph: penalty, temperature, softmax, top-p, draw. On one GPU.
+
+Run from the repository root: `python bench/gpu_draw.py [--rows 1,8,32,64,128] [--before FILE] [--out FILE]`. Logits are
+bfloat16 normals: `flat` with a deviation of 1.1, as random weights of Orpheus' shapes give them, `peaked` with 5.
+Each graph draws from several sets of logits in turn; the time is that of a replay by events over its draws, the
+median of the repetitions. `--before` names a file with another NucleusSampler that takes float32 logits; it is timed
+in the same run with the conversion that it needs, and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mstar_core.engine.nucleus import NucleusSampler
+
+VOCABULARIES = {"full": 156940, "restricted": 28673}
+SPREADS = {"flat": 1.1, "peaked": 5.0}
+TEMPERATURE, TOP_P, PENALTY = 0.6, 0.8, 1.3
+SETS, DRAWS_SEEN, REPEATS = 4, 600, 40
+BEFORE, CONVERTED = "before, float32 given", "before, with the conversion"
+
+
+def inputs(rows: int, vocab: int, spread: float, device: torch.device) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """Sets of logits, and the other arguments of a draw."""
+    generator = torch.Generator(device).manual_seed(rows + vocab)
+    logits = [torch.randn(rows, vocab, generator=generator, device=device) * spread for _ in range(SETS)]
+    seen = torch.zeros(rows, vocab, dtype=torch.bool, device=device)
+    seen.scatter_(1, torch.randint(0, vocab, (rows, DRAWS_SEEN), generator=generator, device=device), True)
+    rest = {
+        "seen": seen,
+        "slots": torch.arange(rows, device=device),
+        "penalty": torch.full((rows,), PENALTY, device=device),
+        "temperature": torch.full((rows,), TEMPERATURE, device=device),
+        "top_p": torch.full((rows,), TOP_P, dtype=torch.float64, device=device),
+        "greedy": torch.zeros(rows, dtype=torch.bool, device=device),
+        "chance": torch.rand(rows, generator=generator, dtype=torch.float64, device=device),
+    }
+    return [each.bfloat16() for each in logits], rest
+
+
+def timed(work: Callable[[int], Any]) -> tuple[float, list[Any]]:
+    """Microseconds of one piece of `work` in a graph that does all sets, and what it gave."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for index in range(SETS):
+            work(index)
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        given = [work(index) for index in range(SETS)]
+    times = []
+    for _ in range(REPEATS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1000 / SETS)
+    return statistics.median(times), [each.clone() for each in given]
+
+
+def parts(work: Callable[[int], Any]) -> dict[str, float]:
+    """Microseconds of each kernel of one draw, by the profiler, in the order of their time."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for index in range(SETS):
+            work(index)
+        torch.cuda.synchronize()
+    spent: dict[str, float] = {}
+    for event in found.events():
+        spent[event.name] = spent.get(event.name, 0.0) + event.device_time_total / SETS
+    return dict(sorted(spent.items(), key=lambda item: -item[1]))
+
+
+def sampler_of(path: Path) -> Any:
+    """The class NucleusSampler of another file."""
+    spec = importlib.util.spec_from_file_location("nucleus_before", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.NucleusSampler
+
+
+def measure(rows: int, vocab: int, spread: float, before: Any, device: torch.device) -> dict[str, Any]:
+    """One size: microseconds of a draw now and before, the share of equal ids, and the kernels of a draw."""
+    logits, rest = inputs(rows, vocab, spread, device)
+    now = NucleusSampler(rows, vocab, device)
+    found: dict[str, Any] = {}
+    found["now_us"], ids = timed(lambda index: now.draw(logits[index], **rest))
+    found["kernels_us"] = parts(lambda index: now.draw(logits[index], **rest))
+    if before is not None:
+        old = before(rows, vocab, device)
+        wide = [each.float() for each in logits]
+        found["before_us"], old_ids = timed(lambda index: old.draw(wide[index], **rest))
+        found["before_with_conversion_us"], _ = timed(lambda index: old.draw(logits[index].float(), **rest))
+        found["equal_ids"] = float((torch.stack(ids) == torch.stack(old_ids)).double().mean())
+    return found
+
+
+def main() -> None:
+    """Measure every size and print one JSON object, then a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", default="1,8,32,64,128")
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    device, before = torch.device("cuda", 0), None if asked.before is None else sampler_of(asked.before)
+    results: dict[str, Any] = {}
+    for name, vocab in VOCABULARIES.items():
+        for shape, spread in SPREADS.items():
+            for rows in map(int, asked.rows.split(",")):
+                results[f"{name}, {shape}, {rows} rows"] = measure(rows, vocab, spread, before, device)
+    report = {
+        "schema": 1, "gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "vocabularies": VOCABULARIES,
+        "spreads": SPREADS, "temperature": TEMPERATURE, "top_p": TOP_P, "penalty": PENALTY, "repeats": REPEATS,
+        "results": results,
+    }  # fmt: skip
+    if asked.out is not None:
+        asked.out.write_text(json.dumps(report, indent=1) + "\n")
+    for name, row in results.items():
+        print(name, {key: round(value, 3) for key, value in row.items() if isinstance(value, float)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Which id each column of a node's logits stands for: all ids in order, or those that the node can draw.
+
+Used by the plain step and by the captured ones. A head of fewer rows gives fewer columns; what is kept per id (seen
+ids, stop ids, prompts) stays indexed by id.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from mstar_core.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.graph.nodes import NodeSpec
+
+
+class Columns:
+    """The columns of one node's logits. Owned by what samples them; never changes.
+
+    ids: int64 [columns] on the device, None where column and id are the same. Raises ConfigError when the declared
+    ids are not ascending or lie outside of the vocabulary.
+    """
+
+    def __init__(self, spec: NodeSpec, vocab: int, device: torch.device) -> None:
+        self._node = spec.name
+        sampling = spec.sampling
+        spans = sampling.vocabulary if sampling is not None else ()
+        given = np.concatenate([np.arange(*_bounds(span)) for span in spans]) if spans else np.arange(vocab)
+        if spans:
+            _check(spec.name, given, vocab)
+        self.count = len(given)
+        self.ids: Tensor | None = torch.from_numpy(given).to(device) if spans else None
+        hidden = [np.isin(given, np.arange(*_bounds(span))) for span in (sampling.suppress if sampling else ())]
+        self.has_suppressed = any(bool(each.any()) for each in hidden)
+        self._suppressed = torch.from_numpy(np.any(hidden, axis=0)).to(device) if self.has_suppressed else None
+
+    @property
+    def are_some(self) -> bool:
+        """Whether there are columns for some of the ids only."""
+        return self.ids is not None
+
+    def suppress(self, logits: Tensor) -> Tensor:
+        """Put the columns that are never drawn at minus infinity, in place. logits: [n, columns]; returned.
+
+        Raises EngineError when the head gave another number of columns: their ids would be wrong.
+        """
+        if logits.shape[1] != self.count:
+            raise EngineError(
+                f"the head of node {self._node} gave {logits.shape[1]} columns, not {self.count}",
+                "a node that declares the ids it can draw has a head of these rows alone, in their order"
+                if self.are_some
+                else "the vocabulary of the node and the rows of its head differ",
+                node=self._node,
+            )
+        return logits if self._suppressed is None else logits.masked_fill_(self._suppressed, float("-inf"))
+
+    def seen(self, seen: Tensor) -> Tensor:
+        """The marks of the columns' ids: bool [n, vocab] -> bool [n, columns]."""
+        return seen if self.ids is None else seen.index_select(1, self.ids)
+
+    def drawn(self, columns: Tensor) -> Tensor:
+        """Ids of drawn columns, int64 [n]; what is no column (BAD_ROW) stays."""
+        if self.ids is None:
+            return columns
+        return torch.where(columns < 0, columns, self.ids.index_select(0, columns.clamp(min=0)))
+
+
+def _bounds(span: range) -> tuple[int, int, int]:
+    return span.start, span.stop, span.step
+
+
+def _check(node: str, ids: np.ndarray, vocab: int) -> None:
+    if len(ids) == 0 or ids[0] < 0 or ids[-1] >= vocab or bool((np.diff(ids) <= 0).any()):
+        raise ConfigError(
+            f"the ids that node {node} can draw do not fit its vocabulary of {vocab}",
+            f"{len(ids)} ids" + (f", {int(ids.min())} to {int(ids.max())}" if len(ids) else ""),
+            "give Sampling.vocabulary ranges that ascend, do not overlap and end within the vocabulary",
+            key=node,
+        )
