@@ -64,16 +64,21 @@ class Captures:
     """Makes the graphs of one node in one memory pool. Shared by its decode and prefill graphs.
 
     On the CPU nothing is captured: a graph is None there, and the caller runs its step as it is.
+    report: called with `kernels` before a step first runs, which loads and compiles, and with `capture` before it is
+    captured, each with what it is; None once the engine serves.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, report: Callable[[str, str], None] | None = None) -> None:
         self._device = device
         self._pool: Any = None
+        self._name = ""
+        self.report = report
         self.counts = GraphCounts()
 
     def measured(self, name: str, make: Callable[[], None]) -> None:
         """Do what makes a graph with its buffers; log and count its time and its memory."""
-        started, before = time.monotonic(), self._free()
+        started, before, self._name = time.monotonic(), self._free(), name
+        self._tell("kernels")
         make()
         taken, size = time.monotonic() - started, max(0, before - self._free())
         self.counts.captured += 1
@@ -92,11 +97,16 @@ class Captures:
                 step()
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
+        self._tell("capture")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             drawn = step()
         self._pool = self._pool or graph.pool()
         return graph, drawn
+
+    def _tell(self, phase: str) -> None:
+        if self.report is not None:
+            self.report(phase, self._name)
 
     def _free(self) -> int:
         return int(torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else 0

@@ -60,7 +60,9 @@ class KVCacheEngine:
         graphs: Buckets | Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic,
         faults: Faults | None = None,
+        report: Callable[[str, str], None] | None = None,
     ) -> None:
+        """report: told the phase (`kernels` or `capture`) and the step, for each step captured here."""
         if spec.kv is None:
             raise ConfigError(f"node {spec.name} has no cache", hint="a KV_CACHE node declares KVSpec", key=spec.name)
         if max_slots < len(spec.kv.branches):
@@ -85,7 +87,7 @@ class KVCacheEngine:
         if (buckets.decode or buckets.prefill) and spec.sampling is not None and vocab:
             self._graphs = NodeGraphs(
                 spec, module, attends, slots, tables, id_port=self._runner.id_port, vocab=vocab,
-                token_budget=token_budget,
+                token_budget=token_budget, report=report,
             )  # fmt: skip
             self._graphs.capture(buckets, self._runner)
         self._loops = Loops(slots, tables, Intake(spec, module, device, dtype), spec, vocab)

@@ -6,6 +6,7 @@ Used by the KV engine, which calls it when nothing of the node is in flight.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,9 +32,9 @@ class NodeGraphs:
 
     def __init__(
         self, spec: NodeSpec, module: KVModule, attention: AttentionBackend, slots: Slots, tables: PageTables,
-        *, id_port: str, vocab: int, token_budget: int,
+        *, id_port: str, vocab: int, token_budget: int, report: Callable[[str, str], None] | None = None,
     ) -> None:  # fmt: skip
-        captures = Captures(slots.device)
+        captures = self._captures = Captures(slots.device, report)
         self._name = spec.name
         self._budget = token_budget
         self.decode = DecodeGraphs(
@@ -63,6 +64,7 @@ class NodeGraphs:
                 "lower kv_cache.memory_fraction, max_concurrent_requests or token_budget",
                 phase="kernels",
             ) from error
+        self._captures.report = None  # what is captured later is no part of the start
         self.decode.plan(buckets.decode_later)
         self.prompts.plan(buckets.prefill_later, self._budget)
         runner.graphs, runner.prompts = self.decode, self.prompts

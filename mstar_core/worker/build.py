@@ -148,6 +148,7 @@ def _kv_runner(
         lookahead=lookahead_on(device),
         graphs=BUCKETS if device.type == "cuda" else (),
         prefix_cache=spec.kv_cache.prefix_cache,
+        report=lambda phase, step: life.phase(phase, detail=f"{node.name}: {step}"),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mstar_core.engine.base import SamplingParams
+from mstar_core.engine.captured import Buckets
 from tests.engine.tiny_engine import generate, make_engine, prompt
 
 SAMPLINGS = (
@@ -40,3 +41,14 @@ def test_memory_pressure_changes_no_id() -> None:
     engine = make_engine(graphs=(16,), num_pages=26, prefix_cache=False)
     assert generate(REQUESTS, engine=engine) == generate(REQUESTS)
     assert engine.memory().preempted > 0 and engine.memory().pages_used == 0
+
+
+def test_each_step_captured_before_serving_is_reported_and_none_later() -> None:
+    told: list[tuple[str, str]] = []
+    buckets = Buckets(decode=(1, 4), decode_later=(2, 8))
+    engine = make_engine(graphs=buckets, report=lambda phase, step: told.append((phase, step)))
+    first = [("kernels", "decode graph of 1 rows"), ("kernels", "decode graph of 4 rows")]
+    assert told == first
+    while engine.idle():
+        pass
+    assert told == first

@@ -1,0 +1,172 @@
+"""Where a start on a GPU spends its time: reading weights, and whole deployments with cold and warm caches.
+
+Run from the repository root: `python -m bench.gpu_start [--folder DIR] [--out FILE]`. Writes an Orpheus checkpoint in
+the official shapes (6.6 GB of bfloat16), reads it in several ways, then starts deployments: nothing cached, everything
+cached, and two replicas on one GPU. Page cache: of the checkpoint alone, emptied by POSIX_FADV_DONTNEED. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.serving.deployment import Plan, Served
+
+LIMITS = ("max_concurrent_requests=64", "max_seq_len=2048")
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, help="where the checkpoint is written, or is already")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--weights-only", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.weights_only is not None:
+        print(json.dumps(reading(options.weights_only)))
+        return 0
+    scratch = Path(tempfile.mkdtemp(prefix="mstar-start-", dir="/tmp"))
+    folder = options.folder or scratch / "orpheus"
+    report: dict[str, Any] = {"what": "start of Orpheus 3B shapes", "when": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    if not folder.exists():
+        subprocess.run([sys.executable, "-m", "bench.serving.checkpoint", str(folder)], check=True)
+    own = [sys.executable, "-m", "bench.gpu_start", "--weights-only", str(folder)]
+    said = subprocess.run(own, check=True, capture_output=True, text=True).stdout
+    report["reading"] = json.loads(said.splitlines()[-1])
+    print(json.dumps(report["reading"], indent=1), flush=True)
+    os.environ["MSTAR_CACHE_DIR"] = str(scratch / "cache")
+    os.environ.pop("TRITON_CACHE_DIR", None)
+    for name, cold, gpus in (("cold", True, None), ("warm", False, None), ("replicas", False, "0,0")):
+        if cold:
+            shutil.rmtree(scratch / "cache", ignore_errors=True)
+            drop(folder)
+        try:
+            report[name] = started(scratch / name, folder, gpus)
+        except RuntimeError as error:
+            report[name] = {"error": str(error)[-3000:]}
+        print(name, json.dumps(report[name], indent=1), flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(report, indent=1) + "\n")
+    return int(any("error" in report[name] for name in ("cold", "warm", "replicas")))
+
+
+class Replicas(Plan):
+    """Two ranks on the first GPU."""
+
+    def command(self) -> list[str]:
+        """As Plan's, with the packaged file of replicas and one GPU named twice."""
+        plain = super().command()
+        at = plain.index("--device")
+        return [*plain[:at], "--gpus", "0,0", *plain[at + 2 :]]
+
+
+def started(root: Path, folder: Path, gpus: str | None) -> dict[str, Any]:
+    """Start one deployment and stop it. Returns seconds to ready, by phase and process, and what its caches hold."""
+    root.mkdir()
+    kind = Plan if gpus is None else Replicas
+    model = "orpheus" if gpus is None else "orpheus_replicas"
+    plan = kind(model=model, device="cuda", port=18123, root=root, weights=folder, settings=LIMITS)
+    with Served(plan) as served:
+        head = served.snapshot()
+        used = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader"],
+            capture_output=True, text=True, check=False,
+        ).stdout.strip()  # fmt: skip
+    return {
+        "up_s": round(served.ready_s, 2),
+        "ready_s": round(head["deployment"]["ready_s"], 2),
+        "phases_s": head["deployment"]["phases_s"],
+        "children": {child["name"]: child["phases_s"] for child in head["children"]},
+        "caches": {child["name"]: child["facts"].get("caches") for child in head["children"]},
+        "gpu_memory": used,
+        "steps": steps(root),
+    }
+
+
+def steps(root: Path) -> list[dict[str, Any]]:
+    """Phases of workers as events told them: what began, and how long the one before took."""
+    found = []
+    for path in sorted(root.rglob("events.ndjson")):
+        for line in path.read_text().splitlines():
+            event = json.loads(line)
+            if event["type"] == "phase" and str(event["child"]).startswith("worker"):
+                found.append({key: event.get(key) for key in ("child", "phase", "detail", "after", "after_s")})
+    return found
+
+
+def reading(folder: Path) -> dict[str, Any]:
+    """Seconds and GB/s of reading the language model's file to the device, and of joining matrices afterwards."""
+    import torch
+
+    from mstar_core.layers import Checkpoint
+    from mstar_core.layers.upload import Target, upload
+    from mstar_core.layers.weight_files import stored_tensors
+
+    path = folder / "lm" / "model.safetensors"
+    size = path.stat().st_size
+    stored = stored_tensors(path)
+    places = {each.name: torch.empty(each.shape, dtype=each.dtype, device="cuda") for each in stored}
+    targets = [Target(stored=each, place=places[each.name]) for each in stored]
+
+    def mapped() -> None:
+        for name, value in Checkpoint.of_files([path]).tensors():
+            places[name].copy_(value)
+
+    made: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "bytes": size, "filesystem": filesystem(path)}
+    made["drop"] = [timed(lambda: drop(folder), 0), timed(lambda: upload(targets), size)]
+    for threads in (4, 4, 1, 2, 8):
+        made.setdefault(f"warm_{threads}", []).append(timed(partial(upload, targets, threads=threads), size))
+    made["mapped_before"] = timed(mapped, size)
+    drop(folder)
+    made["cold_4"] = timed(lambda: upload(targets), size)
+    drop(folder)
+    made["cold_mapped"] = timed(mapped, size)
+    upload(targets)
+    groups = [[n for n in places if f".layers.{i}." in n and any(p in n for p in ps)] for i in range(28)
+              for ps in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))]  # fmt: skip
+    made["join"] = timed(lambda: [torch.cat([places[name] for name in group]) for group in groups], 0)
+    probe = next(each for each in stored if each.name.endswith("down_proj.weight"))
+    expected = dict(Checkpoint.of_files([path]).tensors([probe.name]))[probe.name]
+    made["equal"] = bool(torch.equal(places[probe.name].cpu(), expected))
+    return made
+
+
+def timed(work: Callable[[], object], size: int) -> dict[str, float]:
+    """Seconds until the device is done, and GB/s of `size` bytes."""
+    import torch
+
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    took = time.perf_counter() - start
+    return {"s": round(took, 3), "GB_per_s": round(size / took / 1e9, 2)}
+
+
+def drop(folder: Path) -> None:
+    """Ask the kernel to forget the pages of every file in a folder."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def filesystem(path: Path) -> str:
+    """Type of the filesystem that holds a file."""
+    command = ["stat", "-f", "-c", "%T", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
