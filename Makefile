@@ -2,14 +2,14 @@
 SHELL := /bin/sh
 PY := .venv/bin/python
 TESTS := tests plugins
-GPU_TESTS := tests/gpu $(wildcard plugins/*/tests/test_gpu.py)
+GPU_TESTS := tests/gpu $(wildcard plugins/*/tests/test_gpu*.py)
 # Empty where the packages come from a wheelhouse instead of .venv.
 INSTALL ?= install
 # Threads of numeric libraries that spin cost more than they give when several processes share few cores.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu kernels wheelhouse lint format docs bench wheels clean
+.PHONY: help install demo test test-gpu sanitize kernels wheelhouse lint format docs bench wheels clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -31,6 +31,9 @@ wheelhouse: install ## gather wheels and kernels for a GPU machine without netwo
 
 test-gpu: $(INSTALL) ## run the tests that need a GPU; from a wheelhouse: make test-gpu INSTALL= PY=python3
 	$(PY) -m pytest -m gpu $(GPU_TESTS) $(ARGS)
+
+sanitize: $(INSTALL) ## run every own GPU kernel under compute-sanitizer; needs a GPU and the CUDA toolkit
+	@$(PY) scripts/sanitize.py $(ARGS)
 
 lint: install ## check format, lint, types, layering contracts and docs
 	@$(PY) scripts/lint.py

@@ -1,0 +1,133 @@
+"""The golden vectors over HTTP from CUDA: float32 gives the reference's sound, bfloat16 stays near it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.runtime.client import SURE, Heard, new_client, request, speak
+from tests.runtime.deployment import Deployment, one_rank
+from tests.runtime.golden import PROMPTS, Built, Golden
+
+pytestmark = pytest.mark.gpu
+FLOAT32 = 7
+"""Of 32,767: 2e-4 of full scale."""
+
+
+class OnCuda(Deployment):
+    """One rank on the first GPU, with the packages that this process has."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        ranks = tuple(msgspec.structs.replace(rank, device="cuda:0") for rank in one_rank().ranks)
+        where = msgspec.structs.replace(one_rank(), ranks=ranks)
+        super().__init__(folder=folder, where=where, dtype=dtype, attention="torch", max_seq_len=1024)
+
+    def environment(self) -> dict[str, str]:
+        made = super().environment()
+        return {**made, "PYTHONPATH": os.pathsep.join((made["PYTHONPATH"], os.environ.get("PYTHONPATH", "")))}
+
+
+@pytest.fixture(scope="module")
+def golden() -> Golden:
+    return Golden.find()
+
+
+@pytest.fixture(scope="module")
+def folder(golden: Golden, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return golden.lay_out(tmp_path_factory.mktemp("golden") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def built(folder: Path) -> Built:
+    return Built.load(folder)
+
+
+@pytest.fixture(scope="module")
+def exact(folder: Path) -> Iterator[Deployment]:
+    with OnCuda(folder, "float32") as deployment:
+        yield deployment
+
+
+@pytest.fixture(scope="module")
+def rounded(folder: Path) -> Iterator[Deployment]:
+    with OnCuda(folder, "bfloat16") as deployment:
+        yield deployment
+
+
+def say(golden: Golden, index: int, **params: Any) -> dict[str, Any]:
+    return request(prompt_token_ids=golden.prompt(index), **{**SURE, **params})
+
+
+async def hear(deployment: Deployment, *bodies: dict[str, Any]) -> list[Heard]:
+    async with new_client(deployment.url) as client:
+        heard = await asyncio.gather(*(speak(client, body) for body in bodies))
+    assert all(each.is_whole for each in heard), [each.body or each.errors for each in heard]
+    return list(heard)
+
+
+def farthest(given: bytes, wanted: bytes) -> int:
+    """Largest difference of two sounds of one length, in steps of 16 bits."""
+    assert len(given) == len(wanted) > 0
+    one, other = (np.frombuffer(data, "<i2").astype(np.int32) for data in (given, wanted))
+    return int(np.abs(one - other).max())
+
+
+@pytest.mark.parametrize("index", PROMPTS)
+@pytest.mark.parametrize("is_penalised", [False, True], ids=["plain", "penalised"])
+async def test_float32_gives_the_reference_sound(
+    is_penalised: bool, index: int, golden: Golden, built: Built, exact: Deployment
+) -> None:
+    ids = golden.greedy(index, is_penalised=is_penalised)
+    body = say(golden, index, repetition_penalty=1.3 if is_penalised else 1, max_output_tokens=len(ids))
+    [heard] = await hear(exact, body)
+    error = farthest(heard.pcm, built.sound(ids))
+    print(f"largest difference {error} of 32767")
+    assert error <= FLOAT32, "another id would change whole frames"
+    assert heard.done is not None and heard.done["usage"]["completion_tokens"] == len(ids)
+    exact.assert_clean()
+
+
+async def test_float32_streams_of_different_lengths_at_once(golden: Golden, built: Built, exact: Deployment) -> None:
+    counts = [160, 60, 151, 48, 160, 35]
+    bodies = [say(golden, n % 2, max_output_tokens=count) for n, count in enumerate(counts)]
+    for heard, (number, count) in zip(await hear(exact, *bodies), enumerate(counts), strict=True):
+        wanted = built.sound(built.continued(golden.prompt(number % 2), count))
+        assert farthest(heard.pcm, wanted) <= FLOAT32
+    exact.assert_clean()
+
+
+async def test_float32_draws_the_same_whatever_shares_the_batch(golden: Golden, exact: Deployment) -> None:
+    drawn = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1, "noise": "seeded", "max_output_tokens": 140}
+    mine = [say(golden, n % 2, **{**drawn, "seed": 100 + n}) for n in range(3)]
+    others = [say(golden, n % 2, **{**drawn, "seed": n, "max_output_tokens": 30 + 20 * n}) for n in range(8)]
+    alone = [(await hear(exact, body))[0].pcm for body in mine]
+    together = [heard.pcm for heard in (await hear(exact, *others[:4], *mine, *others[4:]))[4:7]]
+    errors = [farthest(one, other) for one, other in zip(together, alone, strict=True)]
+    print(f"largest differences {errors} of 32767")
+    assert max(errors) <= FLOAT32
+    assert farthest(alone[0], alone[2]) > 1000, "different seeds differ"
+    exact.assert_clean()
+
+
+@pytest.mark.parametrize("index", PROMPTS)
+async def test_bfloat16_begins_with_the_reference_sound(
+    index: int, golden: Golden, built: Built, rounded: Deployment
+) -> None:
+    """Greedy ids of random weights part ways at a near tie; until then the sound is the reference's."""
+    ids = golden.greedy(index)
+    [heard] = await hear(rounded, say(golden, index, max_output_tokens=len(ids)))
+    wanted, size = built.sound(ids), 2 * golden.frame_samples
+    same = [
+        farthest(heard.pcm[at : at + size], wanted[at : at + size]) <= FLOAT32 for at in range(0, len(wanted), size)
+    ]
+    leading = [*same, False].index(False)
+    print(f"{leading} of {len(same)} frames of prompt {index} equal the reference")
+    assert len(heard.pcm) == len(wanted)
+    rounded.assert_clean()
