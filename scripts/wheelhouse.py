@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +34,9 @@ IMPORTS = {
 
 STANDALONE = ("pyzmq", "msgspec", "httptools", "ujson", "websockets", "multidict", "aiofiles", "cffi", "pycparser")
 """What imports without anything that the target's image brings."""
+
+OWN = ("mstar_core.errors", "mstar_core.config.deployment", "mstar_core.messages.wire")
+"""Modules of the project that need nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,10 @@ def main() -> int:
     parser.add_argument("--video", action="store_true", help="video containers")
     parser.add_argument("--kernels", metavar="ARCH", help="attention kernels for this architecture, as 9.0a")
     parser.add_argument("--limit", type=int, default=64, help="MiB that folder and repository may have together")
-    parser.add_argument("--verify", action="store_true", help="install the part without CUDA here and import it")
+    parser.add_argument(
+        "--verify", nargs="?", const="", metavar="PYTHON",
+        help="install the part without CUDA here and import it, with an interpreter of that version",
+    )  # fmt: skip
     options = parser.parse_args()
     out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -70,8 +76,8 @@ def main() -> int:
         subprocess.run(command, check=True)
     write_manifest(out, wheels, options.python)
     write_install(out, [pin for pin in pins if pin.group != "test"], options.python)
-    if options.verify:
-        verify(out, [pin for pin in pins if pin.group != "attention"], options.python)
+    if options.verify is not None:
+        verify(wheels, options.python, options.verify)
     return weigh(out, options.limit)
 
 
@@ -152,25 +158,30 @@ echo "installed into $SITE; now: . $SITE/env.sh"
     script.chmod(0o755)
 
 
-def verify(out: Path, pins: list[Pin], python: str) -> None:
-    """Install the wheels that need no CUDA in a fresh environment without network, and import each."""
-    if f"{sys.version_info.major}.{sys.version_info.minor}" != python:
-        found = shutil.which(f"python{python}")
-        if found is None:
-            sys.exit(f"--verify needs Python {python} on this machine")
-        subprocess.run([found, __file__, out, "--python", python, "--verify"], check=True)
-        return
+def verify(wheels: dict[Path, Pin | None], python: str, chosen: str) -> None:
+    """Install the wheels that need no CUDA in a fresh environment without network, and import what can stand alone."""
+    interpreter = chosen or find_python(python)
+    light = [path for path, pin in wheels.items() if pin is None or pin.group != "attention"]
+    names = {pin.name for pin in wheels.values() if pin is not None}
+    modules = [IMPORTS.get(name, name) for name in STANDALONE if name in names] + list(OWN)
     with tempfile.TemporaryDirectory(prefix="mstar-verify-") as folder:
-        venv.create(folder, with_pip=True)
+        subprocess.run([interpreter, "-m", "venv", folder], check=True)
         own = Path(folder) / "bin" / "python"
-        names = {pin.sha256 for pin in pins}
-        wheels = [path for path in out.glob("*.whl") if sha256(path) in names]
-        command = [own, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--disable-pip-version-check", *wheels]
+        command = [own, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--disable-pip-version-check", *light]
         subprocess.run(command, check=True)
-        for pin in pins:
-            if pin.name in STANDALONE:
-                subprocess.run([own, "-c", f"import {IMPORTS.get(pin.name, pin.name)}"], check=True)
-    print(f"verified: {len(wheels)} wheels install without network")
+        for module in modules:
+            if subprocess.run([own, "-I", "-c", f"import {module}"], check=False).returncode != 0:
+                sys.exit(f"--verify: {module} cannot be imported from its wheel with {interpreter}")
+    print(f"verified: {len(light)} wheels install without network, {len(modules)} modules import ({interpreter})")
+
+
+def find_python(python: str) -> str:
+    """An interpreter of this version that really runs: a version manager's stand-in may be on the path without one."""
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        path = Path(folder) / f"python{python}"
+        if path.exists() and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return str(path)
+    sys.exit(f"--verify needs Python {python}, and no python{python} on the path runs: name one with --verify PYTHON")
 
 
 def weigh(out: Path, limit: int) -> int:
