@@ -32,12 +32,13 @@ class Residents:
         loop = run.loop
         if run.asked or PENDING in run.values or PENDING in run.imports:
             return
-        if run.limit == 0:
-            run.end = (0, "length" if loop.loop.stop is not None else "done")
-            return
         task = self._walk.tasks[loop.tasks[0]]
         inputs, complete = self._inputs(run, task)
-        branches = self._branches[task.index]
+        branches, start = self._branches[task.index], self._stopping.start_of(run)
+        # Without an iteration to run only the engine can tell whether the starting value already is a stop.
+        if run.limit == 0 and (start is None or not complete or branches is None):
+            run.end = (0, "length" if loop.loop.stop is not None else "done")
+            return
         if not complete or branches is None:
             self._take_last(run, {})
             run.end = (0, "done")
@@ -45,7 +46,7 @@ class Residents:
         run.asked = True
         for ref in inputs.values():
             self._values.retain(ref)
-        path, start = run.scope.path, self._stopping.start_of(run)
+        path = run.scope.path
         self._running[loop.index, path] = tuple(inputs.values())
         self._agenda.act(FireLoop(loop.index, task.index, path, inputs, branches, run.limit, start))
 

@@ -7,7 +7,7 @@ import torch
 
 from mstar_core.engine.base import Handle, LoopSpec, SamplingParams
 from mstar_core.graph.nodes import Attend
-from tests.engine.tiny_engine import Driver, make_engine, prompt, reference
+from tests.engine.tiny_engine import VOCAB, Driver, make_engine, prompt, reference
 
 IDS = prompt(1, 9)
 PLAIN = reference(IDS, 12)
@@ -229,3 +229,14 @@ def test_a_closed_request_ends_a_loop_that_is_not_fused() -> None:
     driver.engine.close(Handle(0))
     driver.run()
     assert loop not in driver.done and driver.engine.memory().pages_used == 0
+
+
+@pytest.mark.parametrize(("is_stop", "reason"), [(True, "stop"), (False, "length")])
+def test_a_loop_without_iterations_says_whether_the_prompt_drew_a_stop(is_stop: bool, reason: str) -> None:
+    drawn = reference(prompt(4, 6), 1)[0]
+    driver = Driver(make_engine())
+    driver.open(0)
+    driver.prefill(0, prompt(4, 6))
+    key = driver.decode(0, 0, stop=(drawn if is_stop else (drawn + 1) % VOCAB,))
+    driver.run()
+    assert (driver.done[key].reason, driver.done[key].iterations) == (reason, 0)

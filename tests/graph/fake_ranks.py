@@ -184,6 +184,8 @@ class Ranks:
         inputs = {port: self.read(rank, ref) for port, ref in fire.inputs.items()}
         if fire.start is not None and says_stop(self.read(rank, fire.start)):
             return "stop", 0, {}
+        if fire.limit == 0:
+            return "length", 0, {}
         loop, task = self.walk.loops[fire.loop], self.walk.tasks[fire.task]
         made: dict[str, int] = {}
         required = {entry.port for entry in task.inputs if not entry.optional}

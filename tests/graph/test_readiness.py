@@ -64,6 +64,15 @@ def test_a_limit_of_zero_skips_a_loop_and_hands_out_the_starting_value() -> None
     assert run.start() == [Emit(RunInput("actions"), "actions", "action", ()), EndWalk("done", {"flow": 0})]
 
 
+def test_a_limit_of_zero_still_asks_whether_the_starting_value_is_a_stop() -> None:
+    """A request for one id whose prompt draws the stop id ended by itself, not by its limit."""
+    for reason in ("stop", "length"):
+        run = WalkState(cut(compile_walk("decode", orpheus().walks["decode"]), {"LLM": 0})[0], 0)
+        held = Held("LLM", "token")
+        assert run.start() == [FireLoop(0, 0, (), {"token": held}, ("main",), 0, held)]
+        assert run.resident_done(0, (), reason, 0, set()) == [EndWalk(reason, {"decode_loop": 0})]
+
+
 def test_a_loop_without_limit_or_stop_is_refused() -> None:
     with pytest.raises(
         GraphError, match="loop 'flow' of walk 'go' has neither a limit nor a stop rule; give the Run max_iters"
