@@ -134,6 +134,4 @@ def fill_parameters(
     host["penalty"][:count] = [each.repetition_penalty for each in chosen]
     host["greedy"][:] = True
     host["greedy"][:count] = [each.temperature <= 0 for each in chosen]
-    seeds = torch.tensor([sampler.to_int64(each.seed) for each in chosen], dtype=torch.int64)
-    states: np.ndarray = rng.seeded(seeds).numpy()
-    return states
+    return rng.seeded_host(np.array([sampler.to_int64(each.seed) for each in chosen], dtype=np.int64))

@@ -33,7 +33,7 @@ BUCKETS: Final = Buckets(
     decode=(1, 8, 32),
     prefill=(128, 512),
     decode_later=(2, 4, 16, 24, 48, 64, 96, 128, 256),
-    prefill_later=(64, 256, 1024, 2048),
+    prefill_later=(64, 256, 384, 768, 1024, 1536, 2048),
 )
 """What a deployment captures, up to its slots and its token budget; a step runs in the smallest that holds it."""
 

@@ -127,9 +127,11 @@ class Admission:
 
     def _would_thrash(self, branch: Branch, wanted: int) -> bool:
         """Whether the rows that decode would soon take these pages back. The oldest with work is never held up."""
-        if not self._state.active or branch.request.order == self._state.oldest_with_work():
+        if not self._state.active:
             return False
-        return self._state.pool.available < self._state.tables.missing(branch.slot, wanted) + len(self._state.active)
+        if self._state.pool.available >= self._state.tables.missing(branch.slot, wanted) + len(self._state.active):
+            return False
+        return branch.request.order != self._state.oldest_with_work()
 
     def _make_room(self, branch: Branch, shortage: OutOfPages) -> bool:
         """Preempt one request for `branch`; False when it has to wait or has failed for good."""

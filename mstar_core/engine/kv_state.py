@@ -75,8 +75,8 @@ class KVState:
 
     def oldest_with_work(self) -> int:
         """Age of the oldest request that has anything to do."""
-        busy = (r.order for r in self.requests.values() if any(b.has_work for b in r.branches.values()))
-        return min(busy)
+        # Requests stand in the order in which they were opened, so that the first found is the oldest.
+        return next(r.order for r in self.requests.values() if any(b.has_work for b in r.branches.values()))
 
     def fail(self, result: StepResult, branch: Branch, job: Job, error: MstarError) -> None:
         """Fail a request: report the job, take its other work away, keep its memory until it is closed."""

@@ -61,6 +61,11 @@ def normal(seed: Tensor, counter: Tensor, count: int) -> Tensor:
     return (radius * torch.cos(angle)).to(torch.float32)
 
 
+def seeded_host(seed: np.ndarray) -> np.ndarray:
+    """`seeded` on the host. int64 in and out."""
+    return _mix_host(seed * np.int64(_STREAM) + np.int64(_GOLDEN))
+
+
 def uniform_host(state: np.ndarray, counter: np.ndarray) -> np.ndarray:
     """`uniform_of` for a handful of rows on the host, without torch's cost per call. int64 in, float64 out."""
     bits = _mix_host(state + (counter + 1) * np.int64(_GOLDEN))

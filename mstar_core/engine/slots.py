@@ -135,7 +135,8 @@ class Slots:
     def _clear(self, slot: int) -> None:
         self.last[slot] = self.key[slot] = NO_ID
         self.left[slot] = self.next_position[slot] = self.drawn[slot] = 0
-        self._moved[slot] = NO_ID
+        # Its last id on the device is written by a draw or by `set_last` before anything reads it.
+        self._moved.pop(slot, None)
         self._blank[slot] = None
         self._met.pop(slot, None)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 import pytest
 import torch
@@ -165,4 +163,4 @@ def test_fixed_attention_equals_the_plain_one(cached: int) -> None:
 
 
 def test_counters_are_empty_without_graphs() -> None:
-    assert make_engine().counters() == {} and not cast("KVCacheEngine", make_engine()).idle()
+    assert make_engine().counters() == {} and not make_engine().idle()
