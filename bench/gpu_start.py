@@ -30,6 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="where the checkpoint is written, or is already")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--starts", default="cold,warm,replicas", help="of cold, warm, replicas and fp8, in this order")
     parser.add_argument("--weights-only", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.weights_only is not None:
@@ -46,18 +47,20 @@ def main() -> int:
     print(json.dumps(report["reading"], indent=1), flush=True)
     os.environ["MSTAR_CACHE_DIR"] = str(scratch / "cache")
     os.environ.pop("TRITON_CACHE_DIR", None)
-    for name, cold, gpus in (("cold", True, None), ("warm", False, None), ("replicas", False, "0,0")):
-        if cold:
+    names = options.starts.split(",")
+    for name in names:
+        if name == "cold":
             shutil.rmtree(scratch / "cache", ignore_errors=True)
             drop(folder)
         try:
-            report[name] = started(scratch / name, folder, gpus)
+            report[name] = started(scratch / name, folder, name)
         except RuntimeError as error:
             report[name] = {"error": str(error)[-3000:]}
-        print(name, json.dumps(report[name], indent=1), flush=True)
+        told = {key: value for key, value in report[name].items() if key != "steps"}
+        print(name, json.dumps(told), flush=True)
         if options.out:
             options.out.write_text(json.dumps(report, indent=1) + "\n")
-    return int(any("error" in report[name] for name in ("cold", "warm", "replicas")))
+    return int(any("error" in report[name] for name in names))
 
 
 class Replicas(Plan):
@@ -70,12 +73,15 @@ class Replicas(Plan):
         return [*plain[:at], "--gpus", "0,0", *plain[at + 2 :]]
 
 
-def started(root: Path, folder: Path, gpus: str | None) -> dict[str, Any]:
-    """Start one deployment and stop it. Returns seconds to ready, by phase and process, and what its caches hold."""
+def started(root: Path, folder: Path, name: str) -> dict[str, Any]:
+    """Start one deployment and stop it. name: `replicas`, `fp8`, or anything else for a plain one.
+
+    Returns seconds to ready, by phase and process, and what its caches hold.
+    """
     root.mkdir()
-    kind = Plan if gpus is None else Replicas
-    model = "orpheus" if gpus is None else "orpheus_replicas"
-    plan = kind(model=model, device="cuda", port=18123, root=root, weights=folder, settings=LIMITS)
+    kind, model = (Replicas, "orpheus_replicas") if name == "replicas" else (Plan, "orpheus")
+    settings = (*LIMITS, "quantization=fp8") if name == "fp8" else LIMITS
+    plan = kind(model=model, device="cuda", port=18123, root=root, weights=folder, settings=settings)
     with Served(plan) as served:
         head = served.snapshot()
         used = subprocess.run(

@@ -6,11 +6,13 @@ FlashInfer's paged kernels cannot express, go to the torch form, segment by segm
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -32,11 +34,17 @@ if TYPE_CHECKING:
 AOT_DIR: Final = "FLASHINFER_AOT_DIR"
 """Environment variable that names the folder of kernels built ahead (see `make kernels`)."""
 
+TOOLS: Final = {"nvcc": "packages cuda-nvcc-13-0 and cuda-cudart-dev-13-0", "ninja": "pip install ninja"}
+"""What brings each tool that builds kernels."""
+
 WORKSPACE_BYTES: Final = 256 << 20
 DECODE_GROUPS: Final = (1, 2, 3, 4, 8)
 """Query heads per key head that the decode kernel knows; others go through the prefill kernel."""
 
 HEAD_DIMS: Final = (64, 128, 256)
+
+PACKAGES: Final = {"flashinfer": "flashinfer-python", "tvm_ffi": "apache-tvm-ffi", "pynvml": "nvidia-ml-py"}
+"""Module -> the package that brings it, where they are called differently."""
 
 
 class FlashInferAttention:
@@ -48,10 +56,8 @@ class FlashInferAttention:
     name = "flashinfer"
 
     def __init__(self, pools: list[Tensor], page_size: int) -> None:
-        import flashinfer
-
         _check_pools(pools)
-        self._library: Any = flashinfer
+        self._library: Any = import_library()
         self._pools = pools
         self._page_size = page_size
         self._plain = EagerAttention(pools, page_size)
@@ -348,6 +354,19 @@ def _check_pools(pools: list[Tensor]) -> None:
 _TORCH: Final = 'set attention to "torch"'
 
 
+def import_library() -> ModuleType:
+    """FlashInfer. Raises StartError naming the package that is missing."""
+    try:
+        return importlib.import_module("flashinfer")
+    except ModuleNotFoundError as error:
+        missing = error.name or "flashinfer"
+        package = PACKAGES.get(missing.partition(".")[0], missing)
+        raise StartError(
+            f"FlashInfer cannot be imported: package {package} is missing", str(error),
+            f"pip install {package} (mstarctl doctor lists what a GPU needs), or {_TORCH}", phase="kernels",
+        ) from error  # fmt: skip
+
+
 def _kernel_origins(dtype: torch.dtype, head_dim: int) -> dict[str, str]:
     """Where each kernel will come from. Raises StartError when one is neither built ahead nor can be built here."""
     from flashinfer.jit import env
@@ -364,7 +383,8 @@ def _kernel_origins(dtype: torch.dtype, head_dim: int) -> dict[str, str]:
         raise StartError(
             f"an attention kernel is not built and {tools[0]} is missing",
             f"{missing[0]} is not in {env.FLASHINFER_AOT_DIR}",
-            f"run make kernels where nvcc is, and name its folder in {AOT_DIR}; or install {' and '.join(tools)}",
+            f"run make kernels where nvcc is, and name its folder in {AOT_DIR}; or install "
+            + " and ".join(f"{tool} ({TOOLS[tool]})" for tool in tools),
             phase="kernels",
         )
     return origins

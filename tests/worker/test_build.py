@@ -1,0 +1,96 @@
+"""What a rank is built with: dtypes, pools within its share, and what it says of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from mstar_core.config.deployment import DeploymentSpec, KVCacheConfig, Plan, RankPlan
+from mstar_core.engine.attention.flashinfer import import_library
+from mstar_core.engine.budget import CPU_POOL_BYTES
+from mstar_core.errors import ConfigError, StartError
+from mstar_core.graph.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
+from mstar_core.worker.build import attention_of, compute_dtype, pool_plans, preload, quantized_text
+
+CPU = torch.device("cpu")
+
+
+def node(name: str) -> NodeSpec:
+    kv = KVSpec(layers=16, kv_heads=8, head_dim=128)
+    ports = {"tokens": "i64[n]", "token": "i64[1]"}
+    return NodeSpec(name=name, engine=KV_CACHE, ports=ports, kv=kv, sampling=Sampling(port="token"))
+
+
+def spec(**cache: object) -> DeploymentSpec:
+    return DeploymentSpec(
+        name="d", model="m", plugin="p", run_dir="/r", log_dir="/l", plan=Plan(ranks=(), placements=()),
+        max_seq_len=64, max_concurrent_requests=4096, kv_cache=KVCacheConfig(**cache),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def pools(fraction: float | None, *names: str, **cache: object) -> dict[str, int]:
+    rank = RankPlan(rank=0, device="cpu", nodes=names, memory_fraction=fraction)
+    plans = pool_plans(spec(**cache), rank, [node(name) for name in names], CPU, torch.float32)
+    return {name: plan.size_bytes for name, plan in plans.items()}
+
+
+def test_the_nodes_of_a_rank_divide_its_share() -> None:
+    page = node("a").kv.bytes_per_token(4) * 16  # type: ignore[union-attr]
+    found = pools(0.25, "a", "b", share={"a": 0.75})
+    assert found["a"] == pytest.approx(0.75 * 0.25 * CPU_POOL_BYTES, abs=page)
+    assert found["b"] == pytest.approx(0.25 * 0.25 * CPU_POOL_BYTES, abs=page)
+
+
+def test_without_a_plans_share_the_deployments_holds_and_the_reserve_is_kept() -> None:
+    page = node("a").kv.bytes_per_token(4) * 16  # type: ignore[union-attr]
+    whole = pools(None, "a", memory_fraction=0.5)["a"]
+    assert whole == pytest.approx(0.5 * CPU_POOL_BYTES, abs=page)
+    assert pools(None, "a", memory_fraction=0.5, reserve_bytes=1 << 29)["a"] == pytest.approx(
+        whole - (1 << 29), abs=page
+    )
+    with pytest.raises(StartError, match="no memory is left"):
+        pools(0.2, "a", reserve_bytes=1 << 30)
+
+
+def test_dtypes_and_attention_follow_the_device() -> None:
+    assert compute_dtype(None, CPU) is torch.float32 and attention_of(spec(), CPU) == "torch"
+    assert compute_dtype(None, torch.device("cuda")) is torch.bfloat16
+    assert attention_of(spec(), torch.device("cuda")) == "flashinfer"
+    with pytest.raises(ConfigError, match="bfloat17"):
+        compute_dtype("bfloat17", CPU)
+
+
+def test_a_module_that_is_missing_disturbs_no_preload() -> None:
+    thread = preload(("no_such_module_anywhere", "json"))
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.skipif(find_spec("flashinfer") is not None, reason="FlashInfer is installed here")
+def test_a_missing_attention_library_is_named_with_its_package() -> None:
+    with pytest.raises(StartError, match="package flashinfer-python is missing") as caught:
+        import_library()
+    assert "pip install flashinfer-python" in caught.value.hint
+
+
+@dataclass(frozen=True)
+class Kind:
+    output_error_mean: float = 0.025
+    output_error_worst: float = 0.031
+
+
+@dataclass(frozen=True)
+class Report:
+    method: str = "fp8"
+    before_bytes: int = 4 << 30
+    after_bytes: int = 2 << 30
+    kinds: dict[str, Kind] = field(default_factory=lambda: {"q_proj": Kind()})
+
+
+def test_a_quantization_is_told_in_one_line() -> None:
+    assert quantized_text(Report()) == (
+        "fp8 weights: 4,096 MiB to 2,048 MiB; outputs differ by q_proj 0.0250 (worst 0.0310)"
+    )
