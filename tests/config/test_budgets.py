@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mstar_core.config import make_plan
+from mstar_core.config import find, make_plan, parse_set, resolve_target
 from mstar_core.errors import ConfigError
-from mstar_core.plugin import ModelSpec
+from mstar_core.plugin import ModelSpec, Plugins
 from tests.config.conftest import Resolve
 
 REPLICAS = "model: toy\nnode_groups:\n  - node_names: [LLM, vocoder]\n    ranks: [0, 1]\n"
@@ -72,3 +72,14 @@ def test_quantization_is_refused_where_nothing_can_run_it(spec: ModelSpec, resol
     assert "--set quantization=fp8" in caught.value.detail
     with pytest.raises(ConfigError, match="on a GPU"):
         make_plan(spec, resolved(REPLICAS, "quantization=fp8", "dtype=float32"), TWO)
+
+
+@pytest.mark.parametrize(("share", "words"), [("{Thinker: 0.6, Talker: 0.5}", "gives away 1.1 of rank 0's cache"),
+                                              ("{Thinker: 1}", "nothing is left for Talker")])  # fmt: skip
+def test_shares_that_cannot_add_up_on_a_rank_are_refused_at_planning(share: str, words: str) -> None:
+    target = find("qwen3omni_single_gpu", Plugins.discover())
+    fits = resolve_target(target, [parse_set("kv_cache.share={Thinker: 0.6}")])
+    assert make_plan(target.spec, fits, ("cuda:0",)).ranks[0].memory_fraction == 0.85
+    with pytest.raises(ConfigError, match=words) as caught:
+        make_plan(target.spec, resolve_target(target, [parse_set(f"kv_cache.share={share}")]), ("cuda:0",))
+    assert caught.value.detail.startswith("Thinker ")
