@@ -45,7 +45,7 @@ class Budget:
 
     @property
     def sum_text(self) -> str:
-        """The sum in words: `85% of 81,079 MiB, less 6,300 MiB of weights and 2,048 MiB of reserve`."""
+        """The sum in words: `0.85 of 81,079 MiB on cuda:0, less 7,814 MiB of weights and 2,048 MiB of reserve`."""
         text = f"{self.fraction:.4g} of {mib(self.total_bytes)} on {self.device}"
         less = [
             f"{mib(size)} of {word}"
@@ -55,7 +55,7 @@ class Budget:
         return f"{text}, less {' and '.join(less)}" if less else text
 
     def check(self) -> Budget:
-        """Return itself. Raises StartError with the sizes when nothing is left, or others use what it counts on."""
+        """Return itself. Raises StartError with the sizes when weights and reserve leave nothing of the share."""
         if self.pool_bytes <= 0:
             raise StartError(
                 f"no memory is left for a cache on {self.device}",
@@ -64,16 +64,19 @@ class Budget:
                 "fewer nodes on this device",
                 phase="kv",
             )
-        if self.pool_bytes > self.free_bytes:
-            fits = (self.free_bytes + self.weights_bytes) / self.total_bytes
+        return self
+
+    def check_free(self, pools_bytes: int) -> None:
+        """Raises StartError, with the sizes, when others use what pools of this many bytes count on."""
+        if pools_bytes > self.free_bytes:
+            fits = max(0.0, (self.free_bytes + self.weights_bytes) / self.total_bytes)
             raise StartError(
                 f"the memory counted on is in use on {self.device}",
-                f"{self.sum_text}, leaves {mib(self.pool_bytes)} for caches, and {mib(self.free_bytes)} are free",
+                f"caches of {mib(pools_bytes)} fit the share ({self.sum_text}), and {mib(self.free_bytes)} are free",
                 f"free the device, or let the rank count on {int(fits * 100) / 100:.2f} of it "
-                "(kv_cache.memory_fraction, or the group's memory_fraction)",
+                "(kv_cache.memory_fraction, or the group's memory_fraction), or fix kv_cache.tokens",
                 phase="kv",
             )
-        return self
 
 
 def rank_budget(device: torch.device, fraction: float, reserve_bytes: int | None = None) -> Budget:

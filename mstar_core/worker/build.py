@@ -204,6 +204,7 @@ def pool_plans(
             longest=spec.max_seq_len, most_tokens=slots * spec.max_seq_len, why_free=why,
         )  # fmt: skip
         log.info("node %s: %s; %s", node.name, plans[node.name].text, why)
+    budget.check_free(sum(plan.size_bytes for plan in plans.values()))
     return plans
 
 
