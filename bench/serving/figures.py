@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -86,14 +88,18 @@ def environment() -> dict[str, Any]:
 
 
 def gpu() -> dict[str, Any]:
-    """Name, driver and CUDA version by nvidia-smi and nvcc's name in torch's version; None without a GPU."""
-    values = smi("name", "driver_version")
-    torch_version = _version("torch") or ""
-    cuda = torch_version.partition("+cu")[2]
-    return {
-        "gpu": values[0] if values else None, "driver": values[1] if values else None,
-        "cuda": f"{cuda[:-1]}.{cuda[-1]}" if cuda else None,
-    }  # fmt: skip
+    """Name and driver by nvidia-smi, and the CUDA that torch was built with; None where there is none."""
+    values: list[str] | list[None] = smi("name", "driver_version") or [None, None]
+    return {"gpu": values[0], "driver": values[1], "cuda": torch_cuda()}
+
+
+def torch_cuda() -> str | None:
+    """The CUDA version in torch's version file, read without importing torch."""
+    spec = importlib.util.find_spec("torch")
+    path = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
+    text = path.read_text() if path is not None and path.is_file() else ""
+    found = re.search(r"^cuda\b[^=]*= '([\d.]+)'", text, re.MULTILINE)
+    return found.group(1) if found else None
 
 
 def smi(*fields: str) -> list[str]:

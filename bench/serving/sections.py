@@ -172,7 +172,8 @@ class Run:
         own = time.process_time() - own
         loaded_s = time.monotonic() - start
         now = self.served.cpu_s()
-        spent = {name: now[name] - cpu.get(name, 0.0) for name in now} | {"client": own}
+        # A pool process that ended has taken its seconds along, so a sum over processes may shrink.
+        spent = {name: max(0.0, now[name] - cpu.get(name, 0.0)) for name in now} | {"client": own}
         time.sleep(TELEMETRY_S)
         after = self.served.fresh_values()
         changed = {name: value - values.get(name, 0.0) for name, value in after.items()}

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
 from mstar_core.engine import rng, sampler
+from mstar_core.engine.attention.backend import backend, make_pools
+from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.layers.packing import pack
 from tests.engine.tiny_engine import generate, prompt
 from tests.gpu.kernels import launched
-from tests.gpu.test_engine import SAMPLINGS, WideLM, wide_engine
+from tests.gpu.test_engine import SAMPLINGS, WIDE, WideLM, wide_engine
 
 pytestmark = pytest.mark.gpu
 RAN: set[str] = set()
@@ -47,12 +50,55 @@ def steps(cuda: torch.device, count: int, graphs: tuple[int, ...]) -> None:
         assert len(ids) == request[1] + 1 and all(0 <= drawn < 1001 for drawn in ids)
 
 
+def gates(cuda: torch.device, rows: int, width: int) -> None:
+    """The gated activation of many rows alone: few rows take it inside of the product before it."""
+    from mstar_core.layers.fused import gated_silu
+
+    out = gated_silu(torch.randn(rows, 2 * width, device=cuda, dtype=torch.bfloat16))
+    assert out.shape == (rows, width) and torch.isfinite(out).all()
+
+
+def prompts(cuda: torch.device, counts: tuple[int, ...], cached: tuple[int, ...], bucket: int) -> None:
+    """Attention of packed prompts in fixed shapes, as the captured prompts use it."""
+    from mstar_core.engine.attention.paged import PagedFixedSegments
+
+    page, most, pieces = 16, 16, len(counts)
+    tables = np.arange((pieces + 1) * most, dtype=np.int32).reshape(pieces + 1, most)[:, ::-1].copy()
+    pool = torch.randn(tables.size, 2, page, 2, 128, device=cuda, dtype=torch.bfloat16)
+    fixed = PagedFixedSegments([pool], page, bucket, pieces + 1, most)
+    rows = np.arange(pieces, dtype=np.int64)
+    given = {"counts": np.array(counts, dtype=np.int64), "cached": np.array(cached, dtype=np.int64)}
+    fixed.prepare(PackedPrompts(rows=rows, tables=tables, **given))
+    query, key, value = (torch.randn(bucket, heads, 128, device=cuda, dtype=torch.bfloat16) for heads in (6, 2, 2))
+    out = fixed.attend(0, query, key, value)
+    assert out.shape == query.shape and torch.isfinite(out).all()
+
+
+def fixed_rows(cuda: torch.device, rows: int, cached: int) -> None:
+    """A decode step over fixed shapes, as it is captured, without the graph around it."""
+    module, page, most = WideLM(vocab=1001).to(cuda, torch.bfloat16), 16, 16
+    pack(module)
+    assert WIDE.kv is not None
+    pools = make_pools(WIDE.kv, rows * most, page, torch.bfloat16, cuda)
+    fixed = backend("flashinfer", pools, page).fixed_rows(rows, most)
+    tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)
+    fixed.prepare(np.arange(rows), np.arange(rows) + cached, tables)
+    positions, tokens = torch.arange(rows, device=cuda) + cached, torch.arange(rows, device=cuda)
+    hidden = module(kv=fixed.view, positions=positions, tokens=tokens)["hidden"]
+    assert hidden.shape == (rows, 512) and torch.isfinite(module.head(hidden)).all()
+
+
 CASES: dict[str, Callable[[torch.device], None]] = {
     "draws-1": lambda cuda: draws(cuda, 1, 53),
     "draws-3": lambda cuda: draws(cuda, 3, 4099),
     "draws-17": lambda cuda: draws(cuda, 17, 1000),
-    "steps-plain": lambda cuda: steps(cuda, 5, ()),
-    "steps-captured": lambda cuda: steps(cuda, 5, (1, 8)),
+    "gates": lambda cuda: gates(cuda, 37, 1001),
+    "prompts-short": lambda cuda: prompts(cuda, (1, 33, 7), (0, 5, 200), 64),
+    "prompts-long": lambda cuda: prompts(cuda, (129, 65), (17, 0), 300),
+    "rows-1": lambda cuda: fixed_rows(cuda, 1, 0),
+    "rows-5": lambda cuda: fixed_rows(cuda, 5, 130),
+    "rows-19": lambda cuda: fixed_rows(cuda, 19, 15),
+    "steps": lambda cuda: steps(cuda, 5, ()),
 }
 
 
@@ -66,6 +112,12 @@ def run(name: str, cuda: torch.device) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_kernels(name: str, cuda: torch.device) -> None:
     run(name, cuda)
+
+
+def test_kernels_when_captured(cuda: torch.device) -> None:
+    """Apart: torch cannot allocate inside a capture unless its allocator pools, and then no tensor has bounds."""
+    with torch.inference_mode():
+        steps(cuda, 5, (1, 8))
 
 
 def test_kernels_are_all_run_here(cuda: torch.device) -> None:

@@ -112,7 +112,7 @@ async def test_float32_draws_the_same_whatever_shares_the_batch(golden: Golden, 
     errors = [farthest(one, other) for one, other in zip(together, alone, strict=True)]
     print(f"largest differences {errors} of 32767")
     assert max(errors) <= FLOAT32
-    assert farthest(alone[0], alone[2]) > 1000, "different seeds differ"
+    assert len({*alone}) == len(mine), "different seeds differ"
     exact.assert_clean()
 
 
