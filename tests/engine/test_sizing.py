@@ -1,4 +1,4 @@
-"""Pool sizes: from the config or from free memory, refused with numbers when they cannot be."""
+"""Pool sizes: from the config or from a rank's share of its device, refused with numbers when they cannot be."""
 
 from __future__ import annotations
 
