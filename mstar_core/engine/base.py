@@ -62,6 +62,7 @@ class Job:
     """One firing of a node for one request, or one whole resident loop of it. Owned by the runner once submitted.
 
     inputs: port -> tensor (any device; the runner moves it). STEP is given as a 0-d int64 tensor outside loops.
+    numbers: (stateless) port -> plain number, for ports that take one. A port is in one of the two.
     outputs: ports whose values the walk needs. sample: (KV) run the head on the last row and sample.
     branch: cache branch. rows: batch rows of this request (candidates).
     tokens_hash_seed: extra bytes for the prefix cache key (segment kind, media hash); None = do not cache.
@@ -71,6 +72,7 @@ class Job:
     key: JobKey
     handle: Handle
     inputs: dict[str, Tensor] = field(default_factory=dict)
+    numbers: dict[str, float | int | bool] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     attend: Attend = field(default_factory=Attend)
     branch: str = MAIN
@@ -84,6 +86,9 @@ class Job:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """A job that ended. outputs: port -> tensor on the device; a sampled id is int64 [1] on the host.
+
+    An output that a stateless node copies to the host (`host_outputs`) is a view of memory that serves again three
+    steps of its runner later: whoever keeps it longer copies it.
 
     reason: `done` for a single firing, `stop` or `length` for a loop. iterations: loop iterations that counted.
     cached_tokens: tokens of this job that the prefix cache supplied.

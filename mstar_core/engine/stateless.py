@@ -1,26 +1,29 @@
 """The stateless engine: a NodeRunner for nodes that keep nothing between firings. Used by the worker's loop.
 
-Rows whose inputs agree in shape run together, the most urgent first. A request's own jobs keep their order.
+Rows whose inputs agree in shape run together, the most urgent first. A request's own jobs keep their order. On CUDA
+the steps run on a stream of their own, beside what the worker's stream does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
 from mstar_core.engine.base import Done, Emission, Failed, Handle, MemoryUse, Pressure, StepResult
-from mstar_core.engine.device import HostCopy
+from mstar_core.engine.host_ring import HostRing
 from mstar_core.engine.loop_rules import carried_values, stops
 from mstar_core.engine.ports import keyword, names, takes
 from mstar_core.engine.sampler import to_int64
+from mstar_core.engine.stateless_ports import BatchPorts, Number
 from mstar_core.errors import EngineError, MstarError
-from mstar_core.graph.nodes import STEP, PortType
+from mstar_core.graph.nodes import STEP
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,21 +32,23 @@ if TYPE_CHECKING:
     from mstar_core.engine.kv_step import Faults
     from mstar_core.graph.nodes import NodeSpec
 
-SMALL: Final = 65536
-"""Elements up to which an input stays on the host until its batch travels to a GPU together."""
-
 
 @dataclass(slots=True)
 class _Entry:
-    """A job in the queue. carried: what a loop's next iteration takes in place of its inputs."""
+    """A job in the queue. carried: what a loop's next iteration takes in place of its inputs.
+
+    key: what may share its batch, where that stays the same. made: when its inputs on the device are there.
+    """
 
     job: Job
     request: _Request
     order: int
     since: float
-    inputs: dict[str, Tensor]
+    inputs: dict[str, Tensor | Number]
     carried: dict[str, Tensor] = field(default_factory=dict)
     iteration: int = 0
+    key: tuple[object, ...] | None = None
+    made: torch.cuda.Event | None = None
 
     @property
     def rank(self) -> tuple[float, int]:
@@ -65,21 +70,25 @@ class _Request:
 
 @dataclass(slots=True)
 class StatelessRunning:
-    """A step in flight; its outputs are on the device already or on their way. copies: those meant for the host."""
+    """A step in flight; its outputs are on the device already or on their way. finished: None on a CPU."""
 
     result: StepResult
     started: float
-    copies: list[HostCopy] = field(default_factory=list)
+    finished: torch.cuda.Event | None = None
 
 
 class StatelessEngine:
     """Runs one stateless node on one device. Owned by the worker; every call comes from its one thread.
 
-    A module may name `host_ports`, inputs that it wants on the host, and `host_outputs`, outputs that leave the GPU in
-    one copy per step.
+    A module may name `host_ports`, inputs that it wants on the host: it gets them as numpy arrays [B, ...], numbers as
+    int64 (booleans too) or float64. It may name `host_outputs`, outputs that leave the GPU in one copy per step: those
+    of a job are views of memory that serves again three steps later, and are to be copied by then. A module on CUDA
+    may keep an output in one place, where the next step overwrites it. `idle() -> bool` of a module is work for
+    moments without any.
 
     The module's forward gets each port stacked on a leading batch dimension: [B, ...] (numbers: [B]), or a list of B
-    tensors for a port outside `spec.batch_key` whose shapes differ. It returns [B, ...] or a list of B per port. A
+    tensors for a port outside `spec.batch_key` whose shapes differ. It returns [B, ...] or a list of B per port, with
+    None for a row that does not produce it. A
     forward that names `seeds` or `counters` gets them as int64 [B]: the request's seed, and how many firings of this
     node the request had before this one. A job of several rows brings them on its inputs' first axis; a node with
     `per="request"` gets them as one batch row, any other as that many.
@@ -106,15 +115,13 @@ class StatelessEngine:
         self._lookahead = lookahead
         self._clock = clock
         self._faults = faults
-        self._is_free = {
-            name: PortType.parse(text).dtype in ("any", "bf16", "f16") for name, text in spec.ports.items()
-        }
+        self._ports = BatchPorts(spec, module, device, dtype)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._takes_step = takes(module, keyword(STEP))
         self._wants_seeds = names(module, "seeds")
         self._wants_counters = names(module, "counters")
-        self._host_ports: frozenset[str] = frozenset(getattr(module, "host_ports", ()))
         self._host_outputs: frozenset[str] = frozenset(getattr(module, "host_outputs", ()))
-        self._copies: list[HostCopy] = []
+        self._rings = {port: HostRing() for port in self._host_outputs} if self._stream is not None else {}
         self._requests: dict[Handle, _Request] = {}
         self._in_flight: list[StatelessRunning] = []
         self._ready = StepResult()
@@ -134,11 +141,15 @@ class StatelessEngine:
         self._submitted += 1
         entry = _Entry(job, request, self._submitted, self._clock(), {})
         try:
-            entry.inputs = {name: self._on_device(name, value) for name, value in job.inputs.items()}
+            entry.inputs = {name: self._ports.taken(name, value) for name, value in (job.inputs | job.numbers).items()}
             self._check_rows(entry)
+            if job.loop is None:
+                entry.key = self._batch_key(entry)
         except (MstarError, RuntimeError) as error:
             self._fail(self._ready, entry, error)
             return
+        if self._stream is not None and any(_is_on_gpu(value) for value in entry.inputs.values()):
+            entry.made = torch.cuda.current_stream(self._device).record_event()
         request.queue.append(entry)
 
     def fork(self, handle: Handle, source: str, into: str) -> None:
@@ -164,29 +175,30 @@ class StatelessEngine:
         if len(self._in_flight) > self._lookahead:
             return None
         started = self._clock()
-        batch = self._choose()
-        result, self._ready = self._ready, StepResult()
-        if not batch and not (result.done or result.failed):
-            return None
-        with torch.inference_mode():
+        with torch.inference_mode(), self._on_stream():
+            batch = self._choose()
+            result, self._ready = self._ready, StepResult()
+            if not batch and not (result.done or result.failed):
+                return None
+            self._await_inputs(batch)
             self._run(result, batch)
-        running = StatelessRunning(result, started, self._copies)
-        self._copies = []
+            finished = None if self._stream is None else self._stream.record_event()
+        running = StatelessRunning(result, started, finished)
         self._in_flight.append(running)
         return running
 
     def is_done(self, running: Running) -> bool:
         """See NodeRunner."""
         assert isinstance(running, StatelessRunning)
-        return all(copy.is_done for copy in running.copies)
+        return running.finished is None or running.finished.query()
 
     def collect(self, running: Running) -> StepResult:
         """See NodeRunner. Steps must be collected in launch order."""
         assert isinstance(running, StatelessRunning) and self._in_flight and self._in_flight[0] is running
         self._in_flight.pop(0)
-        for copy in running.copies:
-            copy.wait()
         result = running.result
+        if running.finished is not None:
+            self._take_over(running.finished, result)
         result.done = [done for done in result.done if done.job.handle in self._requests]
         result.failed = [failed for failed in result.failed if failed.job.handle in self._requests]
         result.emissions = [item for item in result.emissions if item.job.handle in self._requests]
@@ -196,6 +208,40 @@ class StatelessEngine:
     def memory(self) -> MemoryUse:
         """See NodeRunner: nothing is held."""
         return MemoryUse()
+
+    def idle(self) -> bool:
+        """Do one piece of the module's background work, where it has any. True when more is left."""
+        work = getattr(self._module, "idle", None)
+        if not callable(work):
+            return False
+        with torch.inference_mode(), self._on_stream():
+            return bool(work())
+
+    # -- streams of the device ---------------------------------------------------------------------------------------
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def _await_inputs(self, batch: list[_Entry]) -> None:
+        """Let the own stream wait for inputs that the worker's stream makes; the host does not."""
+        if self._stream is None:
+            return
+        for entry in batch:
+            if entry.made is not None:
+                self._stream.wait_event(entry.made)
+                for value in entry.inputs.values():
+                    if isinstance(value, torch.Tensor) and value.is_cuda:
+                        value.record_stream(self._stream)
+                entry.made = None
+
+    def _take_over(self, finished: torch.cuda.Event, result: StepResult) -> None:
+        """Wait for what is meant for the host; what stays on the device, the worker's stream waits for."""
+        finished.synchronize()
+        main = torch.cuda.current_stream(self._device)
+        for outputs in (item.outputs for items in (result.done, result.emissions) for item in items):
+            for value in outputs.values():
+                if value.is_cuda:
+                    value.record_stream(main)
 
     # -- forming a batch ---------------------------------------------------------------------------------------------
 
@@ -245,8 +291,9 @@ class StatelessEngine:
     def _start_loop(self, entry: _Entry) -> Done | None:
         loop = entry.job.loop
         assert loop is not None
-        values = carried_values(loop, entry.inputs, entry.request.held, self.name)
-        entry.carried = {into: self._on_device(into, value) for into, value in values.items()}
+        given = {name: self._tensor(name, value) for name, value in entry.inputs.items() if name in loop.carry.values()}
+        values = carried_values(loop, given, entry.request.held, self.name)
+        entry.carried = {into: self._tensor(into, value) for into, value in values.items()}
         start = {port: entry.carried[into] for port, into in loop.carry.items()}
         is_stopped = loop.stop_port in start and stops(loop, start[loop.stop_port])
         if not is_stopped and loop.max_iters > 0:
@@ -254,7 +301,7 @@ class StatelessEngine:
         kept = {port: value for port, value in start.items() if port in entry.job.outputs}
         return Done(job=entry.job, outputs=kept, reason="stop" if is_stopped else "length")
 
-    def _ports(self, entry: _Entry) -> dict[str, Tensor]:
+    def _given(self, entry: _Entry) -> dict[str, Tensor | Number]:
         """Inputs of the next firing of a job, with what its loop carries and counts."""
         if entry.job.loop is None:
             return entry.inputs
@@ -264,13 +311,9 @@ class StatelessEngine:
         return ports
 
     def _batch_key(self, entry: _Entry) -> tuple[object, ...]:
-        named = self._spec.batch_key
-        axis = 1 if self._rows(entry) > 1 else 0
-        shapes = [
-            (name, value.dtype, value.shape[axis:] if not named or name in named else None)
-            for name, value in self._ports(entry).items()
-        ]
-        return tuple(sorted(shapes, key=lambda item: item[0]))
+        if entry.key is not None:
+            return entry.key
+        return self._ports.key(self._given(entry), 1 if self._rows(entry) > 1 else 0)
 
     def _rows(self, entry: _Entry) -> int:
         return entry.job.rows if self._spec.per == "row" else 1
@@ -309,22 +352,31 @@ class StatelessEngine:
     def _forward(self, batch: list[_Entry]) -> list[dict[str, Tensor]]:
         if self._faults is not None:
             self._faults([entry.request.handle for entry in batch])
-        given = [self._ports(entry) for entry in batch]
+        given, rows = [self._given(entry) for entry in batch], [self._rows(entry) for entry in batch]
         ports: dict[str, object] = {
-            keyword(name): self._stacked(batch, name, [each[name] for each in given]) for name in given[0]
+            self._ports.word(name): self._ports.stacked(name, [each[name] for each in given], rows) for name in given[0]
         }
         if self._wants_seeds:
             ports["seeds"] = self._per_row(batch, [entry.request.seed for entry in batch])
         if self._wants_counters:
             ports["counters"] = self._per_row(batch, self._counters(batch))
         outputs = self._module(**ports)
-        for port in self._host_outputs & set(outputs):
-            value = outputs[port]
-            if isinstance(value, torch.Tensor) and value.is_cuda:
-                copy = HostCopy(value)
-                self._copies.append(copy)
-                outputs[port] = copy.pending
-        return [self._share(batch, outputs, index) for index in range(len(batch))]
+        if self._stream is not None:
+            for port in self._host_outputs & set(outputs):
+                outputs[port] = self._to_host(port, outputs[port])
+        return self._shares(batch, outputs, rows)
+
+    def _to_host(self, port: str, value: Tensor | list[Tensor | None]) -> Tensor | list[Tensor | None]:
+        """An output in pinned memory, there when the step is finished. Rows of different lengths go as one copy too."""
+        ring = self._rings[port]
+        if isinstance(value, torch.Tensor):
+            return ring.copy(value) if value.is_cuda else value
+        there = [row for row in value if row is not None]
+        if not there or not all(row.is_cuda for row in there):
+            return value
+        flat = ring.copy(torch.cat([row.flatten() for row in there]))
+        parts = iter(flat.split([row.numel() for row in there]))
+        return [None if row is None else next(parts).view(row.shape) for row in value]
 
     def _counters(self, batch: list[_Entry]) -> list[int]:
         """Earlier firings of each job's request; jobs of one request count up within the batch."""
@@ -337,29 +389,14 @@ class StatelessEngine:
 
     def _per_row(self, batch: list[_Entry], values: list[int]) -> Tensor:
         spread = [value for entry, value in zip(batch, values, strict=True) for _ in range(self._rows(entry))]
-        return torch.tensor(spread, dtype=torch.int64, device=self._device)
+        return self._ports.sent(torch.tensor(spread, dtype=torch.int64))
 
-    def _stacked(self, batch: list[_Entry], name: str, values: list[Tensor]) -> Tensor | list[Tensor]:
-        rows: list[Tensor] = []
-        for entry, value in zip(batch, values, strict=True):
-            if self._rows(entry) == 1:
-                rows.append(value)
-            else:
-                rows.extend(value.expand(entry.job.rows) if not value.dim() else value)
-        if keyword(name) in self._host_ports or self._device.type == "cpu":
-            return torch.stack(rows) if all(row.shape == rows[0].shape for row in rows) else rows
-        # Rows that are on the host travel together: a copy each would cost more than the step.
-        if any(row.device != rows[0].device for row in rows) or any(row.shape != rows[0].shape for row in rows):
-            rows = [row.to(self._device) for row in rows]
-        if all(row.shape == rows[0].shape for row in rows):
-            return torch.stack(rows).to(self._device, non_blocking=True)
-        return rows
-
-    def _share(self, batch: list[_Entry], outputs: dict[str, Tensor | list[Tensor]], index: int) -> dict[str, Tensor]:
-        start = sum(self._rows(entry) for entry in batch[:index])
-        count = self._rows(batch[index])
-        total = sum(self._rows(entry) for entry in batch)
-        shares = {}
+    def _shares(
+        self, batch: list[_Entry], outputs: dict[str, Tensor | list[Tensor | None]], rows: list[int]
+    ) -> list[dict[str, Tensor]]:
+        """What each job gets of a batch's outputs; a row without a port is a job without it."""
+        shares: list[dict[str, Tensor]] = [{} for _ in batch]
+        total = sum(rows)
         for port, value in outputs.items():
             if len(value) != total:
                 raise EngineError(
@@ -367,14 +404,17 @@ class StatelessEngine:
                     "the first dimension of an output is the batch",
                     node=self.name,
                 )
-            if count > 1:
-                rows = value[start : start + count]
-                shares[port] = rows.clone() if isinstance(rows, torch.Tensor) else torch.stack(list(rows))
-            else:
-                row = value[start]
-                # A view would keep the whole batch alive for as long as one request holds its row.
-                is_alone = total == 1 or not isinstance(value, torch.Tensor) or port in self._host_outputs
-                shares[port] = row if is_alone else row.clone()
+            # A view would keep the whole batch alive for as long as one request holds its row.
+            is_kept_whole = total > 1 and isinstance(value, torch.Tensor) and port not in self._host_outputs
+            each = value.unbind(0) if isinstance(value, torch.Tensor) else value
+            start = 0
+            for share, count in zip(shares, rows, strict=True):
+                own = [row for row in each[start : start + count] if row is not None]
+                if count > 1 and len(own) == count:
+                    share[port] = torch.stack(own)
+                elif count == 1 and own:
+                    share[port] = own[0].clone() if is_kept_whole else own[0]
+                start += count
         return shares
 
     def _settle(self, result: StepResult, entry: _Entry, outputs: dict[str, Tensor]) -> bool:
@@ -413,19 +453,20 @@ class StatelessEngine:
         entry.request.is_failed = True
         entry.request.queue.clear()
 
-    def _on_device(self, name: str, value: Tensor) -> Tensor:
-        is_free = self._is_free.get(name, True)
-        dtype = self._dtype if value.is_floating_point() and is_free else value.dtype
-        if not value.is_cuda and (keyword(name) in self._host_ports or value.numel() <= SMALL):
-            return value.to(dtype)
-        return value.to(self._device, dtype)
+    def _tensor(self, name: str, value: Tensor | Number) -> Tensor:
+        taken = self._ports.taken(name, value)
+        return taken if isinstance(taken, torch.Tensor) else torch.tensor(taken)
 
     def _check_rows(self, entry: _Entry) -> None:
         rows = entry.job.rows
         for name, value in entry.inputs.items():
-            if rows > 1 and value.dim() and value.shape[0] != rows:
+            if rows > 1 and isinstance(value, torch.Tensor) and value.dim() and value.shape[0] != rows:
                 raise EngineError(
                     f"port {name!r} of node {self.name} does not hold one value per row",
                     f"{rows} rows, shape {list(value.shape)}",
                     node=self.name,
                 )
+
+
+def _is_on_gpu(value: Tensor | Number) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_cuda

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -194,16 +195,64 @@ def test_a_step_on_a_cpu_is_done_when_it_was_launched() -> None:
     assert running is not None and play.engine.is_done(running)
 
 
-def test_a_step_is_done_when_all_its_copies_are() -> None:
-    class Late:
-        is_done = False
+def test_a_step_is_done_when_the_device_has_finished_it() -> None:
+    class Unfinished:
+        def query(self) -> bool:
+            return False
 
     play = player()
     play.submit(0, torch.ones(2))
     running = play.engine.launch()
     assert running is not None
-    running.copies.append(Late())  # type: ignore[arg-type]
+    running.finished = Unfinished()  # type: ignore[assignment]
     assert not play.engine.is_done(running)
+
+
+class Teller(nn.Module):
+    """Remembers what it was told on the host, and makes nothing for rows without a number."""
+
+    host_ports = ("x", "step", "gain")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+
+    def forward(self, x: np.ndarray, step: np.ndarray, gain: np.ndarray) -> dict[str, list[Tensor | None]]:
+        self.told.append((x, step, gain))
+        return {"y": [torch.from_numpy(row) if number else None for row, number in zip(x, step, strict=True)]}
+
+
+def test_numbers_of_host_ports_arrive_as_one_array_each_and_a_row_may_give_nothing() -> None:
+    module = Teller()
+    play = player(module)
+    first = play.submit(0, torch.tensor([1, 2]), numbers={"$step": 3, "$param:gain": 0.5})
+    gains = {"$param:gain": torch.tensor(2.0)}
+    second = play.submit(1, torch.tensor([5, 6]), more={"$step": torch.tensor(0)} | gains)
+    play.run()
+    ((x, step, gain),) = module.told
+    assert (x.tolist(), step.tolist(), gain.tolist()) == ([[1, 2], [5, 6]], [3, 0], [0.5, 2.0])
+    assert [str(each.dtype) for each in (step, gain)] == ["int64", "float64"]
+    assert play.done[first].outputs["y"].tolist() == [1, 2]
+    assert "y" not in play.done[second].outputs
+
+
+def test_numbers_of_other_ports_arrive_as_tensors() -> None:
+    play = player()
+    key = play.submit(0, torch.ones(2), numbers={"$step": 4})
+    play.run()
+    assert play.done[key].outputs["y"].tolist() == [6.0, 6.0]
+
+
+def test_background_work_is_the_modules_own() -> None:
+    left = [2]
+
+    class Busy(Doubler):
+        def idle(self) -> bool:
+            left[0] -= 1
+            return left[0] > 0
+
+    play = player(Busy())
+    assert [play.engine.idle(), play.engine.idle(), player().engine.idle()] == [True, False, False]
 
 
 @pytest.mark.parametrize("when", ["queued", "running"])

@@ -1,0 +1,86 @@
+"""The stateless engine on CUDA: its own stream, what it waits for, and whom it keeps waiting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.graph.nodes import STATELESS, NodeSpec
+
+pytestmark = pytest.mark.gpu
+
+SPEC = NodeSpec(name="codec", engine=STATELESS, ports={"x": "f32[n]", "y": "f32[n]", "z": "f32[n]"})
+LONG = 100_000_000
+"""Clock cycles, about 50 ms."""
+
+
+class Slow(nn.Module):
+    """y = 2 x, on the host; z = 3 x, on the device; both after a while."""
+
+    host_outputs = ("y",)
+
+    def __init__(self, cycles: int = LONG) -> None:
+        super().__init__()
+        self.cycles = cycles
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        torch.cuda._sleep(self.cycles)
+        return {"y": 2 * x, "z": 3 * x}
+
+
+def engine_of(cuda: torch.device, module: nn.Module) -> StatelessEngine:
+    engine = StatelessEngine(SPEC, module, device=cuda, dtype=torch.float32, lookahead=1)
+    for handle in range(8):
+        engine.open(Handle(handle), SamplingParams(), 0)
+    return engine
+
+
+def submit(engine: StatelessEngine, number: int, x: Tensor, outputs: tuple[str, ...] = ("y",)) -> None:
+    engine.submit(Job(key=JobKey(number), handle=Handle(number), inputs={"x": x}, outputs=outputs))
+
+
+def test_a_step_keeps_neither_the_host_nor_the_workers_stream_waiting(cuda: torch.device) -> None:
+    engine = engine_of(cuda, Slow())
+    submit(engine, 0, torch.ones(4))
+    running = engine.launch()
+    assert running is not None and not engine.is_done(running)
+    beside = torch.ones(4, device=cuda) + 1
+    torch.cuda.current_stream().synchronize()
+    assert not engine.is_done(running), "the worker's stream was through before the step"
+    assert beside.tolist() == [2.0] * 4
+    assert engine.collect(running).done[0].outputs["y"].tolist() == [2.0] * 4
+    assert engine.is_done(running)
+
+
+def test_a_step_waits_for_inputs_that_the_workers_stream_makes(cuda: torch.device) -> None:
+    engine = engine_of(cuda, Slow(0))
+    torch.cuda._sleep(LONG)
+    submit(engine, 0, torch.full((1 << 20,), 5.0, device=cuda))
+    running = engine.launch()
+    assert running is not None
+    assert bool((engine.collect(running).done[0].outputs["y"] == 10.0).all())
+
+
+def test_outputs_that_stay_on_the_device_are_there_for_the_workers_stream(cuda: torch.device) -> None:
+    engine = engine_of(cuda, Slow())
+    submit(engine, 0, torch.ones(4), ("y", "z"))
+    running = engine.launch()
+    assert running is not None
+    kept = engine.collect(running).done[0].outputs["z"]
+    assert kept.is_cuda
+    assert (kept + 1).tolist() == [4.0] * 4
+
+
+def test_results_hold_until_the_third_step_after(cuda: torch.device) -> None:
+    engine = engine_of(cuda, Slow(0))
+    found = []
+    for number in range(3):
+        submit(engine, number, torch.full((4,), float(number)))
+        running = engine.launch()
+        assert running is not None
+        found.append(engine.collect(running).done[0].outputs["y"])
+    assert [value.tolist() for value in found] == [[0.0] * 4, [2.0] * 4, [4.0] * 4]
+    assert all(value.is_pinned() for value in found)
