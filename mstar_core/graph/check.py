@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph.compiled import CompiledWalk, Kind, Source
 from mstar_core.graph.declared import Declared
-from mstar_core.graph.edges import FixedChunk, LeftContext, SlidingWindow, Stream, StreamingGraphEdge
+from mstar_core.graph.edges import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream, StreamingGraphEdge
 from mstar_core.graph.nodes import KV_CACHE, NodeSpec, PortType
 from mstar_core.graph.walk_check import WalkCheck
 from mstar_core.graph.walks import Walk, graph_nodes, loops
@@ -182,14 +182,13 @@ class _Check:
         match stream.chunk:
             case FixedChunk(size=size):
                 sizes, least = {"size": size}, {"size": 1}
-            case SlidingWindow(window=window, stride=stride):
+            case SlidingWindow(window=window, stride=stride, first=first):
                 sizes, least = {"window": window, "stride": stride}, {"window": 1, "stride": 1}
+                self.first_window(stream, first, window, place)
             case LeftContext(chunk=chunk, left=left):
                 sizes, least = {"chunk": chunk, "left": left}, {"chunk": 1, "left": 0}
-        if isinstance(stream.chunk, LeftContext):
-            for param in (stream.chunk.chunk_from, stream.chunk.left_from):
-                if param is not None:
-                    self.declared.param(param, place, f"chunk policy of stream {stream.name!r}")
+        for param in bound_parameters(stream.chunk):
+            self.declared.param(param, place, f"chunk policy of stream {stream.name!r}")
         for name, value in sizes.items():
             if value < least[name]:
                 self.declared.problem(
@@ -197,6 +196,26 @@ class _Check:
                     place,
                     f"{name} is at least {least[name]}",
                 )
+
+    def first_window(self, stream: Stream, first: int | None, window: int, place: str) -> None:
+        if first is not None and not 1 <= first <= window:
+            self.declared.problem(
+                f"chunk policy of stream {stream.name!r} has first={first}",
+                place,
+                f"the first chunk holds 1 to {window} items, the window's size",
+            )
+
+
+def bound_parameters(policy: ChunkPolicy) -> list[str]:
+    """Names of the parameters that a chunk policy takes numbers from."""
+    match policy:
+        case LeftContext(chunk_from=chunk, left_from=left):
+            names = [chunk, left]
+        case SlidingWindow(first_from=first):
+            names = [first]
+        case _:
+            names = []
+    return [name for name in names if name is not None]
 
 
 def _streams_out(walk: Walk) -> set[str]:

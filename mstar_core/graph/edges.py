@@ -24,12 +24,24 @@ class FixedChunk:
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """Ready when `window` items are buffered; a pop hands over `window` and advances by `stride`."""
+    """Ready when `window` items are buffered; a pop hands over `window` and advances by `stride`.
+
+    first: items that make a stream's first chunk, at most `window`: a shorter one comes earlier, with less behind it.
+    The chunks after it are those of the plain policy from its second on, so that only the first one differs.
+    first_from: name of a whole-number parameter that gives `first` in a request, counted in strides.
+    """
 
     window: int
     stride: int
     tail: Literal["drop", "flush"] = "drop"
     after_end: Literal["stop", "empty"] = "stop"
+    first: int | None = None
+    first_from: str | None = None
+
+    def for_request(self, params: Mapping[str, object]) -> SlidingWindow:
+        """The policy with the numbers of one request, whose checked parameters are `params`."""
+        strides = params.get(self.first_from) if self.first_from is not None else None
+        return self if not isinstance(strides, int) else replace(self, first=min(strides * self.stride, self.window))
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ def policy_text(stream: Stream) -> str:
     facts = asdict(stream.chunk)
     if facts.pop("after_end") == "empty":
         facts["after_end"] = "empty"
+    facts = {key: value for key, value in facts.items() if value is not None or key not in ("first", "first_from")}
     return f"{type(stream.chunk).__name__}({', '.join(f'{key}={value}' for key, value in facts.items())})"
 
 

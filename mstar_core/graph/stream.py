@@ -17,7 +17,7 @@ from mstar_core.graph.edges import ChunkPolicy, FixedChunk, LeftContext, Sliding
 class Chunk(NamedTuple):
     """Items start to stop (exclusive) of a stream. fresh: first item that no earlier chunk handed over.
 
-    first: the stream's first chunk. last: its final flush.
+    first: the stream's first chunk. last: its final flush, which holds the last items even if all were handed over.
     """
 
     start: int
@@ -32,6 +32,10 @@ def policy_for(policy: ChunkPolicy, params: Mapping[str, object]) -> ChunkPolicy
 
     Raises GraphError when a parameter is not a whole number in range.
     """
+    if isinstance(policy, SlidingWindow):
+        if policy.first_from is not None:
+            _size(policy.first_from, params, 1, least=1)
+        return policy.for_request(params)
     if not isinstance(policy, LeftContext):
         return policy
     chunk = _size(policy.chunk_from, params, policy.chunk, least=1)
@@ -90,6 +94,8 @@ class ChunkCursor:
     @property
     def due(self) -> int:
         """How many items make the next whole chunk ready; before that only the end of the stream can."""
+        if not self._popped and isinstance(self._policy, SlidingWindow) and self._policy.first is not None:
+            return self._policy.first
         return self._next + self._whole
 
     @property

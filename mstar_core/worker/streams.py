@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mstar_core.graph.edges import LeftContext, Stream
+from mstar_core.graph.edges import LeftContext, SlidingWindow, Stream
 from mstar_core.graph.stream import Chunk
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.worker.outbox import Outbox
@@ -72,7 +72,7 @@ class Streams:
             stream = self._streams[name]
             flush = stream.flush_if is not None and bool(request.params.get(stream.flush_if, False))
             chunk = stream.chunk
-            policy = chunk.for_request(request.params) if isinstance(chunk, LeftContext) else chunk
+            policy = chunk.for_request(request.params) if isinstance(chunk, LeftContext | SlidingWindow) else chunk
             found = request.inboxes[name] = StreamInbox(stream, policy, flush=flush)
         return found
 

@@ -269,6 +269,15 @@ def test_a_stream_may_be_taken_by_a_node_without_a_loop() -> None:
             "chunk policy of stream 's' has stride=0; stride is at least 1  @stream s",
         ),
         (
+            Stream("s", (B, "x"), SlidingWindow(4, 1, first=5)),
+            "chunk policy of stream 's' has first=5; the first chunk holds 1 to 4 items, the window's size  @stream s",
+        ),
+        (
+            Stream("s", (B, "x"), SlidingWindow(4, 1, first_from="flsh")),
+            "chunk policy of stream 's' names parameter 'flsh', which the model does not have; did you mean 'flush'?"
+            "  @stream s",
+        ),
+        (
             Stream("s", (B, "x"), LeftContext(4, -1)),
             "chunk policy of stream 's' has left=-1; left is at least 0  @stream s",
         ),

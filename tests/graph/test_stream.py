@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mstar_core.errors import GraphError
-from mstar_core.graph import ChunkCursor, ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, policy_for
+from mstar_core.graph import Chunk, ChunkCursor, ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, policy_for
 
 sizes = st.integers(1, 9)
 tails = st.sampled_from(["drop", "flush"])
 policies: st.SearchStrategy[ChunkPolicy] = st.one_of(
     st.builds(FixedChunk, size=sizes, tail=tails),
     st.builds(SlidingWindow, window=sizes, stride=sizes, tail=tails),
+    st.builds(SlidingWindow, window=st.just(9), stride=sizes, tail=tails, first=sizes),
     st.builds(LeftContext, chunk=sizes, left=st.integers(0, 9), tail=tails),
 )
 batches = st.lists(st.integers(0, 12), max_size=12)
@@ -32,11 +33,16 @@ def sliced(policy: ChunkPolicy, total: int, flush: bool) -> list[tuple[list[int]
             whole = total // chunk * chunk
             found = [(items[max(0, at - left) : at + chunk], False) for at in range(0, whole, chunk)]
             rest = items[max(0, whole - left) :] if whole < total else []
-        case SlidingWindow(window=window, stride=stride):
-            starts = list(range(0, max(0, total - window + 1), stride))
-            found = [(items[at : at + window], False) for at in starts]
-            handed = starts[-1] + window if starts else 0
-            following = starts[-1] + stride if starts else 0
+        case SlidingWindow(window=window, stride=stride, first=first):
+            begin = window if first is None else first
+            stops = [begin] if total >= begin else []
+            found = [(items[:begin], False)] * len(stops)
+            if found:
+                starts = range(stride, total - window + 1, stride)
+                found += [(items[at : at + window], False) for at in starts]
+                stops += [at + window for at in starts]
+            handed = max(stops, default=0)
+            following = len(stops) * stride
             rest = items[following:] if total > handed else []
             if flush:
                 strides = total // stride
@@ -132,6 +138,43 @@ def test_an_end_may_be_announced_before_the_last_items_come() -> None:
     assert cursor.pop() is None and not cursor.finished
     cursor.push(3)
     assert cursor.pop() is not None and cursor.finished
+
+
+def chunks_of(policy: ChunkPolicy, total: int, flush: bool = False) -> list[Chunk]:
+    cursor = ChunkCursor(policy, flush)
+    cursor.push(total)
+    cursor.end(total)
+    return [chunk for chunk in iter(cursor.pop, None) if chunk is not None]
+
+
+@pytest.mark.parametrize("frames", [2, 3, 4])
+@pytest.mark.parametrize("total", [0, 13, 14, 21, 28, 35, 70])
+@pytest.mark.parametrize("flush", [False, True])
+def test_an_early_first_window_changes_no_other_chunk(frames: int, total: int, flush: bool) -> None:
+    plain, early = SlidingWindow(28, 7), SlidingWindow(28, 7, first=7 * frames)
+    usual, found = ([c[:2] for c in chunks_of(policy, total, flush) if not c[4]] for policy in (plain, early))
+    assert found[:1] == ([(0, 7 * frames)] if total >= 7 * frames else [])
+    assert found[1:] == usual[1:]
+    last, plain_last = ([c[:2] for c in chunks_of(policy, total, flush) if c[4]] for policy in (early, plain))
+    assert last == plain_last
+
+
+def test_an_early_first_window_is_due_at_its_own_size() -> None:
+    cursor = ChunkCursor(SlidingWindow(28, 7, first=14))
+    assert cursor.due == 14
+    cursor.push(14)
+    chunk = cursor.pop()
+    assert chunk is not None and chunk.first
+    assert cursor.due == 35 and not cursor.ready
+
+
+def test_the_first_window_of_a_request_is_counted_in_strides() -> None:
+    policy = SlidingWindow(28, 7, first_from="frames")
+    assert policy_for(policy, {"frames": 2}) == SlidingWindow(28, 7, first=14, first_from="frames")
+    assert policy_for(policy, {"frames": 4}).first == 28  # type: ignore[union-attr]
+    assert policy_for(policy, {}) == policy
+    with pytest.raises(GraphError, match="'frames' = 0"):
+        policy_for(policy, {"frames": 0})
 
 
 def test_more_items_than_announced_are_an_error() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -12,12 +13,17 @@ from torch import Tensor
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.graph import from_param
 from mstar_core.plugin.model import ModelContext
+from mstar_orpheus.frames import codes_from_ids, levels_from_codes
 from mstar_orpheus.model import Orpheus
 
 pytestmark = pytest.mark.gpu
 
 LOGITS_FLOAT32, WAVEFORM_FLOAT32 = 2e-4, 2e-4
+FLOAT32 = 2e-6
+"""Relative error, by norms, of what float32 computes."""
 LOGITS_BFLOAT16 = 0.03
 """Relative error, by norms, over a whole prompt."""
 PROMPTS = (0, 1)
@@ -111,16 +117,83 @@ def test_the_middle_of_a_window_equals_the_cpu(reference: Any) -> None:
     torch.testing.assert_close(made, whole[:, size : 2 * size], atol=WAVEFORM_FLOAT32, rtol=0)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 40])
-def test_captured_windows_equal_the_cpu(rows: int, reference: Any) -> None:
+def some_windows(built: Any, rows: int, frames: int) -> tuple[Tensor, dict[str, Tensor]]:
+    book, ids = built.vocoder.snac.config.codebook_size, frames * 7
+    window = built.vocoder.audio_offset + torch.arange(ids) % 7 * book + torch.randint(0, book, (rows, ids))
+    facts = {"step": torch.arange(rows), "seed": torch.arange(rows) * 7, "noise": torch.ones(rows, dtype=torch.int64)}
+    return window, facts | {name: torch.zeros(rows, dtype=torch.bool) for name in ("first", "last", "flush")}
+
+
+PCM = 8
+"""Of 32767: how far the samples of two float32 decoders may lie apart."""
+
+
+@pytest.mark.parametrize(("rows", "frames"), [(1, 4), (5, 4), (40, 4), (70, 4), (3, 2), (3, 3)])
+def test_captured_windows_equal_the_cpu(rows: int, frames: int, reference: Any) -> None:
+    prepare_device(torch.device("cuda", 0))
+    vocoder = node(reference, "snac_decoder", torch.float32)
+    vocoder.warm_up()
+    window, facts = some_windows(reference, rows, frames)
+    wanted = reference.vocoder(window=window, **facts)["pcm"].int()
+    for _ in range(2):
+        assert (vocoder(window=window, **facts)["pcm"].cpu().int() - wanted).abs().max() <= PCM
+    while vocoder.idle():
+        pass
+    assert (vocoder(window=window, **facts)["pcm"].cpu().int() - wanted).abs().max() <= PCM
+
+
+def test_a_batch_of_plain_and_flushed_rows_equals_the_cpu(reference: Any) -> None:
+    prepare_device(torch.device("cuda", 0))
+    vocoder = node(reference, "snac_decoder", torch.float32)
+    window, facts = some_windows(reference, 4, 4)
+    facts["flush"] = torch.tensor([False, True, True, True])
+    facts["first"] = torch.tensor([True, True, False, False])
+    facts["last"] = torch.tensor([False, False, False, True])
+    facts["noise"] = torch.tensor([1, 1, 0, 1])
+    wanted = reference.vocoder(window=window, **facts)["pcm"]
+    made = vocoder(window=window, **facts)["pcm"]
+    assert [len(row) for row in made] == [len(row) for row in wanted]
+    for mine, theirs in zip(made, wanted, strict=True):
+        assert (mine.cpu().int() - theirs.int()).abs().max() <= PCM
+
+
+def test_the_kernels_are_as_exact_as_float32(reference: Any) -> None:
     prepare_device(torch.device("cuda", 0))
     vocoder, plain = node(reference, "snac_decoder", torch.float32), reference.vocoder
+    window, _ = some_windows(reference, 6, 4)
+    noise = [torch.randn(6, 1, length) for length in plain.snac.config.noise_lengths(4)]
+    exact = copy.deepcopy(plain.snac).double()
+    levels = levels_from_codes(codes_from_ids(window, plain.audio_offset, plain.snac.config.codebook_size))
+    wanted = exact.decode(levels, [each.double() for each in noise]).squeeze(1)
+    made = vocoder.decode(window.cuda(), [each.cuda() for each in noise]).cpu().double()
+    assert (made - wanted).norm() / wanted.norm() < FLOAT32
+    assert torch.isfinite(made).all()
+
+
+def test_windows_of_strangers_through_the_engine_equal_the_cpu(reference: Any) -> None:
+    device = torch.device("cuda", 0)
+    prepare_device(device)
+    vocoder = node(reference, "snac_decoder", torch.float32)
     vocoder.warm_up()
-    slots = torch.arange(28) % 7 * plain.snac.config.codebook_size
-    window = plain.audio_offset + slots + torch.randint(0, plain.snac.config.codebook_size, (rows, 28))
-    facts = {"step": torch.arange(rows), "seed": torch.arange(rows) * 7, "noise": torch.ones(rows, dtype=torch.int64)}
-    facts |= {name: torch.zeros(rows, dtype=torch.bool) for name in ("first", "last", "flush")}
-    wanted = plain(window=window, **facts)["pcm"]
-    for _ in range(2):
-        made = vocoder(window=window.cuda(), **facts)["pcm"].cpu()
-        assert (made.int() - wanted.int()).abs().max() <= 8, "of 32767"
+    spec = reference.spec.node("snac_decoder")
+    engine = StatelessEngine(spec, vocoder, device=device, dtype=torch.float32, max_batch=64, lookahead=1)
+    words = {"$step": "step", "$first": "first", "$last": "last"}
+    words |= {from_param(name): name for name in ("flush", "noise", "seed")}
+    window, facts = some_windows(reference, 24, 4)
+    wanted = reference.vocoder(window=window, **facts)["pcm"].int()
+    flight: list[Any] = []
+    found: dict[int, Tensor] = {}
+    for start in range(0, 24, 8):
+        for row in range(start, start + 8):
+            engine.open(Handle(row), SamplingParams(), 1)
+            numbers = {name: facts[word][row].item() for name, word in words.items()}
+            job = Job(key=JobKey(row), handle=Handle(row), inputs={"window": window[row]}, outputs=("pcm",))
+            job.numbers = numbers
+            engine.submit(job)
+        flight.append(engine.launch())
+        if len(flight) > 1:
+            found |= {done.job.key: done.outputs["pcm"].clone() for done in engine.collect(flight.pop(0)).done}
+    found |= {done.job.key: done.outputs["pcm"].clone() for done in engine.collect(flight.pop(0)).done}
+    assert len(found) == 24
+    for row, pcm in found.items():
+        assert (pcm.int() - wanted[row]).abs().max() <= PCM

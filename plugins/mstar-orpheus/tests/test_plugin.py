@@ -42,7 +42,9 @@ def test_binding_takes_ids_and_sizes_from_the_checkpoint(checkpoint: Path, golde
     stream, kv = spec.streams[0], spec.node("LLM").kv
     first = config["audio_token_offset"]
     assert stream.accept == range(first, first + 7 * config["codebook_size"])
-    assert stream.chunk == SlidingWindow(config["window_tokens"], config["stride_tokens"], tail="drop")
+    assert stream.chunk == SlidingWindow(
+        config["window_tokens"], config["stride_tokens"], tail="drop", first_from="first_window_frames"
+    )  # fmt: skip
     assert kv is not None
     llm = config["llm"]
     assert (kv.layers, kv.kv_heads, kv.head_dim) == (

@@ -38,7 +38,7 @@ def test_full_size_ids_become_the_published_codes(golden: Any) -> None:
         ids = torch.tensor(example["ids"])[None]
         made = levels_from_codes(codes_from_ids(ids, SpecialIds().audio_offset, OFFICIAL_BOOK))
         assert [level[0].tolist() for level in made] == [example[f"level{number}"] for number in range(3)]
-        assert not misplaced(ids, SpecialIds().audio_offset, OFFICIAL_BOOK).any()
+        assert not misplaced(ids.numpy(), SpecialIds().audio_offset, OFFICIAL_BOOK).any()
 
 
 def test_an_id_out_of_its_slot_still_gives_a_legal_code_and_is_noticed() -> None:
@@ -47,7 +47,7 @@ def test_an_id_out_of_its_slot_still_gives_a_legal_code_and_is_noticed() -> None
     ids[0, 0] = offset + 6 * book + 31
     ids[0, 6] = offset + 5
     assert codes_from_ids(ids, offset, book).tolist() == [[31, 0, 0, 0, 0, 0, 5]]
-    assert misplaced(ids, offset, book).tolist() == [[True, False, False, False, False, False, True]]
+    assert misplaced(ids.numpy(), offset, book).tolist() == [[True, False, False, False, False, False, True]]
 
 
 @pytest.mark.parametrize("index", SEQUENCES)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
 from mstar_core.engine.stateless import StatelessEngine
-from mstar_core.graph import from_param
-from mstar_orpheus.facts import IDS_PER_FRAME, NOISE_MODES, WINDOW_FRAMES
+from mstar_core.graph import ChunkCursor, from_param, policy_for
+from mstar_orpheus.facts import EARLY_FRAMES, IDS_PER_FRAME, NOISE_MODES, WINDOW_FRAMES
 from mstar_orpheus.noise import window_noise
 from mstar_orpheus.vocoder import to_pcm16
 
@@ -147,6 +147,49 @@ def test_without_flush_the_flags_change_nothing(golden: Any, reference: Any) -> 
     window = windows(golden.snac["audio_ids_0"])[:1]
     plain = reference.vocoder(window=window, **facts(1))["pcm"]
     assert torch.equal(reference.vocoder(window=window, **facts(1, first=True))["pcm"], plain)
+
+
+def heard(built: Any, ids: Tensor, frames: int, flush: bool) -> list[bytes]:
+    """Chunks of one stream, in the order of its windows, with seeded noise."""
+    stream = built.spec.streams[0]
+    cursor = ChunkCursor(policy_for(stream.chunk, {"first_window_frames": frames}), flush)
+    cursor.push(len(ids))
+    cursor.end(len(ids))
+    found = []
+    for step, chunk in enumerate(iter(cursor.pop, None)):
+        row = facts(1, step=step, first=chunk.first, last=chunk.last, flush=flush, seed=3, noise=1)
+        (pcm,) = built.vocoder(window=ids[chunk.start : chunk.stop][None], **row)["pcm"]
+        found += [] if pcm is None else [bytes(pcm.numpy())]
+    return found
+
+
+@pytest.mark.parametrize("index", SEQUENCES)
+@pytest.mark.parametrize("frames", EARLY_FRAMES)
+@pytest.mark.parametrize("flush", [False, True])
+def test_an_early_first_window_changes_the_first_chunk_alone(
+    index: int, frames: int, flush: bool, golden: Any, reference: Any
+) -> None:
+    ids = golden.snac[f"audio_ids_{index}"]
+    usual, early = (heard(reference, ids, count, flush) for count in (WINDOW_FRAMES, frames))
+    assert len(ids) >= (WINDOW_FRAMES + 1) * IDS_PER_FRAME
+    assert early[1:] == usual[1:]
+    assert [len(chunk) for chunk in early] == [len(chunk) for chunk in usual]
+    assert early[0] != usual[0], "it had less to go by"
+
+
+@pytest.mark.parametrize("frames", EARLY_FRAMES)
+@pytest.mark.parametrize("total", range(2, 8))
+def test_an_early_first_window_neither_skips_nor_repeats_a_frame(
+    frames: int, total: int, golden: Any, reference: Any
+) -> None:
+    ids = golden.snac["audio_ids_0"][: total * IDS_PER_FRAME]
+    assert len(ids) == total * IDS_PER_FRAME
+    size = 2 * golden.json("config.json")["samples_per_frame"]
+    assert sum(map(len, heard(reference, ids, frames, flush=True))) == total * size
+    assert (
+        sum(map(len, heard(reference, ids, frames, flush=False)))
+        == (max(1, total - 3) if total >= frames else 0) * size
+    )
 
 
 def test_the_engine_batches_flushed_and_plain_requests_and_gives_each_its_own(golden: Any, reference: Any) -> None:

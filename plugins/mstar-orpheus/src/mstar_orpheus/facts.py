@@ -16,6 +16,8 @@ from mstar_orpheus.checkpoint import CONFIG, Checkpoint, read_json
 
 IDS_PER_FRAME: Final = 7
 WINDOW_FRAMES: Final = 4
+EARLY_FRAMES: Final = (2, 3)
+"""Frames that a stream's first window may have in place of all four."""
 VOICES: Final = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
 VQ_STRIDES: Final = (4, 2, 1)
 NOISE_MODES: Final = ("off", "seeded", "global")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 
 from mstar_orpheus.facts import IDS_PER_FRAME
@@ -24,11 +25,12 @@ def codes_from_ids(ids: Tensor, audio_offset: int, codebook_size: int) -> Tensor
     return (ids - audio_offset) % codebook_size
 
 
-def misplaced(ids: Tensor, audio_offset: int, codebook_size: int) -> Tensor:
-    """Which ids left the slot order: bool, shape of `ids` [B, 7 * frames]."""
-    slots = torch.arange(ids.shape[1], device=ids.device) % IDS_PER_FRAME
+def misplaced(ids: np.ndarray, audio_offset: int, codebook_size: int) -> np.ndarray:
+    """Which ids left the slot order: bool, shape of `ids`, int64 [B, 7 * frames]."""
+    slots = np.arange(ids.shape[1]) % IDS_PER_FRAME
     code = ids - audio_offset - slots * codebook_size
-    return (code < 0) | (code >= codebook_size)
+    wrong: np.ndarray = (code < 0) | (code >= codebook_size)
+    return wrong
 
 
 def levels_from_codes(codes: Tensor) -> tuple[Tensor, ...]:

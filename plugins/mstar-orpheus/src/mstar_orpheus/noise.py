@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 OFF: Final = NOISE_MODES.index("off")
 SEEDED: Final = NOISE_MODES.index("seeded")
 GLOBAL: Final = NOISE_MODES.index("global")
-_CODEC: Final = 0x736E6163  # keeps these draws apart from the sampler's, which uses the same seed
+CODEC_SALT: Final = 0x736E6163  # keeps these draws apart from the sampler's, which uses the same seed
 
 
 def window_noise(
@@ -37,7 +37,7 @@ def window_noise(
 
 def _block_noise(modes: Tensor, seeds: Tensor, counters: Tensor, length: int, has_global: bool) -> Tensor:
     mode = modes[:, None]
-    seeded = rng.normal(seeds + _CODEC, counters, length)
+    seeded = rng.normal(seeds + CODEC_SALT, counters, length)
     if not has_global:
         return torch.where(mode == SEEDED, seeded, 0.0).unsqueeze(1)
     shared = torch.randn(seeded.shape, device=seeded.device)

@@ -29,7 +29,16 @@ from mstar_core.graph import (
 )
 from mstar_core.plugin import Audio, ModelSpec, Partition, ProgramRequest, Run, Sample, Text, WeightRef, hookimpl, param
 from mstar_core.plugin.program import ProgramGenerator
-from mstar_orpheus.facts import IDS_PER_FRAME, NOISE_MODES, VOICES, WINDOW_FRAMES, Facts, SpecialIds, read_facts
+from mstar_orpheus.facts import (
+    EARLY_FRAMES,
+    IDS_PER_FRAME,
+    NOISE_MODES,
+    VOICES,
+    WINDOW_FRAMES,
+    Facts,
+    SpecialIds,
+    read_facts,
+)
 
 PLUGIN_API = 1
 OFFICIAL = Facts(
@@ -64,6 +73,13 @@ class OpenParams:
     )
     ignore_eos: bool = param(False, "go on to the limit, for load tests")
     seed: int | None = param(None, "same seed, same sound", ge=0, le=2**63 - 1, openai="seed")
+    first_window_frames: int = param(
+        WINDOW_FRAMES,
+        "frames that the first window waits for: 3 or 2 send the first sound 7 or 14 ids sooner, with one frame or "
+        "none after it to go by where the reference has two, so that its 85 ms differ; what follows does not",
+        ge=min(EARLY_FRAMES),
+        le=WINDOW_FRAMES,
+    )
     flush: bool = param(False, "send the first and the last frames too, which the reference leaves out")
     noise: str = param("seeded", "noise of the vocoder; global depends on other requests", choices=NOISE_MODES)
     prompt_token_ids: tuple[int, ...] | None = param(None, "the whole prompt as ids, in place of text and voice")
@@ -118,7 +134,9 @@ def orpheus(facts: Facts, *, restricts: bool = False) -> ModelSpec:
         name="snac_decoder", engine=STATELESS, ports={"window": "i64[n]", "pcm": "i16[samples]"}, dtype="float32",
         batch_key=("window",), doc="SNAC: seven ids a frame to 24 kHz samples",
     )  # fmt: skip
-    window = SlidingWindow(WINDOW_FRAMES * IDS_PER_FRAME, IDS_PER_FRAME, tail="drop")
+    window = SlidingWindow(
+        WINDOW_FRAMES * IDS_PER_FRAME, IDS_PER_FRAME, tail="drop", first_from="first_window_frames"
+    )  # fmt: skip
     ids = Stream("audio_ids", into=(snac, "window"), chunk=window, accept=facts.audio_ids, flush_if="flush")
     prefill = GraphNode(lm, ("tokens",), (StreamingGraphEdge("token", ids),))
     speak = GraphNode(lm, ("token",), (StreamingGraphEdge("token", ids),))

@@ -8,19 +8,21 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 from torch import nn
 
-from mstar_orpheus.captured import CapturedWindows
-from mstar_orpheus.facts import IDS_PER_FRAME, WINDOW_FRAMES
+from mstar_orpheus.captured import FACTS, FIRST_BUCKETS, CapturedWindows
+from mstar_orpheus.facts import EARLY_FRAMES, IDS_PER_FRAME, WINDOW_FRAMES
 from mstar_orpheus.frames import codes_from_ids, levels_from_codes, misplaced
-from mstar_orpheus.noise import GLOBAL, SEEDED, window_noise
+from mstar_orpheus.noise import GLOBAL, window_noise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
+    from mstar_orpheus.fused import FusedDecoder
     from mstar_orpheus.snac import Snac
 
 log = logging.getLogger(__name__)
@@ -29,94 +31,143 @@ EMITTED: Final = slice(1, 2)
 """Frames of a window that are sent: the second has one frame of context before it and two behind."""
 REPORT_EVERY: Final = 1024
 
+Given = np.ndarray | torch.Tensor
+
 
 class Vocoder(nn.Module):
     """SNAC behind the streaming edge. audio_offset: the id that stands for code 0 of slot 0.
 
-    The facts of each window stay on the host, where what to cut is decided; samples go there in one copy per step.
+    Windows and their facts stay on the host, where what to cut is decided, and travel together in one copy.
     """
 
-    misplaced_ids: Tensor
-
-    host_ports: Final = ("step", "first", "last", "flush", "noise", "seed")
+    host_ports: Final = ("window", "step", "first", "last", "flush", "noise", "seed")
     host_outputs: Final = ("pcm",)
 
     def __init__(self, snac: Snac, audio_offset: int) -> None:
         super().__init__()
         self.snac = snac
         self.audio_offset = audio_offset
-        self.register_buffer("misplaced_ids", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.misplaced_ids = 0
         self._windows = 0
         self._reported = 0
+        self._fused: FusedDecoder | None = None
         self._captured: CapturedWindows | None = None
 
     def forward(
         self,
         *,
-        window: Tensor,
-        step: Tensor,
-        first: Tensor,
-        last: Tensor,
-        flush: Tensor,
-        noise: Tensor,
-        seed: Tensor,
-    ) -> dict[str, Tensor | list[Tensor]]:
+        window: Given,
+        step: Given,
+        first: Given,
+        last: Given,
+        flush: Given,
+        noise: Given,
+        seed: Given,
+    ) -> dict[str, Tensor | list[Tensor | None]]:
         """Decode a batch of windows.
 
         window: int64 [B, 7 * frames] audio ids. Per row, all [B]: step int64, index of the window in its stream;
         first, last bool, its place in the stream; flush bool, whether the frames at both ends are wanted; noise
-        int64, index into NOISE_MODES; seed int64. Returns {"pcm": int16 [B, samples]}, or a list of B tensors where
-        the rows differ in length.
+        int64, index into NOISE_MODES; seed int64. All on the host. Returns {"pcm": int16 [B, samples]}, or a list of B
+        tensors where the rows differ in length, None for a row that has nothing left to send. On CUDA the samples
+        hold until the next call.
         """
-        frames = window.shape[1] // IDS_PER_FRAME
-        spans = _spans(frames, first, last, flush)
+        ids, modes, seeds = (np.asarray(each, dtype=np.int64) for each in (window, noise, seed))
+        is_first, is_last, flushes = (np.asarray(each, dtype=np.bool_) for each in (first, last, flush))
         # The final flush decodes the last window again: it takes that window's noise, so the frames join.
-        windows = step - (last & ~first).to(step.dtype)
-        has_global = bool((noise == GLOBAL).any())
-        usual = all(span == EMITTED for span in spans) and not has_global and frames == WINDOW_FRAMES
-        if self._captured is not None and usual:
-            facts = torch.stack([key.cpu().to(torch.int64) for key in (noise, seed, windows)])
-            made = self._captured.run(window, facts)
-            if made is not None:
-                self._count(window, first, last)
-                return {"pcm": made}
-        modes, seeds, places = (key.to(window.device, torch.int64) for key in (noise, seed, windows))
-        drawn = window_noise(modes, seeds, places, self.snac.config.noise_lengths(frames), has_global=has_global)
-        size = self.snac.config.frame_samples
-        if window.is_cuda and all(span == EMITTED for span in spans):
-            middle = self.decode(window, drawn, (EMITTED.start * size, EMITTED.stop * size))
-            self._count(window, first, last)
-            return {"pcm": to_pcm16(middle)}
-        samples = self.decode(window, drawn)
-        self._count(window, first, last)
-        return {"pcm": _cut(to_pcm16(samples), spans, size)}
+        places = np.asarray(step, dtype=np.int64) - (is_last & ~is_first)
+        facts = np.array((modes, seeds, places))
+        self._count(ids, is_first, is_last)
+        frames = ids.shape[1] // IDS_PER_FRAME
+        if not flushes.any() and frames > EMITTED.start:
+            return {"pcm": self._decoded(ids, facts, EMITTED)}
+        spans = [
+            _span(frames, starts, ends) if flushed else EMITTED
+            for starts, ends, flushed in zip(is_first.tolist(), is_last.tolist(), flushes.tolist(), strict=True)
+        ]
+        return {"pcm": self._by_span(ids, facts, spans)}
 
     def warm_up(self) -> None:
-        """On a GPU: capture the usual step, and run the other one once, so that no listener waits for kernels."""
-        device = self.misplaced_ids.device
-        for rows in (1, 8, 32):
-            window = torch.full((rows, WINDOW_FRAMES * IDS_PER_FRAME), self.audio_offset, device=device)
-            number, flag = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.bool)
-            modes = torch.full((rows,), SEEDED)
-            for flush in (flag, ~flag):
-                self(window=window, step=number, first=flag, last=flag, flush=flush, noise=modes, seed=number)
-        self._captured = CapturedWindows(self._middle, WINDOW_FRAMES * IDS_PER_FRAME, self.audio_offset, device)
-        self.misplaced_ids.zero_()
-        self._windows = 0
+        """On a GPU: compile what may run, and capture the usual steps, so that no listener waits for either."""
+        device = self._device()
+        if device.type != "cuda":
+            return
+        fused = self._on_cuda()
+        lengths = tuple(frames * IDS_PER_FRAME for frames in (WINDOW_FRAMES, *EARLY_FRAMES))
+        with fused.compiling():
+            for rows in FIRST_BUCKETS:
+                facts = torch.ones((FACTS, rows), dtype=torch.int64, device=device)
+                self._middle(torch.zeros((rows, lengths[0]), dtype=torch.int64, device=device), facts)
+        self._captured = CapturedWindows(self._middle, lengths, self.audio_offset, device)
+
+    def idle(self) -> bool:
+        """Capture one more size of batch; True when more are left."""
+        return self._captured is not None and self._captured.idle()
+
+    def _by_span(self, ids: np.ndarray, facts: np.ndarray, spans: list[slice]) -> Tensor | list[Tensor | None]:
+        """Rows that send different frames are decoded apart: each computes what it sends."""
+        made: list[Tensor | None] = [None] * len(spans)
+        for span in dict.fromkeys((each.start, each.stop) for each in spans):
+            rows = [row for row, each in enumerate(spans) if (each.start, each.stop) == span]
+            if span[0] >= span[1]:
+                continue
+            samples = self._decoded(ids[rows], facts[:, rows], slice(*span))
+            for row, each in zip(rows, samples.clone(), strict=True):
+                made[row] = each
+        whole = [each for each in made if each is not None]
+        if len(whole) == len(made) and len({len(each) for each in whole}) == 1:
+            return torch.stack(whole)
+        return made
+
+    def _decoded(self, ids: np.ndarray, facts: np.ndarray, span: slice) -> Tensor:
+        """int16 samples of the frames `span` of each window, on the module's device. facts: int64 [3, B]."""
+        frames, size = ids.shape[1] // IDS_PER_FRAME, self.snac.config.frame_samples
+        keep = (span.start * size, span.stop * size)
+        has_global = bool((facts[0] == GLOBAL).any())
+        if self._captured is not None and span == EMITTED and not has_global:
+            made = self._captured.run(ids, facts)
+            if made is not None:
+                return made
+        device = self._device()
+        window, rows = (torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in (ids, facts))
+        if device.type == "cuda" and not has_global:
+            fused = self._on_cuda()
+            return fused.decode(window, fused.seeded_noise(rows, frames, keep), keep, is_pcm=True)
+        lengths = self.snac.config.noise_lengths(frames)
+        drawn = window_noise(rows[0], rows[1], rows[2], lengths, has_global=has_global)
+        if device.type == "cuda":
+            return to_pcm16(self.decode(window, drawn, keep))
+        return to_pcm16(self.decode(window, drawn)[:, keep[0] : keep[1]])
+
+    def _device(self) -> torch.device:
+        entry = self.snac.decoder.model[0]
+        assert isinstance(entry, nn.Conv1d)
+        return entry.weight.device
 
     def _middle(self, window: Tensor, facts: Tensor) -> Tensor:
-        """The usual step: int16 samples of the emitted frame. facts: int64 [3, B], noise mode, seed and place."""
-        config = self.snac.config
-        lengths = config.noise_lengths(WINDOW_FRAMES)
-        drawn = window_noise(facts[0], facts[1], facts[2], lengths, has_global=False)
-        keep = (EMITTED.start * config.frame_samples, EMITTED.stop * config.frame_samples)
-        return to_pcm16(self.decode(window, drawn, keep))
+        """The usual step on CUDA: int16 samples of the emitted frame. facts: int64 [3, B], mode, seed and place."""
+        fused, size = self._on_cuda(), self.snac.config.frame_samples
+        frames, keep = window.shape[1] // IDS_PER_FRAME, (EMITTED.start * size, EMITTED.stop * size)
+        return fused.decode(window, fused.seeded_noise(facts, frames, keep), keep, is_pcm=True)
+
+    def _on_cuda(self) -> FusedDecoder:
+        if self._fused is None:
+            from mstar_orpheus.fused import FusedDecoder  # triton is there where CUDA is
+
+            self._fused = FusedDecoder(self.snac, self.audio_offset)
+        return self._fused
 
     def decode(self, window: Tensor, noise: Sequence[Tensor] | None, keep: tuple[int, int] | None = None) -> Tensor:
-        """Samples of whole windows, or `keep` of each. window: int64 [B, 7 * frames]. Returns float32 [B, samples]."""
+        """Samples of whole windows, or `keep` of each. window: int64 [B, 7 * frames]. Returns float32 [B, samples].
+
+        noise: one float32 [B, 1, T] per block, as `Snac.decode` takes it; None = off.
+        """
+        if window.is_cuda:
+            frames = window.shape[1] // IDS_PER_FRAME
+            keep = keep or (0, frames * self.snac.config.frame_samples)
+            fused = self._on_cuda()
+            return fused.decode(window, None if noise is None else fused.cut_noise(noise, frames, keep), keep)
         levels = levels_from_codes(codes_from_ids(window, self.audio_offset, self.snac.config.codebook_size))
-        if window.device.type != "cpu":
-            return self.snac.decode(levels, noise, keep).squeeze(1)
         # On a CPU one row at a time is faster than a batch (1.5 times at full size), and its bits do not depend on
         # what shares the batch, which batched convolutions do not promise.
         rows = range(window.shape[0])
@@ -126,24 +177,20 @@ class Vocoder(nn.Module):
         ]
         return torch.cat(parts).squeeze(1)
 
-    def _count(self, window: Tensor, first: Tensor, last: Tensor) -> None:
-        out = misplaced(window, self.audio_offset, self.snac.config.codebook_size)
-        first, last = first.to(window.device), last.to(window.device)
-        fresh = torch.where(last & ~first, 0, out[:, -IDS_PER_FRAME:].sum(1))
-        self.misplaced_ids += torch.where(first, out.sum(1), fresh).sum()
-        before, self._windows = self._windows, self._windows + window.shape[0]
-        if before // REPORT_EVERY != self._windows // REPORT_EVERY:
-            self._report()
-
-    def _report(self) -> None:
-        total = int(self.misplaced_ids)
-        if total > self._reported:
+    def _count(self, ids: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
+        """Count ids out of their slot once, although windows overlap: a window's new ones are its last frame."""
+        out = misplaced(ids, self.audio_offset, self.snac.config.codebook_size)
+        if out.any():
+            fresh = out[:, -IDS_PER_FRAME:].sum(1) * ~(last & ~first)
+            self.misplaced_ids += int(np.where(first, out.sum(1), fresh).sum())
+        before, self._windows = self._windows, self._windows + len(ids)
+        if before // REPORT_EVERY != self._windows // REPORT_EVERY and self.misplaced_ids > self._reported:
             log.warning(
                 "%d audio ids have left the slot order in %d windows; they were taken modulo the code book",
-                total,
+                self.misplaced_ids,
                 self._windows,
             )
-        self._reported = total
+            self._reported = self.misplaced_ids
 
 
 def to_pcm16(samples: Tensor) -> Tensor:
@@ -151,19 +198,7 @@ def to_pcm16(samples: Tensor) -> Tensor:
     return (samples.clamp(-1.0, 1.0) * 32767.0).to(torch.int16)
 
 
-def _spans(frames: int, first: Tensor, last: Tensor, flush: Tensor) -> list[slice]:
-    """Frames that each row sends."""
-    flags: list[list[bool]] = torch.stack([first, last, flush], dim=1).tolist()
-    return [_span(frames, is_first, is_last) if flushes else EMITTED for is_first, is_last, flushes in flags]
-
-
 def _span(frames: int, is_first: bool, is_last: bool) -> slice:
+    """Frames that a row of a flushing request sends; empty when an early window has sent all there is."""
     start = 0 if is_first else EMITTED.stop if is_last else EMITTED.start
     return slice(start, frames if is_last else EMITTED.stop)
-
-
-def _cut(pcm: Tensor, spans: list[slice], frame_samples: int) -> Tensor | list[Tensor]:
-    cuts = [row[span.start * frame_samples : span.stop * frame_samples] for row, span in zip(pcm, spans, strict=True)]
-    if len({len(cut) for cut in cuts}) == 1:
-        return torch.stack(cuts)
-    return [cut.clone() for cut in cuts]  # a view would keep the whole batch alive

@@ -1,0 +1,330 @@
+"""SNAC's decoder for CUDA: the weights of `snac.Snac` laid out for the kernels, and the order that these run in.
+
+Made by the vocoder node. Five kernels a block: upsampling, noise, and one for each residual unit; channels last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+from triton import AsyncCompileMode
+
+from mstar_orpheus import kernels
+from mstar_orpheus.facts import IDS_PER_FRAME, VQ_STRIDES
+from mstar_orpheus.noise import CODEC_SALT, SEEDED
+from mstar_orpheus.snac import needed
+from mstar_orpheus.tiles import PRECISION, Tile, tile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_orpheus.snac import Codebook, DecoderBlock, ResidualUnit, Snac, Snake
+
+DILATIONS: Final = (1, 3, 9)
+NOISE_BLOCK: Final = 1024
+OUTPUT_BLOCK: Final = 64
+LATENT_BLOCK: Final = 256
+COMPILERS: Final = 12
+"""Threads that compile kernels before the node is ready; most of that work leaves the interpreter's lock."""
+_TF32_ROUND: Final = 0x1000
+
+
+def split(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A float32 tensor as the sum of two that TF32 holds, the first rounded to nearest."""
+    high = _rounded(weight)
+    return high, _rounded(weight - high)
+
+
+def _rounded(value: Tensor) -> Tensor:
+    return ((value.contiguous().view(torch.int32) + _TF32_ROUND) & -2 * _TF32_ROUND).view(torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Slopes:
+    """A snake's alpha and its inverse, [channels] each."""
+
+    slope: Tensor
+    inverse: Tensor
+
+    @classmethod
+    def of(cls, snake: Snake) -> Slopes:
+        slope = snake.alpha.detach().flatten().contiguous()
+        return cls(slope, 1.0 / (slope + 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix as the kernels take it: [columns, inner] in two TF32 halves (or whole and unused), and its bias."""
+
+    high: Tensor
+    low: Tensor
+    bias: Tensor
+    columns: int
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None, precision: str) -> Product:
+        weight = weight.detach().contiguous()
+        high, low = split(weight) if precision == "split" else (weight, weight)
+        outer = weight.shape[0] if bias is None else bias.numel()
+        given = torch.zeros(outer, device=weight.device) if bias is None else bias.detach()
+        return cls(high, low, given, weight.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A residual unit: depthwise taps [7, channels], the snake behind them, the product, and the next layer's snake."""
+
+    taps: Tensor
+    tap_bias: Tensor
+    inner: Slopes
+    product: Product
+    after: Slopes
+    dilation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One decoder block; its own first snake is done by what comes before."""
+
+    rate: int
+    inner: int
+    outer: int
+    up: Product
+    noisy: Product
+    first: Slopes
+    units: tuple[Unit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A block's share of a decode: steps taken of its input, the length of that input, and where its output begins."""
+
+    low: int
+    count: int
+    length: int
+    start: int
+
+
+class FusedDecoder:
+    """The decoder of one SNAC on its CUDA device. Weights are copied when it is made.
+
+    precision: of the matrix products, see `tiles.PRECISION`. tiles: their cut, `tiles.tile` or another table.
+    """
+
+    def __init__(
+        self, snac: Snac, offset: int, *, precision: str = PRECISION, tiles: Callable[[str, int, int], Tile] = tile
+    ) -> None:
+        self.config = snac.config
+        self._offset = offset
+        self._precision = precision
+        self._tile = tiles
+        books: list[Any] = list(snac.quantizer.quantizers)
+        self._tables = torch.stack([_table(book) for book in books])
+        layers: list[Any] = list(snac.decoder.model)
+        entry, mixing, blocks, snake, output = layers[0], layers[1], layers[2:-2], layers[-2], layers[-1]
+        self._entry_taps, self._entry_bias = _taps(entry), entry.bias.detach()
+        self._mixing = Product.of(mixing.weight[:, :, 0], mixing.bias, precision)
+        self._mixed = Slopes.of(blocks[0].block[0])
+        after = [block.block[0] for block in blocks[1:]] + [snake]
+        self._blocks = [
+            _block(block, rate, Slopes.of(each), precision)
+            for block, rate, each in zip(blocks, self.config.rates, after, strict=True)
+        ]
+        self._output_taps, self._output_bias = _taps_of_output(output), output.bias.detach()
+        self._is_compiling = False
+        self._noise_spans: dict[tuple[int, tuple[int, int]], tuple[Tensor, list[int]]] = {}
+
+    def spans(self, frames: int, keep: tuple[int, int]) -> list[Span]:
+        """What each block computes for the samples `keep` of so many frames."""
+        steps = frames * max(VQ_STRIDES)
+        found, start, length = [], 0, steps
+        for (low, high), rate in zip(needed(keep, self.config.rates, steps), self.config.rates, strict=True):
+            found.append(Span(low - start, high - low, length, low * rate))
+            start, length = low * rate, (high - low) * rate
+        return found
+
+    def decode(
+        self, window: Tensor, noise: Sequence[Tensor] | None, keep: tuple[int, int], *, is_pcm: bool = False
+    ) -> Tensor:
+        """Samples `keep` of each window: float32 or, as PCM, int16 [B, keep].
+
+        window: int64 [B, 7 * frames] audio ids. noise: one float32 [B, count * rate] per block, for the steps that
+        `spans` tells it computes; None is off.
+        """
+        rows, frames = window.shape[0], window.shape[1] // IDS_PER_FRAME
+        spans = self.spans(frames, keep)
+        bent = self._begin(window, rows, frames)
+        for index, (block, span) in enumerate(zip(self._blocks, spans, strict=True)):
+            bent = self._run_block(block, span, bent, rows, None if noise is None else noise[index])
+        length = spans[-1].count * self._blocks[-1].rate
+        count, channels = keep[1] - keep[0], self._blocks[-1].outer
+        out = torch.empty((rows, count), dtype=torch.int16 if is_pcm else torch.float32, device=window.device)
+        self._launch(
+            kernels.output_kernel, (rows, _tiles(count, OUTPUT_BLOCK)), bent, self._output_taps, self._output_bias, out,
+            length, keep[0] - spans[-1].start, count, channels=channels, padded=_power(channels),
+            is_pcm=is_pcm, block=OUTPUT_BLOCK,
+        )  # fmt: skip
+        return out
+
+    def cut_noise(self, noise: Sequence[Tensor], frames: int, keep: tuple[int, int]) -> list[Tensor]:
+        """Whole noise, float32 [B, 1, length] per block, as `decode` takes it."""
+        pairs = zip(noise, self._noise_places(frames, keep), strict=True)
+        return [whole[:, 0, first : first + count].contiguous() for whole, (first, count) in pairs]
+
+    def seeded_noise(self, facts: Tensor, frames: int, keep: tuple[int, int]) -> list[Tensor]:
+        """Noise of each row's seed and window, zeros where its mode is another. facts: int64 [3, B], as the node's."""
+        rows = facts.shape[1]
+        places = self._noise_places(frames, keep)
+        spans = self._spans_on_device(frames, keep, places)
+        counts = [count for _, count in places]
+        out = torch.empty(rows * sum(counts), device=facts.device)
+        self._launch(
+            kernels.noise_kernel, (rows, _tiles(max(counts), NOISE_BLOCK), len(places)), facts, spans, out, rows,
+            CODEC_SALT, len(places), seeded_mode=SEEDED, block=NOISE_BLOCK,
+        )  # fmt: skip
+        return list(out.split([rows * count for count in counts]))
+
+    def _noise_places(self, frames: int, keep: tuple[int, int]) -> list[tuple[int, int]]:
+        spans = self.spans(frames, keep)
+        return [(span.start, span.count * block.rate) for block, span in zip(self._blocks, spans, strict=True)]
+
+    def _spans_on_device(self, frames: int, keep: tuple[int, int], places: list[tuple[int, int]]) -> Tensor:
+        found = self._noise_spans.get((frames, keep))
+        if found is None:
+            before = [sum(count for _, count in places[:index]) for index in range(len(places))]
+            rows = [[first, count, ahead] for (first, count), ahead in zip(places, before, strict=True)]
+            made = torch.tensor(rows, dtype=torch.int64, device=self._tables.device)
+            found = self._noise_spans[frames, keep] = (made, before)
+        return found[0]
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Within, launches only compile their kernel, side by side; a kernel of the cache on disk is read."""
+        with ThreadPoolExecutor(COMPILERS) as pool, AsyncCompileMode(pool):
+            self._is_compiling = True
+            try:
+                yield
+            finally:
+                self._is_compiling = False
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *given: object, **sizes: object) -> None:
+        if self._is_compiling:
+            kernel.warmup(*given, grid=grid, **sizes)
+        else:
+            kernel[grid](*given, **sizes)
+
+    # -- layers --------------------------------------------------------------------------------------------------
+
+    def _begin(self, window: Tensor, rows: int, frames: int) -> Tensor:
+        steps, width = frames * max(VQ_STRIDES), self.config.latent
+        latent = torch.empty((rows * steps, width), device=window.device)
+        self._launch(
+            kernels.latent_kernel, (rows, steps, _tiles(width, LATENT_BLOCK)), window, self._tables, self._entry_taps,
+            self._entry_bias, latent, self._offset, self.config.codebook_size, width=width,
+            steps=steps, slots=window.shape[1], block=LATENT_BLOCK,
+        )  # fmt: skip
+        return self._pointwise(latent, self._mixing, self._mixed, None)[1]
+
+    def _run_block(self, block: Block, span: Span, bent: Tensor, rows: int, noise: Tensor | None) -> Tensor:
+        length = span.count * block.rate
+        wide = torch.empty((rows * length, block.outer), device=bent.device)
+        other = torch.empty_like(wide)
+        self._upsample(block, span, bent, rows, wide, other, is_bent=noise is None)
+        if noise is not None:
+            wide, other = self._pointwise(wide, block.noisy, block.first, noise)
+        bent, other = other, torch.empty_like(wide)
+        for index, unit in enumerate(block.units):
+            self._unit(unit, bent, wide, other, rows, length, is_kept=index + 1 < len(block.units))
+            bent, other = other, bent
+        return bent
+
+    def _pointwise(self, x: Tensor, product: Product, after: Slopes, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        rows, inner = x.shape
+        bent = torch.empty((rows, product.columns), device=x.device)
+        wide = bent if noise is None else torch.empty_like(bent)
+        cut = self._tile("pointwise", rows, product.columns)
+        self._launch(
+            kernels.pointwise_kernel, (_tiles(rows, cut.bm), _tiles(product.columns, cut.bn)), x, product.high,
+            product.low, product.bias, product.bias if noise is None else noise, after.slope, after.inverse, wide,
+            bent, rows, inner, product.columns, is_noisy=noise is not None, precision=self._precision, **cut.launch,
+        )  # fmt: skip
+        return wide, bent
+
+    def _upsample(
+        self, block: Block, span: Span, x: Tensor, rows: int, out: Tensor, bent: Tensor, *, is_bent: bool
+    ) -> None:
+        taken, columns = rows * (span.count + 1), block.rate * block.outer
+        cut = self._tile("upsample", taken, columns)
+        self._launch(
+            kernels.upsample_kernel, (_tiles(taken, cut.bm), _tiles(columns, cut.bn)), x, block.up.high, block.up.low,
+            block.up.bias, block.first.slope, block.first.inverse, out, bent, taken,
+            span.low, span.count, span.length, block.rate, block.inner, block.outer,
+            is_bent=is_bent, precision=self._precision, **cut.launch,
+        )  # fmt: skip
+
+    def _unit(
+        self, unit: Unit, bent: Tensor, wide: Tensor, out: Tensor, rows: int, length: int, *, is_kept: bool
+    ) -> None:
+        channels = unit.product.columns
+        cut = self._tile("unit", rows * length, channels)
+        self._launch(
+            kernels.unit_kernel, (rows * _tiles(length, cut.bm), _tiles(channels, cut.bn)), bent, wide, unit.taps,
+            unit.tap_bias, unit.inner.slope, unit.inner.inverse, unit.product.high, unit.product.low,
+            unit.product.bias, unit.after.slope, unit.after.inverse, out, length,
+            unit.dilation, int(is_kept), channels, precision=self._precision, **cut.launch,
+        )  # fmt: skip
+
+
+def _block(block: DecoderBlock, rate: int, after: Slopes, precision: str) -> Block:
+    parts: list[Any] = list(block.block)
+    up, noisy, units = parts[1], parts[2], parts[3:]
+    made = []
+    for index, unit in enumerate(units):
+        following = after if index + 1 == len(units) else Slopes.of(units[index + 1].block[0])
+        made.append(_unit(unit, DILATIONS[index], following, precision))
+    inner, outer, _ = up.weight.shape
+    # [inner, outer, 2 * rate] -> one row per output of a step: taps of this step, then those of the step before.
+    halves = up.weight.detach().reshape(inner, outer, 2, rate).permute(3, 1, 2, 0)
+    return Block(
+        rate, inner, outer, Product.of(halves.reshape(rate * outer, 2 * inner), up.bias, precision)
+        , Product.of(noisy.linear.weight[:, :, 0], None, precision), Slopes.of(units[0].block[0]), tuple(made),
+    )  # fmt: skip
+
+
+def _unit(unit: ResidualUnit, dilation: int, after: Slopes, precision: str) -> Unit:
+    parts: list[Any] = list(unit.block)
+    depthwise, snake, pointwise = parts[1:]
+    product = Product.of(pointwise.weight[:, :, 0], pointwise.bias, precision)
+    return Unit(_taps(depthwise), depthwise.bias.detach(), Slopes.of(snake), product, after, dilation)
+
+
+def _table(book: Codebook) -> Tensor:
+    """Every code's share of the latent: float32 [codes, latent], summed in float64."""
+    out: Any = book.out_proj
+    projected: Tensor = book.codebook.weight.double() @ out.weight[:, :, 0].double().T + out.bias.double()
+    return projected.float()
+
+
+def _taps(depthwise: nn.Module) -> Tensor:
+    assert isinstance(depthwise, nn.Conv1d)
+    return depthwise.weight.detach()[:, 0].T.contiguous()
+
+
+def _taps_of_output(output: nn.Module) -> Tensor:
+    assert isinstance(output, nn.Conv1d)
+    return output.weight.detach()[0].T.contiguous()
+
+
+def _tiles(count: int, block: int) -> int:
+    return math.ceil(count / block)
+
+
+def _power(count: int) -> int:
+    return 1 << (count - 1).bit_length()
