@@ -109,7 +109,10 @@ class Captures:
             self.report(phase, self._name)
 
     def _free(self) -> int:
-        return int(torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else 0
+        if self._device.type != "cuda":
+            return 0
+        torch.cuda.empty_cache()  # what only the allocator keeps is free
+        return int(torch.cuda.mem_get_info(self._device)[0])
 
 
 def parameter_fields(rows: int) -> dict[str, tuple[torch.dtype, int]]:
