@@ -1,4 +1,4 @@
-"""The golden vectors over HTTP from CUDA: float32 gives the reference's sound, bfloat16 stays near it."""
+"""The golden vectors over HTTP from CUDA: float32 gives the reference's sound, bfloat16 repeats its own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from mstar_core.config.deployment import KVCacheConfig
 from tests.runtime.client import SURE, Heard, new_client, request, speak
 from tests.runtime.deployment import Deployment, one_rank
 from tests.runtime.golden import PROMPTS, Built, Golden
@@ -27,7 +28,10 @@ class OnCuda(Deployment):
     def __init__(self, folder: Path, dtype: str) -> None:
         ranks = tuple(msgspec.structs.replace(rank, device="cuda:0") for rank in one_rank().ranks)
         where = msgspec.structs.replace(one_rank(), ranks=ranks)
-        super().__init__(folder=folder, where=where, dtype=dtype, attention="torch", max_seq_len=1024)
+        # No prefix cache: a prompt that is cached in part has other shapes, and bfloat16 rounds by shape.
+        memory = KVCacheConfig(pages=1024, prefix_cache=dtype == "float32")
+        given = {"dtype": dtype, "attention": "torch", "max_seq_len": 1024, "kv_cache": memory}
+        super().__init__(folder=folder, where=where, **given)
 
     def environment(self) -> dict[str, str]:
         made = super().environment()
@@ -117,17 +121,15 @@ async def test_float32_draws_the_same_whatever_shares_the_batch(golden: Golden, 
 
 
 @pytest.mark.parametrize("index", PROMPTS)
-async def test_bfloat16_begins_with_the_reference_sound(
-    index: int, golden: Golden, built: Built, rounded: Deployment
-) -> None:
-    """Greedy ids of random weights part ways at a near tie; until then the sound is the reference's."""
+async def test_bfloat16_repeats_itself(index: int, golden: Golden, built: Built, rounded: Deployment) -> None:
+    """Its ids leave the reference within the first frame (random weights are full of near ties), but not themselves.
+
+    How far its logits are from the reference is tested with the model alone, where the ids are given.
+    """
     ids = golden.greedy(index)
-    [heard] = await hear(rounded, say(golden, index, max_output_tokens=len(ids)))
-    wanted, size = built.sound(ids), 2 * golden.frame_samples
-    same = [
-        farthest(heard.pcm[at : at + size], wanted[at : at + size]) <= FLOAT32 for at in range(0, len(wanted), size)
-    ]
-    leading = [*same, False].index(False)
-    print(f"{leading} of {len(same)} frames of prompt {index} equal the reference")
-    assert len(heard.pcm) == len(wanted)
+    body = say(golden, index, max_output_tokens=len(ids))
+    [first], [second] = await hear(rounded, body), await hear(rounded, body)
+    assert len(first.pcm) % (2 * golden.frame_samples) == 0 and len(first.pcm) <= len(built.sound(ids))
+    assert first.pcm == second.pcm
+    assert first.done is not None and first.done["usage"]["completion_tokens"] == len(ids)
     rounded.assert_clean()
