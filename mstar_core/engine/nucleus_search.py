@@ -50,7 +50,9 @@ def _peak(peaks, row, chunks, cells: tl.constexpr):
 @triton.jit
 def _coarse(peak, way, ways: tl.constexpr):
     """Thresholds of the first narrowing, from the largest value down, the last below everything. way: scalar or [n]."""
-    limit = ordered(peak - way.to(tl.float32) * _STEP)
+    # Even where most draws fall, then wider, to twenty nats below: hardly anything may be left to the last one.
+    far = tl.maximum(way - 24, 0)
+    limit = ordered(peak - (way + far * far).to(tl.float32) * _STEP)
     return tl.where(way == ways - 1, LEAST, limit)
 
 
