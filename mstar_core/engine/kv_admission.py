@@ -48,10 +48,12 @@ class Admission:
                     self._join_decode(branch)
                 else:
                     chosen.append(branch)
+        budget, prompts = self._budget, self._runner.prompts
+        if prompts is not None and prompts.most_tokens:
+            # No more than one replay takes: rows that decode wait for one of them at most, and its buffers take turns.
+            budget, chosen = min(budget, prompts.most_tokens), chosen[: prompts.most_rows]
         offers = [Offer(tokens=f.left, must_be_whole=f.must_be_whole) for f in _currents(chosen)]
-        # No more than one replay takes, where prompts are captured: rows that decode wait for one of them at most.
-        most = self._runner.prompts.most_tokens if self._runner.prompts is not None else 0
-        budget = max(min(self._budget, most or self._budget) - len(self._state.active), self._state.pool.page_size)
+        budget = max(budget - len(self._state.active), self._state.pool.page_size)
         counts = share_budget(offers, budget)
         # A preemption during this choice may have taken pages back from a branch that was chosen before.
         return [self.piece(b, n) for b, n in zip(chosen, counts, strict=True) if n and b.is_reserved]

@@ -100,6 +100,11 @@ class PrefillGraphs:
         """Tokens of the largest bucket there is; 0 without one."""
         return max(self._buckets, default=0)
 
+    @property
+    def most_rows(self) -> int:
+        """Prompts that the largest bucket takes; 0 without one."""
+        return self._buckets[self.most_tokens].rows if self._buckets else 0
+
     def suits(self, piece: Piece) -> bool:
         """Whether a graph could run this piece: plain ids that write, no output but the id, no rule without a graph."""
         firing, job = piece.firing, piece.job
@@ -114,7 +119,10 @@ class PrefillGraphs:
         return (job is None or job.loop is None) and params.top_k <= 0 and params.min_p <= 0
 
     def batches(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
-        """Divide suitable pieces, in order, among as few replays as the largest bucket allows."""
+        """Divide suitable pieces, in order, among as few replays as the largest bucket allows.
+
+        Admission offers what fits one: more than two steps' replays of one bucket must never wait on the device.
+        """
         largest = self._buckets[self.most_tokens]
         found: list[list[Piece]] = []
         tokens = 0

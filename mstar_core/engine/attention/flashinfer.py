@@ -133,12 +133,18 @@ class FlashInferAttention:
             paged_kv_last_page_len_buffer=fields["last"],
         )  # fmt: skip
 
-    def replan(self, wrapper: Any, starts: Tensor, fields: dict[str, Tensor], sizes: tuple[int, int, int]) -> None:
-        """Plan a graph's wrapper again from host data only. starts: int32 [rows + 1] on the host."""
+    def replan(
+        self, wrapper: Any, counts: tuple[Tensor, Tensor], fields: dict[str, Tensor], sizes: tuple[int, int, int]
+    ) -> None:
+        """Plan a graph's wrapper again from host data only.
+
+        counts: first page of each row, int32 [rows + 1], and tokens of its last page, int32 [rows], on the host: the
+        kernel for groups that DECODE_GROUPS lacks reads the second one, and would wait for it on the device.
+        """
         dtype = self._pools[0].dtype
         self._library.decode.fast_decode_plan(
-            wrapper, fields["starts"], fields["pages"], fields["last"], *sizes, self._page_size,
-            q_data_type=dtype, kv_data_type=dtype, global_override_indptr_cpu=starts,
+            wrapper, fields["starts"], fields["pages"], counts[1], *sizes, self._page_size,
+            q_data_type=dtype, kv_data_type=dtype, global_override_indptr_cpu=counts[0],
         )  # fmt: skip
 
 
@@ -284,7 +290,7 @@ class FlashInferFixedRows:
         self._staging.send("pages", self._staging.start_of("pages") + 4 * len(pages))
         self._starts, self._pages = starts, pages
         if not is_same_split and self._wrapper is not None:
-            self._replan()
+            self._replan(torch.from_numpy(host["last"]))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView. The first call, outside any capture, makes the first plan."""
@@ -308,11 +314,11 @@ class FlashInferFixedRows:
         own = wrapper._pin_memory_int_workspace_buffer
         self._pinned = [own, torch.empty_like(own, pin_memory=True)]
 
-    def _replan(self) -> None:
+    def _replan(self, last: Tensor) -> None:
         # The plan goes to the device from pinned memory, in stream order: the plan before may still be on its way.
         self._turn = 1 - self._turn
         self._wrapper._pin_memory_int_workspace_buffer = self._pinned[self._turn]
-        self._attention.replan(self._wrapper, torch.from_numpy(self._starts), self._staging.device, self._sizes)
+        self._attention.replan(self._wrapper, (torch.from_numpy(self._starts), last), self._staging.device, self._sizes)
         self._wrapper._sm_scale = self._scale
         self.plans += 1
 
