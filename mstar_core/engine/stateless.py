@@ -37,23 +37,20 @@ if TYPE_CHECKING:
 class _Entry:
     """A job in the queue. carried: what a loop's next iteration takes in place of its inputs.
 
-    key: what may share its batch, where that stays the same. made: when its inputs on the device are there.
+    rank: small goes first, by urgency, then age. width: batch rows. key: what may share its batch, None where that
+    changes from firing to firing. made: when its inputs on the device are there.
     """
 
     job: Job
     request: _Request
-    order: int
     since: float
     inputs: dict[str, Tensor | Number]
     carried: dict[str, Tensor] = field(default_factory=dict)
     iteration: int = 0
+    rank: tuple[float, int] = (0.0, 0)
+    width: int = 1
     key: tuple[object, ...] | None = None
     made: torch.cuda.Event | None = None
-
-    @property
-    def rank(self) -> tuple[float, int]:
-        """Small goes first: urgency, then age."""
-        return -self.job.urgency, self.order
 
 
 @dataclass(slots=True)
@@ -139,7 +136,8 @@ class StatelessEngine:
         if request is None or request.is_failed:
             return
         self._submitted += 1
-        entry = _Entry(job, request, self._submitted, self._clock(), {})
+        width = job.rows if self._spec.per == "row" else 1
+        entry = _Entry(job, request, self._clock(), {}, rank=(-job.urgency, self._submitted), width=width)
         try:
             entry.inputs = {name: self._ports.taken(name, value) for name, value in (job.inputs | job.numbers).items()}
             self._check_rows(entry)
@@ -258,8 +256,8 @@ class StatelessEngine:
             _, handle = heapq.heappop(heads)
             request = self._requests[handle]
             entry = request.queue[0]
-            own = self._batch_key(entry)
-            width = self._rows(entry)
+            own = entry.key or self._batch_key(entry)
+            width = entry.width
             if (key is not None and own != key) or (batch and rows + width > self._max_batch):
                 continue
             key, rows = own, rows + width
@@ -311,12 +309,7 @@ class StatelessEngine:
         return ports
 
     def _batch_key(self, entry: _Entry) -> tuple[object, ...]:
-        if entry.key is not None:
-            return entry.key
-        return self._ports.key(self._given(entry), 1 if self._rows(entry) > 1 else 0)
-
-    def _rows(self, entry: _Entry) -> int:
-        return entry.job.rows if self._spec.per == "row" else 1
+        return self._ports.key(self._given(entry), 1 if entry.width > 1 else 0)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -346,13 +339,13 @@ class StatelessEngine:
             return [pair for entry in batch for pair in self._isolated(result, [entry])]
         for entry in batch:
             entry.request.fired += 1
-        result.rows += sum(self._rows(entry) for entry in batch)
+        result.rows += sum(entry.width for entry in batch)
         return list(zip(batch, outputs, strict=True))
 
     def _forward(self, batch: list[_Entry]) -> list[dict[str, Tensor]]:
         if self._faults is not None:
             self._faults([entry.request.handle for entry in batch])
-        given, rows = [self._given(entry) for entry in batch], [self._rows(entry) for entry in batch]
+        given, rows = [self._given(entry) for entry in batch], [entry.width for entry in batch]
         ports: dict[str, object] = {
             self._ports.word(name): self._ports.stacked(name, [each[name] for each in given], rows) for name in given[0]
         }
@@ -388,7 +381,7 @@ class StatelessEngine:
         return counters
 
     def _per_row(self, batch: list[_Entry], values: list[int]) -> Tensor:
-        spread = [value for entry, value in zip(batch, values, strict=True) for _ in range(self._rows(entry))]
+        spread = [value for entry, value in zip(batch, values, strict=True) for _ in range(entry.width)]
         return self._ports.sent(torch.tensor(spread, dtype=torch.int64))
 
     def _shares(
