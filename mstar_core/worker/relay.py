@@ -14,7 +14,6 @@ from mstar_core.engine.base import Job
 from mstar_core.graph.compiled import ROOT, CompiledLoop, CompiledTask, Kind
 from mstar_core.graph.nodes import CHUNK_FIRST, CHUNK_LAST, STATELESS, STEP
 from mstar_core.worker.request import ActiveRun, WaitingChunk, WorkerRequest, parameter_name
-from mstar_core.worker.values import constant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,10 +56,11 @@ class Relay:
 
 @dataclass(slots=True, kw_only=True)
 class RelayRun:
-    """Where one run of a relay is. fixed: inputs that every job gets. count: chunks that became jobs."""
+    """Where one run of a relay is. fixed, numbers: inputs that every job gets. count: chunks that became jobs."""
 
     relay: Relay
     fixed: Mapping[str, Tensor]
+    numbers: Mapping[str, float | int | bool]
     runner: NodeRunner
     count: int = 0
 
@@ -113,14 +113,10 @@ class Relays:
 
     def begin(self, request: WorkerRequest, run: ActiveRun, relay: Relay) -> None:
         """Take the first chunk, now or when it comes."""
-        fixed = {}
-        for port, name, is_parameter in relay.fixed:
-            number = request.numbers.get(parameter_name(name)) if is_parameter else None
-            if not is_parameter:
-                fixed[port] = run.inputs[name]
-            elif number is not None:
-                fixed[port] = constant(number)
-        run.relay = RelayRun(relay=relay, fixed=fixed, runner=self._jobs.runner(relay.task))
+        fixed = {port: run.inputs[name] for port, name, is_parameter in relay.fixed if not is_parameter}
+        asked = {port: parameter_name(name) for port, name, is_parameter in relay.fixed if is_parameter}
+        numbers = {port: request.numbers[name] for port, name in asked.items() if name in request.numbers}
+        run.relay = RelayRun(relay=relay, fixed=fixed, numbers=numbers, runner=self._jobs.runner(relay.task))
         self._want(request, run)
 
     def chunk(self, request: WorkerRequest, run: ActiveRun, popped: tuple[Chunk, Tensor] | None) -> None:
@@ -132,15 +128,14 @@ class Relays:
             self._end_walk(request, run, "done", {relay.loop.name: state.count})
             return
         chunk, items = popped
-        inputs = dict(state.fixed)
-        inputs[relay.chunk] = items
+        numbers = dict(state.numbers)
         for port, name in relay.changing:
-            value = state.count if name == STEP else chunk.first if name == CHUNK_FIRST else chunk.last
-            inputs[port] = constant(value)
+            numbers[port] = state.count if name == STEP else chunk.first if name == CHUNK_FIRST else chunk.last
         job = Job(
             key=self._jobs.next_key(),
             handle=request.handle,
-            inputs=inputs,
+            inputs={**state.fixed, relay.chunk: items},
+            numbers=numbers,
             outputs=relay.outputs,
             urgency=self._jobs.urgency(request),
         )
