@@ -226,10 +226,10 @@ def lay_out(golden: Golden, folder: Path) -> Path:
     return folder
 
 
-def model_of(folder: Path, **model_kwargs: Any) -> Pi05:
-    spec = SPEC.bound(folder, model_kwargs)
+def model_of(folder: Path, dtype: torch.dtype = torch.float32) -> Pi05:
+    spec = SPEC.bound(folder, {})
     context = ModelContext(
-        spec=spec, folder=folder, device=torch.device("cpu"), dtype=torch.float32, model_kwargs=spec.model_kwargs
+        spec=spec, folder=folder, device=torch.device("cpu"), dtype=dtype, model_kwargs=spec.model_kwargs
     )
     return Pi05(context)
 
@@ -287,6 +287,12 @@ def exact(golden: Golden, reference: Built) -> Run:
     """A run at the very times that the reference stored."""
     policy = with_times(reference.policy, golden.expected["time"][:, 0])
     return Run(golden, reference, policy)
+
+
+@pytest.fixture
+def models() -> Any:
+    """Makes the model of a folder."""
+    return model_of
 
 
 @pytest.fixture

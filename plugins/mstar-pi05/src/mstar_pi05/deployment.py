@@ -71,7 +71,7 @@ def read_deployment(model_kwargs: Mapping[str, Any]) -> Deployment:
         pads_state=_flag(given, "pad_state", False),
         norm_stats=_text(given, "norm_stats"),
         robot=robot,
-        mirrors=bool(robot and robot.mirrors) and _flag(given, "adapt_to_pi", True),
+        mirrors=_flag(given, "adapt_to_pi", True) and bool(robot and robot.mirrors),
         is_delta=robot.is_delta if robot and wants_delta else (),
         resize=_resize(given["resize"]),
         default_prompt=_text(given, "default_prompt"),

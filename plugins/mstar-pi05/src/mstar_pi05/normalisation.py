@@ -21,11 +21,16 @@ def normalise(values: Values, moments: Moments) -> Values:
 
 
 def unnormalise(values: Values, moments: Moments) -> Values:
-    """The reverse on the first values of the last axis; those past the statistics' length stay as they are."""
+    """The reverse on the first values of the last axis.
+
+    Those past the statistics' length stay as they are in a range, and have mean 0 and deviation 1 in a spread.
+    """
     count = min(values.shape[-1], len(moments))
     low, divisor = _terms(moments, count)
-    scaled = values[..., :count] if moments.span == "spread" else (values[..., :count] + 1.0) / 2.0
-    return np.concatenate([scaled * divisor + low, values[..., count:]], axis=-1)
+    known, rest = values[..., :count], values[..., count:]
+    if moments.span == "spread":
+        return np.concatenate([known * divisor + low, rest * (1.0 + moments.epsilon)], axis=-1)
+    return np.concatenate([(known + 1.0) / 2.0 * divisor + low, rest], axis=-1)
 
 
 def _terms(moments: Moments, count: int) -> tuple[Values, Values]:
