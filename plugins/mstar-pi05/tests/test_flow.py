@@ -48,19 +48,22 @@ def test_the_first_hidden_states_equal_the_reference(golden: Any, exact: Any) ->
         close(hidden, golden.expected["suffix_hidden_step0"][item], 2e-5)
 
 
-def test_every_step_equals_the_reference(golden: Any, exact: Any) -> None:
-    exact.prefill(*ITEMS)
+@pytest.mark.parametrize(("times", "tolerance"), [("exact", STORED_TIMES), ("run", OWN_TIMES)])
+def test_every_step_equals_the_reference(times: str, tolerance: Any, golden: Any, request: Any) -> None:
+    """At the times that the reference stored, and at our own."""
+    run, steps = request.getfixturevalue(times), golden.steps
+    run.prefill(*ITEMS)
     x, velocity = golden.expected["x_before_step"], golden.expected["velocity"]
-    for number in range(golden.steps):
+    for number in range(steps):
+        rows = run.policy.table.at(torch.full((golden.horizon,), steps), torch.full((golden.horizon,), number))
         for item in ITEMS:
             positions = golden.length(item) + torch.arange(golden.horizon)
-            rows = torch.full((golden.horizon,), number)
-            cache = exact.cache.plan((item, golden.horizon), writes=False)
-            made = exact.policy.velocity(cache, positions, x[number, item], rows)
-            close(made, velocity[number, item], STORED_TIMES["velocity"])
-        moved = exact.step([(item, x[number, item], number) for item in ITEMS], golden.steps)
-        after = x[number + 1] if number + 1 < golden.steps else golden.expected["actions"]
-        close(torch.stack(moved), after, STORED_TIMES["actions"])
+            cache = run.cache.plan((item, golden.horizon), writes=False)
+            made = run.policy.velocity(cache, positions, x[number, item], rows)
+            close(made, velocity[number, item], tolerance["velocity"])
+        moved = run.step([(item, x[number, item], number) for item in ITEMS], steps)
+        after = x[number + 1] if number + 1 < steps else golden.expected["actions"]
+        close(torch.stack(moved), after, tolerance["actions"])
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -146,3 +149,16 @@ def test_the_robots_actions_are_one_factor_and_one_term_away(golden: Any, refere
         step=torch.zeros(horizon, dtype=torch.int64),
     )  # fmt: skip
     close(made["robot_actions"], made["actions"] * scale + offset, 1e-6)
+
+
+def test_half_precision_stays_near(golden: Any, reference: Any, run: Any, models: Any) -> None:
+    """As on a GPU: matrices and cache in bfloat16; cameras, norms, time and the actions themselves in float32."""
+    policy = models(reference.folder, torch.bfloat16).get_submodule(reference.spec.node("LLM"))
+    half = type(run)(golden, reference, policy)
+    half.features = lambda *items: [each.bfloat16() for each in run.features(*items)]
+    half.prefill(*ITEMS)
+    assert {value.dtype for row in half.cache.keys for value in row.values()} == {torch.bfloat16}
+    actions = torch.stack(half.flow(*ITEMS))
+    assert actions.dtype == torch.float32
+    apart = (actions - golden.expected["actions"]).abs()
+    assert 1e-4 < apart.max() < 0.3 and apart.mean() < 0.03
