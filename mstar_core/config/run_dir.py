@@ -8,7 +8,9 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +23,8 @@ SOCKET_PATH_LIMIT: Final = 107
 
 LONGEST_SOCKET: Final = "ipc/worker-000.000.fd"
 KEPT_STARTS: Final = 10
+LOCK_TRIES: Final = 5
+LOCK_PAUSE_S: Final = 0.02
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
 
 
@@ -139,8 +143,7 @@ class RunDirectory:
         """Take the lock and write our pid. Returns the descriptor to keep open. Raises ConfigError when it is held."""
         fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not self._is_lock(fd):  # whoever ended between the two lines took the directory away
+            if not lock_soon(fd) or not self._is_lock(fd):  # whoever ended just now took the directory away
                 raise BlockingIOError
         except BlockingIOError:
             os.close(fd)
@@ -182,9 +185,20 @@ class RunDirectory:
         shutil.rmtree(ended, ignore_errors=True)
 
 
-def deployments() -> Iterator[RunDirectory]:
-    """Run directories on this host with a spec, running or stale, by name."""
-    root = runtime_root()
+def lock_soon(fd: int) -> bool:
+    """Take the lock of an open file; False when somebody keeps it. A look at who holds it takes it for a moment too."""
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_S)
+    return False
+
+
+def deployments(root: Path | None = None) -> Iterator[RunDirectory]:
+    """Run directories on this host (or below `root`) with a spec, running or stale, by name."""
+    root = runtime_root() if root is None else root
     if not root.is_dir():
         return
     for path in sorted(root.iterdir()):
@@ -210,15 +224,20 @@ def find(name: str | None) -> RunDirectory:
 def new_log_dir(name: str) -> Path:
     """Make the log folder of a new start, and drop those of all but the last ten. Raises ConfigError."""
     root = state_root() / check_name(name)
-    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")[:-3]
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for old in sorted(p for p in root.iterdir() if p.is_dir())[: -(KEPT_STARTS - 1)]:
             shutil.rmtree(old, ignore_errors=True)
-        path = root / stamp
-        path.mkdir(mode=0o700)
+        return _new_folder(root)
     except OSError as error:
         raise ConfigError(
             "the log folder cannot be written", f"{root}: {error.strerror}", "set XDG_STATE_HOME to a folder of yours"
         ) from error
-    return path
+
+
+def _new_folder(root: Path) -> Path:
+    while True:
+        path = root / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")[:-3]
+        with suppress(FileExistsError):  # another start of this name in the same millisecond
+            path.mkdir(mode=0o700)
+            return path

@@ -16,7 +16,8 @@ import zmq
 
 from mstar_core.admin.server import AdminServer, bind_admin
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.ports import check_port
+from mstar_core.config.gpu_locks import acquire_gpus, release
+from mstar_core.config.ports import check_port, one_start, port_claimant
 from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ConfigError, ExitCode, MstarError
 from mstar_core.messages.wire import Envelope, Message, WireCodec
@@ -65,9 +66,13 @@ def _serve(spec: DeploymentSpec, run: RunDirectory, kinds: Kinds) -> tuple[ExitC
     except (MstarError, OSError) as error:
         refused = error if isinstance(error, MstarError) else unwritable(run, error)
         return refused.exit_code, _failed(refused)
+    gpus: list[int] = []
     try:
-        prepare(run, spec)
-        check_port(spec.api.host, spec.api.port)
+        with one_start(run):
+            claimant = port_claimant(spec.api.host, spec.api.port, run)
+            prepare(run, spec)
+        check_port(spec.api.host, spec.api.port, claimant)
+        gpus = acquire_gpus(spec.gpus, spec.name)
         admin = bind_admin(run.admin_socket)
         return asyncio.run(_run(spec, run, admin, kinds))
     except MstarError as error:
@@ -79,6 +84,7 @@ def _serve(spec: DeploymentSpec, run: RunDirectory, kinds: Kinds) -> tuple[ExitC
         return ExitCode.INTERNAL, _failed(broken)
     finally:
         run.remove()
+        release(gpus)
         os.close(lock)
 
 

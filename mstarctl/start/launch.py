@@ -51,7 +51,9 @@ def launch(spec: DeploymentSpec, run: RunDirectory, module: str = SUPERVISOR) ->
     """Make the run directory and the log folder, and start the supervisor by name, detached from this terminal."""
     run.create()
     spec = msgspec.structs.replace(spec, log_dir=str(new_log_dir(spec.name)))
-    path = run.path / f"start-{os.getpid()}.json"
+    path = (
+        Path(spec.log_dir) / "start.json"
+    )  # another start of the name clears the run directory
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(spec.encode())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(word for word in map(_absolute, sys.path) if word)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,13 +21,16 @@ from mstar_core.config import (
     read_file,
     resolve_target,
 )
-from mstar_core.config.ports import check_port
-from mstar_core.config.run_dir import RunDirectory, check_name, deployments
-from mstar_core.errors import MstarError, UsageError, WeightsError
+from mstar_core.config.deployment import Plan
+from mstar_core.config.ports import check_port, port_claimant
+from mstar_core.config.run_dir import RunDirectory, check_name
+from mstar_core.errors import UsageError, WeightsError
 from mstar_core.plugin import ModelSpec, Plugins
 from mstarctl.commands.version import client_version
+from mstarctl.start.accelerator import gpu_processes, gpus
 from mstarctl.start.devices import Devices, choose_devices, count_gpus, torch_version
 from mstarctl.start.limits import check_code, check_placement, check_transport
+from mstarctl.start.room import check_free, check_memory, gpu_keys, weights_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,8 @@ def make_planned(wanted: Wanted) -> Planned:
     check_placement(model, config, plan)
     run = run_directory(config.name, wanted.run_root)
     check_host(run, config)
+    folder = None if config.is_tiny else weights_folder(config.weights)
+    claimed = claim_gpus(config, plan, folder)
     entry = plugins.distribution_of(model)
     spec = DeploymentSpec(
         name=config.name,
@@ -87,7 +94,7 @@ def make_planned(wanted: Wanted) -> Planned:
         run_dir=str(run.path),
         log_dir="",
         plan=plan,
-        folder=None if config.is_tiny else weights_folder(config.weights),
+        folder=folder,
         weights_source="tiny" if config.is_tiny else "folder" if config.weights else "official",
         cache_dir=None if wanted.cache_dir is None else str(wanted.cache_dir.expanduser().absolute()),
         model_kwargs=dict(config.model_kwargs),
@@ -106,6 +113,9 @@ def make_planned(wanted: Wanted) -> Planned:
         config_file=config.config_file,
         argv=wanted.argv,
         versions={"mstarctl": client_version(), entry.distribution: entry.version},
+        settings=settings_of(config),
+        sources={key: config.source(key) for key in config.values()},
+        gpus=claimed,
     )
     walks = sum(len(partition.walks) for partition in model.partitions)
     return Planned(
@@ -117,6 +127,12 @@ def make_planned(wanted: Wanted) -> Planned:
         distribution=f"{entry.distribution} {entry.version}",
         walk_count=walks,
     )
+
+
+def settings_of(config: ResolvedConfig) -> dict[str, Any]:
+    """Every value by its key, as plain data: what a running deployment is compared with."""
+    settings: dict[str, Any] = msgspec.to_builtins(config.values(), enc_hook=str)
+    return settings
 
 
 def find_target(wanted: Wanted, plugins: Plugins) -> Target:
@@ -163,6 +179,10 @@ def weights_folder(given: str | None) -> str | None:
         raise WeightsError(
             f"{given} is no folder with weights", why, "--weights takes the folder of a checkpoint", file=str(folder)
         )
+    if not os.access(folder, os.R_OK | os.X_OK):
+        facts = folder.stat()
+        why = f"owner uid {facts.st_uid}, mode {facts.st_mode & 0o7777:o}; this user is uid {os.getuid()}"
+        raise WeightsError(f"{given} cannot be read", why, "give this user access, or copy it", file=str(folder))
     return str(folder)
 
 
@@ -172,15 +192,17 @@ def check_host(run: RunDirectory, config: ResolvedConfig) -> None:
     if pid is not None:
         raise run.running_error(pid)
     run.check_length()
-    check_port(config.api.host, config.api.port, _port_holder(config.api.port))
+    check_port(config.api.host, config.api.port, port_claimant(config.api.host, config.api.port, run))
 
 
-def _port_holder(port: int) -> str:
-    for run in deployments():
-        try:
-            spec = DeploymentSpec.load(run.spec)
-        except (OSError, msgspec.MsgspecError, MstarError):
-            continue
-        if spec.api.port == port and run.holder() is not None:
-            return f"deployment {run.name!r}"
-    return ""
+def claim_gpus(config: ResolvedConfig, plan: Plan, folder: str | None) -> dict[str, str]:
+    """Device -> key of its lock, for the supervisor to take. Raises StartError for a GPU that is in use or too full."""
+    devices = [rank.device for rank in plan.ranks]
+    if not any(device.startswith("cuda") for device in devices):
+        return {}
+    present = gpus()
+    keys = gpu_keys(devices, present)
+    check_free(keys)
+    needed = weights_bytes(None if folder is None else Path(folder), config.quantization)
+    check_memory(config.name, plan, keys, present, needed, gpu_processes())
+    return keys
