@@ -44,6 +44,7 @@ class Presenter:
         self.text_tokens = 0
         self.images = 0
         self.first_at: float | None = None
+        self.first_sound_at: float | None = None
         audio = spec.output("audio")
         self.rate = audio.rate if isinstance(audio, Audio) else 0
         self.channels = audio.channels if isinstance(audio, Audio) else 1
@@ -114,6 +115,8 @@ class Presenter:
         self._last[modality] = now
         if self.first_at is None:
             self.first_at = now
+        if modality == "audio" and self.first_sound_at is None:
+            self.first_sound_at = now
 
     def _note_playback(self) -> None:
         now = self._clock()

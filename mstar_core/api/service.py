@@ -14,6 +14,7 @@ from typing import Any, Final
 from mstar_core.api.admission import Admission, Place
 from mstar_core.api.call import Call
 from mstar_core.api.errors import Stalled, reply_of
+from mstar_core.api.feed import Feed
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
 from mstar_core.api.pool import Pool
@@ -146,7 +147,8 @@ class Service:
         self.uploads = Path(deployment.run_dir) / "uploads"
         self.admission = Admission(deployment.max_concurrent_requests, deployment.max_queue, clock)
         self._detokenizer = detokenizer
-        link.gauges = self._gauges
+        self.feed = Feed(clock, lambda: f"all {self.admission.slots} slots are taken")
+        link.gauges, link.news = self._gauges, self.feed.take
         metrics.inflight.set_function(lambda: self.admission.running)
         metrics.queue_depth.set_function(lambda: self.admission.waiting)
         metrics.pool_busy.set_function(lambda: self.pool.busy)
@@ -155,6 +157,9 @@ class Service:
         return {
             "api.requests_running": self.admission.running,
             "api.requests_waiting": self.admission.waiting,
+            "api.slots": self.admission.slots,
+            "api.queue": self.admission.queue,
+            **{f"api.{what}": self.feed.counts[what] for what in ("finished", "failed", "cancelled", "refused")},
             "api.pool_busy": self.pool.busy,
             "api.tensors_lent": self.link.loans,
         }
@@ -176,7 +181,7 @@ class Service:
         deadline = started + call.timeout_s
         with (
             self.registry.open(call.request_id, route=call.route, key=key, started=started, deadline=deadline) as live,
-            self._noted(live),
+            self._noted(live, call),
             self.admission.place() as place,
             self._outbox(live) as outbox,
         ):
@@ -187,6 +192,7 @@ class Service:
                 self._submit(call, live, inputs, refs)
                 detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None
                 presenter = Presenter(self.model, self.pool.postprocess, detokenizer, self.metrics, self.clock)
+                self.feed.shown(live, presenter, inputs.prompt_tokens)
                 yield Session(self, call, live, outbox, presenter, inputs)
             finally:
                 self.link.release(refs)
@@ -198,8 +204,10 @@ class Service:
         )  # fmt: skip
         inputs = await self.pool.prompt(prompt)
         live.state = "queued"
+        self.feed.prepared(live)
         await place.run()
         live.state = "running"
+        self.feed.admitted(live)
         return inputs
 
     def _submit(self, call: Call, live: Live, inputs: Inputs, refs: list[TensorRef]) -> None:
@@ -234,9 +242,10 @@ class Service:
             outbox.close()
 
     @contextmanager
-    def _noted(self, live: Live) -> Iterator[None]:
+    def _noted(self, live: Live, call: Call) -> Iterator[None]:
         # The one place where a request ends: its outcome is written down, and the conductor told if it still works.
         error: BaseException | None = None
+        self.feed.opened(live, call)
         try:
             yield
         except BaseException as raised:
@@ -248,7 +257,9 @@ class Service:
                 self.link.cancel(live.handle, why)
             if error is not None and isinstance(error, (Cancelled, TimedOut, asyncio.CancelledError, GeneratorExit)):
                 self.metrics.cancelled.labels(why).inc()
-            self.registry.remember(self._outcome(live, error))
+            outcome = self._outcome(live, error)
+            self.registry.remember(outcome)
+            self.feed.ended(live, outcome.status, str((outcome.error or {}).get("code") or ""))
             asyncio.get_running_loop().call_soon(self.link.note_change)
 
     def _outcome(self, live: Live, error: BaseException | None) -> Outcome:

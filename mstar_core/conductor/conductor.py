@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from mstar_core.conductor.news import News
 from mstar_core.conductor.request import PartitionRun, PendingRun, Request, facts_of, run_message, signal_map
 from mstar_core.conductor.router import Router
 from mstar_core.config.deployment import Plan
@@ -60,6 +61,7 @@ class Conductor:
         self.unknown = 0
         self.finished = 0
         self.failed = 0
+        self.news = News(spec)
         self._max_seq_len = max_seq_len
         self._send = send
         self._clock = clock
@@ -174,6 +176,7 @@ class Conductor:
             run.order.append(message.run)
             for rank in ranks:
                 per_rank.setdefault(rank, []).append(message)
+        self.news.changed(request.handle)
         for rank, messages in per_rank.items():
             self._send.send(
                 worker_name(rank), RunWalks(handle=request.handle, partition=run.partition.name, runs=messages)
@@ -187,6 +190,9 @@ class Conductor:
             return
         request.take(done)
         pending = run.pending[done.run]
+        if pending.waiting == {done.rank}:
+            request.walks[pending.walk] = request.walks.get(pending.walk, 0) + 1
+            self.news.changed(request.handle)
         if done.reason == "length" and pending.walk in self._stopping_walks:
             request.length_stop = True
         for port, signal in signal_map(done).items():
@@ -251,6 +257,7 @@ class Conductor:
     def _end(self, request: Request) -> None:
         """The one place where a request leaves: forget it, free its ranks, end its generators."""
         del self.requests[request.handle]
+        self.news.forget(request.handle)
         self.router.closed(request.homes)
         for rank in request.homes.ranks:
             self._send.send(worker_name(rank), CloseRequest(handle=request.handle))

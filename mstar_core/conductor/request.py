@@ -74,7 +74,10 @@ class PartitionRun:
 
 @dataclass(slots=True)
 class Request:
-    """Everything the conductor knows of one request. Owned by `Conductor`; ended by `Conductor._end` alone."""
+    """Everything the conductor knows of one request. Owned by `Conductor`; ended by `Conductor._end` alone.
+
+    walks: how often each walk has been done.
+    """
 
     message: NewRequest
     facts: ProgramRequest
@@ -87,6 +90,7 @@ class Request:
     streamed: dict[int, dict[str, int]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     cached_tokens: int = 0
+    walks: dict[str, int] = field(default_factory=dict)
 
     @property
     def handle(self) -> int:

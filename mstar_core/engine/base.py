@@ -216,6 +216,14 @@ class WorksWhenIdle(Protocol):
 
 
 @runtime_checkable
+class HoldsPages(Protocol):
+    """A runner that knows what each request holds and what it waits for."""
+
+    def held(self) -> dict[Handle, tuple[int, str]]:
+        """By open request: pages of its caches, and in a few words what it waits for (empty: nothing). Cheap."""
+
+
+@runtime_checkable
 class Counted(Protocol):
     """A runner that counts more than its memory."""
 

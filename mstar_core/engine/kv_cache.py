@@ -254,6 +254,18 @@ class KVCacheEngine:
             preempted=self._state.preempted,
         )
 
+    def held(self) -> dict[Handle, tuple[int, str]]:
+        """See HoldsPages."""
+        state, counts = self._state, self._state.tables.count.tolist()
+        waits = {}
+        for branch in state.pending.values() if state.is_blocked else ():
+            if not branch.is_reserved:
+                waits[branch.request.order] = "waits for a slot" if branch.slot < 0 else "waits for pages"
+        return {
+            handle: (sum(counts[slot] for slot in request.slots), waits.get(request.order, ""))
+            for handle, request in state.requests.items()
+        }
+
     # -- after a forward ---------------------------------------------------------------------------------------------
 
     def _run(self, running: KVRunning, pieces: list[Piece]) -> None:

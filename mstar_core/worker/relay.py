@@ -71,6 +71,7 @@ class RelayJob(NamedTuple):
     request: WorkerRequest
     run: ActiveRun
     step: int
+    since: float = 0.0
 
 
 def relay_of(share: RankWalk) -> Relay | None:
@@ -140,7 +141,7 @@ class Relays:
             urgency=self._jobs.urgency(request),
         )
         step, state.count = state.count, state.count + 1
-        self._jobs.submit(state.runner, job, RelayJob(request, run, step))
+        self._jobs.submit(state.runner, job, RelayJob(request, run, step, self._jobs.now()))
 
     def done(self, entry: RelayJob, outputs: Mapping[str, Tensor]) -> None:
         """What a job made leaves, and the next chunk is taken."""
@@ -159,5 +160,5 @@ class Relays:
 
     def _want(self, request: WorkerRequest, run: ActiveRun) -> None:
         assert run.relay is not None
-        request.waiting[run.relay.relay.stream] = WaitingChunk(run, 0, ())
+        request.waiting[run.relay.relay.stream] = WaitingChunk(run, 0, (), self._jobs.now())
         self._streams.serve(request, run.relay.relay.stream)
