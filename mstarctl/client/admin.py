@@ -85,6 +85,15 @@ class AdminClient:
         with self._answer("GET", path, arguments) as response:
             yield from (_object(line) for line in response if line.strip())
 
+    def raw_lines(self, path: str, **arguments: Any) -> Iterator[bytes]:
+        """The lines of a stream as they came, beats included, split at newlines alone. Ends with the stream."""
+        with self._answer("GET", path, arguments) as response:
+            yield from response
+
+    def post(self, path: str, **arguments: Any) -> dict[str, Any]:
+        """One action by its path. Raises as `get`."""
+        return self._json("POST", path, arguments)
+
     def __enter__(self) -> Self:
         return self
 
