@@ -213,3 +213,18 @@ def test_a_refusal_enters_nothing(ac_bench: Bench) -> None:
     with pytest.raises(RequestError):
         ac_bench.request(media=[picture()], params={"task": "rollout"}, outputs=("tensor",))
     assert ac_bench.leaks() == []
+
+
+def test_no_candidate_is_left_out_in_silence(ac: Golden, ac_folder: Path) -> None:
+    """Where the runtime does not give a node its rows, the request fails; it never answers for the first row alone."""
+    bench, given, wanted = served("vjepa2_ac", ac_folder), ac.given, ac.expected["roll_latents"]
+    params = {
+        "task": "rollout", "actions": given["roll_actions"].tolist(), "states": given["roll_state0"][0].tolist(),
+    }  # fmt: skip
+    outcome = bench.request(media=[start(ac)], params=params, outputs=("tensor",))
+    if outcome.status == "finished":
+        frames = np.stack(outcome.of("next_frame"), axis=1).reshape(wanted.shape)
+        assert gap(frames, wanted) < ROLLED
+    else:
+        assert "3 rows in a step of 1" in outcome.cause
+    assert bench.leaks() == []
