@@ -75,7 +75,10 @@ def _raw(data: bytes, dtype: str, shape: Any) -> Array:
     if dtype == "bfloat16":
         flat = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
     else:
-        flat = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
+        kind = np.dtype(dtype).newbyteorder("<")
+        if len(data) % kind.itemsize:
+            raise TransportError(f"the output has {len(data)} bytes, which are no whole numbers of the type {dtype}")
+        flat = np.frombuffer(data, kind)
     if shape is None:
         made: Array = flat
         return made

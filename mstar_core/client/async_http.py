@@ -38,6 +38,7 @@ class AsyncHttp:
         self._sleep = sleep
         self._is_ours = session is None
         self._session: httpx.AsyncClient = session or httpx.AsyncClient(limits=LIMITS, headers={"User-Agent": AGENT})
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the calls; set by the first
         self._closing: set[asyncio.Task[None]] = set()
 
     async def fetch(self, call: Call) -> httpx.Response:
@@ -53,6 +54,7 @@ class AsyncHttp:
 
     async def open(self, call: Call) -> httpx.Response:
         """An answer with status 200 whose body is still to be read; the caller closes it. Raises MStarError."""
+        self._loop = asyncio.get_running_loop()
         retries = 0 if call.is_probe else self._retries
         for attempt in count():
             try:
@@ -72,10 +74,14 @@ class AsyncHttp:
         except httpx.HTTPError as error:
             raise self._failure(error) from error
 
-    def drop(self, response: httpx.Response, loop: asyncio.AbstractEventLoop) -> None:
+    async def on_thread(self, make: Callable[[], Call]) -> Call:
+        """A call whose making reads files, which would hold up the loop."""
+        return await asyncio.to_thread(make)
+
+    def drop(self, response: httpx.Response) -> None:
         """Close an answer that nobody holds any more; safe from any thread, and after the loop has ended."""
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(self._close_soon, response)
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._close_soon, response)
 
     async def close(self) -> None:
         if self._closing:

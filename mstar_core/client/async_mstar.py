@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
@@ -114,7 +113,7 @@ class AsyncMStarClient:
             model_kwargs=model_kwargs,
         )  # fmt: skip
         has_media = any(media is not None for media in (images, audio, video, tensors))
-        call = await asyncio.to_thread(make) if has_media else make()  # a thread, because files are read
+        call = await self._http.on_thread(make) if has_media else make()
         if stream:
             return AsyncStream(self._http, await self._http.open(call), on_error)
         return result_of(await self._json(call))
@@ -153,7 +152,7 @@ class AsyncMStarClient:
 
     async def transcribe(self, audio: Media, **params: Any) -> str:
         """What is said in a sound. params: fields of /v1/audio/transcriptions, such as `language`."""
-        return str((await self._json(await asyncio.to_thread(transcribe_call, audio, params)))["text"])
+        return str((await self._json(await self._http.on_thread(partial(transcribe_call, audio, params))))["text"])
 
     async def act(self, images: Media, text: str | None, robot_state: Any, **model_kwargs: Any) -> ActionChunk:
         """A robot's next actions. images: its cameras, in the model's order. robot_state: joint values."""

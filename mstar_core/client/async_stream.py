@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from types import TracebackType
@@ -34,7 +33,6 @@ class AsyncStream(StreamFacts):
         self._reader = StreamReader(response.headers.get("X-Request-ID"))
         self._ready: list[Event] = []
         self._has_ended = False
-        self._loop = asyncio.get_running_loop()
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -77,7 +75,7 @@ class AsyncStream(StreamFacts):
     def __del__(self) -> None:
         with suppress(Exception):  # at the end of the process what it needs may be gone already
             if not self._response.is_closed:
-                self._http.drop(self._response, self._loop)
+                self._http.drop(self._response)
 
     async def _more(self) -> list[Event]:
         """Read on. At the end of the body the connection goes back to where it came from."""
