@@ -1,0 +1,58 @@
+"""One picture without a terminal: `--once`, and the frames themselves for `-o json`. Imports no textual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mstar_core.errors import Unreachable
+from mstar_core.observe.frames import PARTS, HelloFrame, decode
+from mstar_core.observe.store import Store
+from mstarctl.top.feed import Lines, check
+from mstarctl.top.layout.pages import compose
+from mstarctl.top.layout.state import State
+from mstarctl.top.line import Line
+from mstarctl.top.recording import Recording
+from mstarctl.top.view import View
+
+
+def first_picture(admin: Lines, filter_text: str = "") -> Store:
+    """The state of a deployment, from the first frames of a watch. The filter is the server's: no expressions."""
+    store = Store()
+    arguments = {"filter": filter_text} if filter_text else {}
+    for raw in admin.raw_lines("/v1/watch", hz=10, parts=",".join((*PARTS, "events")), **arguments):
+        frame = decode(raw) if raw.strip() else None
+        if frame is None:
+            continue
+        store.apply(frame)
+        if isinstance(frame, HelloFrame):
+            check(frame)
+        if store.is_synced:
+            return store
+    raise Unreachable("the watch ended before its first picture", hint="mstarctl ps")
+
+
+def last_picture(recording: Recording) -> Store:
+    """The state at the end of a recording."""
+    store = Store()
+    for index in range(len(recording.lines)):
+        frame = recording.entry(index).frame
+        if frame is not None:
+            store.apply(frame)
+    return store
+
+
+def raw_frames(admin: Lines, hz: float, filter_text: str = "") -> Iterator[str]:
+    """The watch itself, a line each: what `top -o json` prints."""
+    arguments = {"filter": filter_text} if filter_text else {}
+    for raw in admin.raw_lines("/v1/watch", hz=hz, parts=",".join((*PARTS, "events")), **arguments):
+        if raw.strip():
+            yield raw.decode().rstrip("\n")
+
+
+def picture(view: View, state: State, width: int, height: int | None) -> list[Line]:
+    """A screen without its foot. height: of the terminal; None shows every row."""
+    tall = height + 2 if height is not None else 60 + len(view.store.requests) + len(view.store.events)
+    lines = compose(view, state, width, max(14, tall)).lines[:-2]
+    while lines and not lines[-1].plain.strip():
+        lines.pop()
+    return lines
