@@ -106,6 +106,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_requests: requests that run at once; max_queue: requests that wait beyond them.
     weights_source: `tiny`, `folder` or `official`.
     attention: backend of KV nodes (None: flashinfer on CUDA, torch on the CPU); never replaced by another one.
+    admin_group: members may read the admin socket.
     quantization: of the weights of KV nodes, `none` or `fp8`.
     settings, sources: every configuration key with its value, and where that came from (file and line, flag, default).
     gpus: device -> key of its lock (config/gpu_locks.py).
@@ -116,6 +117,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     plugin: str
     run_dir: str
     log_dir: str
+    admin_group: str | None = None
     plan: Plan
     folder: str | None = None
     weights_source: str = "folder"

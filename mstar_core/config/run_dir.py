@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from mstar_core.config.groups import closed_to
 from mstar_core.errors import ConfigError, NotFound, did_you_mean
 
 SOCKET_PATH_LIMIT: Final = 107
@@ -105,12 +106,19 @@ class RunDirectory:
                 key="name",
             )
 
-    def create(self) -> None:
-        """Make the directory (0700) and its folders. Raises ConfigError when it cannot be written or is not ours."""
+    def create(self, gid: int | None = None) -> None:
+        """Make the directory (0700) and its folders. gid: a group that may enter it (0710), for its admin socket alone.
+
+        Raises ConfigError when it cannot be written, is not ours, or lies where that group cannot get.
+        """
         self.check_length()
+        mode = 0o700 if gid is None else 0o710
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.mkdir(mode=0o700, exist_ok=True)
+            for folder in (self.path.parent, self.path):
+                if not folder.is_dir():
+                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    self._open_to(folder, gid)
+            self._open_to(self.path, gid)
             for folder in (self.ipc, self.children, self.uploads):
                 folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
@@ -120,12 +128,27 @@ class RunDirectory:
                 "set MSTAR_RUNTIME_DIR to a folder of yours",
             ) from error
         facts = self.path.stat()
-        if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+        if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o777 & ~mode:
             raise ConfigError(
                 "the run directory is open to others",
                 f"{self.path}: owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):o}",
                 f"run: chmod 700 {self.path}",
             )  # fmt: skip
+
+        closed = None if gid is None else closed_to(self.path, gid)
+        if closed is not None:
+            raise ConfigError(
+                "the admin group cannot reach the run directory",
+                f"its members may not enter {closed}",
+                "give a --socket-path-prefix that they can enter, such as a folder under /var/run",
+                key="admin_group",
+            )
+
+    @staticmethod
+    def _open_to(folder: Path, gid: int | None) -> None:
+        if gid is not None:
+            os.chown(folder, -1, gid)
+            folder.chmod(0o710)
 
     def holder(self) -> int | None:
         """The pid that holds the lock, or None when nobody does."""

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import zmq
 
-from mstar_core.admin.server import AdminServer, bind_admin
+from mstar_core.admin.binding import bind_admin
+from mstar_core.admin.server import AdminServer
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.gpu_locks import acquire_gpus, release
+from mstar_core.config.groups import group_id
 from mstar_core.config.ports import check_port, one_start, port_claimant
 from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ConfigError, ExitCode, MstarError
@@ -73,7 +75,7 @@ def _serve(spec: DeploymentSpec, run: RunDirectory, kinds: Kinds) -> tuple[ExitC
             prepare(run, spec)
         check_port(spec.api.host, spec.api.port, claimant)
         gpus = acquire_gpus(spec.gpus, spec.name)
-        admin = bind_admin(run.admin_socket)
+        admin = bind_admin(run.admin_socket, admin_gid(spec))
         return asyncio.run(_run(spec, run, admin, kinds))
     except MstarError as error:
         log.error("%s", error)
@@ -86,6 +88,11 @@ def _serve(spec: DeploymentSpec, run: RunDirectory, kinds: Kinds) -> tuple[ExitC
         run.remove()
         release(gpus)
         os.close(lock)
+
+
+def admin_gid(spec: DeploymentSpec) -> int | None:
+    """The group that may read the admin socket. Raises ConfigError when it is gone."""
+    return None if spec.admin_group is None else group_id(spec.admin_group)
 
 
 def prepare(run: RunDirectory, spec: DeploymentSpec) -> None:
@@ -125,7 +132,7 @@ async def _run(
         mailbox.attach(loop, supervisor.on_batch)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: supervisor.stop(reason="asked to stop by a signal"))
-        server = AdminServer(supervisor, admin)
+        server = AdminServer(supervisor, admin, admin_gid(spec))
         await server.start()
         try:
             code = await supervisor.run()

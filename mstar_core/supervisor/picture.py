@@ -16,11 +16,11 @@ from mstar_core.messages.names import API, rank_of, worker_name
 from mstar_core.observe.frames import Child, Deployment, Edge, Event, Gpu, Graph, Node, Rank
 from mstar_core.observe.graph import GRAPH_FACT
 from mstar_core.observe.hub import Hub
+from mstar_core.observe.rates import Rate
+from mstar_core.observe.request_log import RequestLog
 from mstar_core.supervisor.gpus import GpuReader, device_keys
 from mstar_core.supervisor.processes import NO_LOAD, Load, Processes
-from mstar_core.supervisor.rates import Rate
 from mstar_core.supervisor.readings import Readings
-from mstar_core.supervisor.request_log import RequestLog
 
 if TYPE_CHECKING:
     from mstar_core.config.deployment import DeploymentSpec

@@ -71,7 +71,7 @@ def up(
     printer = Printer.of(ctx)
     absent = {
         "--upload-dir": upload_dir, "--enable-nvtx": nvtx, "--log-stats": log_stats, "--log-stats-file": log_stats_file,
-        "--allow-remote-media": remote_media, "--admin-group": admin_group,
+        "--allow-remote-media": remote_media,
     }  # fmt: skip
     refuse_absent(absent, has_rust=rust_frontend or rust_frontend_bin is not None)
     wanted = Wanted(
@@ -93,6 +93,7 @@ def up(
         run_root=run_root,
         bind_when_ready=bind_when_ready,
         strict_model=strict_model,
+        admin_group=admin_group,
         argv=tuple(sys.argv[1:]),
     )
     planned = make_planned(wanted)
@@ -330,7 +331,7 @@ def _example(planned: Planned) -> str:
 def _data(snapshot: dict[str, Any], printer: Printer) -> None:
     if printer.is_machine:
         head = snapshot["deployment"]
-        printer.item("deployment", {**head, "children": snapshot["children"]}, "")
+        printer.item("deployment", {**head, "children": list(snapshot["children"].values())}, "")
 
 
 @contextmanager

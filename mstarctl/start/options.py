@@ -74,6 +74,9 @@ Nvtx = Annotated[bool, typer.Option("--enable-nvtx", hidden=True)]
 LogStats = Annotated[bool, typer.Option("--log-stats", hidden=True)]
 LogStatsFile = Annotated[Path | None, typer.Option("--log-stats-file", hidden=True)]
 RemoteMedia = Annotated[list[str] | None, typer.Option("--allow-remote-media", hidden=True)]
-AdminGroup = Annotated[str | None, typer.Option("--admin-group", hidden=True)]
+AdminGroup = Annotated[
+    str | None,
+    typer.Option("--admin-group", metavar="GROUP", help="its members may read; needs a --socket-path-prefix of theirs"),
+]
 RustFrontend = Annotated[bool, typer.Option("--rust-frontend", hidden=True)]
 RustFrontendBin = Annotated[str | None, typer.Option("--rust-frontend-bin", hidden=True)]

@@ -22,6 +22,7 @@ from mstar_core.config import (
     resolve_target,
 )
 from mstar_core.config.deployment import Plan
+from mstar_core.config.groups import group_id
 from mstar_core.config.ports import check_port, port_claimant
 from mstar_core.config.run_dir import RunDirectory, check_name
 from mstar_core.errors import UsageError, WeightsError
@@ -55,6 +56,7 @@ class Wanted:
     run_root: Path | None = None
     bind_when_ready: bool = False
     strict_model: bool = False
+    admin_group: str | None = None
     argv: tuple[str, ...] = ()
 
 
@@ -84,6 +86,8 @@ def make_planned(wanted: Wanted) -> Planned:
     check_placement(model, config, plan)
     run = run_directory(config.name, wanted.run_root)
     check_host(run, config)
+    if wanted.admin_group is not None:
+        group_id(wanted.admin_group)
     folder = None if config.is_tiny else weights_folder(config.weights)
     claimed = claim_gpus(config, plan, folder)
     entry = plugins.distribution_of(model)
@@ -109,6 +113,7 @@ def make_planned(wanted: Wanted) -> Planned:
         transport=transport,
         api=msgspec.structs.replace(config.api, api_keys=wanted.api_keys),
         log_level=wanted.log_level,
+        admin_group=wanted.admin_group,
         stall_s=wanted.stall_s,
         config_file=config.config_file,
         argv=wanted.argv,

@@ -14,7 +14,7 @@ from mstar_core.messages.life import Telemetry
 from mstar_core.messages.names import API, CONDUCTOR, rank_of
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.observe.frames import Request
-from mstar_core.supervisor.rates import Minute
+from mstar_core.observe.rates import Minute
 
 ENDED: Final = 2000
 SPANS: Final = 200
@@ -119,12 +119,12 @@ class Known:
             error=api.error or "",
         )
 
-    def trace(self, model: str) -> dict[str, Any]:
-        """The request with where its time went. Offsets in milliseconds from its arrival."""
+    def trace(self, model: str, now: float | None = None) -> dict[str, Any]:
+        """The request with where its time went. Offsets in milliseconds from its arrival. now: for its age."""
         zero = self.api.started or 0.0
         spans = sorted(self.spans.items(), key=lambda item: item[1].start)
         return {
-            "request": request_item(self.request(model), self.api.ended or self.seen),
+            "request": request_item(self.request(model), self.seen if now is None else now),
             "spans": [_span(child, span, zero) for (child, _), span in spans],
             "sums": [_sum(where, found, zero) for where, found in sorted(self.sums.items(), key=lambda i: i[1].start)],
             "spans_cut": self.spans_cut,
