@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from docs_cli import cli_page
+from docs_http import HTTP_PARTS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -147,6 +148,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "exit-codes": exit_codes,
     "extras": extras,
     "figures": figures,
+    **HTTP_PARTS,
     "make-targets": make_targets,
     "plugin-hooks": plugin_hooks,
     "wire-messages": wire_messages,

@@ -22,6 +22,7 @@ from mstar_core.api.pool import Pool
 from mstar_core.api.pool_child import load_processor
 from mstar_core.api.requests import Registry
 from mstar_core.api.service import KEEPALIVE_S, Service
+from mstar_core.api.tls import tls_context
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import PluginError, StartError, Unavailable
 from mstar_core.observe.child import guarded_process, prepare_process
@@ -56,6 +57,7 @@ class ApiProcess:
             )
         self.spec = spec
         self.model = model
+        self._tls = tls_context(spec.api)
         self.socket = bind(spec.api.host, spec.api.port)
         self.registry = Registry(incarnation)
         self.metrics = Metrics()
@@ -147,7 +149,7 @@ class ApiProcess:
 
     async def _serve(self, app: Sanic[Any, Any]) -> None:
         self._server = await app.create_server(
-            sock=self.socket, return_asyncio_server=True, access_log=False, backlog=BACKLOG,
+            sock=self.socket, return_asyncio_server=True, access_log=False, backlog=BACKLOG, ssl=self._tls,
             asyncio_server_kwargs={"start_serving": False},
         )  # fmt: skip
         await self._server.startup()

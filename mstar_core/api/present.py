@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mstar_core.api.metrics import Metrics
+from mstar_core.api.stops import StopStrings
 from mstar_core.api.stream import Array, Item
 from mstar_core.plugin.modality import Audio
 from mstar_core.plugin.processor import Detokenizer
@@ -39,6 +40,8 @@ class Presenter:
         detokenizer: Detokenizer | None,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        stops: StopStrings | None = None,
     ) -> None:
         self.samples = 0
         self.text_tokens = 0
@@ -52,6 +55,7 @@ class Presenter:
         self._detokenizer = detokenizer
         self._metrics = metrics
         self._clock = clock
+        self._stops = stops
         self._last: dict[str, float] = {}
         self._started_playing = 0.0
 
@@ -75,9 +79,16 @@ class Presenter:
                 self.images += item.modality == "image"
                 return [Chunk(modality=item.modality, data=data, metadata={**item.meta, **metadata})]
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self._stops is not None and self._stops.is_matched
+
     def flush(self) -> list[Chunk]:
-        """What a split character left behind."""
+        """What a split character left behind, and what might have begun a stop string."""
         rest = self._detokenizer.flush() if self._detokenizer is not None else ""
+        if self._stops is not None:
+            rest = self._stops.push(rest) + self._stops.flush()
         return [Chunk(modality="text", data=rest.encode())] if rest else []
 
     async def _audio(self, item: Item) -> Chunk:
@@ -101,10 +112,22 @@ class Presenter:
 
     def _text(self, item: Item) -> list[Chunk]:
         ids = [int(value) for value in item.array.reshape(-1).tolist()]
+        if self._stops is not None and self._detokenizer is not None:
+            return self._stopped_text(ids, self._stops, self._detokenizer)
         self.text_tokens += len(ids)
         if self._detokenizer is None:
             return [Chunk(modality="text", data=bytes(item.array.tobytes()))] if item.array.dtype == "u1" else []
         pieces = [self._detokenizer.push([value]) for value in ids]
+        return [Chunk(modality="text", data=piece.encode()) for piece in pieces if piece]
+
+    def _stopped_text(self, ids: list[int], stops: StopStrings, detokenizer: Detokenizer) -> list[Chunk]:
+        # Id by id: what counts is the tokens up to the one that completed the stop string.
+        pieces = []
+        for value in ids:
+            if stops.is_matched:
+                break
+            self.text_tokens += 1
+            pieces.append(stops.push(detokenizer.push([value])))
         return [Chunk(modality="text", data=piece.encode()) for piece in pieces if piece]
 
     def _note(self, modality: str) -> None:

@@ -146,6 +146,10 @@ def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> Non
         "api.host": "127.0.0.1",
         "api.max_body_bytes": 4096,
         "api.unknown_params": "warn",
+        "api.tls_cert": "cert.pem",
+        "api.tls_key": "key.pem",
+        "api.cors_origins": ["https://example.org"],
+        "api.remote_media": ["example.org"],
     }
     base = resolved(GOOD)
     skipped = ("model", "node_groups", "kv_cache", "api")
