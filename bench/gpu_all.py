@@ -58,20 +58,7 @@ def steps() -> dict[str, Step]:
     compared = ("--closed", "1:6,32:2,64:2", "--out", "{out}", "--compare")
     return {
         "tests": Step(words=("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *gpu_tests()), limit_s=300),
-        "server": Step(
-            words=(
-                *SERVER[:3],
-                "--closed",
-                "1:20,8:4,32:3,64:3",
-                "--open",
-                "32:30",
-                "--burst",
-                "32:3",
-                "--out",
-                "{out}",
-            ),
-            limit_s=300,
-        ),
+        "server": Step(words=(*SERVER[:3], *loads, "--out", "{out}"), limit_s=300),
         "fp8": Step(words=(*SERVER, *compared, "quantization=fp8"), limit_s=200),
         "head": Step(words=(*SERVER, *compared, "model_kwargs.restrict_vocabulary=true"), limit_s=200),
         "storm": Step(
