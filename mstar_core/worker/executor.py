@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mstar_core.engine.base import Done, Emission, Handle, LoopSpec, LoopStep, NodeRunner, StepResult
+from mstar_core.engine.base import Done, Emission, EndsLoops, Handle, LoopSpec, LoopStep, NodeRunner, StepResult
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.graph.actions import (
     Action,
@@ -101,7 +101,7 @@ class Executor:
         with self._guard(request):
             for name, runner in self._local_runners(request):
                 sampling = sampling_params(self._spec.node(name).sampling, request.params, request.seed)
-                runner.open(request.handle, sampling, message.max_tokens)
+                runner.open(request.handle, sampling, message.max_tokens, message.rows)
 
     def run(self, message: RunWalks) -> None:
         """Walks of one partition, in order; the first begins now unless one of that partition is under way."""
@@ -381,6 +381,7 @@ class Executor:
 
     def _end_walk(self, request: WorkerRequest, run: ActiveRun, reason: str, counts: dict[str, int]) -> None:
         self.tracer.walk_ended(request, run)
+        self._end_loops(request, run)
         run.values.clear()
         request.active.pop(run.partition, None)
         if reason == "cancelled":
@@ -400,6 +401,14 @@ class Executor:
         )
         self._begin_next(request, run.partition)
 
+    def _end_loops(self, request: WorkerRequest, run: ActiveRun) -> None:
+        """Free what nodes kept for as long as a loop of this walk went on."""
+        if not self._walks.keeps_for_loops(run.share):
+            return
+        for _, runner in self._local_runners(request):
+            if isinstance(runner, EndsLoops):
+                runner.end_loops(request.handle)
+
     # -- jobs -------------------------------------------------------------------------------------------------
 
     def _fire(self, request: WorkerRequest, run: ActiveRun, fire: Fire) -> None:
@@ -411,7 +420,8 @@ class Executor:
         entry.firing.open_jobs = len(branches)
         for number, branch in enumerate(branches):
             sample = run.message.sample and number == 0
-            job = self._jobs.make(request, task, inputs, outputs if number == 0 else (), branch, sample=sample)
+            wanted = outputs if number == 0 else ()
+            job = self._jobs.make(request, task, inputs, wanted, branch, sample=sample, rows=run.message.rows)
             self._jobs.submit(self._jobs.runner(task), job, entry if number == 0 else entry.beside())
 
     def _fire_loop(self, request: WorkerRequest, run: ActiveRun, fire: FireLoop) -> None:
@@ -420,7 +430,8 @@ class Executor:
         inputs = gather(request, run, fire.inputs, (*fire.iteration, 0))
         branch = (fire.branches or (MAIN,))[0]
         spec: LoopSpec = loop_spec(loop, task, fire.limit, request.params)
-        job = self._jobs.make(request, task, inputs, wanted_ports(run, task), branch, sample=True)
+        wanted, rows = wanted_ports(run, task), run.message.rows
+        job = self._jobs.make(request, task, inputs, wanted, branch, sample=True, rows=rows)
         job.loop = spec
         entry = ResidentJob.of(request, run, fire, task, self._streams, self._clock())
         self._jobs.submit(self._jobs.runner(task), job, entry)

@@ -45,6 +45,7 @@ class Jobs:
         branch: str,
         *,
         sample: bool,
+        rows: int = 1,
     ) -> Job:
         """A job of one firing, or of a loop that the caller sets."""
         only_ids = all(value.dtype is torch.int64 and value.dim() == 1 for value in inputs.values())
@@ -57,6 +58,7 @@ class Jobs:
             attend=task.node.attend or Attend(),
             branch=branch,
             sample=sample,
+            rows=rows,
             tokens_hash_seed=IDS_KIND if only_ids else None,
             urgency=self.urgency(request),
         )

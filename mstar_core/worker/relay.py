@@ -51,7 +51,7 @@ class Relay:
     def takes(self, message: RunWalk, given: Collection[str]) -> bool:
         """Whether a run can go this way: nothing is asked of it that needs more than its chunks."""
         inputs_are_there = all(name in given for _, name, is_parameter in self.fixed if not is_parameter)
-        return message.max_iters is None and not message.keep and inputs_are_there
+        return message.max_iters is None and message.rows == 1 and not message.keep and inputs_are_there
 
 
 @dataclass(slots=True, kw_only=True)
