@@ -93,9 +93,13 @@ def show_model(
     ],
 ) -> None:
     """Show one model: nodes, walks, streams, parameters, files."""
+    describe_model(name, Printer.of(ctx))
+
+
+def describe_model(name: str, printer: Printer) -> None:
+    """Print one model. Raises NotFound with the nearest name."""
     from mstar_core.plugin.json_form import spec_to_json
 
-    printer = Printer.of(ctx)
     plugins = Plugins.discover()
     spec = plugins.model(name)
     facts = {**summary(spec, plugins), **spec_to_json(spec)}

@@ -33,7 +33,7 @@ def test_a_running_deployment_is_listed_described_drained_and_stopped(tool: Cli,
     assert tool("describe", "deployment/fake", "-o", "json").items[0]["children"][0]["name"] == "conductor"
     assert "LLM" in tool("describe", "rank/0").out
     wrong = tool("describe", "node/LMM")
-    assert (wrong.code, "did you mean 'LLM'?" in wrong.err) == (ExitCode.NOT_FOUND, True)
+    assert (wrong.code, "did you mean 'node/LLM'?" in wrong.err) == (ExitCode.NOT_FOUND, True)
 
     assert tool("resume").code == 0
     assert tool("drain", "--wait").code == 0
