@@ -85,12 +85,14 @@ class Deployment(view.DeploymentView, Protocol):
 class AdminServer:
     """The server inside the supervisor's loop. Ends its streams before it closes. gid: the group that may read."""
 
-    def __init__(self, deployment: Deployment, sock: socket.socket, gid: int | None = None) -> None:
+    def __init__(
+        self, deployment: Deployment, sock: socket.socket, gid: int | None = None, streams: Streams | None = None
+    ) -> None:
         self._deployment = deployment
         self._sock = sock
         self._gid = gid
         self._server: Any = None
-        self._streams = Streams()
+        self._streams = streams or Streams()
         self._once = Once()
         self._totals = Totals()
         self._recordings = Recordings(Path(deployment.spec.run_dir) / "recordings", deployment.spec.model, as_json)
@@ -111,13 +113,20 @@ class AdminServer:
         if self._server is not None:
             with suppress(Exception):  # the process ends next; nothing could be done about it
                 await self._server.close()
+        Sanic.unregister_app(self._app)
         self._recordings.close()
         self._sock.close()
 
     def _make_app(self) -> Sanic[Any, Any]:
         Sanic.test_mode = False
         app: Sanic[Any, Any] = Sanic("mstar_admin", configure_logging=False)
-        app.config.update(RESPONSE_TIMEOUT=RESPONSE_S, REQUEST_MAX_SIZE=BODY_LIMIT, MOTD=False, ACCESS_LOG=False)
+        app.config.update(
+            RESPONSE_TIMEOUT=RESPONSE_S,
+            REQUEST_MAX_SIZE=BODY_LIMIT,
+            MOTD=False,
+            ACCESS_LOG=False,
+            TOUCHUP=False,  # it rewrites Sanic's own functions at start, once per process, and fails the second time
+        )
         handlers = self.handlers()
         for endpoint in ENDPOINTS:
             path = endpoint.path.replace("{id}", "<key:str>")
