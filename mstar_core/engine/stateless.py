@@ -129,7 +129,7 @@ class StatelessEngine:
         self._ready = StepResult()
         self._submitted = 0
 
-    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int) -> None:
+    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None:
         """See NodeRunner. Raises EngineError for a handle in use."""
         if handle in self._requests:
             raise EngineError(f"handle {handle} is already open at node {self.name}", node=self.name)
