@@ -220,8 +220,10 @@ def replaced(old: S, fields: Mapping[str, Any]) -> S:
 
 
 def changed_fields(old: msgspec.Struct, new: msgspec.Struct) -> dict[str, Any]:
-    """Fields of `new` that differ from `old`, as a delta carries them."""
-    return {name: value for name in new.__struct_fields__ if (value := getattr(new, name)) != getattr(old, name)}
+    """Fields of `new` that differ from `old`, as a delta carries them. Called for each object of each frame."""
+    before, after = msgspec.structs.astuple(old), msgspec.structs.astuple(new)
+    fields = zip(new.__struct_fields__, before, after, strict=True)
+    return {name: value for name, was, value in fields if value is not was and value != was}
 
 
 assert tuple(ITEM_TYPES) == PARTS
