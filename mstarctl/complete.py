@@ -60,6 +60,12 @@ def deployment_names(incomplete: str) -> list[str]:
 
 
 @_quiet
+def configured_names(incomplete: str) -> list[str]:
+    """What has a configuration: models by name, and running deployments."""
+    return [*plugin_names(""), *(f"deployment/{run.name}" for run in _running())]
+
+
+@_quiet
 def request_ids(incomplete: str) -> list[str]:
     """Requests of the running deployments."""
     return [str(item["id"]) for admin in _admins() for item in admin.get("/v1/requests", limit=200)["items"]]

@@ -17,6 +17,7 @@ import typer
 from mstar_core.errors import ConfigError, ExitCode, MstarError, Unreachable, UsageError, did_you_mean
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import read_outcome
+from mstarctl.client.reach import only_here
 from mstarctl.output import Printer
 from mstarctl.output.durations import parse_duration
 from mstarctl.start import options
@@ -63,15 +64,18 @@ def up(
     log_stats: options.LogStats = False,
     log_stats_file: options.LogStatsFile = None,
     remote_media: options.RemoteMedia = None,
+    cors_origin: options.CorsOrigin = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
     admin_group: options.AdminGroup = None,
     rust_frontend: options.RustFrontend = False,
     rust_frontend_bin: options.RustFrontendBin = None,
 ) -> None:
     """Start a deployment."""
     printer = Printer.of(ctx)
+    only_here(printer.options, "up")
     absent = {
         "--upload-dir": upload_dir, "--enable-nvtx": nvtx, "--log-stats": log_stats, "--log-stats-file": log_stats_file,
-        "--allow-remote-media": remote_media,
     }  # fmt: skip
     refuse_absent(absent, has_rust=rust_frontend or rust_frontend_bin is not None)
     wanted = Wanted(
@@ -92,6 +96,10 @@ def up(
         transport=protocol,
         run_root=run_root,
         bind_when_ready=bind_when_ready,
+        remote_media=tuple(remote_media or ()),
+        cors_origins=tuple(cors_origin or ()),
+        tls_cert=tls_cert,
+        tls_key=tls_key,
         strict_model=strict_model,
         admin_group=admin_group,
         argv=tuple(sys.argv[1:]),

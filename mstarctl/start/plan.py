@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -14,6 +13,7 @@ from mstar_core.config import (
     DeploymentSpec,
     Override,
     ResolvedConfig,
+    Settings,
     Target,
     find,
     make_plan,
@@ -55,6 +55,10 @@ class Wanted:
     transport: str = "SHM"
     run_root: Path | None = None
     bind_when_ready: bool = False
+    remote_media: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     strict_model: bool = False
     admin_group: str | None = None
     argv: tuple[str, ...] = ()
@@ -91,6 +95,7 @@ def make_planned(wanted: Wanted) -> Planned:
     folder = None if config.is_tiny else weights_folder(config.weights)
     claimed = claim_gpus(config, plan, folder)
     entry = plugins.distribution_of(model)
+    settings = Settings.of(config)
     spec = DeploymentSpec(
         name=config.name,
         model=model.name,
@@ -115,11 +120,11 @@ def make_planned(wanted: Wanted) -> Planned:
         log_level=wanted.log_level,
         admin_group=wanted.admin_group,
         stall_s=wanted.stall_s,
-        config_file=config.config_file,
+        config_file=str(target.config.path.absolute()) if target.config.path is not None else config.config_file,
         argv=wanted.argv,
         versions={"mstarctl": client_version(), entry.distribution: entry.version},
-        settings=settings_of(config),
-        sources={key: config.source(key) for key in config.values()},
+        settings=dict(settings.values),
+        sources=dict(settings.sources),
         gpus=claimed,
     )
     walks = sum(len(partition.walks) for partition in model.partitions)
@@ -132,12 +137,6 @@ def make_planned(wanted: Wanted) -> Planned:
         distribution=f"{entry.distribution} {entry.version}",
         walk_count=walks,
     )
-
-
-def settings_of(config: ResolvedConfig) -> dict[str, Any]:
-    """Every value by its key, as plain data: what a running deployment is compared with."""
-    settings: dict[str, Any] = msgspec.to_builtins(config.values(), enc_hook=str)
-    return settings
 
 
 def find_target(wanted: Wanted, plugins: Plugins) -> Target:
@@ -162,11 +161,20 @@ def overrides(wanted: Wanted) -> list[Override]:
         "api.port": ("--port", wanted.port),
         "api.timeout_s": ("--timeout", wanted.timeout_s),
         "api.bind_when_ready": ("--bind-when-ready", True if wanted.bind_when_ready else None),
+        "api.remote_media": ("--allow-remote-media", list(dict.fromkeys(wanted.remote_media)) or None),
+        "api.cors_origins": ("--cors-origin", list(dict.fromkeys(wanted.cors_origins)) or None),
+        "api.tls_cert": ("--tls-cert", absolute(wanted.tls_cert)),
+        "api.tls_key": ("--tls-key", absolute(wanted.tls_key)),
         "api.strict_model": ("--strict-model", True if wanted.strict_model else None),
     }
     return made + [
         Override(key=key, value=value, source=flag) for key, (flag, value) in flags.items() if value is not None
     ]
+
+
+def absolute(path: Path | None) -> str | None:
+    """A file as processes that run elsewhere find it."""
+    return None if path is None else str(path.expanduser().absolute())
 
 
 def run_directory(name: str, root: Path | None) -> RunDirectory:
