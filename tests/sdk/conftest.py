@@ -7,12 +7,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+import pytest
+import pytest_asyncio
+
 from mstar_core.client import MStarClient
 from tests.api.conftest import Api, running
 from tests.fakes.any_model import SPEC, everything
 from tests.fakes.conductor import Script
 
 T = TypeVar("T")
+SHARED = pytest.mark.asyncio(loop_scope="module")
+"""For modules whose tests take `api`: they run in the loop that it lives in."""
 
 
 @asynccontextmanager
@@ -20,6 +25,20 @@ async def any_api(script: Script | None = everything, **changes: Any) -> AsyncIt
     """An api that serves the model of every modality. changes: as for `running`."""
     async with running(script, model=SPEC, **changes) as api:
         yield api
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_api() -> AsyncIterator[Api]:
+    """One api for the tests of a module."""
+    async with any_api() as started:
+        yield started
+
+
+@pytest.fixture
+def api(shared_api: Api) -> Api:
+    """The module's api, with nothing noted of what came before."""
+    shared_api.fake.received.clear()
+    return shared_api
 
 
 async def in_thread(work: Callable[[MStarClient], T], url: str, **options: Any) -> T:

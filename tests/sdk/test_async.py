@@ -19,7 +19,7 @@ from mstar_core.client import (
     TextChunk,
     Unavailable,
 )
-from tests.fakes.any_model import PIXELS, SOUND, WORDS, png
+from tests.fakes.any_model import PIXELS, SOUND, WORDS, clip, png
 from tests.fakes.conductor import begin
 from tests.sdk.conftest import any_api
 
@@ -40,8 +40,8 @@ async def test_whole_answers_and_shorter_calls() -> None:
         assert (await client.tts("hi", voice="leo")).pcm == SOUND.tobytes()
         assert (await client.act(png(PIXELS), "go", [0.5])).shape == (3, 2)
         for latents in (
-            await client.encode(b"\x1aE\xdf\xa3"),
-            await client.rollout(b"\x1aE\xdf\xa3", [[0.0]], [[0.0]]),
+            await client.encode(clip()),
+            await client.rollout(clip(), [[0.0]], [[0.0]]),
             await client.plan(png(PIXELS), png(PIXELS), [0.0]),
         ):
             assert latents.tensors[0].shape == (2, 3, 4)

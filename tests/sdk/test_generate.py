@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 
 from mstar_core.client import GenerateResult, MStarClient, MStarError
-from tests.fakes.any_model import ACTIONS, LATENTS, PIXELS, SOUND, WORDS, facts, png
+from tests.api.conftest import Api
+from tests.fakes.any_model import ACTIONS, LATENTS, PIXELS, SOUND, WORDS, clip, facts, png, wav
 from tests.fakes.conductor import say
 from tests.fakes.speech_model import RATE
-from tests.sdk.conftest import any_api, in_thread
+from tests.sdk.conftest import SHARED, any_api, in_thread
+
+pytestmark = SHARED
 
 EVERY = ("text", "audio", "image", "video", "action", "scalar", "tensor")
 PNG = png(PIXELS)
-WAV = b"RIFF\0\0\0\0WAVEfmt "
-MKV = b"\x1aE\xdf\xa3 video"
+WAV = wav(SOUND)
+CLIP = clip()
 
 
-async def test_a_result_holds_every_kind_of_output() -> None:
-    async with any_api() as api:
-        got = await in_thread(
-            lambda c: c.generate(text="hi", output_modalities=EVERY, seed=4, request_id="mine"), api.url
-        )
+async def test_a_result_holds_every_kind_of_output(api: Api) -> None:
+    got = await in_thread(lambda c: c.generate(text="hi", output_modalities=EVERY, seed=4, request_id="mine"), api.url)
     assert isinstance(got, GenerateResult)
     assert (got.text, got.request_id, got.seed, got.finish_reason) == (WORDS, "mine", 4, "stop")
     assert got.images == [PNG]
@@ -39,18 +39,17 @@ async def test_a_result_holds_every_kind_of_output() -> None:
     assert set(got.raw) >= {"outputs", "usage"}
 
 
-async def test_files_arrive_in_order_with_their_bytes_and_their_kind(tmp_path: Path) -> None:
+async def test_files_arrive_in_order_with_their_bytes_and_their_kind(tmp_path: Path, api: Api) -> None:
     path = tmp_path / "left eye.png"
     path.write_bytes(PNG)
     array = np.ones((2, 2), dtype=np.float32)
 
     def work(client: MStarClient) -> GenerateResult:
         return client.generate(
-            text="hi", images=[path, ("b.png", PNG), PNG], audio=WAV, video=[MKV, str(path)], tensors=array
+            text="hi", images=[path, ("b.png", PNG), PNG], audio=WAV, video=[CLIP, str(path)], tensors=array
         )
 
-    async with any_api() as api:
-        got = await in_thread(work, api.url)
+    got = await in_thread(work, api.url)
     npy = io.BytesIO()
     np.save(npy, array)
     assert got.warnings == [
@@ -58,30 +57,28 @@ async def test_files_arrive_in_order_with_their_bytes_and_their_kind(tmp_path: P
         facts("image", "b.png", PNG),
         facts("image", "image-2", PNG),
         facts("audio", "audio-0", WAV),
-        facts("video", "video-0", MKV),
+        facts("video", "video-0", CLIP),
         facts("image", "left eye.png", PNG),
         facts("tensor", "tensor-0.npy", npy.getvalue()),
         "order image0,image1,image2,audio0,video0,image3,tensor0,text0",
     ]
 
 
-async def test_the_order_that_the_model_reads_may_be_given() -> None:
-    async with any_api() as api:
-        order = ("text", "audio", "image")
-        got = await in_thread(lambda c: c.generate(text="hi", images=PNG, audio=WAV, input_modalities=order), api.url)
+async def test_the_order_that_the_model_reads_may_be_given(api: Api) -> None:
+    order = ("text", "audio", "image")
+    got = await in_thread(lambda c: c.generate(text="hi", images=PNG, audio=WAV, input_modalities=order), api.url)
     assert got.warnings[-1] == "order text0,audio0,image0"
 
 
-async def test_parameters_reach_the_model_and_none_is_left_out() -> None:
-    async with any_api() as api:
-        await in_thread(
-            lambda c: c.generate(text="hi", voice="leo", temperature=None, robot_state=np.arange(3) / 2), api.url
-        )
-        params = api.fake.requests[0].params
+async def test_parameters_reach_the_model_and_none_is_left_out(api: Api) -> None:
+    await in_thread(
+        lambda c: c.generate(text="hi", voice="leo", temperature=None, robot_state=np.arange(3) / 2), api.url
+    )
+    params = api.fake.requests[0].params
     assert (params["voice"], params["temperature"], list(params["robot_state"])) == ("leo", 0.6, [0.0, 0.5, 1.0])
 
 
-async def test_the_shorter_calls_give_their_part_of_the_answer(tmp_path: Path) -> None:
+async def test_the_shorter_calls_give_their_part_of_the_answer(tmp_path: Path, api: Api) -> None:
     def work(client: MStarClient) -> dict[str, Any]:
         return {
             "chat": client.chat("hi", images=PNG),
@@ -89,15 +86,14 @@ async def test_the_shorter_calls_give_their_part_of_the_answer(tmp_path: Path) -
             "edit": client.edit_image("bluer", PNG),
             "tts": client.tts("hi", voice="leo", request_id="spoken"),
             "act": client.act([PNG, PNG], "pick up", np.array([0.5, 1])),
-            "encode": client.encode(MKV),
-            "rollout": client.rollout(MKV, [[0.0] * 7], [[0.0] * 7], goal=PNG),
+            "encode": client.encode(CLIP),
+            "rollout": client.rollout(CLIP, [[0.0] * 7], [[0.0] * 7], goal=PNG),
             "plan": client.plan(PNG, np.zeros((2, 2), dtype=np.float32), [0.0] * 7),
         }
 
-    async with any_api() as api:
-        got = await in_thread(work, api.url)
-        asked = {request.params["task"]: list(request.outputs) for request in api.fake.requests}
-        sent = api.fake.requests
+    got = await in_thread(work, api.url)
+    asked = {request.params["task"]: list(request.outputs) for request in api.fake.requests}
+    sent = api.fake.requests
     assert got["chat"].text == WORDS
     assert got["image"] == got["edit"] == PNG
     assert len(got["tts"]) == len(SOUND) and got["tts"].seconds == len(SOUND) / RATE
@@ -110,9 +106,8 @@ async def test_the_shorter_calls_give_their_part_of_the_answer(tmp_path: Path) -
     assert (sent[3].params["voice"], list(sent[4].params["robot_state"])) == ("leo", [0.5, 1.0])
 
 
-async def test_sound_and_images_are_saved_as_files(tmp_path: Path) -> None:
-    async with any_api() as api:
-        got = await in_thread(lambda c: c.generate(text="hi", output_modalities="audio,image"), api.url)
+async def test_sound_and_images_are_saved_as_files(tmp_path: Path, api: Api) -> None:
+    got = await in_thread(lambda c: c.generate(text="hi", output_modalities="audio,image"), api.url)
     assert got.save_image(tmp_path / "a.png").read_bytes() == PNG
     with wave.open(str(got.save_audio(tmp_path / "a.wav"))) as sound:
         assert (sound.getframerate(), sound.getnframes()) == (RATE, len(SOUND))
