@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     admin_group: members may read the admin socket.
     quantization: of the weights of KV nodes, `none` or `fp8`.
     settings, sources: every configuration key with its value, and where that came from (file and line, flag, default).
-    gpus: device -> key of its lock (config/gpu_locks.py).
+    gpus: device -> key of its lock (config/gpu_locks.py). upload_dir: below it request media is spooled (None: in the
+    run directory). log_stats: write one line per finished request to stats_file (None: stats.ndjson beside the logs).
     """
 
     name: str
@@ -143,10 +145,20 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     sources: dict[str, str] = {}
     gpus: dict[str, str] = {}
+    upload_dir: str | None = None
+    log_stats: bool = False
+    stats_file: str | None = None
 
     @property
     def ipc_dir(self) -> Path:
         return Path(self.run_dir) / "ipc"
+
+    @property
+    def uploads(self) -> Path:
+        """The spool of request media: of this deployment alone, also where upload_dir is shared."""
+        if self.upload_dir is None:
+            return Path(self.run_dir) / "uploads"
+        return Path(self.upload_dir) / f"mstar-{self.name}-{zlib.crc32(self.run_dir.encode()):08x}"
 
     def encode(self) -> bytes:
         """JSON as written to spec.json."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -24,6 +26,8 @@ from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ConfigError, ExitCode, MstarError
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.logs import start_logging
+from mstar_core.observe.stats_log import FILE as STATS_FILE
+from mstar_core.observe.stats_log import StatsLog
 from mstar_core.supervisor.kinds import Kinds, child_kinds, write_spec
 from mstar_core.supervisor.outcome import outcome, write_outcome
 from mstar_core.supervisor.supervisor import Supervisor
@@ -86,6 +90,7 @@ def _serve(spec: DeploymentSpec, run: RunDirectory, kinds: Kinds) -> tuple[ExitC
         return ExitCode.INTERNAL, _failed(broken)
     finally:
         run.remove()
+        shutil.rmtree(spec.uploads, ignore_errors=True)
         release(gpus)
         os.close(lock)
 
@@ -99,6 +104,7 @@ def prepare(run: RunDirectory, spec: DeploymentSpec) -> None:
     """Clear the run directory and write the spec into it. Raises ConfigError."""
     try:
         run.clean()
+        spec.uploads.mkdir(mode=0o700, exist_ok=True)
         write_spec(run, spec)
     except OSError as error:
         raise unwritable(run, error) from error
@@ -132,11 +138,16 @@ async def _run(
         mailbox.attach(loop, supervisor.on_batch)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: supervisor.stop(reason="asked to stop by a signal"))
+        requests = supervisor.picture.requests
+        if spec.log_stats:
+            path = Path(spec.stats_file) if spec.stats_file else Path(spec.log_dir) / STATS_FILE
+            requests.on_end.append(StatsLog(path, spec.model).ended)
         server = AdminServer(supervisor, admin, admin_gid(spec))
         await server.start()
         try:
             code = await supervisor.run()
         finally:
+            requests.settle(math.inf)  # whoever ended in the last moment is told of too
             await server.stop()
             mailbox.detach()
             courier.detach()

@@ -74,10 +74,7 @@ def up(
     """Start a deployment."""
     printer = Printer.of(ctx)
     only_here(printer.options, "up")
-    absent = {
-        "--upload-dir": upload_dir, "--enable-nvtx": nvtx, "--log-stats": log_stats, "--log-stats-file": log_stats_file,
-    }  # fmt: skip
-    refuse_absent(absent, has_rust=rust_frontend or rust_frontend_bin is not None)
+    refuse_absent({"--enable-nvtx": nvtx}, has_rust=rust_frontend or rust_frontend_bin is not None)
     wanted = Wanted(
         target=target,
         config=config,
@@ -95,6 +92,9 @@ def up(
         log_level=level_of(log_level),
         transport=protocol,
         run_root=run_root,
+        upload_dir=upload_dir,
+        log_stats=log_stats,
+        stats_file=log_stats_file,
         bind_when_ready=bind_when_ready,
         remote_media=tuple(remote_media or ()),
         cors_origins=tuple(cors_origin or ()),

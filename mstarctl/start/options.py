@@ -69,10 +69,15 @@ Protocol = Annotated[
 ]
 MooncakePort = Annotated[int | None, typer.Option("--mooncake-port", help="accepted; SHM uses none")]
 TransferDevice = Annotated[str | None, typer.Option("--tcp-transfer-device", help="accepted; SHM uses none")]
-UploadDir = Annotated[Path | None, typer.Option("--upload-dir", hidden=True)]
+UploadDir = Annotated[
+    Path | None,
+    typer.Option("--upload-dir", metavar="DIR", help="spool media of requests below this folder"),
+]
 Nvtx = Annotated[bool, typer.Option("--enable-nvtx", hidden=True)]
-LogStats = Annotated[bool, typer.Option("--log-stats", hidden=True)]
-LogStatsFile = Annotated[Path | None, typer.Option("--log-stats-file", hidden=True)]
+LogStats = Annotated[
+    bool, typer.Option("--log-stats", help="one JSON line per finished request, in stats.ndjson beside the logs")
+]
+LogStatsFile = Annotated[Path | None, typer.Option("--log-stats-file", metavar="FILE", help="the same into this file")]
 RemoteMedia = Annotated[
     list[str] | None,
     typer.Option(

@@ -25,7 +25,7 @@ from mstar_core.config.deployment import Plan
 from mstar_core.config.groups import group_id
 from mstar_core.config.ports import check_port, port_claimant
 from mstar_core.config.run_dir import RunDirectory, check_name
-from mstar_core.errors import UsageError, WeightsError
+from mstar_core.errors import ConfigError, UsageError, WeightsError
 from mstar_core.plugin import ModelSpec, Plugins
 from mstarctl.commands.version import client_version
 from mstarctl.start.accelerator import gpu_processes, gpus
@@ -54,6 +54,9 @@ class Wanted:
     log_level: str = "INFO"
     transport: str = "SHM"
     run_root: Path | None = None
+    upload_dir: Path | None = None
+    log_stats: bool = False
+    stats_file: Path | None = None
     bind_when_ready: bool = False
     remote_media: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
@@ -126,6 +129,9 @@ def make_planned(wanted: Wanted) -> Planned:
         settings=dict(settings.values),
         sources=dict(settings.sources),
         gpus=claimed,
+        upload_dir=uploads_folder(wanted.upload_dir),
+        log_stats=wanted.log_stats or wanted.stats_file is not None,
+        stats_file=stats_path(wanted.stats_file),
     )
     walks = sum(len(partition.walks) for partition in model.partitions)
     return Planned(
@@ -180,6 +186,26 @@ def absolute(path: Path | None) -> str | None:
 def run_directory(name: str, root: Path | None) -> RunDirectory:
     """Where the deployment will live."""
     return RunDirectory.of(name) if root is None else RunDirectory(root.expanduser().absolute() / check_name(name))
+
+
+def uploads_folder(given: Path | None) -> str | None:
+    """The folder for request media. Raises ConfigError when nothing can be written there."""
+    folder = absolute(given)
+    if folder is not None and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+        why = "it is no folder" if not os.path.isdir(folder) else "permission denied"
+        raise ConfigError(f"--upload-dir {given} cannot be written", why, f"mkdir -p {folder}", key="upload_dir")
+    return folder
+
+
+def stats_path(given: Path | None) -> str | None:
+    """The file for one line a request. Raises ConfigError when it cannot be written."""
+    path = absolute(given)
+    if path is not None and not os.access(path if os.path.exists(path) else os.path.dirname(path), os.W_OK):
+        raise ConfigError(
+            f"--log-stats-file {given} cannot be written", "no such folder, or permission denied",
+            "name a file in a folder of yours", key="stats_file",
+        )  # fmt: skip
+    return path
 
 
 def weights_folder(given: str | None) -> str | None:
