@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from docs_admin import ADMIN_PARTS
 from docs_cli import cli_page
 from docs_http import HTTP_PARTS
 
@@ -141,6 +142,7 @@ def table(head: tuple[str, ...], rows: Any) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    **ADMIN_PARTS,
     "cli": cli_page,
     "config-keys": config_keys,
     "distributions": distributions,

@@ -275,7 +275,7 @@ class Conductor:
     def _end(self, request: Request) -> None:
         """The one place where a request leaves: forget it, free its ranks, end its generators."""
         del self.requests[request.handle]
-        self.news.forget(request.handle)
+        self.news.ended(request)
         self.router.closed(request.homes)
         for rank in request.homes.ranks:
             self._send.send(worker_name(rank), CloseRequest(handle=request.handle))

@@ -15,7 +15,8 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import PeerStalled
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.child import ChildLife, prepare_process
-from mstar_core.observe.graph import GRAPH_FACT, graph_of
+from mstar_core.observe.frames import GRAPH_FACT
+from mstar_core.observe.graph import graph_of
 from mstar_core.observe.logs import start_logging
 from mstar_core.plugin.served import bound_model
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint

@@ -18,22 +18,30 @@ class News:
         self._aliases = spec.walk_aliases
         self._cached = frozenset(node.name for node in spec.nodes if node.kv is not None)
         self._changed: set[int] = set()
+        self._last: list[RequestNews] = []
 
     def changed(self, handle: int) -> None:
         """Something of this request is new."""
         self._changed.add(handle)
 
-    def forget(self, handle: int) -> None:
-        """The request ended: the api tells how."""
-        self._changed.discard(handle)
+    def ended(self, request: Request) -> None:
+        """The request ended: the api tells how, we a last time what was done."""
+        self._changed.discard(request.handle)
+        self._last.append(self._of(request))
 
     def take(self, requests: Mapping[int, Request]) -> list[RequestNews]:
         """The news since the last call."""
         changed, self._changed = self._changed, set()
-        return [self._of(requests[handle]) for handle in changed if handle in requests]
+        last, self._last = self._last, []
+        return last + [self._of(requests[handle]) for handle in changed if handle in requests]
 
     def _of(self, request: Request) -> RequestNews:
-        active = [pending.walk for run in request.partitions.values() for pending in run.pending.values()]
+        # Runs of one wish are taken in their order: the first that is not done is the one under way.
+        waiting = (
+            [run.pending[number].walk for number in run.order if run.pending[number].waiting]
+            for run in request.partitions.values()
+        )
+        active = [walks[0] for walks in waiting if walks]
         walk = self._place(active)
         node = "" if walk is None else self._nodes.get(self._aliases.get(walk, walk), "")
         return RequestNews(

@@ -26,6 +26,10 @@ SNAPSHOT_EVENTS: Final = 200
 """Most requests, and events, that a snapshot holds."""
 
 
+GRAPH_FACT: Final = "graph"
+"""The fact under which the conductor's `ready` carries the graph to the supervisor."""
+
+
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The head: who, in what state and why, and the sums over everything.
 

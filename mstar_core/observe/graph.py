@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from mstar_core.config.deployment import Plan
 from mstar_core.graph import CompiledWalk, Kind, NodeSpec, Outlet, Stream, compile_graph
 from mstar_core.graph.export import policy_text
 from mstar_core.observe.frames import Graph, GraphEdge, GraphNode, GraphWalk
 from mstar_core.plugin.spec import ModelSpec
-
-GRAPH_FACT: Final = "graph"
-"""The fact under which the conductor's `ready` carries the graph to the supervisor."""
 
 Route = tuple[str, str, str, str, bool, str]
 """(name, source, into, modality, is a stream, chunk policy): what makes an edge one edge in several walks."""

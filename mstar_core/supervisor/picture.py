@@ -13,8 +13,7 @@ import msgspec
 
 from mstar_core.messages.life import Phase, Telemetry
 from mstar_core.messages.names import API, rank_of, worker_name
-from mstar_core.observe.frames import Child, Deployment, Edge, Event, Gpu, Graph, Node, Rank
-from mstar_core.observe.graph import GRAPH_FACT
+from mstar_core.observe.frames import GRAPH_FACT, Child, Deployment, Edge, Event, Gpu, Graph, Node, Rank
 from mstar_core.observe.hub import Hub
 from mstar_core.observe.rates import Rate
 from mstar_core.observe.request_log import RequestLog

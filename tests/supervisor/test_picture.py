@@ -10,8 +10,7 @@ import pytest
 
 from mstar_core.messages.life import Phase, Telemetry
 from mstar_core.messages.telemetry import EdgeNews
-from mstar_core.observe.frames import Gpu
-from mstar_core.observe.graph import GRAPH_FACT
+from mstar_core.observe.frames import GRAPH_FACT, Gpu
 from mstar_core.supervisor.gpus import OLD_S, GpuReader, device_keys
 from mstar_core.supervisor.processes import Processes
 from tests.admin.conftest import FakeDeployment
