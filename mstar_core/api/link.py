@@ -15,6 +15,7 @@ import zmq
 
 from mstar_core.api.errors import PeerError, lost
 from mstar_core.api.metrics import Metrics
+from mstar_core.api.numbers import BFLOAT16
 from mstar_core.api.peers import CONDUCTOR, Deployment
 from mstar_core.api.requests import Live, Registry
 from mstar_core.api.stream import Ending, Item, Outbox
@@ -241,7 +242,9 @@ class Link:
             log.error("an output of %s could not be read: %s", worker, error)
             live.fail(EngineError("an output was lost", node=worker))
             return
-        outbox.put(worker, output.seq, Item(modality=output.modality, port=output.port, array=array, meta=output.meta))
+        dtype = output.ref.dtype if output.ref.dtype == BFLOAT16 else None
+        item = Item(modality=output.modality, port=output.port, array=array, meta=output.meta, dtype=dtype)
+        outbox.put(worker, output.seq, item)
 
     def _finished(self, message: RequestFinished) -> None:
         live, outbox = self._registry.get(message.handle), self.outboxes.get(message.handle)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from mstar_core.api.metrics import Metrics
+from mstar_core.api.numbers import NumberForm, packed, widened
 from mstar_core.api.stops import StopStrings
 from mstar_core.api.stream import Array, Item
 from mstar_core.plugin.modality import Audio
 from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
+
+AT_ONCE_BYTES: Final = 1 << 20
+RAW: Final = NumberForm()
 
 Postprocess = Callable[[Array, str], Awaitable[tuple[bytes, dict[str, Any]]]]
 
@@ -29,8 +34,8 @@ class Chunk:
 class Presenter:
     """Turns items into chunks and counts what went out.
 
-    The raw forms (PCM16, numbers) need no work and are made here; the others come from the processor, by
-    `postprocess`; ids of text go through `detokenizer`.
+    PCM16 and numbers are made here, the latter in the form that `numbers` asks for; the others come from the processor,
+    by `postprocess`; ids of text go through `detokenizer`.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class Presenter:
         clock: Callable[[], float] = time.monotonic,
         *,
         stops: StopStrings | None = None,
+        numbers: NumberForm = RAW,
     ) -> None:
         self.samples = 0
         self.text_tokens = 0
@@ -56,6 +62,7 @@ class Presenter:
         self._metrics = metrics
         self._clock = clock
         self._stops = stops
+        self._numbers = numbers
         self._last: dict[str, float] = {}
         self._started_playing = 0.0
 
@@ -73,9 +80,9 @@ class Presenter:
             case "text":
                 return self._text(item)
             case "action" | "scalar" | "tensor":
-                return [_numbers(item)]
+                return [await self._packed(item)]
             case _:
-                data, metadata = await self._postprocess(item.array, item.modality)
+                data, metadata = await self._postprocess(widened(item), item.modality)
                 self.images += item.modality == "image"
                 return [Chunk(modality=item.modality, data=data, metadata={**item.meta, **metadata})]
 
@@ -91,12 +98,19 @@ class Presenter:
             rest = self._stops.push(rest) + self._stops.flush()
         return [Chunk(modality="text", data=rest.encode())] if rest else []
 
+    async def _packed(self, item: Item) -> Chunk:
+        if item.array.nbytes > AT_ONCE_BYTES:  # others are served while a large one is written
+            data, metadata = await asyncio.to_thread(packed, item, self._numbers)
+        else:
+            data, metadata = packed(item, self._numbers)
+        return Chunk(modality=item.modality, data=data, metadata=metadata)
+
     async def _audio(self, item: Item) -> Chunk:
         extra: Mapping[str, Any] = {}
         if item.array.dtype == "<i2":
             data = item.array.tobytes()
         else:
-            data, extra = await self._postprocess(item.array, "audio")
+            data, extra = await self._postprocess(widened(item), "audio")
         samples = len(data) // (2 * self.channels)
         metadata = {
             **extra,
@@ -147,8 +161,3 @@ class Presenter:
             self._started_playing = now
         elif self.rate:
             self._metrics.stream_gap_s.observe(max(0.0, now - self._started_playing - self.samples / self.rate))
-
-
-def _numbers(item: Item) -> Chunk:
-    metadata = {**item.meta, "shape": list(item.array.shape), "dtype": item.array.dtype.name, "name": item.port}
-    return Chunk(modality=item.modality, data=item.array.tobytes(), metadata=metadata)

@@ -19,6 +19,7 @@ from mstar_core.api.feed import Feed
 from mstar_core.api.fetch import Fetcher
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
+from mstar_core.api.numbers import NumberForm
 from mstar_core.api.pool import Pool
 from mstar_core.api.present import Chunk, Presenter
 from mstar_core.api.requests import Live, Outcome, Registry, timed_out
@@ -210,8 +211,9 @@ class Service:
                 detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None
                 stops = StopStrings(call.stops) if call.stops else None
                 presenter = Presenter(
-                    self.model, self.pool.postprocess, detokenizer, self.metrics, self.clock, stops=stops
-                )
+                    self.model, self.pool.postprocess, detokenizer, self.metrics, self.clock, stops=stops,
+                    numbers=NumberForm.of(call.params),
+                )  # fmt: skip
                 self.feed.shown(live, presenter, inputs.prompt_tokens)
                 yield Session(self, call, live, outbox, presenter, inputs)
             finally:

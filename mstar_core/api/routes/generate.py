@@ -15,7 +15,17 @@ from mstar_core.api.body import Form, Upload, Uploads, read_form, uploads_in
 from mstar_core.api.call import Call, check_order, check_outputs, check_params
 from mstar_core.api.errors import reply_of
 from mstar_core.api.exchange import Exchange
-from mstar_core.api.formats import FRAMES, Frames, LineFormat, Ndjson, chunk_lines, error_line, whole_outputs
+from mstar_core.api.formats import (
+    FRAMES,
+    Frames,
+    LineFormat,
+    Ndjson,
+    chunk_lines,
+    error_line,
+    joined_chunks,
+    pieces,
+    whole_outputs,
+)
 from mstar_core.api.references import part_of_upload
 from mstar_core.api.service import Done, Session
 from mstar_core.api.sse import fail_stream
@@ -54,7 +64,7 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
         exchange.warn(session.warnings)
         if not wanted.is_streamed:
-            return await _whole(exchange, session)
+            return await _whole(exchange, session, wanted)
         await _stream(exchange, session, wanted)
     return None
 
@@ -140,11 +150,14 @@ async def _media(files: Sequence[tuple[str, Upload]]) -> list[MediaPart]:
     return parts
 
 
-async def _whole(exchange: Exchange, session: Session) -> HTTPResponse:
+async def _whole(exchange: Exchange, session: Session, wanted: Wanted) -> HTTPResponse:
     chunks = [chunk async for ready in session.chunks() for chunk in ready]
     done = session.done()
     session.count(done)
     exchange.warn(done.warnings)
+    if wanted.form.content_type == FRAMES:
+        lines = [*chunk_lines(wanted.form, joined_chunks(chunks)), _done_line(session, done, wanted.form)]
+        return exchange.whole(b"".join([_start_line(exchange, session, wanted.form), *lines]), FRAMES)
     body = {
         "request_id": exchange.request_id,
         "outputs": whole_outputs(chunks),
@@ -162,9 +175,9 @@ async def _stream(exchange: Exchange, session: Session, wanted: Wanted) -> None:
         if wanted.is_full:
             await exchange.write(_start_line(exchange, session, form), form.content_type)
         async for chunks in session.chunks():
-            data = b"".join(chunk_lines(form, chunks)) if chunks else form.keepalive
-            if data:
-                await exchange.write(data, form.content_type, session.live.deadline - exchange.service.clock())
+            for data in pieces(chunk_lines(form, chunks)) if chunks else (form.keepalive,):
+                if data:
+                    await exchange.write(data, form.content_type, session.live.deadline - exchange.service.clock())
         done = session.done()
         session.count(done)
         last = _done_line(session, done, form) if wanted.is_full else b""
