@@ -40,6 +40,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("drain", "mstarctl.commands.drain:drain", "Stop taking new requests; those in flight go on.", DEPLOYMENTS),
     Verb("resume", "mstarctl.commands.resume:resume", "Take new requests again after a drain.", DEPLOYMENTS),
     Verb("ps", "mstarctl.commands.ps:ps", "List the deployments of this host.", DEPLOYMENTS),
+    Verb("top", "mstarctl.commands.top:top", "Watch a deployment live in the terminal.", DEPLOYMENTS),
     Verb("describe", "mstarctl.commands.describe:describe", "Show everything known of one object.", DEPLOYMENTS),
     Verb(
         "requests",

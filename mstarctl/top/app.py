@@ -71,6 +71,7 @@ class TopApp(App[None]):
         self.state = state or State()
         self.failure: Exception | None = None
         self.folder = folder or Path.cwd()
+        self._pane, self._bar = MainPane(mode, id="main"), FilterBar()
         self._is_animated = is_animated
         self._drawn: tuple[object, ...] = ()
         self._painted = Painted([])
@@ -82,13 +83,13 @@ class TopApp(App[None]):
     # -- life -------------------------------------------------------------------------------------------------
 
     def compose(self) -> ComposeResult:
-        yield MainPane(self.mode, id="main")
-        yield FilterBar()
+        yield self._pane
+        yield self._bar
 
     def on_mount(self) -> None:
         self.set_class(self.mode != "true", "-plain")
         self.session.start()
-        self.query_one(MainPane).focus()
+        self._pane.focus()
         self.set_interval(POLL_S, self.poll)
         self.set_interval(ASK_S, self.ask)
         loop = asyncio.get_running_loop()
@@ -125,7 +126,9 @@ class TopApp(App[None]):
 
     def draw(self, *, always: bool = False) -> None:
         """Paint the screen if anything that it shows has changed."""
-        pane = self.query_one(MainPane)
+        pane = self._pane
+        if not pane.is_attached:  # the last tick of a program that ends
+            return
         wanted = (self.session.changes, self.state, self._phase, pane.size, self.session.filter, len(self._recordings))
         if wanted == self._drawn and not always:
             return
@@ -168,7 +171,7 @@ class TopApp(App[None]):
 
     def active_keys(self) -> list[Key]:
         """Rows of the table whose bindings are active now, in its order."""
-        active = self.query_one(MainPane).is_mounted and self.screen_stack[0].active_bindings
+        active = self._pane.is_mounted and self.screen_stack[0].active_bindings
         if not active:
             return []
         page, readonly = self.state.page, self.session.view().readonly
@@ -182,7 +185,7 @@ class TopApp(App[None]):
 
     def hints(self) -> list[Hint]:
         """What the foot says, from the bindings that are active."""
-        if self.query_one(FilterBar).display:
+        if self._bar.display:
             return [("enter", "keep"), ("esc", "undo")]
         shown = sorted((key for key in self.active_keys() if key.foot), key=lambda key: key.foot)
         return [("1-7", "screen"), *((key.shown, key.label) for key in shown)]
@@ -291,7 +294,7 @@ class TopApp(App[None]):
 
     def action_filter(self) -> None:
         texts = {"logs": self.state.log_text, "events": self.state.event_text}
-        self.query_one(FilterBar).open(texts.get(self.state.page, self.session.filter.text))
+        self._bar.open(texts.get(self.state.page, self.session.filter.text))
         self.call_after_refresh(self.draw, always=True)
 
     def on_filter_bar_typed(self, event: FilterBar.Typed) -> None:
@@ -303,8 +306,8 @@ class TopApp(App[None]):
         self._close_filter()
 
     def _close_filter(self) -> None:
-        self.query_one(FilterBar).close()
-        self.query_one(MainPane).focus()
+        self._bar.close()
+        self._pane.focus()
         self.state = replace(self.state, notice="")
         self.call_after_refresh(self.draw, always=True)
 

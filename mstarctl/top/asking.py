@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
-from mstar_core.errors import MstarError, NotFound
+from mstar_core.errors import MstarError
 from mstar_core.observe.frames import Request
 from mstarctl.top.layout.state import Trace
 from mstarctl.top.session import Session
@@ -37,16 +37,13 @@ class Asking:
             return Trace(request=request.id, why=error.title)
         if body is None:
             return Trace(request=request.id, why="this recording has no spans of it; open a request while it records")
-        found = lanes(spans_of(body), request.started, t)
+        found = lanes(body, 1000 * request.age_s(t)) if isinstance(body, dict) else ()
         return Trace(request=request.id, lanes=found, why="" if found else NO_SPANS)
 
     def recordings(self) -> list[dict[str, object]]:
-        """The load tests that record. An older deployment has none to tell of."""
-        try:
-            body = self._read("/v1/recordings")
-        except NotFound:
-            return []
-        items = body.get("items", []) if isinstance(body, dict) else body or []
+        """The load tests that record. Raises MstarError."""
+        body = self._read("/v1/recordings")
+        items = body.get("items", []) if isinstance(body, dict) else []
         return [item for item in items if isinstance(item, dict)]
 
     def cancel(self, request: Request) -> str:
@@ -70,14 +67,3 @@ class Asking:
         body = self._admin.get(path)
         self._session.note_answer(path, body)
         return body
-
-
-def spans_of(body: Any) -> list[dict[str, Any]]:
-    """The spans in an answer; also in one that wraps them as `items`."""
-    if not isinstance(body, dict):
-        return []
-    found = body.get("spans")
-    if found is None:
-        items = body.get("items") or []
-        found = items[0].get("spans", []) if items and isinstance(items[0], dict) and "spans" in items[0] else items
-    return [span for span in found if isinstance(span, dict)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from mstarctl.top.line import Line, Span, cells
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Glyphs:
     """One set. Each glyph is one cell wide. steps: levels of a small history, lowest first (index 0: nothing).
 
@@ -45,7 +47,6 @@ class Glyphs:
     thumb: str
     track: str
     cursor: str
-    ellipsis: str
     into: str
     is_ascii: bool = False
 
@@ -82,7 +83,6 @@ UNICODE: Final = Glyphs(
     thumb="┃",
     track="│",
     cursor="▌",
-    ellipsis="…",
     into="→",
 )
 
@@ -117,7 +117,19 @@ ASCII: Final = Glyphs(
     thumb="#",
     track="|",
     cursor=">",
-    ellipsis="~",
     into=">",
     is_ascii=True,
 )
+
+_LIKENESS: Final = {"…": "~", "→": ">", "←": "<", "↑": "^", "↓": "v", "°": "'", "×": "x", "·": ".", "–": "-", "’": "'"}
+
+
+def in_ascii(row: Line) -> Line:
+    """The line with what ASCII does not have replaced, cell by cell: our marks by their likeness, others by `?`."""
+    if row.plain.isascii():
+        return row
+    return Line(tuple(Span("".join(_likeness(char) for char in text), role) for text, role in row.spans))
+
+
+def _likeness(char: str) -> str:
+    return char if char.isascii() else _LIKENESS.get(char, "?" * cells(char))

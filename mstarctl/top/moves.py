@@ -62,7 +62,7 @@ def edge(view: View, state: State, to: int) -> State:
         return replace(state, log_above=0 if to > 0 else len(view.logs))
     if state.page == "events" and to > 0:
         return replace(state, events=Window())
-    return move(view, state, to * 1_000_000)
+    return move(view, move(view, state, to), to * 1_000_000)
 
 
 def across(view: View, state: State, by: int) -> State:

@@ -8,6 +8,7 @@ from mstar_core.errors import Unreachable
 from mstar_core.observe.frames import PARTS, HelloFrame, decode
 from mstar_core.observe.store import Store
 from mstarctl.top.feed import Lines, check
+from mstarctl.top.history import History
 from mstarctl.top.layout.pages import compose
 from mstarctl.top.layout.state import State
 from mstarctl.top.line import Line
@@ -31,14 +32,15 @@ def first_picture(admin: Lines, filter_text: str = "") -> Store:
     raise Unreachable("the watch ended before its first picture", hint="mstarctl ps")
 
 
-def last_picture(recording: Recording) -> Store:
-    """The state at the end of a recording."""
-    store = Store()
+def last_picture(recording: Recording) -> tuple[Store, History]:
+    """The state at the end of a recording, and the curves that led there."""
+    store, history = Store(), History()
     for index in range(len(recording.lines)):
         frame = recording.entry(index).frame
         if frame is not None:
             store.apply(frame)
-    return store
+            history.note(store)
+    return store, history
 
 
 def raw_frames(admin: Lines, hz: float, filter_text: str = "") -> Iterator[str]:
@@ -53,6 +55,13 @@ def picture(view: View, state: State, width: int, height: int | None) -> list[Li
     """A screen without its foot. height: of the terminal; None shows every row."""
     tall = height + 2 if height is not None else 60 + len(view.store.requests) + len(view.store.events)
     lines = compose(view, state, width, max(14, tall)).lines[:-2]
-    while lines and not lines[-1].plain.strip():
-        lines.pop()
-    return lines
+    return without_gaps(lines) if height is None else lines
+
+
+def without_gaps(lines: list[Line]) -> list[Line]:
+    """No blank lines at the end, and one where there were many: the screen had more rows than there was to show."""
+    kept: list[Line] = []
+    for row in lines:
+        if row.plain.strip() or (kept and kept[-1].plain.strip()):
+            kept.append(row)
+    return kept[:-1] if kept and not kept[-1].plain.strip() else kept

@@ -1,4 +1,4 @@
-"""From the spans of a request, as the admin socket gives them, to the lanes of a waterfall. Pure functions."""
+"""From a trace, as the admin socket gives it, to the lanes of a waterfall. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,66 +9,87 @@ from mstarctl.output.units import size_text
 from mstarctl.top import figures
 from mstarctl.top.layout.waterfall import KINDS, Bar, Lane
 
-MOST_BARS: Final = 400
+Record = Mapping[str, Any]
+Key = tuple[str, str, str]
+"""(process, node, walk): what has a lane of its own. A transfer has none of a walk."""
+
+MOVED: Final = "transfer"
 
 
-def lanes(spans: Sequence[Mapping[str, Any]], started: float, now: float) -> tuple[Lane, ...]:
-    """A lane for each process, node and walk, by their first span; edges after the node that feeds them.
+def lanes(trace: Record, now_ms: float) -> tuple[Lane, ...]:
+    """A lane for each process, node and walk, by when they began.
 
-    started, now: seconds of the deployment's clock; an open span ends now.
+    now_ms: age of the request, where open spans end. Only the newest spans of a long request are kept: what came before
+    them is one bar, from the sums.
     """
-    grouped: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for span in sorted(spans, key=lambda span: float(span.get("start", 0.0))):
-        is_moved = span.get("kind") == "transfer"
-        walk = "" if is_moved else str(span.get("walk", ""))
-        grouped.setdefault((place(span), str(span.get("node", "")), walk), []).append(span)
-    return tuple(_lane(key, found, started, now) for key, found in grouped.items())
+    spans, sums = records(trace, "spans"), records(trace, "sums")
+    keys = sorted({*map(_key, spans), *map(_key, sums)}, key=lambda key: (_begin(key, spans, sums), key))
+    return tuple(_lane(key, _of(key, spans), _of(key, sums), now_ms) for key in keys)
 
 
-def place(span: Mapping[str, Any]) -> str:
-    """`api`, `rank 1`, `1 > 0`."""
-    if span.get("place"):
-        return str(span["place"])
-    source, into = span.get("source_rank"), span.get("into_rank")
-    if source is not None and into is not None and source != into:
-        return f"{source} > {into}"
-    rank = span.get("rank")
-    if rank is not None:
-        return f"rank {rank}"
-    child = str(span.get("child") or span.get("from") or "")
-    return f"rank {child.removeprefix('worker-')}" if child.startswith("worker-") else child or "-"
+def records(trace: Record, name: str) -> list[Record]:
+    """The objects of one list of a trace."""
+    found = trace.get(name)
+    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
 
 
-def _lane(key: tuple[str, str, str], spans: Sequence[Mapping[str, Any]], started: float, now: float) -> Lane:
-    where, node, walk = key
-    bars = []
-    for span in spans[-MOST_BARS:]:
-        start = float(span.get("start", started))
-        end = now if span.get("is_open") else float(span.get("end", start))
-        kind = str(span.get("kind", "compute"))
-        bars.append(
-            Bar(
-                kind=kind if kind in KINDS else "compute",
-                start_ms=1000 * (start - started),
-                end_ms=1000 * (max(start, end) - started),
-            )
-        )
+def _key(record: Record) -> Key:
+    walk = "" if record.get("kind") == MOVED else str(record.get("walk") or "")
+    return str(record.get("process", "")), str(record.get("node", "")), walk
+
+
+def _of(key: Key, found: Sequence[Record]) -> list[Record]:
+    return [record for record in found if _key(record) == key]
+
+
+def _begin(key: Key, spans: Sequence[Record], sums: Sequence[Record]) -> float:
+    return min(_number(record, "start_ms") for record in (*_of(key, spans), *_of(key, sums)))
+
+
+def _number(record: Record, name: str) -> float:
+    value = record.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _lane(key: Key, spans: Sequence[Record], sums: Sequence[Record], now_ms: float) -> Lane:
+    process, node, walk = key
+    bars = [_bar(span, _number(span, "start_ms"), now_ms if span.get("is_open") else _number(span, "end_ms"))
+            for span in spans]  # fmt: skip
+    for total in sums:
+        same = [bar.start_ms for bar in bars if bar.kind == total.get("kind")]
+        first = min(same, default=_number(total, "end_ms"))
+        if first - _number(total, "start_ms") > 0.5 and (not same or len(spans) < int(_number(total, "spans"))):
+            bars.append(_bar(total, _number(total, "start_ms"), first))
     label = node if not walk or walk == node else f"{node} {walk}"
-    return Lane(place=where, label=label, bars=tuple(bars), note=note(spans), node=node)
+    rank = next((record["rank"] for record in (*spans, *sums) if record.get("rank") is not None), None)
+    return Lane(
+        place=process if rank is None else f"rank {rank}",
+        label=label,
+        bars=tuple(bars),
+        note=note(spans, sums),
+        node=node,
+    )
 
 
-def note(spans: Sequence[Mapping[str, Any]]) -> str:
-    """`312 steps, b14, 5.2 ms`, `2.4 MiB`, `53.0 ms`."""
-    work = [span for span in spans if span.get("kind") in ("compute", "transfer")]
+def _bar(record: Record, start_ms: float, end_ms: float) -> Bar:
+    kind = str(record.get("kind", ""))
+    return Bar(kind=kind if kind in KINDS else "compute", start_ms=start_ms, end_ms=max(start_ms, end_ms))
+
+
+def note(spans: Sequence[Record], sums: Sequence[Record]) -> str:
+    """`312 steps, b14, 5.2 ms`, `2.4 MiB`, `53.0 ms`; from the sums, which lose nothing, where there are any."""
+    moved = [record for record in (sums or spans) if record.get("kind") == MOVED]
+    if moved:
+        size = sum(_number(record, "size_bytes") for record in moved)
+        return size_text(size) if size else ""
+    work = [record for record in (sums or spans) if record.get("kind") == "compute"]
     if not work:
         return ""
-    moved = sum(int(span.get("size_bytes", 0)) for span in work)
-    if any(span.get("kind") == "transfer" for span in work):
-        return size_text(moved) if moved else ""
-    steps = sum(int(span.get("count", 1)) for span in work)
-    spent = sum(1000 * (float(span.get("end", 0)) - float(span.get("start", 0))) for span in work)
-    batch = int(work[-1].get("batch", 0))
+    steps = max(1, int(sum(_number(record, "count") for record in work)))
+    spent = sum(
+        _number(r, "busy_ms") if "busy_ms" in r else _number(r, "end_ms") - _number(r, "start_ms") for r in work
+    )
+    batch = next((int(_number(span, "batch")) for span in reversed(spans) if span.get("batch")), 0)
     words = [f"{steps} steps"] if steps > 1 else []
     words += [f"b{batch}"] if batch > 1 else []
-    words.append(f"{figures.ms(spent / max(1, steps))} ms")
-    return ", ".join(words)
+    return ", ".join([*words, f"{figures.ms(spent / steps)} ms"])

@@ -5,12 +5,10 @@ A deployment's figures come from requests that walk through its stages, so that 
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from mstar_core.observe.frames import (
@@ -22,176 +20,16 @@ from mstar_core.observe.frames import (
     EventFrame,
     Frame,
     Gpu,
-    Graph,
-    GraphEdge,
-    GraphNode,
-    GraphWalk,
     HelloFrame,
     Node,
     Rank,
     Request,
-    encode,
 )
 from mstar_core.observe.store import Store, changed_fields
-from mstarctl.top.recording import Recorder
+from tests.top.models import Model, Stage, qwen_graph
 
 GIB = 2**30
-RECORDINGS = Path(__file__).parent / "recordings"
 EPOCH = 1_795_251_000.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """A node as requests see it. seconds: how long a request stays; tokens_s: what it makes there, of one request."""
-
-    node: str
-    rank: int
-    partition: str
-    walk: str
-    seconds: float = 0.05
-    tokens_s: float = 0.0
-    audio_x: float = 0.0
-    step_ms: float = 5.0
-    engine: str = "kv_cache"
-    pages: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """One deployment to tell of. routes: (inputs, outputs, stages in order); the last of them run side by side."""
-
-    name: str
-    plugin: str
-    gpus: tuple[str, ...]
-    stages: dict[str, Stage]
-    routes: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
-    graph: Graph
-    edges: tuple[Edge, ...]
-    slots: int = 64
-
-
-def qwen() -> Model:
-    """Two ranks, five nodes, three partitions: the usual split."""
-    stages = {
-        "audio": Stage(node="audio_encoder", rank=0, partition="Thinker", walk="prefill_audio", seconds=0.08,
-                       step_ms=53.0, engine="stateless"),
-        "vision": Stage(node="vision_encoder", rank=0, partition="Thinker", walk="prefill_vision", seconds=0.12,
-                        step_ms=88.0, engine="stateless"),
-        "prefill": Stage(node="Thinker", rank=0, partition="Thinker", walk="prefill_text", seconds=0.12, step_ms=5.2,
-                         pages=38),
-        "think": Stage(node="Thinker", rank=0, partition="Thinker", walk="thinker_decode", seconds=4.0, tokens_s=82.0,
-                       step_ms=5.2, pages=38),
-        "talk": Stage(node="Talker", rank=1, partition="Talker", walk="talker_decode", seconds=5.0, tokens_s=90.0,
-                      step_ms=7.1, pages=20),
-        "wav": Stage(node="Code2Wav", rank=1, partition="Code2Wav", walk="code2wav_chunk", seconds=5.0, audio_x=3.0,
-                     step_ms=14.0, engine="stateless"),
-    }  # fmt: skip
-    speak = ("prefill", "think", "talk", "wav")
-    return Model(
-        name="qwen3_omni",
-        plugin="mstar-qwen3omni",
-        gpus=("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"),
-        stages=stages,
-        routes=(
-            (("text",), ("text", "audio"), speak),
-            (("audio",), ("text", "audio"), ("audio", *speak)),
-            (("text",), ("text",), ("prefill", "think")),
-            (("image", "text"), ("text",), ("vision", "prefill", "think")),
-            (("video",), ("text",), ("audio", "vision", "prefill", "think")),
-        ),
-        graph=qwen_graph(),
-        edges=(
-            Edge(name="thinker_states", source="Thinker", into="Talker", source_rank=0, into_rank=1, is_stream=True),
-            Edge(name="codec_tokens", source="Talker", into="Code2Wav", source_rank=1, into_rank=1, is_stream=True),
-        ),
-    )
-
-
-def qwen_graph() -> Graph:
-    """As the plugin declares it."""
-    text = ["prefill_text", "thinker_decode"]
-    audio, vision = ["prefill_audio", "prefill_audio_vision"], ["prefill_vision", "prefill_audio_vision"]
-    talk = ["talker_prefill", "talker_decode"]
-    return Graph(
-        model="qwen3_omni",
-        partitions=["Thinker", "Talker", "Code2Wav"],
-        nodes=[
-            GraphNode(name="audio_encoder", engine="stateless", partition="Thinker", replicas=[[0]], walks=audio),
-            GraphNode(name="vision_encoder", engine="stateless", partition="Thinker", replicas=[[0]], walks=vision),
-            GraphNode(name="Thinker", engine="kv_cache", partition="Thinker", replicas=[[0]],
-                      walks=list(dict.fromkeys((*text, *audio, *vision))), loops=["thinker_decode"]),
-            GraphNode(name="Talker", engine="kv_cache", partition="Talker", replicas=[[1]], walks=talk,
-                      loops=["talker_decode"]),
-            GraphNode(name="Code2Wav", engine="stateless", partition="Code2Wav", replicas=[[1]],
-                      walks=["code2wav_chunk"], loops=["code2wav_chunk"]),
-        ],
-        edges=[
-            GraphEdge(name="mel", into="audio_encoder", modality="audio", walks=audio),
-            GraphEdge(name="pixels", into="vision_encoder", modality="image", walks=vision),
-            GraphEdge(name="tokens", into="Thinker", modality="text", walks=[*text, *audio, *vision]),
-            GraphEdge(name="audio_embeds", source="audio_encoder", into="Thinker", walks=audio),
-            GraphEdge(name="vision_embeds", source="vision_encoder", into="Thinker", walks=vision),
-            GraphEdge(name="token", source="Thinker", modality="text", walks=[*text, *audio, *vision]),
-            GraphEdge(name="thinker_states", source="Thinker", into="Talker", is_stream=True,
-                      chunk="fixed 1", walks=[*text, *talk]),
-            GraphEdge(name="codec_tokens", source="Talker", into="Code2Wav", is_stream=True,
-                      chunk="25, left 25", walks=[*talk, "code2wav_chunk"]),
-            GraphEdge(name="pcm", source="Code2Wav", modality="audio", walks=["code2wav_chunk"]),
-        ],
-        walks=[
-            GraphWalk(name="prefill_text", partition="Thinker", nodes=["Thinker"]),
-            GraphWalk(name="prefill_audio", partition="Thinker", nodes=["audio_encoder", "Thinker"]),
-            GraphWalk(name="prefill_vision", partition="Thinker", nodes=["vision_encoder", "Thinker"]),
-            GraphWalk(name="prefill_audio_vision", partition="Thinker",
-                      nodes=["audio_encoder", "vision_encoder", "Thinker"]),
-            GraphWalk(name="thinker_decode", partition="Thinker", nodes=["Thinker"]),
-            GraphWalk(name="talker_prefill", partition="Talker", nodes=["Talker"]),
-            GraphWalk(name="talker_decode", partition="Talker", nodes=["Talker"]),
-            GraphWalk(name="code2wav_chunk", partition="Code2Wav", nodes=["Code2Wav"]),
-        ],
-    )  # fmt: skip
-
-
-def orpheus() -> Model:
-    """One rank on a CPU, two nodes, two partitions."""
-    stages = {
-        "prefill": Stage(node="LLM", rank=0, partition="LLM", walk="prefill", seconds=0.1, step_ms=9.0, pages=6),
-        "decode": Stage(node="LLM", rank=0, partition="LLM", walk="decode", seconds=3.0, tokens_s=84.0, step_ms=9.0,
-                        pages=6),
-        "snac": Stage(node="snac_decoder", rank=0, partition="SNAC", walk="snac_chunk", seconds=3.0, audio_x=1.0,
-                      step_ms=21.0, engine="stateless"),
-    }  # fmt: skip
-    both = ["decode", "snac_chunk"]
-    return Model(
-        name="orpheus",
-        plugin="mstar-orpheus",
-        gpus=(),
-        stages=stages,
-        routes=((("text",), ("audio",), ("prefill", "decode", "snac")),),
-        slots=16,
-        graph=Graph(
-            model="orpheus",
-            partitions=["LLM", "SNAC"],
-            nodes=[
-                GraphNode(name="LLM", engine="kv_cache", partition="LLM", replicas=[[0]], walks=["prefill", "decode"],
-                          loops=["decode"]),
-                GraphNode(name="snac_decoder", engine="stateless", partition="SNAC", replicas=[[0]],
-                          walks=["snac_chunk"], loops=["snac_chunk"]),
-            ],
-            edges=[
-                GraphEdge(name="tokens", into="LLM", modality="text", walks=["prefill"]),
-                GraphEdge(name="audio_ids", source="LLM", into="snac_decoder", is_stream=True,
-                          chunk="window 28, stride 7", walks=["prefill", *both]),
-                GraphEdge(name="pcm", source="snac_decoder", modality="audio", walks=["snac_chunk"]),
-            ],
-            walks=[
-                GraphWalk(name="prefill", partition="LLM", nodes=["LLM"]),
-                GraphWalk(name="decode", partition="LLM", nodes=["LLM"]),
-                GraphWalk(name="snac_chunk", partition="SNAC", nodes=["snac_decoder"]),
-            ],
-        ),
-        edges=(Edge(name="audio_ids", source="LLM", into="snac_decoder", is_stream=True),),
-    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -531,104 +369,11 @@ class Simulation:
         head = changed_fields(self.store.deployment, fresh.deployment)
         return DeltaFrame(rev=self.rev, t=self.t, after=after, deployment=head, set=changed, delete=gone)
 
-    # -- spans and logs -----------------------------------------------------------------------------------------
-
-    def trace(self, r: Live) -> dict[str, Any]:
-        """What the admin socket answers for a request's spans."""
-        first = r.plan[0][1]
-        spans = [span("compute", "parse", "", r.born, r.born + 0.012, child="api"),
-                 span("queue", "admission", "", r.born + 0.012, min(self.t, r.admitted), child="conductor")]  # fmt: skip
-        for stage, begin, until in r.plan:
-            end = min(self.t, until)
-            if begin > self.t:
-                continue
-            child = f"worker-{stage.rank}"
-            spans.append(span("queue", stage.node, stage.walk, begin - 0.02, begin, child=child))
-            if stage.audio_x:
-                at = begin + 0.2
-                while at < end:
-                    spans.append(span("compute", stage.node, stage.walk, at, at + 0.016, child=child))
-                    at += 0.28
-            elif stage.tokens_s:
-                steps = int((end - begin) * 1000 / stage.step_ms)
-                spans.append(span("compute", stage.node, stage.walk, begin, end, child=child, count=steps, batch=14))
-                stall = begin + 0.55 * (end - begin)
-                spans.append(span("stall", stage.node, stage.walk, stall, stall + 0.03 * (end - begin), child=child))
-            else:
-                spans.append(span("compute", stage.node, stage.walk, begin, end, child=child, batch=3))
-        for edge in self.model.edges:
-            fed = next((p for p in r.plan if p[0].node == edge.into and p[1] < self.t), None)
-            if fed is not None and edge.source_rank != edge.into_rank:
-                spans.append(span("transfer", edge.name, "", fed[1] - 0.01, min(self.t, fed[2]), size_bytes=2_400_000,
-                                  source_rank=edge.source_rank, into_rank=edge.into_rank))  # fmt: skip
-        assert first >= r.born
-        return {"id": r.id, "handle": r.handle, "spans": spans}
-
-    def log_lines(self) -> list[dict[str, Any]]:
-        """Lines as the processes write them: JSON, and now and then plain text of a native library."""
-        newest = self.live[-1]
-        clock = f"2026-11-21T08:{int(self.t / 60) % 60:02d}:{int(self.t) % 60:02d}.120Z"
-
-        def said(source: str, level: str, message: str, request: str = "") -> dict[str, Any]:
-            facts = {"time": clock, "level": level, "child": source, "message": message}
-            return {"from": source, "line": json.dumps(facts | ({"request": request} if request else {}))}
-
-        return [
-            said("api", "INFO", f"admitted after {1000 * (newest.admitted - newest.born):.0f} ms", newest.id),
-            said("conductor", "DEBUG", f"{len(self.live)} requests, {newest.prompt} tokens of prompt next"),
-            said("worker-0", "INFO", f"prefill of {newest.prompt} tokens in 3 chunks", newest.id),
-            *(
-                [said("worker-0", "WARNING", "pool full: 96 pages taken back", newest.id)]
-                if self.random.random() < 0.2
-                else []
-            ),
-            *(
-                [{"from": "worker-1", "line": "NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC"}]
-                if self.random.random() < 0.1
-                else []
-            ),
-        ]
-
-
-def span(kind: str, node: str, walk: str, start: float, end: float, **more: Any) -> dict[str, Any]:
-    """One span of a request, as the admin socket gives it."""
-    return {"kind": kind, "node": node, "walk": walk, "start": round(start, 4), "end": round(end, 4), **more}
-
-
-def record(path: Path, simulation: Simulation, seconds: float) -> None:
-    """Write a recording with the spans of every request, as if each had been opened, and logs."""
-    path.unlink(missing_ok=True)
-    recorder = Recorder(path, simulation.model.name, at=0.0)
-    second = -1
-    for at, frame in simulation.frames(seconds):
-        recorder.frame(at, encode(frame))
-        if int(at) != second and at > seconds - 12:
-            for facts in simulation.log_lines():
-                recorder.log(at, facts)
-        second = int(at)
-    for r in simulation.live:
-        recorder.answer(seconds, f"/v1/requests/{r.id}/trace?handle={r.handle}", simulation.trace(r))
-    recorder.close()
-
 
 def _keys(item: Any) -> dict[str, Any]:
     """The fields of an item that have no default."""
     return {name: getattr(item, name) for name in ("name", "rank", "id", "handle", "index")
             if name in item.__struct_fields__}  # fmt: skip
-
-
-def lost() -> Simulation:
-    """A deployment whose worker has just died."""
-    return Simulation(qwen(), seed=3, requests=6, uptime=600.0)
-
-
-CAUSE = {
-    "time": EPOCH + 600,
-    "child": "worker-0",
-    "class": "OutOfMemoryError",
-    "message": "CUDA out of memory: 2.0 GiB wanted, 0.4 of 79.1 GiB free",
-    "rank": 0,
-}
 
 
 def starting() -> list[Frame]:
@@ -653,21 +398,3 @@ def starting() -> list[Frame]:
                           detail="Talker 16"),
     }  # fmt: skip
     return [HelloFrame(boot="boot-start", rev=12), store.snapshot()]
-
-
-def write_recordings() -> None:
-    """Make the recordings that tests and pictures use."""
-    RECORDINGS.mkdir(exist_ok=True)
-    record(RECORDINGS / "qwen3_omni.mstar.gz", Simulation(qwen(), hz=1.0), 300)
-    record(RECORDINGS / "orpheus.mstar.gz", Simulation(orpheus(), hz=2.0, requests=9, uptime=95.0), 30)
-    broken = lost()
-    recorder = Recorder(RECORDINGS / "lost.mstar.gz", "qwen3_omni", at=0.0)
-    for at, frame in broken.frames(5):
-        recorder.frame(at, encode(frame))
-    for frame in broken.lose(CAUSE):
-        recorder.frame(5.25, encode(frame))
-    recorder.close()
-
-
-if __name__ == "__main__":
-    write_recordings()

@@ -29,30 +29,29 @@ def bench_page(view: View, width: int, height: int, window: Window) -> tuple[lis
 
 
 def recording(view: View, item: dict[str, object], width: int) -> Line:
-    """One recording: its name, how far it is, what it holds."""
-    share = number(item.get("progress"))
-    name = str(item.get("name") or item.get("id") or figures.NONE)
-    state = str(item.get("state") or ("recording" if item.get("is_open", True) else "closed"))
-    size = number(item.get("bytes"))
-    kept = number(item.get("requests", item.get("lines")))
+    """One recording: its name, how far the load test says it is, what it holds."""
+    progress = item.get("progress")
+    said: dict[str, object] = progress if isinstance(progress, dict) else {}
+    share = share_of(said)
+    name, state = str(item.get("name") or item.get("id") or figures.NONE), str(item.get("state") or figures.NONE)
+    size, kept, lost = number(item.get("size_bytes")), number(item.get("requests")), number(item.get("dropped"))
     meter = bar(share, 16, view.glyphs, "accent") + line((f" {figures.percent(share):>6} ", "value"))
+    words = " ".join(f"{key} {value}" for key, value in said.items() if key not in ("done", "total", "share"))
     return fit(
-        line(
-            " ",
-            (left(safe(name), 20), "strong"),
-            "  ",
-            (left(safe(state), 10), "accent" if state == "recording" else "dim"),
-            "  ",
-            meter,
-            "  ",
-            (right(figures.NONE if kept is None else f"{kept:.0f}", 8), "value"),
-            "  ",
-            (right(figures.NONE if size is None else size_text(size), 9), ""),
-            "  ",
-            (safe(str(item.get("note") or "")), "dim"),
-        ),
+        line(" ", (left(safe(name), 20), "strong"), "  ")
+        + line((left(safe(state), 10), "accent" if state == "recording" else "warn"), "  ")
+        + meter
+        + line("  ", (right(figures.NONE if kept is None else f"{kept:.0f}", 8), "value"), "  ")
+        + line((right(figures.NONE if size is None else size_text(size), 9), ""), "  ")
+        + line((f"{lost:.0f} dropped  " if lost else "", "warn"), (safe(words), "dim")),
         width,
     )
+
+
+def share_of(said: dict[str, object]) -> float | None:
+    """How far a load test is: what it says itself, or done of total."""
+    share = number(said.get("share"))
+    return figures.part(number(said.get("done")), number(said.get("total"))) if share is None else share
 
 
 def number(value: object) -> float | None:

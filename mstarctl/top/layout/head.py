@@ -80,7 +80,9 @@ def _first(view: View, width: int, size: int) -> Line:
     head = view.store.deployment
     age = duration_text(view.t - head.started) if head.started and size >= NORMAL else ""
     name = line(" ", (safe(head.name) or "no deployment yet", "strong"), " ", state_mark(head.state, view))
-    name = name + line((f" {age}", "dim"))
+    share = f" {100 * head.done // head.total} %" if head.total else ""
+    phase = f" {safe(head.phase)}{share}" if head.phase and head.state == "starting" else ""
+    name = name + line((phase, "accent"), (f" {age}" if age else "", "dim"))
     end = link_mark(view) + line(" ")
     gap = "   " if size >= NORMAL else "  "
     room = width - end.width - len(gap)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mstarctl.top import figures
+from mstarctl.top.glyphs import in_ascii
 from mstarctl.top.layout import bench, events, graph, logs, rank_page, ranks, requests, waterfall
 from mstarctl.top.layout.foot import Hint, foot
 from mstarctl.top.layout.head import head
@@ -40,6 +41,8 @@ def compose(view: View, state: State, width: int, height: int, hints: Sequence[H
     room = height - len(above) - len(below)
     body = BODIES[state.page](view, state, width, room, size)
     lines = [*above, *window(body.lines, room, width), *below]
+    if view.glyphs.is_ascii:
+        lines = [in_ascii(row) for row in lines]
     return Painted(lines, {row + len(above): hit for row, hit in body.hits.items()})
 
 
@@ -127,7 +130,7 @@ def request_body(view: View, state: State, width: int, height: int, size: int) -
         gone = line(("  this request is not in the picture any more; esc goes back", "dim"))
         return Painted(window([line(), gone], height, width))
     legend = waterfall.legend(view)
-    rows = [waterfall.title(view, r, width), fit(line(" " * max(0, width - legend.width)) + legend, width)]
+    rows = [waterfall.title(view, r, width), fit(line(" " * max(0, width - legend.width - 1)) + legend, width)]
     trace = state.trace
     if trace is not None and trace.lanes:
         rows += waterfall.waterfall(view, trace.lanes, width, state.zoom)

@@ -266,7 +266,7 @@ def _folded(view: View, rank: Rank, width: int, size: int, *, is_chosen: bool) -
     used, total = (gpu.memory_used, gpu.memory_total) if gpu else (rank.memory_used, rank.memory_total)
     memory = figures.part(used, total)
     start = number + line(
-        (f"{device:<5}", "dim"), bar(share, 14, view.glyphs), (f" {figures.percent(share):>5}", _hot(share))
+        (f"{device:<6} ", "dim"), bar(share, 14, view.glyphs), (f" {figures.percent(share):>5}", _hot(share))
     )
     facts = [line(("mem ", "dim"), (figures.percent(memory), _hot(memory)))]
     if pages is not None:

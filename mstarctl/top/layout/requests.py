@@ -28,7 +28,7 @@ class Column:
 COLUMNS: Final = (
     Column(key="id", title="REQUEST", width=12, rank=0, is_right=False, sort=lambda r, t: r.id),
     Column(key="route", title="IN → OUT", width=18, rank=8, is_right=False, sort=lambda r, t: "+".join(r.inputs)),
-    Column(key="at", title="AT", width=10, rank=1, is_right=False, sort=lambda r, t: place(r)),
+    Column(key="at", title="AT", width=12, rank=1, is_right=False, sort=lambda r, t: place(r)),
     Column(key="rank", title="RANK", width=4, rank=9, sort=lambda r, t: r.rank),
     Column(key="age", title="AGE", width=6, rank=2, sort=lambda r, t: r.age_s(t)),
     Column(key="ttft", title="TTFT", width=6, rank=3, sort=lambda r, t: r.ttft_ms),

@@ -8,7 +8,7 @@ from typing import Final
 
 from mstar_core.observe.frames import Request
 from mstarctl.top import figures
-from mstarctl.top.line import Line, clip, fit, left, line, safe, take
+from mstarctl.top.line import Line, clip, fit, join, left, line, safe, take
 from mstarctl.top.view import View
 
 KINDS: Final = ("queue", "compute", "transfer", "stall")
@@ -151,10 +151,7 @@ def cells(view: View, bars: Sequence[Bar], start_ms: float, span_ms: float, widt
 
 def legend(view: View) -> Line:
     """`queue ░  compute █  transfer ▒  stall ▓`."""
-    row = line()
-    for kind in KINDS:
-        row = row + line((f"{kind} ", "dim"), (view.glyphs.spans[kind], kind), "  ")
-    return row
+    return join(line((f"{kind} ", "dim"), (view.glyphs.spans[kind], kind)) for kind in KINDS)
 
 
 def title(view: View, r: Request, width: int) -> Line:

@@ -8,7 +8,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.screen import ModalScreen
 
-from mstarctl.top.glyphs import Glyphs
+from mstarctl.top.glyphs import Glyphs, in_ascii
 from mstarctl.top.line import Line, fit, line, over
 from mstarctl.top.theme import Mode
 from mstarctl.top.widgets.pane import Pane
@@ -55,7 +55,7 @@ class Sheet(ModalScreen[str]):
     def redraw(self) -> None:
         """Lay the sheet out for the size of the terminal."""
         wide, tall = self.app.size
-        width = max(20, min(wide - 4, 110))
+        width = max(20, min(wide - 4, 116))
         body = list(self._rows(width - 4))
         width = max(30, min(width, max((row.width for row in body), default=0) + 4, wide))
         room = max(1, tall - 4)
@@ -108,4 +108,5 @@ def framed(rows: Sequence[Line], title: str, hint: str, width: int, glyphs: Glyp
     ]
     found += [line((f"{tall} ", "accent"), fit(row, width - 4), (f" {tall}", "accent")) for row in rows]
     found.append(foot + line((flat * max(0, width - foot.width - 1) + d, "accent")))
-    return [over(fit(row, width), "bar") for row in found]
+    shown = [in_ascii(row) for row in found] if glyphs.is_ascii else found
+    return [over(fit(row, width), "bar") for row in shown]
