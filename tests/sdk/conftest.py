@@ -17,7 +17,7 @@ from tests.fakes.conductor import Script
 
 T = TypeVar("T")
 SHARED = pytest.mark.asyncio(loop_scope="module")
-"""For modules whose tests take `api`: they run in the loop that it lives in."""
+"""For tests that take `api`: they run in the loop that it lives in."""
 
 
 @asynccontextmanager
@@ -36,8 +36,9 @@ async def shared_api() -> AsyncIterator[Api]:
 
 @pytest.fixture
 def api(shared_api: Api) -> Api:
-    """The module's api, with nothing noted of what came before."""
+    """The module's api, with nothing noted of what came before. A test may set `api.fake.script`."""
     shared_api.fake.received.clear()
+    shared_api.fake.script = everything
     return shared_api
 
 

@@ -19,9 +19,10 @@ from mstar_core.client import (
     TextChunk,
     Unavailable,
 )
+from tests.api.conftest import Api
 from tests.fakes.any_model import PIXELS, SOUND, WORDS, clip, png
 from tests.fakes.conductor import begin
-from tests.sdk.conftest import any_api
+from tests.sdk.conftest import SHARED
 
 
 def test_both_clients_have_the_same_names_and_parameters() -> None:
@@ -32,8 +33,9 @@ def test_both_clients_have_the_same_names_and_parameters() -> None:
     assert shape(MStarClient) == shape(AsyncMStarClient)
 
 
-async def test_whole_answers_and_shorter_calls() -> None:
-    async with any_api() as api, AsyncMStarClient(api.url) as client:
+@SHARED
+async def test_whole_answers_and_shorter_calls(api: Api) -> None:
+    async with AsyncMStarClient(api.url) as client:
         got = await client.generate(text="hi", images=png(PIXELS), seed=2)
         assert (got.text, got.seed, got.finish_reason) == (WORDS, 2, "stop")
         assert await client.generate_image("a cat") == await client.edit_image("b", png(PIXELS)) == png(PIXELS)
@@ -52,8 +54,9 @@ async def test_whole_answers_and_shorter_calls() -> None:
         assert refused.value.param == "voice"
 
 
-async def test_many_streams_share_one_client() -> None:
-    async with any_api() as api, AsyncMStarClient(api.url) as client:
+@SHARED
+async def test_many_streams_share_one_client(api: Api) -> None:
+    async with AsyncMStarClient(api.url) as client:
 
         async def one() -> bytes:
             async with await client.stream(text="hi", output_modalities="audio") as stream:
@@ -64,15 +67,18 @@ async def test_many_streams_share_one_client() -> None:
         assert set(await asyncio.gather(*(one() for _ in range(16)))) == {SOUND.tobytes()}
 
 
-async def test_chat_streams_text() -> None:
-    async with any_api() as api, AsyncMStarClient(api.url) as client:
+@SHARED
+async def test_chat_streams_text(api: Api) -> None:
+    async with AsyncMStarClient(api.url) as client:
         stream = await client.chat("hi", stream=True)
         assert "".join([event.text async for event in stream if isinstance(event, TextChunk)]) == WORDS
 
 
 @pytest.mark.parametrize("how", ["close", "break", "drop", "task"])
-async def test_leaving_a_stream_cancels_its_request(how: str) -> None:
-    async with any_api(begin) as api, AsyncMStarClient(api.url) as client:
+@SHARED
+async def test_leaving_a_stream_cancels_its_request(how: str, api: Api) -> None:
+    api.fake.script = begin
+    async with AsyncMStarClient(api.url) as client:
         stream = await client.stream(text="hi", output_modalities="audio")
         assert isinstance(await anext(stream), AudioChunk)
         match how:
@@ -96,8 +102,10 @@ async def test_leaving_a_stream_cancels_its_request(how: str) -> None:
         await api.until(lambda: api.service_is_clean)
 
 
-async def test_cancel_by_id_and_failures_end_the_stream() -> None:
-    async with any_api(begin) as api, AsyncMStarClient(api.url) as client:
+@SHARED
+async def test_cancel_by_id_and_failures_end_the_stream(api: Api) -> None:
+    api.fake.script = begin
+    async with AsyncMStarClient(api.url) as client:
         stream = await client.stream(text="hi", output_modalities="audio", request_id="mine")
         await anext(stream)
         assert await stream.cancel() is True

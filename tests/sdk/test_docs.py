@@ -13,8 +13,9 @@ import pytest
 
 import mstar_core.client
 from mstar_core.client import MStarClient, failure
+from tests.api.conftest import Api
 from tests.fakes.any_model import PIXELS, clip, png
-from tests.sdk.conftest import any_api
+from tests.sdk.conftest import SHARED
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "sdk.md").read_text(encoding="utf-8")
@@ -32,13 +33,13 @@ async def run(script: str, folder: Path) -> str:
     return str(done.stdout)
 
 
-async def test_the_blocks_run_one_after_the_other(tmp_path: Path) -> None:
+@SHARED
+async def test_the_blocks_run_one_after_the_other(tmp_path: Path, api: Api) -> None:
     for name in ("cat.png", "dog.png", "base.png", "wrist.png"):
         (tmp_path / name).write_bytes(png(PIXELS))
     (tmp_path / "clip.mp4").write_bytes(clip())
     assert len(BLOCKS) >= 7
-    async with any_api() as api:
-        said = await run("\n".join(BLOCKS).replace("http://localhost:8000", api.url), tmp_path)
+    said = await run("\n".join(BLOCKS).replace("http://localhost:8000", api.url), tmp_path)
     assert "voice invalid_value" in said
     for name in ("hello.wav", "story.wav", "openai.wav"):
         assert (tmp_path / name).read_bytes()[:4] == b"RIFF"

@@ -17,14 +17,13 @@ from tests.fakes.conductor import say
 from tests.fakes.speech_model import RATE
 from tests.sdk.conftest import SHARED, any_api, in_thread
 
-pytestmark = SHARED
-
 EVERY = ("text", "audio", "image", "video", "action", "scalar", "tensor")
 PNG = png(PIXELS)
 WAV = wav(SOUND)
 CLIP = clip()
 
 
+@SHARED
 async def test_a_result_holds_every_kind_of_output(api: Api) -> None:
     got = await in_thread(lambda c: c.generate(text="hi", output_modalities=EVERY, seed=4, request_id="mine"), api.url)
     assert isinstance(got, GenerateResult)
@@ -39,6 +38,7 @@ async def test_a_result_holds_every_kind_of_output(api: Api) -> None:
     assert set(got.raw) >= {"outputs", "usage"}
 
 
+@SHARED
 async def test_files_arrive_in_order_with_their_bytes_and_their_kind(tmp_path: Path, api: Api) -> None:
     path = tmp_path / "left eye.png"
     path.write_bytes(PNG)
@@ -64,12 +64,14 @@ async def test_files_arrive_in_order_with_their_bytes_and_their_kind(tmp_path: P
     ]
 
 
+@SHARED
 async def test_the_order_that_the_model_reads_may_be_given(api: Api) -> None:
     order = ("text", "audio", "image")
     got = await in_thread(lambda c: c.generate(text="hi", images=PNG, audio=WAV, input_modalities=order), api.url)
     assert got.warnings[-1] == "order text0,audio0,image0"
 
 
+@SHARED
 async def test_parameters_reach_the_model_and_none_is_left_out(api: Api) -> None:
     await in_thread(
         lambda c: c.generate(text="hi", voice="leo", temperature=None, robot_state=np.arange(3) / 2), api.url
@@ -78,6 +80,7 @@ async def test_parameters_reach_the_model_and_none_is_left_out(api: Api) -> None
     assert (params["voice"], params["temperature"], list(params["robot_state"])) == ("leo", 0.6, [0.0, 0.5, 1.0])
 
 
+@SHARED
 async def test_the_shorter_calls_give_their_part_of_the_answer(tmp_path: Path, api: Api) -> None:
     def work(client: MStarClient) -> dict[str, Any]:
         return {
@@ -106,6 +109,7 @@ async def test_the_shorter_calls_give_their_part_of_the_answer(tmp_path: Path, a
     assert (sent[3].params["voice"], list(sent[4].params["robot_state"])) == ("leo", [0.5, 1.0])
 
 
+@SHARED
 async def test_sound_and_images_are_saved_as_files(tmp_path: Path, api: Api) -> None:
     got = await in_thread(lambda c: c.generate(text="hi", output_modalities="audio,image"), api.url)
     assert got.save_image(tmp_path / "a.png").read_bytes() == PNG
@@ -116,10 +120,11 @@ async def test_sound_and_images_are_saved_as_files(tmp_path: Path, api: Api) -> 
         got.save_image(tmp_path / "b.png", index=1)
 
 
-async def test_an_answer_without_what_is_asked_for_says_what_the_server_said() -> None:
-    async with any_api(say(b"no sound")) as api:
-        with pytest.raises(MStarError, match="0 outputs of the kind audio.*order text0") as caught:
-            await in_thread(lambda c: c.tts("hi"), api.url)
+@SHARED
+async def test_an_answer_without_what_is_asked_for_says_what_the_server_said(api: Api) -> None:
+    api.fake.script = say(b"no sound")
+    with pytest.raises(MStarError, match="0 outputs of the kind audio.*order text0") as caught:
+        await in_thread(lambda c: c.tts("hi"), api.url)
     assert caught.value.code == "no_output" and caught.value.request_id
 
 

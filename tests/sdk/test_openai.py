@@ -20,8 +20,6 @@ from tests.fakes.conductor import begin
 from tests.fakes.speech_model import RATE
 from tests.sdk.conftest import SHARED, any_api
 
-pytestmark = SHARED
-
 T = TypeVar("T")
 SPEECH: dict[str, Any] = {"model": "fake", "voice": "tara", "input": "hi"}
 
@@ -40,6 +38,7 @@ def asynchronous(api: Api, **options: Any) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key="any", **{"max_retries": 0, **options})
 
 
+@SHARED
 async def test_a_whole_file_comes_back_to_both_clients(api: Api) -> None:
     body = await sync(api, lambda c: c.audio.speech.create(**SPEECH, response_format="wav").content)
     with wave.open(io.BytesIO(body)) as sound:
@@ -50,7 +49,8 @@ async def test_a_whole_file_comes_back_to_both_clients(api: Api) -> None:
         assert (raw.headers["X-Request-ID"], raw.headers["X-Sample-Rate"]) == ("mine", str(RATE))
 
 
-async def test_streamed_sound_arrives_while_the_request_runs() -> None:
+@SHARED
+async def test_streamed_sound_arrives_while_the_request_runs(api: Api) -> None:
     """The second piece is made only once the first was read: a client that waits for the end would wait for good."""
     first = SOUND[:2048].tobytes()
     call = {**SPEECH, "response_format": "pcm", "extra_body": {"stream": True, "seed": 3}}
@@ -72,19 +72,20 @@ async def test_streamed_sound_arrives_while_the_request_runs() -> None:
             return got + b"".join(pieces)
 
     loop = asyncio.get_running_loop()
-    async with any_api(start) as api:
-        assert await sync(api, work) == SOUND.tobytes()
-        async with (
-            asynchronous(api) as client,
-            client.audio.speech.with_streaming_response.create(**call) as answer,
-        ):
-            pieces = answer.iter_bytes()
-            got = await anext(pieces)
-            end(api)
-            assert got + b"".join([piece async for piece in pieces]) == SOUND.tobytes()
-        assert [request.seed for request in api.fake.requests] == [3, 3]
+    api.fake.script = start
+    assert await sync(api, work) == SOUND.tobytes()
+    async with (
+        asynchronous(api) as client,
+        client.audio.speech.with_streaming_response.create(**call) as answer,
+    ):
+        pieces = answer.iter_bytes()
+        got = await anext(pieces)
+        end(api)
+        assert got + b"".join([piece async for piece in pieces]) == SOUND.tobytes()
+    assert [request.seed for request in api.fake.requests] == [3, 3]
 
 
+@SHARED
 async def test_events_are_read_line_by_line(api: Api) -> None:
     def work(client: openai.OpenAI) -> list[dict[str, Any]]:
         call = {**SPEECH, "response_format": "pcm", "stream_format": "sse"}
@@ -97,30 +98,33 @@ async def test_events_are_read_line_by_line(api: Api) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_closing_a_stream_cancels(kind: str) -> None:
+@SHARED
+async def test_closing_a_stream_cancels(kind: str, api: Api) -> None:
     call = {**SPEECH, "response_format": "pcm", "extra_body": {"stream": True}}
 
     def work(client: openai.OpenAI) -> int:
         with client.audio.speech.with_streaming_response.create(**call) as answer:
             return len(next(answer.iter_bytes()))
 
-    async with any_api(begin) as api:
-        if kind == "sync":
-            assert await sync(api, work) > 0
-        else:
-            async with (
-                asynchronous(api) as client,
-                client.audio.speech.with_streaming_response.create(**call) as answer,
-            ):
-                assert len(await anext(answer.iter_bytes())) > 0
-        await api.fake.until(lambda: bool(api.fake.cancels))
-        await api.until(lambda: api.service_is_clean)
+    api.fake.script = begin
+    if kind == "sync":
+        assert await sync(api, work) > 0
+    else:
+        async with (
+            asynchronous(api) as client,
+            client.audio.speech.with_streaming_response.create(**call) as answer,
+        ):
+            assert len(await anext(answer.iter_bytes())) > 0
+    await api.fake.until(lambda: bool(api.fake.cancels))
+    await api.until(lambda: api.service_is_clean)
 
 
-async def test_a_stream_that_fails_is_cut_and_never_looks_whole() -> None:
+@SHARED
+async def test_a_stream_that_fails_is_cut_and_never_looks_whole(api: Api) -> None:
     call = {**SPEECH, "response_format": "pcm", "extra_body": {"stream": True}}
     broken = (openai.APIConnectionError, httpx2.TransportError)
-    async with any_api(begin) as api, asynchronous(api) as client:
+    api.fake.script = begin
+    async with asynchronous(api) as client:
         async with client.audio.speech.with_streaming_response.create(**call) as answer:
             pieces = answer.iter_bytes()
             await anext(pieces)
@@ -133,8 +137,9 @@ async def test_a_stream_that_fails_is_cut_and_never_looks_whole() -> None:
         assert state.json()["error"]["code"] == "engine_error"
 
 
-async def test_refusals_are_the_packages_own_errors() -> None:
-    async with any_api(begin, max_concurrent_requests=1, max_queue=0) as api, asynchronous(api) as client:
+@SHARED
+async def test_refusals_are_the_packages_own_errors(api: Api) -> None:
+    async with any_api(begin, max_concurrent_requests=1, max_queue=0) as narrow, asynchronous(narrow) as client:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.audio.speech.create(**{**SPEECH, "voice": "nobody"})
         assert (refused.value.param, refused.value.code, bool(refused.value.request_id)) == (
@@ -149,11 +154,12 @@ async def test_refusals_are_the_packages_own_errors() -> None:
             with pytest.raises(openai.RateLimitError) as full:
                 await client.audio.speech.create(**SPEECH)
             assert full.value.code == "queue_full" and 1 <= int(full.value.response.headers["Retry-After"]) <= 60
-    async with any_api(begin, api_keys=("secret",)) as api, asynchronous(api) as client:
+    async with any_api(begin, api_keys=("secret",)) as locked, asynchronous(locked) as client:
         with pytest.raises(openai.AuthenticationError) as unknown:
             await client.audio.speech.create(**SPEECH)
         assert unknown.value.code == "invalid_api_key"
-    async with any_api(begin) as api, asynchronous(api) as client:
+    api.fake.script = begin
+    async with asynchronous(api) as client:
         async with client.audio.speech.with_streaming_response.create(
             **SPEECH, extra_body={"stream": True}, extra_headers={"X-Request-ID": "mine"}
         ):
@@ -161,6 +167,7 @@ async def test_refusals_are_the_packages_own_errors() -> None:
                 await client.audio.speech.create(**SPEECH, extra_headers={"X-Request-ID": "mine"})
 
 
+@SHARED
 async def test_models_are_listed_and_fetched(api: Api) -> None:
     assert await sync(api, lambda c: [model.id for model in c.models.list()]) == ["fake"]
     async with asynchronous(api) as client:

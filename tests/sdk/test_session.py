@@ -14,13 +14,15 @@ import pytest
 import requests
 
 from mstar_core.client import AudioChunk, BadRequest, MStarClient, StreamError, TimedOut, Unavailable
+from tests.api.conftest import Api
 from tests.fakes.any_model import PIXELS, SOUND, WORDS, png
 from tests.fakes.conductor import begin
-from tests.sdk.conftest import any_api
+from tests.sdk.conftest import SHARED
 from tests.sdk.test_failure import nobody
 
 
-async def test_a_requests_session_carries_everything() -> None:
+@SHARED
+async def test_a_requests_session_carries_everything(api: Api) -> None:
     def work(url: str) -> None:
         with requests.Session() as session:
             session.headers["X-Request-ID"] = "from-the-session"
@@ -36,19 +38,19 @@ async def test_a_requests_session_carries_everything() -> None:
                 assert client.health() and client.cancel("nobody") is False
             assert session.get(f"{url}/health").status_code == 200  # the session is still the caller's
 
-    async with any_api() as api:
-        await asyncio.to_thread(work, api.url)
+    await asyncio.to_thread(work, api.url)
 
 
-async def test_closing_a_stream_over_a_requests_session_cancels() -> None:
+@SHARED
+async def test_closing_a_stream_over_a_requests_session_cancels(api: Api) -> None:
     def work(url: str) -> None:
         client = MStarClient(url, session=requests.Session())
         with client.stream(text="hi", output_modalities="audio") as stream:
             assert isinstance(next(stream), AudioChunk)  # while the request still runs: nothing is held back
 
-    async with any_api(begin) as api:
-        await asyncio.to_thread(work, api.url)
-        await api.fake.until(lambda: bool(api.fake.cancels))
+    api.fake.script = begin
+    await asyncio.to_thread(work, api.url)
+    await api.fake.until(lambda: bool(api.fake.cancels))
 
 
 def test_failures_of_requests_are_ours() -> None:

@@ -27,10 +27,11 @@ from mstar_core.client import (
     VideoChunk,
 )
 from mstar_core.messages.requests import NewRequest
+from tests.api.conftest import Api
 from tests.fakes.any_model import ACTIONS, LATENTS, PIXELS, SOUND, WORDS, png
 from tests.fakes.conductor import FakeDeployment, begin
 from tests.fakes.speech_model import RATE
-from tests.sdk.conftest import any_api, in_thread
+from tests.sdk.conftest import SHARED, in_thread
 
 
 def first_then(stop: Callable[[Stream], object]) -> Callable[[MStarClient], object]:
@@ -44,17 +45,17 @@ def first_then(stop: Callable[[Stream], object]) -> Callable[[MStarClient], obje
     return work
 
 
-async def test_every_line_is_an_event_of_its_kind() -> None:
+@SHARED
+async def test_every_line_is_an_event_of_its_kind(api: Api) -> None:
     kinds = ("text", "audio", "image", "video", "action", "scalar", "tensor")
-    async with any_api() as api:
 
-        def work(client: MStarClient) -> tuple[Stream, list[object]]:
-            with client.generate(text="hi", output_modalities=kinds, stream=True, seed=9, request_id="r-1") as stream:
-                assert stream.request_id == "r-1"
-                assert (stream.finish_reason, stream.usage) == (None, None)
-                return stream, list(stream)
+    def work(client: MStarClient) -> tuple[Stream, list[object]]:
+        with client.generate(text="hi", output_modalities=kinds, stream=True, seed=9, request_id="r-1") as stream:
+            assert stream.request_id == "r-1"
+            assert (stream.finish_reason, stream.usage) == (None, None)
+            return stream, list(stream)
 
-        stream, events = await in_thread(work, api.url)
+    stream, events = await in_thread(work, api.url)
     by_kind: dict[type, list[Chunk]] = {}
     for event in events:
         assert isinstance(event, Chunk)
@@ -75,7 +76,8 @@ async def test_every_line_is_an_event_of_its_kind() -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "with", "drop"])
-async def test_leaving_a_stream_cancels_its_request(how: str) -> None:
+@SHARED
+async def test_leaving_a_stream_cancels_its_request(how: str, api: Api) -> None:
     def leave(stream: Stream) -> object:
         if how == "close":
             stream.close()
@@ -86,22 +88,24 @@ async def test_leaving_a_stream_cancels_its_request(how: str) -> None:
                 return []
         return []  # the last name of the stream goes with this frame and its caller's
 
-    async with any_api(begin) as api:
-        with MStarClient(api.url) as client:
-            assert await asyncio.to_thread(first_then(leave), client) == []
-            gc.collect()
-            await api.fake.until(lambda: bool(api.fake.cancels))
-            await api.until(lambda: api.service_is_clean)
+    api.fake.script = begin
+    with MStarClient(api.url) as client:
+        assert await asyncio.to_thread(first_then(leave), client) == []
+        gc.collect()
+        await api.fake.until(lambda: bool(api.fake.cancels))
+        await api.until(lambda: api.service_is_clean)
 
 
-async def test_a_stream_that_nobody_reads_is_cancelled_when_it_is_dropped() -> None:
-    async with any_api(begin) as api:
-        with MStarClient(api.url) as client:
-            await asyncio.to_thread(lambda: client.stream(text="hi", output_modalities="audio") and None)
-            await api.fake.until(lambda: bool(api.fake.cancels))
+@SHARED
+async def test_a_stream_that_nobody_reads_is_cancelled_when_it_is_dropped(api: Api) -> None:
+    api.fake.script = begin
+    with MStarClient(api.url) as client:
+        await asyncio.to_thread(lambda: client.stream(text="hi", output_modalities="audio") and None)
+        await api.fake.until(lambda: bool(api.fake.cancels))
 
 
-async def test_cancel_by_id_ends_the_stream_with_that_error() -> None:
+@SHARED
+async def test_cancel_by_id_ends_the_stream_with_that_error(api: Api) -> None:
     def stop(stream: Stream) -> object:
         assert stream.cancel() is True
         with pytest.raises(StreamError, match="cancelled by its id") as caught:
@@ -111,12 +115,13 @@ async def test_cancel_by_id_ends_the_stream_with_that_error() -> None:
             next(stream)
         return (caught.value.status, caught.value.code, caught.value.request_id == stream.request_id)
 
-    async with any_api(begin) as api:
-        assert await in_thread(first_then(stop), api.url) == (499, "cancelled", True)
-        assert await in_thread(lambda c: c.cancel("nobody/of this"), api.url) is False
+    api.fake.script = begin
+    assert await in_thread(first_then(stop), api.url) == (499, "cancelled", True)
+    assert await in_thread(lambda c: c.cancel("nobody/of this"), api.url) is False
 
 
-async def test_a_failure_comes_after_what_was_before_it_as_exception_or_as_event() -> None:
+@SHARED
+async def test_a_failure_comes_after_what_was_before_it_as_exception_or_as_event(api: Api) -> None:
     def break_down(fake: FakeDeployment, request: NewRequest) -> None:
         fake.audio(request.handle)
         asyncio.get_running_loop().call_later(0.2, fake.fail, request.handle)
@@ -124,32 +129,33 @@ async def test_a_failure_comes_after_what_was_before_it_as_exception_or_as_event
     def as_event(client: MStarClient) -> list[object]:
         return list(client.stream(text="hi", output_modalities="audio", on_error="event"))
 
-    async with any_api(break_down) as api:
-        sound, error = await in_thread(as_event, api.url)
-        assert isinstance(sound, AudioChunk) and isinstance(error, ErrorEvent)
-        assert (error.code, error.status, bool(error.request_id)) == ("engine_error", 500, True)
-        with pytest.raises(StreamError) as caught:
-            await in_thread(first_then(lambda stream: next(stream)), api.url)
-        assert caught.value.code == "engine_error" and "Traceback" not in str(caught.value)
+    api.fake.script = break_down
+    sound, error = await in_thread(as_event, api.url)
+    assert isinstance(sound, AudioChunk) and isinstance(error, ErrorEvent)
+    assert (error.code, error.status, bool(error.request_id)) == ("engine_error", 500, True)
+    with pytest.raises(StreamError) as caught:
+        await in_thread(first_then(lambda stream: next(stream)), api.url)
+    assert caught.value.code == "engine_error" and "Traceback" not in str(caught.value)
 
 
-async def test_a_server_that_goes_away_in_the_middle_is_an_error() -> None:
-    async with any_api(begin) as api:
+@SHARED
+async def test_a_server_that_goes_away_in_the_middle_is_an_error(api: Api) -> None:
+    api.fake.script = begin
 
-        def work(client: MStarClient) -> object:
-            stream = client.stream(text="hi", output_modalities="audio")
+    def work(client: MStarClient) -> object:
+        stream = client.stream(text="hi", output_modalities="audio")
+        next(stream)
+        loop.call_soon_threadsafe(cut)
+        with pytest.raises(StreamError, match="broke off") as caught:
             next(stream)
-            loop.call_soon_threadsafe(cut)
-            with pytest.raises(StreamError, match="broke off") as caught:
-                next(stream)
-            return caught.value.code
+        return caught.value.code
 
-        def cut() -> None:
-            for live in api.process.registry:
-                live.fail(RuntimeError("not ours"))  # type: ignore[arg-type]
+    def cut() -> None:
+        for live in api.process.registry:
+            live.fail(RuntimeError("not ours"))  # type: ignore[arg-type]
 
-        loop = asyncio.get_running_loop()
-        assert await in_thread(work, api.url) == "broken_off"
+    loop = asyncio.get_running_loop()
+    assert await in_thread(work, api.url) == "broken_off"
 
 
 def line(modality: str, data: bytes = b"", **metadata: object) -> bytes:
@@ -211,13 +217,14 @@ def test_a_modality_of_a_later_server_is_a_plain_chunk() -> None:
     assert type(event) is Chunk and (event.modality, event.data) == ("smell", b"\1")
 
 
-async def test_an_output_of_more_than_one_line_arrives_whole() -> None:
+@SHARED
+async def test_an_output_of_more_than_one_line_arrives_whole(api: Api) -> None:
     big = np.arange(13 << 18, dtype=np.float32)  # 13 MiB, where a line holds 12
 
     def answer(fake: FakeDeployment, request: NewRequest) -> None:
         fake.output(request.handle, "tensor", big)
         fake.finish(request.handle)
 
-    async with any_api(answer) as api:
-        (event,) = await in_thread(lambda c: list(c.stream(text="hi", output_modalities="tensor")), api.url)
+    api.fake.script = answer
+    (event,) = await in_thread(lambda c: list(c.stream(text="hi", output_modalities="tensor")), api.url)
     assert isinstance(event, TensorChunk) and np.array_equal(event.to_numpy(), big)

@@ -35,7 +35,7 @@ SURE: dict[str, Any] = {"temperature": 0, "repetition_penalty": 1.0, "ignore_eos
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Deployment]:
-    with Deployment(max_seq_len=384) as running:  # a short context ends what the miniature babbles
+    with Deployment(max_seq_len=256) as running:  # a short context ends what the miniature babbles
         yield running
 
 

@@ -13,9 +13,7 @@ from tests.api.conftest import Api
 from tests.fakes.any_model import PIXELS, SOUND, png
 from tests.fakes.conductor import FakeDeployment, begin
 from tests.fakes.speech_model import RATE
-from tests.sdk.conftest import SHARED, any_api
-
-pytestmark = SHARED
+from tests.sdk.conftest import SHARED
 
 STREAMED = b"""\
 POST /generate HTTP/1.1\r
@@ -66,6 +64,7 @@ async def conversation(port: int, request: bytes) -> tuple[str, dict[str, str], 
     return head[0], headers, body
 
 
+@SHARED
 async def test_the_bytes_of_a_streamed_request_and_its_answer(api: Api) -> None:
     assert api.process.port is not None
     status, headers, body = await conversation(api.process.port, sized(STREAMED))
@@ -86,6 +85,7 @@ def sized(request: bytes) -> bytes:
     return head.replace(b"Content-Length: 446", b"Content-Length: %d" % len(body)) + b"\r\n\r\n" + body
 
 
+@SHARED
 async def test_health_is_asked_and_answered_as_before(api: Api) -> None:
     assert api.process.port is not None
     status, _, body = await conversation(api.process.port, HEALTH)
@@ -124,6 +124,7 @@ class Earlier:
         return found
 
 
+@SHARED
 async def test_a_loop_over_sound_never_meets_another_event(api: Api) -> None:
     earlier = Earlier(api.url)
     events = await asyncio.to_thread(earlier.events, text="hi", output_modalities="audio", model_kwargs="{}")
@@ -134,18 +135,20 @@ async def test_a_loop_over_sound_never_meets_another_event(api: Api) -> None:
     assert [kind for kind, _ in mixed][-1] == "image" and {kind for kind, _ in mixed[:-1]} == {"text"}
 
 
-async def test_a_failed_stream_ends_with_one_line_that_old_clients_show_as_text() -> None:
-    async with any_api(begin) as api:
-        asking = asyncio.create_task(
-            asyncio.to_thread(Earlier(api.url).events, text="hi", output_modalities="audio", model_kwargs="{}")
-        )
-        request = await api.fake.next_request()
-        await asyncio.sleep(0.1)
-        api.fake.fail(request.handle)
-        events = await asking
+@SHARED
+async def test_a_failed_stream_ends_with_one_line_that_old_clients_show_as_text(api: Api) -> None:
+    api.fake.script = begin
+    asking = asyncio.create_task(
+        asyncio.to_thread(Earlier(api.url).events, text="hi", output_modalities="audio", model_kwargs="{}")
+    )
+    request = await api.fake.next_request()
+    await asyncio.sleep(0.1)
+    api.fake.fail(request.handle)
+    events = await asking
     assert [kind for kind, _ in events] == ["audio", "text"] and "failed" in events[-1][1]
 
 
+@SHARED
 async def test_whole_answers_are_grouped_by_modality(api: Api) -> None:
     files = [("files", ("a.png", png(PIXELS), "application/octet-stream"))]
     body = await asyncio.to_thread(
@@ -157,7 +160,8 @@ async def test_whole_answers_are_grouped_by_modality(api: Api) -> None:
     assert body["warnings"][-1] == "order image0,text0"
 
 
-async def test_the_benchmark_runners_request_is_taken() -> None:
+@SHARED
+async def test_the_benchmark_runners_request_is_taken(api: Api) -> None:
     kwargs = {"max_tokens": 64, "max_output_tokens": 32, "ignore_eos": True, "temperature": 0.0}
     files = [("files", ("image.jpg", png(PIXELS), "application/octet-stream"))]
 
@@ -170,7 +174,7 @@ async def test_the_benchmark_runners_request_is_taken() -> None:
         with Earlier(url).post(True, files, text="hi", output_modalities="text", model_kwargs=kwargs_text) as answer:
             return [json.loads(line) for line in answer.iter_lines()]
 
-    async with any_api(run) as api:
-        lines = await asyncio.to_thread(lines_of, api.url)
-        assert api.fake.requests[0].params["max_output_tokens"] == 32
+    api.fake.script = run
+    lines = await asyncio.to_thread(lines_of, api.url)
+    assert api.fake.requests[0].params["max_output_tokens"] == 32
     assert [base64.b64decode(line["data"]) for line in lines] == [b"a", b"b", b"c"]  # one token a line
