@@ -79,11 +79,11 @@ class StatelessRunning:
 class StatelessEngine:
     """Runs one stateless node on one device. Owned by the worker; every call comes from its one thread.
 
-    A module may name `host_ports`, inputs that it wants on the host: it gets them as numpy arrays [B, ...], numbers as
-    int64 (booleans too) or float64. It may name `host_outputs`, outputs that leave the GPU in one copy per step: those
-    of a job are views of memory that serves again three steps later, and are to be copied by then. A module on CUDA
-    may keep an output in one place, where the next step overwrites it. `idle() -> bool` of a module is work for
-    moments without any.
+    A module may name `host_ports`, inputs that it wants on the host: it gets them as numpy arrays [B, ...] (a list of B
+    where their shapes differ), numbers as int64 (booleans too) or float64. It may name `host_outputs`, outputs that
+    leave the GPU in one copy per step: those of a job are views of memory that serves again three steps later, and are
+    to be copied by then. A module on CUDA may keep an output in one place, where the next step overwrites it.
+    `idle() -> bool` of a module is work for moments without any.
 
     The module's forward gets each port stacked on a leading batch dimension: [B, ...] (numbers: [B]), or a list of B
     tensors for a port outside `spec.batch_key`, or in `spec.ragged`, whose shapes differ. It returns [B, ...] or a list

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from mstar_core.engine.ports import keyword
-from mstar_core.errors import EngineError
 from mstar_core.graph.nodes import PortType
 
 if TYPE_CHECKING:
@@ -87,13 +86,13 @@ class BatchPorts:
 
     def stacked(
         self, name: str, values: Sequence[Tensor | Number], rows: Sequence[tuple[int, bool]]
-    ) -> Tensor | list[Tensor] | np.ndarray:
+    ) -> Tensor | list[Tensor] | np.ndarray | list[np.ndarray]:
         """One port of a batch: [B, ...], or a list of B where shapes differ.
 
         rows: batch rows of each job, and whether its value is one for each of them.
         """
         if self.is_host(name):
-            return _host_array(name, values, rows, self._spec.name)
+            return _host_array(values, rows)
         tensors: list[Tensor] = []
         for value, (count, is_dealt) in zip(values, rows, strict=True):
             assert isinstance(value, torch.Tensor), "numbers become tensors when they are taken"
@@ -115,9 +114,7 @@ class BatchPorts:
         return value.pin_memory().to(self._device, non_blocking=True)
 
 
-def _host_array(
-    name: str, values: Sequence[Tensor | Number], rows: Sequence[tuple[int, bool]], node: str
-) -> np.ndarray:
+def _host_array(values: Sequence[Tensor | Number], rows: Sequence[tuple[int, bool]]) -> np.ndarray | list[np.ndarray]:
     counts = [count for count, _ in rows]
     if not _is_number(values[0]):
         arrays = [
@@ -125,14 +122,7 @@ def _host_array(
             for value, (count, is_dealt) in zip(values, rows, strict=True)
             for each in (value if is_dealt and isinstance(value, torch.Tensor) else [value] * count)
         ]
-        if any(array.shape != arrays[0].shape for array in arrays):
-            raise EngineError(
-                f"port {name!r} of node {node} has rows of different shapes",
-                f"{sorted({array.shape for array in arrays})}; a port on the host is one array",
-                "name the port in the node's batch_key",
-                node=node,
-            )
-        return np.stack(arrays)
+        return np.stack(arrays) if all(array.shape == arrays[0].shape for array in arrays) else arrays
     dtype = np.float64 if _is_float(values[0]) else np.int64
     made: np.ndarray = np.fromiter(values, dtype=dtype, count=len(values))
     return made if max(counts) == 1 else np.repeat(made, counts)

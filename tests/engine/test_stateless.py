@@ -326,6 +326,21 @@ def test_numbers_of_host_ports_arrive_as_one_array_each_and_a_row_may_give_nothi
     assert "y" not in play.done[second].outputs
 
 
+def test_host_ports_of_different_shapes_come_as_a_list() -> None:
+    class Lengths(nn.Module):
+        host_ports = ("x",)
+
+        def forward(self, x: list[np.ndarray]) -> dict[str, list[Tensor]]:
+            assert [type(each) for each in x] == [np.ndarray] * 3
+            return {"y": [torch.full((len(each),), len(x)) for each in x]}
+
+    play = player(Lengths(), spec=replace(SPEC, ragged=("x",)))
+    for handle, length in enumerate((2, 5, 2)):
+        play.submit(handle, torch.zeros(length))
+    play.run()
+    assert [play.done[key].outputs["y"].tolist() for key in (1, 2, 3)] == [[3] * 2, [3] * 5, [3] * 2]
+
+
 def test_numbers_of_other_ports_arrive_as_tensors() -> None:
     play = player()
     key = play.submit(0, torch.ones(2), numbers={"$step": 4})
