@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from urllib.parse import urlencode
 
 from mstar_core.config.run_dir import RunDirectory
-from mstar_core.errors import MstarError, NotFound, Refused, Unavailable, Unreachable, UsageError
+from mstar_core.errors import MstarError, NotFound, Refused, TimedOut, Unavailable, Unreachable, UsageError
 
 TIMEOUT_S: Final = 6.0
 """Three beats of a stream; a supervisor that is silent for longer does not answer."""
@@ -182,7 +182,7 @@ def error_of(status: int, body: bytes) -> MstarError:
         facts = {"title": f"the supervisor answered {status}", "detail": body[:200].decode("utf-8", "replace")}
     kinds: dict[int, type[MstarError]] = {
         400: UsageError, 403: Refused, 404: NotFound, 405: UsageError, 409: Unavailable, 413: UsageError,
-        503: Unavailable,
+        503: Unavailable, 504: TimedOut,
     }  # fmt: skip
     kind = kinds.get(status, MstarError)
     return kind(

@@ -50,17 +50,23 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The run directories' folder, with orpheus:tiny running in it."""
     folder = Path(tempfile.mkdtemp(prefix="mst-"))
     cache = tmp_path_factory.mktemp("cache")
-    words = ("--host", "127.0.0.1", "--port", str(free_port()), "--cache-dir", str(cache), "--log-stats")
+    spool = tmp_path_factory.mktemp("spool")
+    (spool / "of another").write_text("kept")
+    words = ("--host", "127.0.0.1", "--port", str(free_port()), "--cache-dir", str(cache), "--log-stats",
+             "--upload-dir", str(spool))  # fmt: skip
     with mstarctl(folder, "up", "orpheus:tiny", "-d", *words) as up:
         out, err = up.communicate(timeout=WAIT_S)
     assert up.returncode == 0, err
     assert "ready in" in err and "mstarctl call orpheus" in err and out == ""
+    (own,) = spool.glob("mstar-orpheus-*")
+    assert own.stat().st_mode & 0o777 == 0o700
     yield folder
     with mstarctl(folder, "down", "--all", "--now") as down:
         down.communicate(timeout=WAIT_S)
     left = [path.name for path in folder.iterdir()]
     shutil.rmtree(folder, ignore_errors=True)
     assert left == [".state"]
+    assert [path.name for path in spool.iterdir()] == ["of another"]
 
 
 @pytest.fixture
@@ -117,7 +123,8 @@ def test_a_control_loop_counts_its_deadlines(here: Cli) -> None:
 
 def test_a_request_is_listed_traced_and_described(here: Cli, tmp_path: Path, deployed: Path) -> None:
     assert here("call", "--text", "Hello", *SOUND, "--request-id", "r-7f3a", "--out", "a.wav").code == 0
-    (item,) = here("requests", "--filter", "id:r-7f*", "-o", "json").items
+    # What processes tell is gathered for a tenth of a second.
+    (item,) = until(lambda: here("requests", "--filter", "id:r-7f* ended", "-o", "json").items, "its end")
     assert (item["name"], item["state"], item["tokens"]) == ("r-7f3a", "finished", 160)
     assert item["ttft_ms"] > 0 and item["audio_s"] > 1
     assert here("requests", "--filter", "/r-[0-9]f3a/", "-o", "name").out == "request/r-7f3a\n"
