@@ -112,7 +112,10 @@ class AdminServer:
         self._streams.close()
         if self._server is not None:
             with suppress(Exception):  # the process ends next; nothing could be done about it
-                await self._server.close()
+                self._server.close()
+                await self._server.wait_closed()
+                for connection in list(self._server.connections):
+                    connection.abort()
         Sanic.unregister_app(self._app)
         self._recordings.close()
         self._sock.close()
