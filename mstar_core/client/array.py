@@ -17,15 +17,19 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
+BFLOAT16: Final = "bfloat16"
 SAFETENSORS_DTYPES: Final[Mapping[str, str]] = {
     "F64": "float64",
     "F32": "float32",
     "F16": "float16",
-    "BF16": "bfloat16",
+    "BF16": BFLOAT16,
     "I64": "int64",
     "I32": "int32",
     "I16": "int16",
     "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
     "U8": "uint8",
     "BOOL": "bool",
 }
@@ -57,8 +61,9 @@ def array_of(data: bytes, metadata: Mapping[str, Any]) -> Array:
         case "safetensors":
             return _safetensors(data, metadata.get("name"))
         case "json":
-            made: Array = numpy().array(json.loads(data), dtype=metadata.get("dtype"))
-            return made
+            dtype = metadata.get("dtype")
+            made: Array = numpy().array(json.loads(data), dtype="float32" if dtype == BFLOAT16 else dtype)
+            return _shaped(made, metadata.get("shape"))
         case other:
             raise TransportError(f"arrays in the form {other!r} cannot be read", hint="ask for output_format raw")
 
@@ -72,20 +77,22 @@ def npy_of(array: object) -> bytes:
 
 def _raw(data: bytes, dtype: str, shape: Any) -> Array:
     np = numpy()
-    if dtype == "bfloat16":
+    if dtype == BFLOAT16:
         flat = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
     else:
         kind = np.dtype(dtype).newbyteorder("<")
         if len(data) % kind.itemsize:
             raise TransportError(f"the output has {len(data)} bytes, which are no whole numbers of the type {dtype}")
         flat = np.frombuffer(data, kind)
+    return _shaped(flat, shape)
+
+
+def _shaped(array: Array, shape: Any) -> Array:
     if shape is None:
-        made: Array = flat
-        return made
-    if math.prod(shape) != flat.size:
-        raise TransportError(f"the output has {flat.size} numbers, its shape {list(shape)} has {math.prod(shape)}")
-    made = flat.reshape(shape)
-    return made
+        return array
+    if math.prod(shape) != array.size:
+        raise TransportError(f"the output has {array.size} numbers, its shape {list(shape)} has {math.prod(shape)}")
+    return array.reshape(shape)
 
 
 def _safetensors(data: bytes, name: Any) -> Array:

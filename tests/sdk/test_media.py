@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mstar_core.api.numbers import Form, NumberForm, packed
+from mstar_core.api.stream import Item
 from mstar_core.client import AudioBuffer, AudioChunk, TensorChunk
 from mstar_core.client.array import array_of
 from mstar_core.client.call import cancel_call, generate_call, transcribe_call
@@ -113,6 +115,19 @@ def npy(array: np.ndarray) -> bytes:
 def test_numbers_in_every_form_are_the_same_array(data: bytes, facts: dict[str, Any]) -> None:
     made = TensorChunk("tensor", data, facts).to_numpy()
     assert made.shape == (2, 3) and np.array_equal(made, NUMBERS)
+
+
+@pytest.mark.parametrize("form", ["raw", "npy", "safetensors", "json"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_the_server_packs_is_what_the_client_unpacks(form: Form, dtype: str) -> None:
+    if (form, dtype) == ("npy", "bfloat16"):
+        return  # the server refuses it
+    for array in (NUMBERS, np.array([7, -1]), np.zeros((0, 3), dtype=np.float32)):
+        item = Item(modality="tensor", port="latents", array=array, meta={"step": 1})
+        data, facts = packed(item, NumberForm(form=form, dtype=dtype))
+        chunk = TensorChunk("tensor", data, facts)
+        assert np.array_equal(chunk.to_numpy(), array), (form, dtype, array)
+        assert (chunk.name, chunk.shape, chunk.metadata["step"]) == ("latents", array.shape, 1)
 
 
 def test_numbers_that_do_not_fit_are_refused() -> None:
