@@ -98,7 +98,10 @@ class Feed:
         news, self._ended = self._ended, []
         spans, self._spans = self._spans, []
         for watched in self._watched.values():
-            made = self._news(watched, STATES.get(watched.live.state, watched.live.state))
+            state = STATES.get(watched.live.state, watched.live.state)
+            if watched.told is not None and watched.presenter is None and watched.told.state == state:
+                continue  # most of a long queue: nothing can be new
+            made = self._news(watched, state)
             if made != watched.told:
                 watched.told = made
                 news.append(made)

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from mstar_core.engine.base import Counted, HoldsPages, NodeRunner
-from mstar_core.messages.telemetry import RequestNews
+from mstar_core.messages.telemetry import EdgeNews, RequestNews
 from mstar_core.observe.child import ChildLife
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.steps import Steps
 from mstar_core.worker.tracing import node_at
 
+if TYPE_CHECKING:
+    from mstar_core.worker.request import ActiveRun
+
 PERIOD_S: Final = 0.1
+REQUESTS_S: Final = 0.2
 MEMORY_S: Final = 1.0
 
 Facts = tuple[int, int, str, float]
@@ -39,6 +43,9 @@ class Report:
     told: dict[str, float] = field(default_factory=dict)
     told_requests: dict[int, Facts] = field(default_factory=dict)
     walks: set[str] = field(default_factory=set)
+    places: dict[tuple[int, str], str] = field(default_factory=dict)
+    in_walks: dict[str, float] = field(default_factory=dict)
+    next_requests: float = 0.0
     memory: dict[str, float] = field(default_factory=dict)
     next_memory: float = 0.0
 
@@ -48,15 +55,22 @@ class Report:
             return
         self.due = now + PERIOD_S
         self.has_news = False
+        news, edges = self._of_requests(now)
         values = self.values(now)
         changed = {name: value for name, value in values.items() if self.told.get(name) != value}
         tracer = self.executor.tracer
-        news = self.requests()
         spans = tracer.take(self.executor.under_way, now)
-        edges = self.executor.edges.news(self.executor.requests.values())
         if changed or news or spans or edges:
             self.told = values
             self.life.telemetry(changed, news, spans, edges, dropped=tracer.dropped)
+
+    def _of_requests(self, now: float) -> tuple[list[RequestNews], list[EdgeNews]]:
+        """What is looked for in every request is looked for half as often: it is most of the work."""
+        if now < self.next_requests:
+            return [], []
+        self.next_requests = now + REQUESTS_S
+        self.in_walks = self._walks()
+        return self.requests(), self.executor.edges.news(self.executor.requests.values())
 
     def requests(self) -> list[RequestNews]:
         """What changed of the requests that live here."""
@@ -95,7 +109,7 @@ class Report:
             values[f"{name}.{node}.underruns"] = float(self.executor.underruns)
             if ahead is not None:
                 values[f"{name}.{node}.ahead_s"] = round(ahead, 2)
-        return values | self._walks() | self._memory(now)
+        return values | self.in_walks | self._memory(now)
 
     def _node(self, prefix: str, node: str, runner: NodeRunner) -> dict[str, float]:
         memory, pressure = runner.memory(), runner.pressure()
@@ -120,11 +134,18 @@ class Report:
         counts: Counter[str] = Counter()
         for request in self.executor.requests.values():
             for run in request.active.values():
-                tasks = run.share.tasks
-                if tasks:
-                    counts[f"{self.life.name}.{node_at(run.share.walk, min(tasks))}.walk.{run.message.walk}"] += 1
+                counts[self._place(run)] += 1
         self.walks.update(counts)
         return {name: float(counts[name]) for name in self.walks}
+
+    def _place(self, run: ActiveRun) -> str:
+        key = id(run.share), run.message.walk  # shares are kept for good
+        found = self.places.get(key)
+        if found is None:
+            tasks = run.share.tasks
+            node = node_at(run.share.walk, min(tasks)) if tasks else ""
+            found = self.places[key] = f"{self.life.name}.{node}.walk.{run.message.walk}"
+        return found
 
     def _memory(self, now: float) -> dict[str, float]:
         """Device memory of this process, looked at once a second. Empty on a CPU."""
