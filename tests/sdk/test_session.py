@@ -43,14 +43,16 @@ async def test_a_requests_session_carries_everything(api: Api) -> None:
 
 @SHARED
 async def test_closing_a_stream_over_a_requests_session_cancels(api: Api) -> None:
-    def work(url: str) -> None:
+    def work(url: str) -> object:
         client = MStarClient(url, session=requests.Session())
         with client.stream(text="hi", output_modalities="audio") as stream:
             assert isinstance(next(stream), AudioChunk)  # while the request still runs: nothing is held back
+        return client, stream
 
     api.fake.script = begin
-    await asyncio.to_thread(work, api.url)
+    held = await asyncio.to_thread(work, api.url)
     await api.fake.until(lambda: bool(api.fake.cancels))
+    del held  # closing did it, not the end of the last name
 
 
 def test_failures_of_requests_are_ours() -> None:
