@@ -166,10 +166,21 @@ def _print(
         item: dict[str, Any] = {"name": store.deployment.name, **_builtins(store)}
         printer.item("snapshot", item, "")
         return
+    from mstarctl.top.asking import Asking
     from mstarctl.top.view import Link, View
 
     link = Link(state="replay", progress=1.0) if replay is not None else Link(hz=hz)
-    view = View(store=store, history=history, glyphs=look.glyphs, filter=wanted, link=link)
+    logs = once.log_lines(admin) if admin is not None and state.page == "logs" else ()
+    tests = Asking(admin, None).recordings() if admin is not None and state.page == "bench" else ()
+    view = View(
+        store=store,
+        history=history,
+        glyphs=look.glyphs,
+        filter=wanted,
+        link=link,
+        logs=logs,
+        recordings=tests,
+    )
     size = shutil.get_terminal_size((120, 34))
     is_terminal = sys.stdout.isatty()
     for row in once.picture(view, state, size.columns, size.lines - 1 if is_terminal else None):

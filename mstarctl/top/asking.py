@@ -25,7 +25,7 @@ class Admin(Protocol):
 class Asking:
     """Owned by the app; without an admin client (a replay) answers come from the recording alone."""
 
-    def __init__(self, admin: Admin | None, session: Session) -> None:
+    def __init__(self, admin: Admin | None, session: Session | None) -> None:
         self._admin, self._session = admin, session
 
     def trace(self, request: Request, t: float) -> Trace:
@@ -63,7 +63,8 @@ class Asking:
 
     def _read(self, path: str) -> Any:
         if self._admin is None:
-            return self._session.answer(path)
+            return None if self._session is None else self._session.answer(path)
         body = self._admin.get(path)
-        self._session.note_answer(path, body)
+        if self._session is not None:
+            self._session.note_answer(path, body)
         return body

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from mstar_core.errors import MstarError, TransportError, Unreachable, UsageError
-from mstar_core.observe.frames import API, PARTS, STALE_S, Frame, HelloFrame, decode
+from mstar_core.observe.frames import API, STALE_S, Frame, HelloFrame, decode
 
 HELD: Final = 2000
 """Frames that may wait for the screen; the reader stops then, and the socket with it."""
@@ -113,7 +113,7 @@ class Feed:
                 failures += 1
 
     def _read(self) -> None:
-        for line in self._admin.raw_lines("/v1/watch", hz=self._wanted_hz, parts=",".join((*PARTS, "events"))):
+        for line in self._admin.raw_lines("/v1/watch", hz=self._wanted_hz):
             if self._stopping.is_set() or self._again.is_set():
                 return
             self._heard = self._clock()

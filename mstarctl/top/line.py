@@ -84,6 +84,18 @@ def clip(text: str, width: int, mark: str = ELLIPSIS) -> str:
     return "".join(taken) + mark
 
 
+def clip_inside(text: str, width: int) -> str:
+    """At most `width` cells: start and end, the mark between. Ids of one generator differ in their last characters."""
+    if cells(text) <= width or width < 5:
+        return clip(text, width)
+    end = text[-1]
+    for char in reversed(text[:-1]):
+        if cells(end) + cells(char) > width // 2:
+            break
+        end = char + end
+    return clip(text[: -len(end)], width - cells(end)) + end
+
+
 def left(text: str, width: int) -> str:
     """Exactly `width` cells, text at the left."""
     text = clip(text, width)

@@ -19,7 +19,7 @@ from mstar_core.observe.store import Store
 from mstarctl.top.feed import Feed, LogFeed
 from mstarctl.top.glyphs import UNICODE, Glyphs
 from mstarctl.top.history import History
-from mstarctl.top.layout.logs import parse
+from mstarctl.top.layout.logs import merged, parse
 from mstarctl.top.recording import Recorder, Recording
 from mstarctl.top.ring import Ring
 from mstarctl.top.view import Link, Logged, View
@@ -113,11 +113,13 @@ class LiveSession:
             self._apply(arrival.raw, arrival.frame)
             if self._recorder is not None:
                 self._recorder.frame(arrival.at, arrival.raw)
-        for facts in self._log_feed.take():
-            self._logs.append(parse(str(facts.get("from", "")), str(facts.get("line", ""))))
-            self._link_changes += 1
-            if self._recorder is not None:
+        lines = self._log_feed.take()
+        if self._recorder is not None:
+            for facts in lines:
                 self._recorder.log(self._clock(), facts)
+        if lines:
+            self._logs += merged([parse(str(f.get("from", "")), str(f.get("line", ""))) for f in lines])
+            self._link_changes += 1
         if self.store.has_gap and not self._is_asked:
             self._feed.ask_again()
         self._is_asked = self.store.has_gap

@@ -86,7 +86,7 @@ def test_a_watch_becomes_a_picture() -> None:
     view = session.view()
     assert view.store.is_synced and view.store.deployment.name == "qwen3_omni"
     assert len(view.store.requests) > 5
-    assert "requests" in admin.asked[0]["parts"] and admin.asked[0]["hz"] == 4.0
+    assert admin.asked[0] == {"path": "/v1/watch", "hz": 4.0}  # without parts: all of them
     end(admin, session)
 
 

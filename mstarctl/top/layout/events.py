@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mstar_core.observe.frames import Event
+from mstarctl.output.units import duration_text
 from mstarctl.top.layout.scroll import Window, framed, scrolled
 from mstarctl.top.line import Line, fit, left, line, safe, take
 from mstarctl.top.view import View
@@ -12,6 +13,7 @@ from mstarctl.top.view import View
 BAD: Final = ("died", "failed", "fatal", "unhealthy", "lost", "stall", "killed")
 WORN: Final = ("preempt", "refused", "restart", "degraded", "drain", "stale", "cut")
 AMOUNTS: Final = ("pages", "requests", "rows", "tokens", "bytes")
+SUBJECTS: Final = ("request", "child", "node")
 GOOD: Final = ("ready", "resumed", "finished")
 
 
@@ -25,17 +27,24 @@ def role_of(kind: str) -> str:
 
 
 def facts_text(facts: dict[str, Any]) -> str:
-    """`r-7f11 96 pages (pool full)`: the request first, the reason in brackets, the rest as `key value`."""
-    words = [str(facts[key]) for key in ("request", "child", "node") if facts.get(key) not in (None, "")]
+    """`r-7f11 96 pages (pool full)`: whom it is about, the rest as `key value`, the reason. Zeros say nothing."""
+    words = [str(facts[key]) for key in SUBJECTS if facts.get(key) not in (None, "")]
     for key, value in facts.items():
-        if key in ("request", "child", "node", "why", "cause") or value in (None, "", [], {}):
+        if key in (*SUBJECTS, "why", "cause") or value in (None, "", 0, [], {}):
             continue
-        is_amount = isinstance(value, int) and not isinstance(value, bool) and key in AMOUNTS
-        words.append(f"{value} {key}" if is_amount else f"{key} {value}")
+        words.append(_fact(key, value))
     why = facts.get("why") or facts.get("cause")
     if isinstance(why, dict):
         why = why.get("message") or why.get("reason")
     return safe(" ".join(words) + (f" ({why})" if why else "")).strip()
+
+
+def _fact(key: str, value: Any) -> str:
+    if isinstance(value, float) and key.endswith("_s"):
+        return f"{key.removesuffix('_s').replace('_', ' ')} {duration_text(value)}"
+    if isinstance(value, int) and key in AMOUNTS:
+        return f"{value} {key}"
+    return f"{key.replace('_', ' ')} {value}"
 
 
 def short(view: View, event: Event) -> Line:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mstarctl.top.layout.state import PAGES, TITLES, State
-from mstarctl.top.line import Line, fit, line, safe, take
+from mstarctl.top.line import Line, fit, join, line, safe, take
 from mstarctl.top.view import TINY, View
 
 Hint = tuple[str, str]
@@ -14,10 +14,18 @@ Hint = tuple[str, str]
 
 def foot(view: View, state: State, width: int, size: int, hints: Sequence[Hint]) -> list[Line]:
     """One line when tiny, else two."""
-    keys = fit(line(" ") + take((line((key, "key"), (f" {label}", "hint")) for key, label in hints), width - 2), width)
+    keys = fit(line(" ") + _hints(hints, width - 2), width)
     if state.notice:
         keys = fit(line((f" {safe(state.notice)}", "bad" if state.is_notice_bad else "accent")), width)
     return [keys] if size == TINY else [tabs(view, state, width), keys]
+
+
+def _hints(hints: Sequence[Hint], width: int) -> Line:
+    """As many as fit. The last two, help and leaving, stay whatever else has to go."""
+    shown = [line((key, "key"), (f" {label}", "hint")) for key, label in hints]
+    while len(shown) > 2 and join(shown).width > width:
+        del shown[-3]
+    return take(shown, width)
 
 
 def tabs(view: View, state: State, width: int) -> Line:

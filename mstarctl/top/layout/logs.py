@@ -27,9 +27,19 @@ def parse(source: str, text: str) -> Logged:
         source=source,
         message=str(facts.get("message", text)),
         level=str(facts.get("level", "")).upper(),
-        time=str(facts.get("time", ""))[11:19],
+        time=str(facts.get("time", ""))[11:],
         request=str(facts.get("request") or ""),
     )
+
+
+def merged(lines: Sequence[Logged]) -> list[Logged]:
+    """Lines of several processes by time. Plain text has none: it stays behind the line that it followed."""
+    stamps: dict[str, str] = {}
+    dated = []
+    for logged in lines:
+        stamps[logged.source] = logged.time or stamps.get(logged.source, "")
+        dated.append((stamps[logged.source], logged))
+    return [logged for _, logged in sorted(dated, key=lambda pair: pair[0])]
 
 
 def wanted(view: View, source: str, text: str) -> list[Logged]:
@@ -61,7 +71,7 @@ def log_line(logged: Logged, names: int) -> Line:
     role = SOURCE_ROLES.get(logged.source, "node.0")
     level = SHORT_LEVELS.get(logged.level, logged.level[:5])
     row = line(
-        (f" {logged.time:<8} ", "faint"),
+        (f" {logged.time[:8]:<8} ", "faint"),
         (left(safe(logged.source), names), role),
         " ",
         (f"{level:<5} ", LEVEL_ROLES.get(logged.level, "")),

@@ -9,7 +9,7 @@ from typing import Final
 from mstar_core.observe.frames import Request
 from mstarctl.top import figures
 from mstarctl.top.layout.scroll import Window, framed, scrolled
-from mstarctl.top.line import Line, fit, left, line, right, safe, with_role
+from mstarctl.top.line import Line, clip_inside, fit, left, line, right, safe, with_role
 from mstarctl.top.view import View
 
 
@@ -129,7 +129,7 @@ def cell(view: View, r: Request, key: str) -> tuple[str, str]:
     t = view.t
     match key:
         case "id":
-            return safe(r.id), "value"
+            return clip_inside(safe(r.id), BY_KEY["id"].width), "value"
         case "route":
             return f"{_joined(r.inputs)} {view.glyphs.into} {_joined(r.outputs)}", ""
         case "at":
