@@ -289,7 +289,8 @@ class Rows:
 
     def gather(self, result: StepResult) -> None:
         """Put what rows gave in a step in terms of their jobs."""
-        if not any(isinstance(item.job, RowJob) for item in (*result.done, *result.emissions)):
+        jobs = [item.job for item in result.done] + [item.job for item in result.emissions]
+        if not any(isinstance(job, RowJob) for job in jobs):
             return
         emissions, done = result.emissions, result.done
         result.emissions, result.done = [], []

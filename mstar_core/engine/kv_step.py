@@ -276,7 +276,9 @@ class StepRunner:
             start += piece.count
         return segments
 
-    def _packed(self, decode: DecodeRows | None, pieces: list[Piece]) -> tuple[dict[str, Tensor], Tensor]:
+    def _packed(
+        self, decode: DecodeRows | None, pieces: list[Piece]
+    ) -> tuple[dict[str, Tensor | list[Tensor]], Tensor]:
         """The module's ports and positions, all rows one after the other."""
         slots = self._slots
         ids = slots.device_last.index_select(0, decode.on_device(slots)[0]) if decode is not None else None
@@ -285,7 +287,7 @@ class StepRunner:
             assert ids is not None and own is not None
             return {self.id_port: ids}, own
         first = pieces[0].firing
-        ports = {}
+        ports: dict[str, Tensor | list[Tensor]] = {}
         for name, axis in first.axes.items():
             if name in first.per_row:
                 ports[name] = _of_rows([piece.firing.ports[name] for piece in pieces])
@@ -427,7 +429,8 @@ def _signature(firing: Firing, batch_key: Sequence[str]) -> tuple[object, ...]:
     """What passes must agree in to share a forward. batch_key: where not empty, the row ports whose shapes count."""
     if firing.is_ids:
         return ()
-    rows, parts = firing.per_row, []
+    rows = firing.per_row
+    parts: list[tuple[object, ...]] = []
     for name, axis in sorted(firing.axes.items()):
         value = firing.ports[name]
         if name in rows:
