@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import struct
-import wave
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import av
 import numpy as np
 
 from mstar_core.messages.requests import NewRequest
@@ -90,29 +87,6 @@ def png(gray: np.ndarray) -> bytes:
     rows = b"".join(b"\0" + row.tobytes() for row in gray)
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-
-
-def wav(samples: np.ndarray, rate: int = RATE) -> bytes:
-    """A WAV file of int16 samples of one channel."""
-    file = io.BytesIO()
-    with wave.open(file, "wb") as sound:
-        sound.setnchannels(1)
-        sound.setsampwidth(2)
-        sound.setframerate(rate)
-        sound.writeframes(samples.tobytes())
-    return file.getvalue()
-
-
-def clip(frames: int = 2) -> bytes:
-    """An MP4 of gray frames, 32 by 32."""
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        stream = container.add_stream("mpeg4", rate=5, width=32, height=32, pix_fmt="yuv420p")
-        for number in range(frames):
-            frame = av.VideoFrame.from_ndarray(np.full((32, 32, 3), 50 + number, dtype=np.uint8), format="rgb24")
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return file.getvalue()
 
 
 PIXELS: Final = np.arange(20, dtype=np.uint8).reshape(4, 5)

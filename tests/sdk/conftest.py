@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import pytest
 import pytest_asyncio
@@ -16,6 +21,10 @@ from tests.fakes.any_model import SPEC, everything
 from tests.fakes.conductor import Script
 
 T = TypeVar("T")
+ROOT: Final = Path(__file__).resolve().parents[2]
+EXAMPLES: Final = ROOT / "examples"
+FENCE: Final = re.compile(r"^```\w*\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
+NODE: Final = Path(os.environ.get("MSTAR_NODE_MODULES", ROOT / "build" / "node" / "node_modules"))
 SHARED = pytest.mark.asyncio(loop_scope="module")
 """For tests that take `api`: they run in the loop that it lives in."""
 
@@ -50,3 +59,32 @@ async def in_thread(work: Callable[[MStarClient], T], url: str, **options: Any) 
             return work(client)
 
     return await asyncio.to_thread(run)
+
+
+def told(command: list[str], folder: Path) -> str:
+    """What a command prints. Fails when it does."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def node_modules() -> Path:
+    """The folder that holds openai-node. Skips the test where it, or node, is missing."""
+    if shutil.which("node") is None:
+        pytest.skip("node is not on this machine")
+    if not (NODE / "openai").is_dir():
+        pytest.skip(f"openai-node is not at {NODE}: npm install openai --prefix build/node, or set MSTAR_NODE_MODULES")
+    return NODE
+
+
+def curl_lines() -> list[str]:
+    """The curl commands of docs/http-api.md as a reader types them, continued lines joined."""
+    text = (ROOT / "docs" / "http-api.md").read_text(encoding="utf-8")
+    blocks = [match["text"].replace("\\\n", " ") for match in FENCE.finditer(text)]
+    return [line for block in blocks for line in block.splitlines() if line.startswith("curl ")]
+
+
+def is_chat(line: str) -> bool:
+    """Whether a command is for a route that a speech model does not have."""
+    return any(path in line for path in ("/v1/chat/completions", "/v1/images/", "/v1/audio/transcriptions"))

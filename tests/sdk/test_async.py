@@ -20,7 +20,8 @@ from mstar_core.client import (
     Unavailable,
 )
 from tests.api.conftest import Api
-from tests.fakes.any_model import PIXELS, SOUND, WORDS, clip, png
+from tests.fakes import media
+from tests.fakes.any_model import PIXELS, SOUND, WORDS, png
 from tests.fakes.conductor import begin
 from tests.sdk.conftest import SHARED
 
@@ -42,8 +43,8 @@ async def test_whole_answers_and_shorter_calls(api: Api) -> None:
         assert (await client.tts("hi", voice="leo")).pcm == SOUND.tobytes()
         assert (await client.act(png(PIXELS), "go", [0.5])).shape == (3, 2)
         for latents in (
-            await client.encode(clip()),
-            await client.rollout(clip(), [[0.0]], [[0.0]]),
+            await client.encode(media.video()),
+            await client.rollout(media.video(), [[0.0]], [[0.0]]),
             await client.plan(png(PIXELS), png(PIXELS), [0.0]),
         ):
             assert latents.tensors[0].shape == (2, 3, 4)

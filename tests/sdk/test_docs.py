@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,32 +13,24 @@ import pytest
 import mstar_core.client
 from mstar_core.client import MStarClient, failure
 from tests.api.conftest import Api
-from tests.fakes.any_model import PIXELS, clip, png
-from tests.sdk.conftest import SHARED
+from tests.fakes import media
+from tests.fakes.any_model import PIXELS, png
+from tests.sdk.conftest import ROOT, SHARED, told
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "sdk.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 TOLD_ELSEWHERE = {"ApiClient", "Line", "Event", "AsyncStream"}
 """The command line's own, and names that the page tells of under another name."""
 
 
-async def run(script: str, folder: Path) -> str:
-    """What a script prints in a process of its own. Fails when the script does."""
-    done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return str(done.stdout)
-
-
 @SHARED
 async def test_the_blocks_run_one_after_the_other(tmp_path: Path, api: Api) -> None:
     for name in ("cat.png", "dog.png", "base.png", "wrist.png"):
         (tmp_path / name).write_bytes(png(PIXELS))
-    (tmp_path / "clip.mp4").write_bytes(clip())
+    (tmp_path / "clip.mp4").write_bytes(media.video())
     assert len(BLOCKS) >= 7
-    said = await run("\n".join(BLOCKS).replace("http://localhost:8000", api.url), tmp_path)
+    script = "\n".join(BLOCKS).replace("http://localhost:8000", api.url)
+    said = await asyncio.to_thread(told, [sys.executable, "-c", script], tmp_path)
     assert "voice invalid_value" in said
     for name in ("hello.wav", "story.wav", "openai.wav"):
         assert (tmp_path / name).read_bytes()[:4] == b"RIFF"

@@ -12,15 +12,16 @@ import pytest
 
 from mstar_core.client import GenerateResult, MStarClient, MStarError
 from tests.api.conftest import Api
-from tests.fakes.any_model import ACTIONS, LATENTS, PIXELS, SOUND, WORDS, clip, facts, png, wav
+from tests.fakes import media
+from tests.fakes.any_model import ACTIONS, LATENTS, PIXELS, SOUND, WORDS, facts, png
 from tests.fakes.conductor import say
 from tests.fakes.speech_model import RATE
 from tests.sdk.conftest import SHARED, any_api, in_thread
 
 EVERY = ("text", "audio", "image", "video", "action", "scalar", "tensor")
 PNG = png(PIXELS)
-WAV = wav(SOUND)
-CLIP = clip()
+WAV = media.wav()
+CLIP = media.video()
 
 
 @SHARED

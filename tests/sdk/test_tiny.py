@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
 import shutil
-import subprocess
 import sys
 import wave
 from collections.abc import Iterator
@@ -20,14 +17,7 @@ import pytest
 from mstar_core import AsyncMStarClient, MStarClient
 from mstar_core.client import AudioChunk, BadRequest
 from tests.runtime.deployment import Deployment
-
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "examples"
-NODE = Path(os.environ.get("MSTAR_NODE_MODULES", ROOT / "build" / "node" / "node_modules"))
-FENCE = re.compile(r"^```\w*\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
-PAGE = "docs/http-api.md"
-ELSEWHERE = ("/v1/chat/completions", "/v1/images/", "/v1/audio/transcriptions")
-"""Routes that a speech model does not map; the page's commands for them are answered with that."""
+from tests.sdk.conftest import EXAMPLES, curl_lines, is_chat, node_modules, told
 
 SURE: dict[str, Any] = {"temperature": 0, "repetition_penalty": 1.0, "ignore_eos": True, "max_output_tokens": 84}
 """Parameters under which the miniature speaks, and says the same on every route."""
@@ -90,12 +80,8 @@ def test_the_examples_run(name: str, server: Deployment, tmp_path: Path) -> None
 
 
 def test_the_published_openai_package_for_node_speaks(server: Deployment, tmp_path: Path) -> None:
-    if shutil.which("node") is None:
-        pytest.skip("node is not on this machine")
-    if not (NODE / "openai").is_dir():
-        pytest.skip(f"openai-node is not at {NODE}: npm install openai --prefix build/node, or set MSTAR_NODE_MODULES")
     # An ES module is resolved from where it lies, so the example lies beside the packages for the length of the test.
-    (tmp_path / "node_modules").symlink_to(NODE)
+    (tmp_path / "node_modules").symlink_to(node_modules())
     shutil.copy(EXAMPLES / "openai_speech.mjs", tmp_path)
     said = json.loads(told(["node", "openai_speech.mjs", server.url], tmp_path))
     assert said["models"] == ["orpheus"] and said["refusal"] == "400 invalid_value voice"
@@ -103,33 +89,15 @@ def test_the_published_openai_package_for_node_speaks(server: Deployment, tmp_pa
     assert said["streamed"] == said["whole"] - 44
 
 
-def curls() -> list[str]:
-    """The curl commands of the page as a reader types them, continued lines joined."""
-    blocks = [match["text"].replace("\\\n", " ") for match in FENCE.finditer((ROOT / PAGE).read_text(encoding="utf-8"))]
-    return [line for block in blocks for line in block.splitlines() if line.startswith("curl ")]
-
-
-@pytest.mark.parametrize("line", curls())
+@pytest.mark.parametrize("line", [line for line in curl_lines() if not is_chat(line)])
 def test_the_curl_commands_of_the_page_run(line: str, server: Deployment, tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not on this machine")
-    typed = re.sub(r"localhost:8000", server.url.removeprefix("http://"), line)
-    said = told(["bash", "-c", typed], tmp_path)
-    if any(path in line for path in ELSEWHERE):
-        said += "".join(file.read_text() for file in tmp_path.iterdir())
-        assert "unsupported_endpoint" in said
-    elif "-o " in line:
+    said = told(["bash", "-c", line.replace("localhost:8000", server.url)], tmp_path)
+    if "-o " in line:
         (file,) = tmp_path.iterdir()
         assert file.read_bytes()[:4] == b"RIFF"
     elif "/generate" in line:
         assert {json.loads(item)["modality"] for item in said.splitlines() if item} == {"audio"}
     else:
         assert "error" not in json.loads(said)
-
-
-def told(command: list[str], folder: Path) -> str:
-    """What a command prints. Fails when it does."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
