@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from typing import Any, Final
 
 LIMIT_S: Final = 0.15
@@ -34,6 +33,8 @@ def _quiet(names: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
 @_quiet
 def plugin_names(incomplete: str) -> list[str]:
     """Installed plugins; a plugin is called as its main model is."""
+    from importlib import metadata
+
     return [point.name for point in metadata.entry_points(group="mstar.plugins")]
 
 

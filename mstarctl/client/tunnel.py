@@ -9,6 +9,7 @@ import json
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -63,13 +64,23 @@ def ssh() -> str:
 
 def _wait(child: subprocess.Popen[str], local: Path, context: Context) -> None:
     until = time.monotonic() + CONNECT_S
-    while not local.exists():
+    while not _answers(local):
         if child.poll() is not None:
             said = child.stderr.read().strip() if child.stderr is not None else ""
             raise unreachable(context, said or f"ssh ended with {child.returncode}")
         if time.monotonic() > until:
             raise unreachable(context, f"ssh did not connect within {CONNECT_S:g} s")
         time.sleep(POLL_S)
+
+
+def _answers(local: Path) -> bool:
+    """Whether ssh listens: its socket is there a moment before it takes connections."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(local))
+        except OSError:
+            return False
+    return True
 
 
 def remote_items(context: Context, words: Sequence[str] = ("ps",)) -> list[dict[str, Any]]:
