@@ -12,6 +12,7 @@ from typing import Any
 from docs_admin import ADMIN_PARTS
 from docs_cli import cli_page
 from docs_http import HTTP_PARTS
+from docs_top import TOP_FILES, TOP_PARTS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -153,10 +154,12 @@ PARTS: dict[str, Callable[[], str]] = {
     **HTTP_PARTS,
     "make-targets": make_targets,
     "plugin-hooks": plugin_hooks,
+    **TOP_PARTS,
     "wire-messages": wire_messages,
 }
 
 FILES: dict[str, Callable[[], str]] = {
+    **TOP_FILES,
     "docs/wire/schema.json": wire_schema,
 }
 """Files that are generated whole, by path."""
