@@ -129,7 +129,7 @@ def test_rows_of_several_requests_share_passes() -> None:
     asks = [ask("told", 1 + n, n % 2, actions=numbers(30 + n, 2, 4, WIDTH)) for n in range(3)]
     for n, outcome in enumerate(made.ask(*asks)):
         near(outcome.of("next_frame")[-1], finals(numbers(30 + n, 2, 4, WIDTH), 1 + n, n % 2))
-    assert max(nodes["world"].module.passes) > 2  # type: ignore[arg-type, union-attr]
+    assert max(nodes["world"].module.passes) > 2  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

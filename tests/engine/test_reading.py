@@ -46,8 +46,8 @@ def plain(pool: Tensor, tables: np.ndarray, row: int, own: tuple[Tensor, Tensor,
     halves = [pool[tables[row].tolist(), half].reshape(-1, KV_HEADS, WIDTH)[: CACHED[row]] for half in (0, 1)]
     keys, values = torch.cat([halves[0], key]), torch.cat([halves[1], value])
     groups = HEADS // KV_HEADS
-    spread = [each.repeat_interleave(groups, 1).transpose(0, 1) for each in (keys, values)]
-    return scaled_dot_product_attention(query.transpose(0, 1), *spread).transpose(0, 1)
+    keys, values = (each.repeat_interleave(groups, 1).transpose(0, 1) for each in (keys, values))
+    return scaled_dot_product_attention(query.transpose(0, 1), keys, values).transpose(0, 1)
 
 
 def views(name: str, pools: list[Tensor], rows: PackedRows) -> Any:

@@ -110,7 +110,9 @@ def program(request: ProgramRequest) -> ProgramGenerator:
         Run("context", max_iters=1, sample=False, frame=inputs[f"frame{n}"], actions=inputs["past"])
         for n in range(params.context)
     ]
-    given = {name: inputs[name] for name in ("clip", "actions", "goal", "mean", "noise") if name in inputs}
+    given: dict[str, Any] = {
+        name: inputs[name] for name in ("clip", "actions", "goal", "mean", "noise") if name in inputs
+    }
     limits: Any = {"search": params.rounds, "rollout_loop": params.steps} if params.task == "plan" else params.steps
     together = params.task == "scored"
     keeps = params.steps * PATCHES if together else 0
