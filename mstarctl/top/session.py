@@ -6,7 +6,7 @@ The screen calls `poll` ten times a second and draws `view()`; everything else i
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -237,7 +237,8 @@ class ReplaySession:
         self._at, self._before = 0.0, clock()
         self._index = 0
         self._keys: list[tuple[int, Store]] = []
-        self._logs: list[tuple[int, Logged]] = []
+        self._lines: list[Logged] = []
+        self._line_places: list[int] = []
         self._answers: list[tuple[int, str, Any]] = []
         self._known = 0
         self._is_paused = False
@@ -288,7 +289,7 @@ class ReplaySession:
             ),
             glyphs=self.glyphs,
             filter=self.filter,
-            logs=[logged for index, logged in self._logs if index < self._index],
+            logs=self._lines[: bisect_left(self._line_places, self._index)],
             readonly=True,
         )
 
@@ -355,7 +356,8 @@ class ReplaySession:
             self.store.apply(entry.frame)
             self.history.note(self.store)
         if is_new and entry.log is not None:
-            self._logs.append((self._index, parse(str(entry.log.get("from", "")), str(entry.log.get("line", "")))))
+            self._lines.append(parse(str(entry.log.get("from", "")), str(entry.log.get("line", ""))))
+            self._line_places.append(self._index)
         if is_new and entry.answer is not None:
             self._answers.append((self._index, str(entry.answer.get("path", "")), entry.answer.get("body")))
         self._index += 1
