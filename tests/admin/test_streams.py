@@ -28,6 +28,12 @@ async def frames(admin: Admin, query: str = "hz=10") -> AsyncIterator[Frame]:
                 yield frame
 
 
+def read_to_the_end(reader: socket.socket) -> None:
+    """Read what was left; returns only when the other end has closed the connection."""
+    while reader.recv(1 << 16):
+        pass
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something inside the server that no message tells of."""
     async with asyncio.timeout(LIMIT_S):
@@ -85,6 +91,8 @@ async def test_a_frozen_reader_costs_little_and_is_cut_off(started: Serving) -> 
                 assert all(len(each.dirty) <= 450 for each in hub._subscriptions)
                 await admin.get("/v1/clock")  # nobody else waits for it
                 await asyncio.sleep(0.05)
+        reader.settimeout(LIMIT_S)
+        await asyncio.to_thread(read_to_the_end, reader)
         reader.close()
 
 

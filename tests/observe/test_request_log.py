@@ -81,7 +81,8 @@ def test_a_span_that_goes_on_is_replaced_and_summed_once() -> None:
         known.add("worker-0", Span(5, 1, "compute", "LLM", "decode", 0.0, end, 0, is_open=True))
     known.add("worker-0", Span(5, 1, "compute", "LLM", "decode", 0.0, 3.0, 30))
     assert [span.end for span in known.spans.values()] == [3.0]
-    assert (known.sums["worker-0", "LLM", "decode", "compute"].count) == 30
+    found = known.sums["worker-0", "LLM", "decode", "compute"]
+    assert (found.spans, found.count, found.busy_s) == (1, 30, 3.0)
 
 
 def test_news_that_nobody_claims_are_forgotten() -> None:
