@@ -12,6 +12,7 @@ from sanic.exceptions import MethodNotAllowed as SanicMethodNotAllowed
 from sanic.exceptions import NotFound as SanicNotFound
 from sanic.exceptions import PayloadTooLarge, RequestCancelled, RequestTimeout, SanicException
 from sanic.handlers import ErrorHandler
+from sanic.http.http1 import Http
 from sanic.response import HTTPResponse
 
 from mstar_core.api.auth import check_key
@@ -45,6 +46,7 @@ def make_app(service: Service) -> Sanic[Any, Any]:
     app: Sanic[Any, Any] = Sanic(
         f"mstar-{secrets.token_hex(8)}", configure_logging=False, error_handler=_Errors(service)
     )
+    Http.HEADER_CEILING = HEADER_BYTES  # Sanic's own is half of what we promise; it is read when the next line is done
     app.config.update(
         {
             "ACCESS_LOG": False,

@@ -94,7 +94,9 @@ class Fetcher:
         host = url.host.lower().rstrip(".")
         if not host:
             raise _bad_url(field, "it names no host")
-        port = url.port or PORTS[url.scheme]
+        port = PORTS[url.scheme] if url.port is None else url.port
+        if not 0 < port < 65_536:
+            raise _bad_url(field, "its port does not exist")
         is_named = host in self._hosts and port == PORTS[url.scheme]
         if not is_named and f"{host}:{port}" not in self._hosts:
             hint = "send the content as a data: URL" + (

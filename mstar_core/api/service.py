@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.api.admission import Admission, Place
@@ -140,6 +139,7 @@ class Service:
         registry: Registry,
         metrics: Metrics,
         *,
+        fetcher: Fetcher,
         detokenizer: Callable[[], Detokenizer] | None = None,
         keepalive_s: float = KEEPALIVE_S,
         clock: Callable[[], float] = time.monotonic,
@@ -155,12 +155,12 @@ class Service:
         self.created = int(time.time())
         self.description: dict[str, Any] = {}  # filled by the app, which knows the routes
         self.page = ""
-        self.uploads = Path(deployment.run_dir) / "uploads"
+        self.uploads = deployment.uploads
         api = deployment.api
         self.admission = Admission(
             deployment.max_concurrent_requests, deployment.max_queue, clock, per_key=api.max_requests_per_key
         )
-        self.fetcher = Fetcher(api.remote_media, api.max_body_bytes)
+        self.fetcher = fetcher
         self.limits = media_limits(api)
         self._detokenizer = detokenizer
         self.feed = Feed(clock, lambda: f"all {self.admission.slots} slots are taken")

@@ -18,11 +18,12 @@ class StopStrings:
         if self.is_matched:
             return ""
         text = self._held + text
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self.is_matched = True
             self._held = ""
-            return text[: min(found)]
+            _, at = min(found)  # the one that is complete first, so that how the text is cut makes no difference
+            return text[:at]
         keep = max((_begun(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -25,6 +25,9 @@ from mstarctl.client.reach import Reached, context_of, reached
 from mstarctl.client.tunnel import forwarded
 from mstarctl.complete import deployment_names
 from mstarctl.output import GlobalOptions, Printer
+
+if TYPE_CHECKING:
+    import httpx
 
 KEY_VARIABLE: Final = "MSTAR_API_KEY"
 EVERYWHERE: Final = ("0.0.0.0", "::")
