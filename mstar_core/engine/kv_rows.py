@@ -104,7 +104,7 @@ class Rows:
         """Raise TooLarge when so many rows can never exist at once, EngineError when the node has none."""
         if rows > 1 and not self._kv.rows:
             raise EngineError(
-                f"node {self._spec.name} runs one row per request", f"{rows} rows were asked for",
+                f"node {self._spec.name} runs one row per request", f"{rows} rows in a step of 1",
                 "a model that runs candidates declares how many: KVSpec(rows=...)", node=self._spec.name,
             )  # fmt: skip
         if rows > max(1, self._kv.rows):

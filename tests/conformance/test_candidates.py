@@ -107,6 +107,17 @@ def test_a_loop_over_several_nodes_scores_each_step(ranks: int) -> None:
     assert made.leaks() == []
 
 
+def test_a_walk_frees_the_rows_of_its_loops_though_its_request_goes_on() -> None:
+    made = bench()
+    call = made.send(ask("looked", 2, 2, actions=numbers(4, 3, 3, WIDTH), goal=GOAL))
+    world, used = made.workers[0].runners["world"], []
+    while call.outcome is None:
+        made.step()
+        used.append((len(call.items), world.memory().pages_used))
+    before_last = [pages for items, pages in used if items == len(used and call.outcome.items) - 1]
+    assert max(pages for _, pages in used) == 2 + 3 * 2 and before_last and before_last[-1] == 2
+
+
 def test_planning_keeps_its_context_and_frees_each_rollout() -> None:
     rounds, rows, steps = 3, 6, 2
     mean, noise = numbers(5, steps, WIDTH), numbers(6, rounds, rows, steps, WIDTH)

@@ -135,6 +135,7 @@ def test_more_candidates_than_there_is_room_for_take_turns(settings: dict[str, i
     assert [item.iteration for item in driver.emissions[key]] == [0, 1, 2]
     near(driver.emissions[key][2].outputs["norm"], driver.done[key].outputs["norm"])
     assert max(module.passes) < 17
+    assert sum(module.passes) == 2 + 17 * 3, "a row that has begun is not disturbed: nothing is computed twice"
 
 
 @pytest.mark.parametrize("attend", [TRIAL, FRAME], ids=["for the loop", "that stay"])
@@ -249,13 +250,13 @@ def test_preempted_rows_are_computed_again_and_equal_an_undisturbed_run() -> Non
     assert driver.engine.memory().pages_used == 0 and driver.engine.memory().slots_used == 0
 
 
-def sampled(rows: int, seed: int = 3) -> list[list[int]]:
+def sampled(rows: int, num_pages: int = 64, **stop: Any) -> list[list[int]]:
     assert LM.kv is not None
     spec = replace(LM, kv=replace(LM.kv, rows=4))
-    driver = Driver(make_engine(spec=spec, max_slots=20))
-    driver.open(0, SamplingParams(temperature=1.5, seed=seed))
+    driver = Driver(make_engine(spec=spec, max_slots=20, num_pages=num_pages))
+    driver.open(0, SamplingParams(temperature=1.5, seed=3), max_tokens=12)
     driver.prefill(0, prompt(2, 6))
-    loop = LoopSpec(max_iters=6, carry={"token": "token"}, emit=("token",), fused=True)
+    loop = LoopSpec(max_iters=6, carry={"token": "token"}, emit=("token",), fused=True, **stop)
     key = driver.submit(0, loop=loop, outputs=("token",), rows=rows)
     driver.run()
     assert not driver.failed, [str(each.error) for each in driver.failed.values()]
@@ -270,6 +271,12 @@ def test_answers_drawn_side_by_side_differ_and_the_first_is_the_plain_one() -> N
     several = sampled(4)
     assert several[0] == sampled(1)[0]
     assert len({tuple(each) for each in several}) == 4 and several == sampled(4)
+
+
+def test_ids_of_rows_that_lost_their_pages_are_read_again() -> None:
+    """No id stops them, so that nobody keeps pages for what is to come: they take them from each other."""
+    never = {"stop_port": "token", "stop_ids": (VOCAB,)}
+    assert sampled(4, num_pages=7, **never) == sampled(4)
 
 
 def test_rows_that_stop_early_give_their_last_value_until_all_have_ended() -> None:

@@ -33,7 +33,7 @@ from mstar_core.plugin.program import ProgramGenerator
 from tests.engine.tiny_engine import WIDTH
 from tests.engine.tiny_world import FRAME, PATCHES, TRIAL, WORLD, TinyWorld
 
-TASKS = ("rollout", "told", "scored", "plan")
+TASKS = ("rollout", "told", "scored", "plan", "looked")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +100,7 @@ def walks() -> dict[str, Walk]:
         "scored": Sequential(
             encode, Loop("rollout_loop", Sequential(scored, score), carry=CARRY, fused=True, outputs=last)
         ),
+        "look": GraphNode(ENCODER, ("clip",), (send("frame"),)),
         "plan": Sequential(encode, Loop("search", search, carry={"mean": "mean"}, fused=True, outputs=(send("mean"),))),
     }
 
@@ -114,9 +115,12 @@ def program(request: ProgramRequest) -> ProgramGenerator:
         name: inputs[name] for name in ("clip", "actions", "goal", "mean", "noise") if name in inputs
     }
     limits: Any = {"search": params.rounds, "rollout_loop": params.steps} if params.task == "plan" else params.steps
-    together = params.task == "scored"
+    walk = "scored" if params.task == "looked" else params.task
+    together = walk == "scored"
     keeps = params.steps * PATCHES if together else 0
-    yield [*context, Run(params.task, max_iters=limits, rows=params.rows, row_tokens=keeps, sample=False, **given)]
+    yield [*context, Run(walk, max_iters=limits, rows=params.rows, row_tokens=keeps, sample=False, **given)]
+    if params.task == "looked":
+        yield Run("look", clip=inputs["clip"])
 
 
 SPEC = ModelSpec(
