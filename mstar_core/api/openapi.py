@@ -12,7 +12,7 @@ from mstar_core.api.call import MAX_STOP_CHARS, MAX_STOPS, NO_EFFECT, SILENT
 from mstar_core.api.ids import MAX_SEED
 from mstar_core.api.schema.answers import ErrorBody
 from mstar_core.api.schema.native import GenerateRequest
-from mstar_core.api.table import FORM, JSON, URLENCODED, Route, shown_path
+from mstar_core.api.table import EVENTS, FORM, JSON, URLENCODED, Route, shown_path
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.plugin.params import param_schema
 from mstar_core.plugin.spec import ModelSpec
@@ -149,7 +149,7 @@ def _responses(route: Route) -> Json:
     if route.answer is not None:
         content[JSON] = {"schema": {"$ref": REF.format(name=route.answer.__name__)}}
     for kind in route.gives:
-        is_text = kind.startswith(("text/", "application/x-ndjson"))
+        is_text = kind.startswith("text/") and kind != EVENTS
         content[kind] = {"schema": {"type": "string"} if is_text else {}}
     made: Json = {"200": {"description": "the answer", "content": content}}
     for status in (*route.errors, *((405,) if URLENCODED in route.takes else ())):

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
@@ -35,7 +34,14 @@ DEPLOYMENT = DeploymentSpec(
 DOCUMENT = describe(DEPLOYMENT, SPEC, ROUTES)
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 OPERATIONS = {found.ok().label: found.ok() for found in SCHEMA.get_all_operations()}
-CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
+
+
+def no_crash(ctx: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case) -> None:
+    """No status of ours, except where a request set itself a deadline that nobody can keep."""
+    assert response.status_code < 500 or response.status_code == 504, response.text
+
+
+CHECKS = (no_crash, status_code_conformance, content_type_conformance, response_schema_conformance)
 EXAMPLES = 40
 
 
@@ -58,12 +64,11 @@ def test_no_request_is_answered_by_a_crash_or_against_the_description(
     operation = OPERATIONS[label]
 
     @settings(
-        max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
-    )
+        max_examples=EXAMPLES, deadline=None, database=None, derandomize=True, phases=(Phase.explicit, Phase.generate),
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
     @given(case=operation.as_strategy(generation_mode=mode))
     def send(case: schemathesis.Case) -> None:
-        if case.headers is not None and mode is GenerationMode.POSITIVE:
-            case.headers.pop("X-Request-Timeout", None)  # a millisecond is a valid wish, and no test of the route
         answer = case.call(base_url=server.url)
         case.validate_response(answer, checks=CHECKS)
 
