@@ -93,7 +93,7 @@ def started(root: Path, folder: Path, name: str) -> dict[str, Any]:
         "ready_s": round(head["deployment"]["ready_s"], 2),
         "phases_s": head["deployment"]["phases_s"],
         "children": {name: child["phases_s"] for name, child in head["children"].items()},
-        "caches": {child["name"]: child["facts"].get("caches") for child in head["children"]},
+        "caches": {name: child["facts"].get("caches") for name, child in head["children"].items()},
         "gpu_memory": used,
         "steps": steps(root),
     }

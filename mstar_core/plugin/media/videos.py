@@ -85,7 +85,7 @@ class VideoFile:
             while next_one == index:
                 size += frame.width * frame.height * 3
                 check_decoded(size, limits)
-                yield _upright(frame)
+                yield _pixels(frame)
                 given += 1
                 next_one = next(wanted, None)
             if next_one is None:
@@ -121,7 +121,10 @@ class VideoFile:
     def _picture(self) -> Any:
         if not self._container.streams.video:
             raise BadMedia("the video has no picture", hint="send one with a video track", field=FIELD)
-        return self._container.streams.video[0]
+        stream = self._container.streams.video[0]
+        if stream.codec_context is None:
+            raise undecodable("video", "its codec is not known")
+        return stream
 
     def _check(self) -> None:
         _check_frame(*self.size, self._limits)
@@ -140,6 +143,13 @@ def _check_frame(width: int, height: int, limits: MediaLimits) -> None:
         raise too_large(
             f"the video has frames of {width} x {height} pixels", f"{limits.video_width} x {limits.video_height}"
         )
+
+
+def _pixels(frame: Any) -> Frame:
+    try:
+        return _upright(frame)
+    except Exception as error:
+        raise undecodable("video", error) from error
 
 
 def _upright(frame: Any) -> Frame:
