@@ -64,7 +64,7 @@ def test_a_checkpoint_that_is_there_is_left_alone_and_an_older_one_replaced(
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StartError, match="cannot write the tiny checkpoint"):
+    with pytest.raises(StartError, match="cannot write the checkpoint vjepa2"):
         write_base(tmp_path / "file" / "vjepa2")
 
 
