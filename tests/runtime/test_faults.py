@@ -119,7 +119,7 @@ async def test_a_stopped_worker_is_seen_as_a_hang(whole: Deployment) -> None:
         await streams.all_begun()
         stopped_s = time.monotonic()
         whole.kill(pid, signal.SIGSTOP)
-        heard = await streams.all_ended(HANG_S + 10)
+        heard = await streams.all_ended()  # the other worker's stream: as long as computing it takes on this machine
     told = [each for each in heard if each.errors]
     assert [each.errors[0]["code"] for each in told] == ["worker_lost"]
     assert all(each.ended_s - stopped_s < HANG_S + 6 for each in told)
