@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from sanic.request import Request
     from sanic.response import HTTPResponse
 
+    from mstar_core.admin.streams import Log
     from mstar_core.observe.request_log import RequestLog
 
 BODY_LIMIT: Final = 64 * 1024
@@ -68,6 +69,9 @@ class Deployment(view.DeploymentView, Protocol):
     """What the admin socket asks of the supervisor."""
 
     picture: Any
+
+    @property
+    def logs(self) -> Mapping[str, Log]: ...
 
     def stop(self, *, now: bool = False, reason: str = "", grace_s: float | None = None) -> None: ...
 
@@ -228,11 +232,11 @@ class AdminServer:
         await self._streams.lines(request, lines)
 
     async def _logs(self, request: Request) -> None:
-        known = {child.name: child for child in self._deployment.children.values()}
+        known = self._deployment.logs
         name = request.args.get("from", "").replace("/", "-")
         if name and name not in known:
             raise NotFound(f"no process {name!r}", hint=did_you_mean(name, known), kind="process", name=name)
-        chosen = [known[name]] if name else list(known.values())
+        chosen = {name: known[name]} if name else dict(known)
         tail, since = whole(request, "tail", 100), number(request, "since", None)
         lines = self._streams.logs(chosen, tail=tail, since_s=since, follow=flag(request, "follow"))
         await self._streams.lines(request, lines)

@@ -117,6 +117,7 @@ def config(view: DeploymentView) -> dict[str, Any]:
     spec = view.spec
     resolved: dict[str, Any] = msgspec.to_builtins(spec)
     settings, sources = resolved.pop("settings", {}), resolved.pop("sources", {})
+    resolved.pop("graph", None)  # /v1/graph has it, with its placement
     if spec.api.api_keys:
         resolved["api"]["api_keys"] = [HIDDEN] * len(spec.api.api_keys)
     resolved["argv"] = _without_keys(list(spec.argv))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Final, TextIO
+from typing import Any, Final, Protocol
 
 LINE_LIMIT_BYTES: Final = 1024 * 1024
 """A longer line is cut: the supervisor reads line by line and must not hold more than this."""
@@ -31,6 +31,12 @@ def request_scope(request_id: str) -> Iterator[None]:
         yield
     finally:
         REQUEST_ID.reset(token)
+
+
+class Writable(Protocol):
+    """What lines are written to."""
+
+    def write(self, text: str, /) -> object: ...
 
 
 class JsonFormatter(logging.Formatter):
@@ -78,7 +84,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def start_logging(
-    child: str, level: str = "INFO", *, secrets: Sequence[str] = (), stream: TextIO | None = None
+    child: str, level: str = "INFO", *, secrets: Sequence[str] = (), stream: Writable | None = None
 ) -> None:
     """Send every logger of this process to `stream` (standard output) as JSON lines. Replaces earlier handlers."""
     handler = logging.StreamHandler(stream or sys.stdout)

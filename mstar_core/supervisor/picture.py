@@ -18,7 +18,7 @@ from mstar_core.observe.hub import Hub
 from mstar_core.observe.rates import Rate
 from mstar_core.observe.request_log import RequestLog
 from mstar_core.supervisor.gpus import GpuReader, device_keys
-from mstar_core.supervisor.processes import NO_LOAD, Load, Processes
+from mstar_core.supervisor.processes import NO_LOAD, Load, Processes, host_memory_bytes
 from mstar_core.supervisor.readings import Readings
 
 if TYPE_CHECKING:
@@ -61,11 +61,14 @@ class Picture:
         self._view = view
         self._gpus = gpus
         self._processes = Processes()
+        self._host_bytes = host_memory_bytes()
         self._loads: dict[str, Load] = {}
         self._edges: dict[str, dict[str, EdgeNews]] = {}
         self._rates: dict[tuple[str, ...], Rate] = {}
         self._partitions: dict[str, str] = {}
         self._next_parts = self._next_loads = 0.0
+        if view.spec.graph:  # as declared; the conductor tells that of the checkpoint
+            self._graph(view.spec.graph)
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
@@ -88,10 +91,13 @@ class Picture:
             self.weights[child] = phase.total
         if GRAPH_FACT not in phase.facts:
             return phase.facts
-        graph = msgspec.convert(phase.facts[GRAPH_FACT], type=Graph)
+        self._graph(phase.facts[GRAPH_FACT])
+        return {name: fact for name, fact in phase.facts.items() if name != GRAPH_FACT}
+
+    def _graph(self, plain: Mapping[str, Any]) -> None:
+        graph = msgspec.convert(plain, type=Graph)
         self._partitions = {node.name: node.partition for node in graph.nodes}
         self.hub.graph(graph)
-        return {name: fact for name, fact in phase.facts.items() if name != GRAPH_FACT}
 
     def event(self, flat: Mapping[str, Any]) -> None:
         """An event of the feed."""
@@ -232,6 +238,8 @@ class Picture:
             mine = [nodes[f"{node}@{plan.rank}"] for node in plan.nodes]
             load = self._loads.get(name, NO_LOAD)
             used, total = values.get(f"{name}.memory_used"), values.get(f"{name}.memory_total")
+            if plan.device == "cpu":  # its device is the host
+                used, total = load.resident_bytes, self._host_bytes
             rank = Rank(
                 rank=plan.rank,
                 device=plan.device,

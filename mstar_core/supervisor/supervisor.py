@@ -54,7 +54,8 @@ log = logging.getLogger(__name__)
 class Supervisor:
     """A deployment's life. Owned by `main.py`; read by the admin socket.
 
-    state: starting, ready, degraded, draining, stopping, failed or unhealthy.
+    state: starting, ready, degraded, draining, stopping, failed or unhealthy. logs: of every process there was, and of
+    the supervisor itself.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Supervisor:
         self.last_cause: dict[str, Any] | None = None
         self.values: dict[str, float] = {}
         self.children: dict[str, Child] = {}
+        self.logs: dict[str, LogFile] = {}
         self.hub = Hub(secrets.token_hex(6), spec.name)
         self.gpus = GpuReader(library() if any(r.device != "cpu" for r in spec.plan.ranks) else None)
         self.picture = Picture(self, self.hub, self.gpus)
@@ -214,6 +216,7 @@ class Supervisor:
     def _adopt(self, kind: ChildKind) -> Child:
         child = Child(kind, LogFile(Path(self.spec.log_dir) / f"{kind.name}.log"))
         self.children[kind.name] = child
+        self.logs[kind.name] = child.log
         return child
 
     async def _fetch_weights(self, kind: ChildKind) -> None:

@@ -221,7 +221,7 @@ def run_detached(started: Started, planned: Planned, printer: Printer, *, is_wai
             snapshot = wait_ready(started, view_of(printer).show, until_known=not is_waiting)
     except KeyboardInterrupt:
         printer.say(f"\n{started.spec.name} goes on starting, pid {started.process.pid}")
-        printer.say(f"  watch: mstarctl ps {started.spec.name}          stop: mstarctl down {started.spec.name}")
+        _say_next(planned, printer)
         raise
     except MstarError as error:
         _tell_followers(started, printer)
@@ -230,7 +230,7 @@ def run_detached(started: Started, planned: Planned, printer: Printer, *, is_wai
         _say_ready(snapshot, planned, printer)
     else:
         printer.say(f"{started.spec.name} is starting, pid {started.process.pid}")
-        printer.say(f"  watch: mstarctl ps {started.spec.name}          stop: mstarctl down {started.spec.name}")
+        _say_next(planned, printer)
     _data(snapshot, printer)
 
 
@@ -313,13 +313,20 @@ def _tell_followers(started: Started, printer: Printer) -> None:
 
 
 def _say_ready(snapshot: dict[str, Any], planned: Planned, printer: Printer) -> None:
-    spec = planned.spec
     printer.say(ready_line(snapshot))
-    prefix = (
-        f"MSTAR_RUNTIME_DIR={shlex.quote(str(planned.run.path.parent))} " if planned.run.path.parent != _root() else ""
-    )
-    printer.say(f"  try:   {prefix}mstarctl call {spec.name} {_example(planned)}")
-    printer.say(f"  watch: {prefix}mstarctl ps {spec.name}          stop: {prefix}mstarctl down {spec.name}")
+    printer.say(f"  try:   {_prefix(planned)}mstarctl call {planned.spec.name} {_example(planned)}")
+    _say_next(planned, printer)
+
+
+def _say_next(planned: Planned, printer: Printer) -> None:
+    prefix, name = _prefix(planned), planned.spec.name
+    printer.say(f"  watch: {prefix}mstarctl top {name}          stop: {prefix}mstarctl down {name}")
+
+
+def _prefix(planned: Planned) -> str:
+    """What other commands need in front to find the deployment."""
+    root = planned.run.path.parent
+    return "" if root == _root() else f"MSTAR_RUNTIME_DIR={shlex.quote(str(root))} "
 
 
 def _root() -> Path:

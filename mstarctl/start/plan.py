@@ -26,6 +26,7 @@ from mstar_core.config.groups import group_id
 from mstar_core.config.ports import check_port, port_claimant
 from mstar_core.config.run_dir import RunDirectory, check_name
 from mstar_core.errors import ConfigError, UsageError, WeightsError
+from mstar_core.observe.graph import graph_of
 from mstar_core.plugin import ModelSpec, Plugins
 from mstarctl.commands.version import client_version
 from mstarctl.start.accelerator import gpu_processes, gpus
@@ -132,6 +133,7 @@ def make_planned(wanted: Wanted) -> Planned:
         upload_dir=uploads_folder(wanted.upload_dir),
         log_stats=wanted.log_stats or wanted.stats_file is not None,
         stats_file=stats_path(wanted.stats_file),
+        graph=msgspec.to_builtins(graph_of(model, plan)),
     )
     walks = sum(len(partition.walks) for partition in model.partitions)
     return Planned(

@@ -140,6 +140,10 @@ def test_the_socket_shows_events_logs_and_errors(start: Launch) -> None:
     with AdminClient.of(started.run) as admin:
         kinds = [item["type"] for item in admin.lines("/v1/events") if item is not None]
         assert kinds[0] == "deployment.starting" and "deployment.ready" in kinds
+        assert "supervisor" in {item["from"] for item in admin.lines("/v1/logs") if item is not None}
+        list(admin.lines("/v1/logs", **{"from": "weights"}))  # its process has ended, its log is still there
+        own = [json.loads(item["line"]) for item in admin.lines("/v1/logs", **{"from": "supervisor"}) if item]
+        assert any("deployment.ready" in line["message"] for line in own)
         with pytest.raises(MstarError, match="no process 'wrker'"):
             list(admin.lines("/v1/logs", **{"from": "wrker"}))
         with pytest.raises(MstarError, match="there is no /v1/deployment/explode"):
