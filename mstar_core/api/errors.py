@@ -139,6 +139,13 @@ def unsupported_endpoint(route: str, mapped: list[str]) -> NotFound:
     )
 
 
+def storage_full(error: OSError) -> Unavailable:
+    """The run directory takes no more bytes: the disk is full, cannot be written, or has no names left."""
+    return Unavailable(
+        "the server cannot keep the bytes of this request", str(error), "send it again later", code="storage_full"
+    )
+
+
 def lost(cause: str) -> WorkerLost:
     """A process that held the request is gone."""
     return WorkerLost(cause, hint="send the request again", cause=cause)

@@ -224,7 +224,11 @@ class Link:
             if live is None:
                 self._metrics.late.inc()
             else:
-                self._output(message.worker, output, live)
+                try:
+                    self._output(message.worker, output, live)
+                except Exception:  # isolation boundary: one output of a message that carries those of many requests
+                    log.exception("an output of %s was not taken", message.worker)
+                    live.fail(EngineError("an output was lost", node=message.worker))
             loan = loan_of(output.ref)
             if loan is not None:
                 freed.setdefault(loan.owner, []).append((loan.slot, loan.generation))

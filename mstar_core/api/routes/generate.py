@@ -136,8 +136,8 @@ def _json_file(item: dict[str, Any], uploads: Uploads) -> Upload:
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise RequestError("a file has no base64 data", field="files") from error
     upload = uploads.new(str(item.get("name") or ""), "")
-    upload.file.write(data)
-    upload.size = len(data)
+    upload.write(data)
+    upload.finish()
     return upload
 
 
