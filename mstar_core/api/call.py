@@ -197,6 +197,7 @@ def check_order(
                 field="files", code="unsupported_media_type",
             )  # fmt: skip
         counts[part.modality] = counts.get(part.modality, 0) + 1
+    check_images(spec, counts.get("image", 0))
     if asked is None:
         seen: dict[str, int] = {}
         order = []
@@ -205,6 +206,16 @@ def check_order(
             seen[part.modality] = seen.get(part.modality, 0) + 1
         return [*order, ("text", 0)] if text else order
     return _asked_order(asked, offered, counts, text)
+
+
+def check_images(spec: ModelSpec, count: int) -> None:
+    """Raise RequestError for more images than the model reads; before any of them is decoded."""
+    most = getattr(spec.input("image"), "max_count", None)
+    if most is not None and count > most:
+        raise RequestError(
+            f"the request has {count} images, {spec.name} reads at most {most}", hint="send fewer", field="files",
+            value=count, allowed=f"<= {most}",
+        )  # fmt: skip
 
 
 def _asked_order(

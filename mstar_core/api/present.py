@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from mstar_core.api.metrics import Metrics
@@ -32,7 +33,7 @@ class Chunk:
 
 
 class Presenter:
-    """Turns items into chunks and counts what went out.
+    """Turns items into chunks and counts what went out. facts: what the processor tells of outputs, by modality.
 
     PCM16 and numbers are made here, the latter in the form that `numbers` asks for; the others come from the processor,
     by `postprocess`; ids of text go through `detokenizer`.
@@ -48,6 +49,7 @@ class Presenter:
         *,
         stops: StopStrings | None = None,
         numbers: NumberForm = RAW,
+        facts: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
         self.samples = 0
         self.text_tokens = 0
@@ -63,6 +65,7 @@ class Presenter:
         self._clock = clock
         self._stops = stops
         self._numbers = numbers
+        self._facts = facts
         self._last: dict[str, float] = {}
         self._started_playing = 0.0
 
@@ -74,6 +77,10 @@ class Presenter:
     async def chunks(self, item: Item) -> list[Chunk]:
         """The chunks of one item; none when its text completes no character."""
         self._note(item.modality)
+        made, facts = await self._made(item), self._facts.get(item.modality)
+        return made if not facts else [replace(chunk, metadata={**chunk.metadata, **facts}) for chunk in made]
+
+    async def _made(self, item: Item) -> list[Chunk]:
         match item.modality:
             case "audio":
                 return [await self._audio(item)]

@@ -212,7 +212,7 @@ class Service:
                 stops = StopStrings(call.stops) if call.stops else None
                 presenter = Presenter(
                     self.model, self.pool.postprocess, detokenizer, self.metrics, self.clock, stops=stops,
-                    numbers=NumberForm.of(call.params),
+                    numbers=NumberForm.of(call.params), facts=inputs.metadata,
                 )  # fmt: skip
                 self.feed.shown(live, presenter, inputs.prompt_tokens)
                 yield Session(self, call, live, outbox, presenter, inputs)

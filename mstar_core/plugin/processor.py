@@ -77,6 +77,7 @@ class SegmentInputs:
 class Inputs:
     """What a processor returns. arrays: walk input name -> array. prompt_tokens: what the language model reads.
 
+    metadata: output modality -> what a client is told of each output of it, beside shape and dtype.
     params: the parameters to go on with (for instance with a limit lowered to the context), None = unchanged.
     """
 
@@ -85,6 +86,7 @@ class Inputs:
     prompt_tokens: int = 0
     max_output_tokens: int | None = None
     params: Any = None
+    metadata: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     warnings: Sequence[str] = ()
 
 

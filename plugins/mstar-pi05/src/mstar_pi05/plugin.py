@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mstar_core.plugin import Action, Image, ModelSpec, Partition, Sample, Text, WeightRef, hookimpl
+from mstar_core.plugin import Action, Image, ModelSpec, Partition, Sample, TensorData, Text, WeightRef, hookimpl
 from mstar_pi05.checkpoint import read_sizes
 from mstar_pi05.deployment import MODEL_KWARGS, Deployment, read_deployment
 from mstar_pi05.graph import build
@@ -47,7 +47,7 @@ def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
         title="Pi0.5: camera images, an instruction and the robot's state to a chunk of actions",
         plugin="pi05",
         aliases=("pi0.5",),
-        inputs=(Image(max_count=len(CAMERAS)), Text()),
+        inputs=(Image(max_count=len(CAMERAS)), Text(), TensorData()),
         outputs=(Action(horizon=sizes.horizon, dim=deployment.action_dim),),
         params=Params,
         routes=frozenset({"robot_policy"}),

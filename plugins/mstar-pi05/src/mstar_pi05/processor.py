@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,13 @@ from mstar_pi05 import aloha
 from mstar_pi05.actions import as_lines
 from mstar_pi05.checkpoint import read_sizes
 from mstar_pi05.deployment import read_deployment
-from mstar_pi05.images import FIELD, Pixels, decoded, fitted, signed
+from mstar_pi05.images import FIELD, Floats, Pixels, fitted, signed
 from mstar_pi05.normalisation import Values, normalise
 from mstar_pi05.prompt import pieces
 from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS, IMAGE
 from mstar_pi05.statistics import find_statistics
 from mstar_pi05.tokens import PromptTokenizer
+from mstar_pi05.uploads import sort_uploads
 
 if TYPE_CHECKING:
     from mstar_pi05.params import Params
@@ -48,16 +50,17 @@ class Processor:
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
         """Arrays of a request that came with files. Raises RequestError naming the field."""
-        params: Params = request.params
-        given = [part for part in request.media if part.modality == "image"]
-        counts = self._counts(len(given), params.image_mask)
-        images = [decoded(part.data, number) for number, part in enumerate(given) if counts[number]]
-        return self.prepare(images, request)
+        uploads = sort_uploads(request.media)
+        params = uploads.joined(request.params)
+        counts = self._counts(len(uploads.cameras), params.image_mask)
+        images = [uploads.camera(number) for number, is_on in enumerate(counts) if is_on]
+        return self.prepare(images, replace(request, params=params))
 
-    def prepare(self, images: Sequence[Pixels], request: PromptRequest) -> Inputs:
+    def prepare(self, images: Sequence[Pixels | Floats], request: PromptRequest) -> Inputs:
         """Arrays of a request whose images are decoded already; of the request only words and parameters are read.
 
-        images: the cameras that count, in the order of the model's places, uint8 [h, w, 3] of any size.
+        images: the cameras that count, in the order of the model's places, [h, w, 3] of any size, uint8 or float32 in
+        [-1, 1].
         """
         params: Params = request.params
         warnings: list[str] = []
@@ -82,7 +85,8 @@ class Processor:
             "scale": np.broadcast_to(factor.astype(np.float32), plan).copy(),
             "offset": np.broadcast_to(term.astype(np.float32), plan).copy(),
         }
-        return Inputs(arrays=arrays, prompt_tokens=len(tokens), warnings=warnings)
+        told = {"action": {"normalized": self._is_normalized(params)}}
+        return Inputs(arrays=arrays, prompt_tokens=len(tokens), metadata=told, warnings=warnings)
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
         """Actions float32 [horizon, action_dim] as little-endian bytes in row order, with their shape."""
@@ -131,7 +135,7 @@ class Processor:
             )
         return list(mask[:images])
 
-    def _cameras(self, images: Sequence[Pixels]) -> np.ndarray:
+    def _cameras(self, images: Sequence[Pixels | Floats]) -> np.ndarray:
         """All of them, uint8 or float32 [c, side, side, 3]."""
         side, resize = self._sizes.vision.image_size, self._deployment.resize
         made = [fitted(image, side, resize) for image in images]
