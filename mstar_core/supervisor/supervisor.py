@@ -232,6 +232,8 @@ class Supervisor:
             child.signal(signal.SIGKILL)
         status = await watching
         child.state = "ended"
+        if child.ending:  # it stood still: the ask for its stacks ends a child that is not prepared for it yet
+            await self._ended.wait()
         if self._ended.is_set():
             return
         if status != 0:

@@ -33,7 +33,7 @@ WORKER_PHASES = ("weights", "kv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What a child does wrong. phase: where; how: exit, error, signal, hang or silent; lives: how often, 0 = always.
+    """What a child does wrong. phase: where; how: exit, error, signal, hang, deaf or silent; lives: how often, 0 = always.
 
     how `busy`: ready, and from then on work is waiting and no step runs. grandchild: leave a process that holds our
     output. stubborn: neither Stop nor SIGTERM ends it. drains: answers a drain.
@@ -105,6 +105,9 @@ def enter(life: ChildLife, phase: str, script: Script) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "error":
             raise WeightsError(f"{life.name} lacks a file", "looked in a folder", "use another folder", phase=phase)
+        case "deaf":  # as before a process is prepared: the ask for its stacks ends it
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+            signal.pause()
         case "hang":
             while True:  # until the supervisor has had enough
                 signal.pause()

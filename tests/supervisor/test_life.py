@@ -133,6 +133,14 @@ async def test_a_start_without_progress_is_stalled_and_shows_its_stacks(logged_s
     assert "signal.pause" in log or "in enter" in log
 
 
+async def test_a_fetch_that_dies_of_being_asked_for_its_stacks_has_stalled(logged_spec: Any, play: Play) -> None:
+    play(weights={"phase": "fetch", "how": "deaf"})
+    async with running(logged_spec(stall_s=1.0)) as (supervisor, task):
+        assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.TIMED_OUT
+        cause = supervisor.record()["cause"]
+    assert "weights made no progress in phase" in cause["message"] and cause["code"] == "stalled"
+
+
 async def test_a_dead_worker_comes_back_and_the_deployment_is_ready_again(logged_spec: Any, play: Play) -> None:
     async with running(logged_spec()) as (supervisor, _):
         await event(supervisor, "deployment.ready")

@@ -72,9 +72,9 @@ def test_a_failed_start_stays_visible_with_its_cause(tool: Cli, start: Launch, p
 def test_a_start_that_stands_still_is_exit_7(tool: Cli, start: Launch, play: Callable[..., None]) -> None:
     play(worker_0={"phase": "kv", "how": "hang"})
     with pytest.raises(MstarError) as stalled:
-        wait_ready(start(stall_s=1.0), nothing)
+        wait_ready(start(stall_s=3.0), nothing)  # the others may take so long on a busy machine
     assert stalled.value.exit_code is ExitCode.TIMED_OUT and stalled.value.code == "stalled"
-    assert "worker-0 made no progress in phase kv for 1 s" in stalled.value.title
+    assert "worker-0 made no progress in phase kv for 3 s" in stalled.value.title
     assert tool("ps", "fake", "-o", "json").items[0]["cause"]["code"] == "stalled"
 
 
