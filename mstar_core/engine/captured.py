@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -15,13 +15,13 @@ import torch
 from mstar_core.engine import rng, sampler
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mstar_core.engine.base import SamplingParams
 
 log = logging.getLogger(__name__)
 
 WARM_UPS: Final = 2
+
+T = TypeVar("T")
 
 PARAMETERS: Final = {
     "slots": torch.int64,
@@ -70,7 +70,7 @@ class Captures:
     """
 
     def __init__(self, device: torch.device, report: Callable[[str, str], None] | None = None) -> None:
-        self._device = device
+        self.device = device
         self._pool: Any = None
         self._name = ""
         self.report = report
@@ -93,13 +93,13 @@ class Captures:
         started, self._name = time.monotonic(), name
         self._tell("kernels")
         yield
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         log.info("%s: %.2f s", name, time.monotonic() - started)
 
-    def graph(self, step: Callable[[], Tensor]) -> tuple[Any, Tensor | None]:
+    def graph(self, step: Callable[[], T]) -> tuple[Any, T | None]:
         """Capture a step: the graph and what a replay leaves behind. (None, None) on the CPU."""
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             return None, None
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -120,10 +120,10 @@ class Captures:
             self.report(phase, self._name)
 
     def _free(self) -> int:
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             return 0
         torch.cuda.empty_cache()  # what only the allocator keeps is free
-        return int(torch.cuda.mem_get_info(self._device)[0])
+        return int(torch.cuda.mem_get_info(self.device)[0])
 
 
 def parameter_fields(rows: int) -> dict[str, tuple[torch.dtype, int]]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.backend import Segment
     from mstar_core.engine.attention.eager import EagerView
     from mstar_core.engine.attention.paged import PagedFixedSegments
+    from mstar_core.engine.attention.passes import FixedPasses, PassShape
     from mstar_core.engine.page_table import PageCopy
 
 AOT_DIR: Final = "FLASHINFER_AOT_DIR"
@@ -85,6 +86,14 @@ class FlashInferAttention:
         from mstar_core.engine.attention.paged import PagedFixedSegments
 
         return PagedFixedSegments(self._pools, self._page_size, tokens, rows, max_pages)
+
+    def fixed_passes(self, shape: PassShape) -> FixedPasses:
+        """Attention of one bucket of passes for a captured step."""
+        return self._plain.fixed_passes(shape)
+
+    def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
+        """See AttentionBackend."""
+        return self._plain.pass_pages(most_pages, writes)
 
     def clear_pages(self, pages: Sequence[int]) -> None:
         """Nothing: these kernels never read past a row's last token."""

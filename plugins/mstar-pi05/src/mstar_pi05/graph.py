@@ -60,6 +60,7 @@ def build(sizes: Sizes, action_dim: int) -> PolicyGraph:
         ),
         sequence=("tokens", "actions"),
         batch_key=("actions",),
+        capture_sizes=(1, 2, 4, 8, 16),
         doc="language model for the prefix, action expert for the flow; requests of a batch may be at different steps",
     )  # fmt: skip
     cameras = GraphNode(vit, ("images", "tokens"), (GraphEdge("features", llm, into="embeds"),))
