@@ -33,6 +33,15 @@ CEM = tuple(
     from_param(name)
     for name in ("topk", "momentum_mean", "momentum_std", "momentum_mean_gripper", "momentum_std_gripper")
 )
+MOST_SCORED = 512
+"""Candidates whose caches exist at once: a rollout that is scored step by step keeps those of all its candidates."""
+
+_OF_ROWS = (
+    "frame", "state", "actions", "states", "extrinsics", "given_frames", "given_actions", "given_states",
+    "given_extrinsics",
+)  # fmt: skip
+"""Ports of the predictor that hold one value per candidate. Lists of steps may differ in length."""
+
 Emits = Literal["steps", "last", "nothing", "video"]
 """Which latents leave a rollout; video: each step's, by their earlier name and without states."""
 
@@ -126,8 +135,15 @@ def _nodes(sizes: Sizes) -> _Nodes:
             "next_frame": frame,
             "next_state": f"f32[{POSE}]",
         },
-        kv=KVSpec(layers=sizes.layers, kv_heads=sizes.heads, head_dim=sizes.head_dim, page=sizes.frame_tokens),
-        sequence=("frame",),
+        kv=KVSpec(
+            layers=sizes.layers,
+            kv_heads=sizes.heads,
+            head_dim=sizes.head_dim,
+            page=sizes.frame_tokens,
+            rows=MOST_SCORED,
+        ),
+        row_ports=(*_OF_ROWS, "next_frame", "next_state"),
+        batch_key=("frame",),
         capture_sizes=(1, 2, 4, 8, 16, 32, 64, 128),
         doc="the next frame from this one, its action and state, and all earlier frames in the cache",
     )
