@@ -33,7 +33,7 @@ WORKER_PHASES = ("weights", "kv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What a child does wrong. phase: where; how: exit, error, signal, hang, deaf or silent. lives: how often; 0 always.
+    """What a child does wrong. phase: where; how: exit, error, signal, hang, deaf, silent. lives: how often; 0 always.
 
     how `busy`: ready, and from then on work is waiting and no step runs. grandchild: leave a process that holds our
     output. stubborn: neither Stop nor SIGTERM ends it. drains: answers a drain.
