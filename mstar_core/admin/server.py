@@ -30,7 +30,7 @@ from mstar_core.admin.arguments import (
     whole,
 )
 from mstar_core.admin.endpoints import ENDPOINTS
-from mstar_core.admin.metrics import CONTENT_TYPE, Totals, exposition
+from mstar_core.admin.metrics import CONTENT_TYPE, exposition
 from mstar_core.admin.once import Once
 from mstar_core.admin.openapi import document
 from mstar_core.admin.peers import Access, access_of, peer_of
@@ -98,9 +98,8 @@ class AdminServer:
         self._server: Any = None
         self._streams = streams or Streams()
         self._once = Once()
-        self._totals = Totals()
         self._recordings = Recordings(Path(deployment.spec.run_dir) / "recordings", deployment.spec.model, as_json)
-        deployment.picture.requests.on_end += [self._totals.ended, self._recordings.ended]
+        deployment.picture.requests.on_end.append(self._recordings.ended)
         self._app = self._make_app()
 
     async def start(self) -> None:
@@ -196,7 +195,7 @@ class AdminServer:
 
     async def _metrics(self, request: Request) -> HTTPResponse:
         self._deployment.picture.refresh(now_all=True)
-        return raw(exposition(self._deployment, self._totals), content_type=CONTENT_TYPE)
+        return raw(exposition(self._deployment), content_type=CONTENT_TYPE)
 
     async def _health(self, request: Request) -> HTTPResponse:
         state = self._deployment.state

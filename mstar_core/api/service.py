@@ -164,6 +164,7 @@ class Service:
         self.limits = media_limits(api)
         self._detokenizer = detokenizer
         self.feed = Feed(clock, lambda: f"all {self.admission.slots} slots are taken")
+        self.feed.on_end = metrics.ended
         link.gauges, link.news = self._gauges, self.feed.take
         metrics.inflight.set_function(lambda: self.admission.running)
         metrics.queue_depth.set_function(lambda: self.admission.waiting)
@@ -178,6 +179,7 @@ class Service:
             **{f"api.{what}": self.feed.counts[what] for what in ("finished", "failed", "cancelled", "refused")},
             "api.pool_busy": self.pool.busy,
             "api.tensors_lent": self.link.loans,
+            "api.sent_bytes": self.link.sent_bytes,
         }
 
     def check_open(self, key: str = "", count: int = 1) -> None:

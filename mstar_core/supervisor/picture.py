@@ -23,7 +23,7 @@ from mstar_core.supervisor.readings import Readings
 
 if TYPE_CHECKING:
     from mstar_core.config.deployment import DeploymentSpec
-    from mstar_core.messages.telemetry import EdgeNews
+    from mstar_core.messages.telemetry import EdgeNews, MetricSample
     from mstar_core.supervisor.child import Child as Process
 
 PARTS_S: Final = 0.25
@@ -52,12 +52,16 @@ class View(Protocol):
 
 
 class Picture:
-    """Keeps the hub current. `take`, `part` and `phase` follow children; `refresh` is called ten times a second."""
+    """Keeps the hub current. `take`, `part` and `phase` follow children; `refresh` is called ten times a second.
+
+    samples: of the api's metrics, as it told them last.
+    """
 
     def __init__(self, view: View, hub: Hub, gpus: GpuReader) -> None:
         self.hub = hub
         self.requests = RequestLog(view.spec.model)
         self.weights: dict[str, int] = {}
+        self.samples: dict[tuple[str, tuple[str, ...]], MetricSample] = {}
         self._view = view
         self._gpus = gpus
         self._processes = Processes()
@@ -78,6 +82,8 @@ class Picture:
         for edge in telemetry.edges:
             key = f"{edge.name}@{edge.source_rank}>{edge.into_rank}"
             self._edges.setdefault(key, {})[child] = edge
+        for sample in telemetry.samples:
+            self.samples[sample.name, tuple(sample.labels)] = sample
 
     def part(self, child: str) -> None:
         """A child is gone."""

@@ -44,7 +44,7 @@ from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.outcome import outcome
 from mstar_core.supervisor.picture import Picture
 from mstar_core.supervisor.post import Post
-from mstar_core.supervisor.readings import node_readings
+from mstar_core.supervisor.readings import forwarded
 from mstar_core.supervisor.verdicts import can_serve, cause_sentence, exit_code_of, hang
 from mstar_core.transport import Courier, Malformed
 
@@ -420,7 +420,7 @@ class Supervisor:
             await asyncio.sleep(self._pace.show_s)
 
     def _forward_readings(self) -> None:
-        readings = node_readings(self.values)
+        readings = forwarded(self.values, self.restarts)
         if readings != self._forwarded and API in self.children:
             self._forwarded = readings
             self._post.send(API, Telemetry(name="supervisor", incarnation=0, values=readings))

@@ -100,6 +100,7 @@ class Report:
             f"{name}.idle_s": round(self.idle_s, 3),
             f"{name}.wait_s": round(self.steps.waited_s, 3),
             f"{name}.shm_bytes": float(self.transport.used_bytes),
+            f"{name}.sent_bytes": float(self.transport.sent_bytes),
             f"{name}.shm_live": float(self.transport.live),
         }
         for node, runner in self.runners.items():
