@@ -60,6 +60,16 @@ class GraphCounts:
     capture_s: float = 0.0
     bytes: int = 0
 
+    def as_counters(self) -> dict[str, float]:
+        """Counters of a node without prompts. graph_misses: steps that no graph took, or not all of."""
+        return {
+            "graph_hits": float(self.hits),
+            "graph_misses": float(self.misses),
+            "graphs_captured": float(self.captured),
+            "graph_capture_s": self.capture_s,
+            "graph_bytes": float(self.bytes),
+        }
+
 
 class Captures:
     """Makes the graphs of one node in one memory pool. Shared by its decode and prefill graphs.

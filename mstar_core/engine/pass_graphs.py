@@ -111,15 +111,8 @@ class PassGraphs:
         return {kind: sorted(buckets) for kind, buckets in self._buckets.items()}
 
     def counters(self) -> dict[str, float]:
-        """What captured passes did since the start, by name; graph_misses: steps that none, or not all, could take."""
-        counts = self.counts
-        return {
-            "graph_hits": float(counts.hits),
-            "graph_misses": float(counts.misses),
-            "graphs_captured": float(counts.captured),
-            "graph_capture_s": counts.capture_s,
-            "graph_bytes": float(counts.bytes),
-        }
+        """What captured passes did since the start, by name."""
+        return self.counts.as_counters()
 
     def run(self, pieces: Sequence[Piece]) -> tuple[list[tuple[list[Piece], dict[str, Tensor]]], list[Piece]]:
         """Replay what graphs can take: batches with their packed outputs, tensors of their own; and what is left.

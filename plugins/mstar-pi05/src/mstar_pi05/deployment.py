@@ -16,6 +16,7 @@ from mstar_pi05.sizes import ACTION_WIDTH
 LONGEST_HORIZON: Final = 1000
 MOST_STEPS: Final = 100
 RESIZES: Final = ("pillow", "tensor")
+VISION_DTYPES: Final = ("float32", "tf32", "bfloat16")
 
 MODEL_KWARGS: Final[Mapping[str, Any]] = {
     "action_horizon": None,
@@ -29,6 +30,7 @@ MODEL_KWARGS: Final[Mapping[str, Any]] = {
     "delta_actions": None,
     "resize": "pillow",
     "default_prompt": None,
+    "vision_dtype": "float32",
 }
 """Options of a deployment; the plugin's README says what each does. None: the robot's or the checkpoint's own value."""
 
@@ -50,6 +52,7 @@ class Deployment:
     is_delta: tuple[bool, ...] = ()
     resize: str = "pillow"
     default_prompt: str | None = None
+    vision_dtype: str = "float32"
 
 
 def read_deployment(model_kwargs: Mapping[str, Any]) -> Deployment:
@@ -73,8 +76,9 @@ def read_deployment(model_kwargs: Mapping[str, Any]) -> Deployment:
         robot=robot,
         mirrors=_flag(given, "adapt_to_pi", True) and bool(robot and robot.mirrors),
         is_delta=robot.is_delta if robot and wants_delta else (),
-        resize=_resize(given["resize"]),
+        resize=_one_of(given, "resize", RESIZES),
         default_prompt=_text(given, "default_prompt"),
+        vision_dtype=_one_of(given, "vision_dtype", VISION_DTYPES),
     )
 
 
@@ -86,10 +90,10 @@ def _robot(name: object) -> Robot | None:
     return ROBOTS[name]
 
 
-def _resize(name: object) -> str:
-    if name not in RESIZES:
-        raise _wrong("resize", name, f"choose one of: {', '.join(RESIZES)}")
-    return str(name)
+def _one_of(given: Mapping[str, Any], key: str, allowed: tuple[str, ...]) -> str:
+    if given[key] not in allowed:
+        raise _wrong(key, given[key], f"choose one of: {', '.join(allowed)}")
+    return str(given[key])
 
 
 def _with_delta() -> str:

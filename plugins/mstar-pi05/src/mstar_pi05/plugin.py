@@ -41,7 +41,7 @@ SAMPLES = (
 
 def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
     """Pi0.5 for a checkpoint of these sizes and these options."""
-    graph = build(sizes, deployment.action_dim)
+    graph = build(sizes, deployment.action_dim, deployment.vision_dtype)
     return ModelSpec(
         name="pi05",
         title="Pi0.5: camera images, an instruction and the robot's state to a chunk of actions",
