@@ -125,7 +125,7 @@ def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
         exchange.service.feed.counts["refused"] += 1
     if exchange.has_begun:
         if exchange.code in ("internal_error", "stalled"):
-            exchange.abort()  # no error event went out: only a cut connection tells
+            exchange.abort(drops=exchange.code == "stalled")  # no error event went out: only a cut connection tells
         return None
     return exchange.json(reply.native_body if exchange.is_native else reply.body, reply.status, reply.headers)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +22,8 @@ from mstar_core.api.service import Service
 from mstar_core.errors import RequestError, TooLarge
 
 JSON = "application/json; charset=utf-8"
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER on, for no time: closing sends a reset and frees the send buffer."""
 
 
 @dataclass(slots=True)
@@ -106,11 +110,18 @@ class Exchange:
         """End a streamed answer well."""
         await self._stream.eof()
 
-    def abort(self) -> None:
-        """Cut the connection, so that nobody takes a part for the whole."""
+    def abort(self, *, drops: bool = False) -> None:
+        """Cut the connection, so that nobody takes a part for the whole.
+
+        drops: with what the kernel still holds for the client. One that does not read would else keep megabytes of the
+        server's memory for minutes, and never learn that it was cut.
+        """
         transport: Any = self.request.transport
-        if transport is not None:
-            transport.abort()
+        if transport is None or transport.is_closing():
+            return
+        if drops:
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        transport.abort()
 
     async def read(self) -> bytes | None:
         """Some bytes of the body, None at its end. Raises RequestError for broken framing, TooLarge."""

@@ -91,9 +91,9 @@ async def _stream(exchange: Exchange, session: Session, form: AudioFormat) -> No
                 await exchange.write(data, kind, session.live.deadline - exchange.service.clock())
         await exchange.write(await asyncio.to_thread(encoder.end), kind)
         session.count(session.done())
-    except MstarError:
-        if exchange.has_begun:
-            exchange.abort()  # a body of sound has no place for an error: only a cut connection is clear
+    except MstarError as error:
+        if exchange.has_begun:  # a body of sound has no place for an error: only a cut connection is clear
+            exchange.abort(drops=error.code == "stalled")
         raise
     await exchange.end()
 
