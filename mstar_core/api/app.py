@@ -23,6 +23,7 @@ from mstar_core.api.exchange import Exchange, new_exchange, take_header_id
 from mstar_core.api.openapi import describe
 from mstar_core.api.page import docs_html
 from mstar_core.api.service import Service
+from mstar_core.api.socket import MESSAGE_BYTES, PING_S
 from mstar_core.api.table import ROUTES, Handler, Route
 from mstar_core.errors import MstarError, NotFound, RequestError, TooLarge, did_you_mean
 from mstar_core.observe.logs import request_scope
@@ -58,6 +59,9 @@ def make_app(service: Service) -> Sanic[Any, Any]:
             "REQUEST_MAX_HEADER_SIZE": HEADER_BYTES,
             "REQUEST_MAX_SIZE": service.deployment.api.max_body_bytes + DRAIN_BYTES,  # our own count says it first
             "FALLBACK_ERROR_FORMAT": "json",
+            "WEBSOCKET_MAX_SIZE": MESSAGE_BYTES,
+            "WEBSOCKET_PING_INTERVAL": PING_S,
+            "WEBSOCKET_PING_TIMEOUT": PING_S,
         }
     )
     mapped = mapped_endpoints(service.model)
@@ -65,6 +69,8 @@ def make_app(service: Service) -> Sanic[Any, Any]:
         is_served = route.needs is None or route.needs in service.model.routes
         _add(app, service, route, route.handler if is_served else _unsupported(route.path, mapped))
     served = [route for route in ROUTES if route.needs is None or route.needs in service.model.routes]
+    if any(route.is_socket for route in served):
+        app.enable_websocket()
     service.description = describe(service.deployment, service.model, served)
     service.page = docs_html(service.description)
     return app
@@ -87,6 +93,8 @@ def _add(app: Sanic[Any, Any], service: Service, route: Route, handler: Handler)
         asked = request.headers.get("access-control-request-headers")
         return exchange.whole(b"", "text/plain; charset=utf-8", 204, preflight_headers(asked))
 
+    if route.is_socket:
+        handle.is_websocket = True  # type: ignore[attr-defined]  # how Sanic knows that no answer need come back
     app.add_route(handle, route.path, methods=[route.method], name=route.name, stream=route.method == "POST")
     if service.deployment.api.cors_origins:
         app.add_route(preflight, route.path, methods=["OPTIONS"], name=f"{route.name}_preflight")
@@ -131,6 +139,8 @@ def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
 
 
 def _note(exchange: Exchange, route: Route) -> None:
+    if route.is_socket and exchange.has_begun:
+        return  # its handler notes each of its requests
     total_s = exchange.service.clock() - exchange.started
     metrics = exchange.service.metrics
     metrics.requests.labels(route.name, exchange.code).inc()

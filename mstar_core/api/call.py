@@ -33,7 +33,8 @@ MAX_INT: Final = 2**63 - 1
 class Call:
     """What is asked for. params: the model's checked dataclass. order: segments as (modality, index).
 
-    texts, turns: of a chat. stops: strings that end the text. group: the client's id where this is one item of several.
+    texts, turns: of a chat. observation: a robot's message, in place of text and media. stops: strings that end the
+    text. group: the client's id where this is one item of several.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class Call:
     group: str = ""
     media: Sequence[MediaPart] = ()
     order: Sequence[tuple[str, int]] = ()
+    observation: bytes | None = None
     outputs: tuple[str, ...]
     params: Any
     seed: int

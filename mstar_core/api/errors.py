@@ -24,6 +24,20 @@ class Unauthorized(RequestError):
     code = "invalid_api_key"
 
 
+class Forbidden(RequestError):
+    """A page of a place that nobody named may not speak to the server."""
+
+    status = 403
+    code = "origin_not_allowed"
+
+
+class UpgradeRequired(RequestError):
+    """A path for WebSockets was asked for by plain HTTP."""
+
+    status = 426
+    code = "upgrade_required"
+
+
 class MethodNotAllowed(RequestError):
     status = 405
     code = "method_not_allowed"
@@ -127,6 +141,8 @@ def _headers(error: MstarError) -> dict[str, str]:
         return {"Retry-After": str(min(60, max(1, error.retry_after_s)))}
     if error.status == 503:
         return {"Retry-After": str(RETRY_AFTER_S.get(error.code, 5))}
+    if error.status == 426:
+        return {"Upgrade": "websocket", "Connection": "Upgrade"}
     if error.status == 401:
         return {"WWW-Authenticate": "Bearer"}
     return {}

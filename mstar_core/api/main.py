@@ -23,6 +23,7 @@ from mstar_core.api.pool import Pool
 from mstar_core.api.pool_child import load_processor
 from mstar_core.api.requests import Registry
 from mstar_core.api.service import KEEPALIVE_S, Service
+from mstar_core.api.socket import dismiss
 from mstar_core.api.tls import tls_context
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import PluginError, StartError, Unavailable
@@ -119,9 +120,10 @@ class ApiProcess:
         await self.registry.wait_empty(CLOSE_S)
         if self._server is not None:
             self._server.close()
-            await self._server.wait_closed()
             for connection in list(self._server.connections):
+                dismiss(connection)
                 connection.abort()
+            await self._server.wait_closed()  # from Python 3.12 on this waits for every connection
         if self._app is not None:
             Sanic.unregister_app(self._app)
         self.socket.close()

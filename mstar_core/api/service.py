@@ -223,9 +223,9 @@ class Service:
 
     async def _preprocess(self, call: Call, place: Place, live: Live) -> Inputs:
         prompt = PromptRequest(
-            text=call.text, texts=call.texts, turns=call.turns, media=call.media, order=call.order, params=call.params,
-            outputs=frozenset(call.outputs), seed=call.seed, max_seq_len=self.deployment.max_seq_len,
-            limits=self.limits,
+            text=call.text, texts=call.texts, turns=call.turns, media=call.media, order=call.order,
+            observation=call.observation, params=call.params, outputs=frozenset(call.outputs), seed=call.seed,
+            max_seq_len=self.deployment.max_seq_len, limits=self.limits,
         )  # fmt: skip
         inputs = await self.pool.prompt(prompt)
         live.state = "queued"

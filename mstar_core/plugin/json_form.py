@@ -117,7 +117,8 @@ def _modality_from_json(data: Mapping[str, Any]) -> Modality:
 
 
 def _surface_to_json(surface: Surface) -> Json:
-    return {**dataclasses.asdict(surface), "params": dict(surface.params), "beside": list(surface.beside)}
+    maps = {"params": dict(surface.params), "metadata": dict(surface.metadata)}
+    return {**dataclasses.asdict(surface), **maps, "beside": list(surface.beside)}
 
 
 def _surface_from_json(data: Mapping[str, Any]) -> Surface:

@@ -41,6 +41,8 @@ class PromptRequest:
     text: the text; of several texts all of them, with an empty line between. texts: each of them.
     turns: the messages of a chat, in order; together their pieces are `order`. A model with a template of its own lays
     them out; one without roles reads the pieces of `order` as segments. Empty on routes without messages.
+    observation: a message of the robot policy socket as it came, in place of text and media; `unpacked` of
+    `mstar_core.plugin.observation` reads it. None on all other routes.
     seed: already chosen. limits: of media, for the readers in `mstar_core.plugin.media`.
     """
 
@@ -49,6 +51,7 @@ class PromptRequest:
     turns: Sequence[Turn] = ()
     media: Sequence[MediaPart] = ()
     order: Sequence[tuple[str, int]] = ()
+    observation: bytes | None = None
     params: Any = None
     outputs: frozenset[str] = frozenset()
     seed: int = 0

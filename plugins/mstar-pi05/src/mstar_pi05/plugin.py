@@ -7,7 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mstar_core.plugin import Action, Image, ModelSpec, Partition, Sample, TensorData, Text, WeightRef, hookimpl
+from mstar_core.plugin import (
+    Action,
+    Image,
+    ModelSpec,
+    Partition,
+    Sample,
+    Surface,
+    TensorData,
+    Text,
+    WeightRef,
+    hookimpl,
+)
 from mstar_pi05.checkpoint import read_sizes
 from mstar_pi05.deployment import MODEL_KWARGS, Deployment, read_deployment
 from mstar_pi05.graph import build
@@ -51,6 +62,7 @@ def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
         outputs=(Action(horizon=sizes.horizon, dim=deployment.action_dim),),
         params=Params,
         routes=frozenset({"robot_policy"}),
+        surfaces={"robot_policy": Surface(metadata=deployment.metadata)},
         nodes=graph.nodes,
         partitions=(Partition(name="main", program=pi05, walks=graph.walks),),
         processor="mstar_pi05.processor:Processor",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mstar_core.errors import ConfigError, RequestError, WeightsError
+from mstar_core.plugin.observation import unpacked
 from mstar_core.plugin.processor import Inputs, PromptRequest
 from mstar_pi05 import aloha
 from mstar_pi05.actions import as_lines
@@ -17,6 +18,7 @@ from mstar_pi05.checkpoint import read_sizes
 from mstar_pi05.deployment import read_deployment
 from mstar_pi05.images import FIELD, Floats, Pixels, fitted, signed
 from mstar_pi05.normalisation import Values, normalise
+from mstar_pi05.observations import read_observation
 from mstar_pi05.prompt import pieces
 from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS, IMAGE
 from mstar_pi05.statistics import find_statistics
@@ -49,12 +51,31 @@ class Processor:
             )  # fmt: skip
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
-        """Arrays of a request that came with files. Raises RequestError naming the field."""
+        """Arrays of a request that came with files, or as a robot's message. Raises RequestError naming the field."""
+        if request.observation is not None:
+            return self._observed(request.observation, request)
         uploads = sort_uploads(request.media)
         params = uploads.joined(request.params)
         counts = self._counts(len(uploads.cameras), params.image_mask)
         images = [uploads.camera(number) for number, is_on in enumerate(counts) if is_on]
         return self.prepare(images, replace(request, params=params))
+
+    def _observed(self, message: bytes, request: PromptRequest) -> Inputs:
+        params: Params = request.params
+        robot = self._deployment.robot
+        seen = read_observation(unpacked(message), robot.name if robot is not None else None)
+        for field in ("robot_state", "image_mask"):
+            if getattr(params, field) is not None:
+                hint = "leave the parameter out"
+                raise RequestError(f"{field} is there twice", "the observation holds it", hint, field=field)
+        if not seen.images:
+            raise RequestError(
+                "the observation has no camera image", hint=f"send one to three of {', '.join(CAMERAS)}",
+                field="images", code="missing_field",
+            )  # fmt: skip
+        state = seen.state if self._reads_state(params) else None  # clients of every robot send one
+        told = replace(request, text=seen.prompt, params=replace(params, robot_state=state))
+        return self.prepare(seen.images, told)
 
     def prepare(self, images: Sequence[Pixels | Floats], request: PromptRequest) -> Inputs:
         """Arrays of a request whose images are decoded already; of the request only words and parameters are read.
@@ -149,8 +170,7 @@ class Processor:
         """The state in the model's joint convention, not normalised: float64 [n]."""
         deployment = self._deployment
         if params.robot_state is None:
-            in_actions = bool(deployment.is_delta) and not self._is_normalized(params)
-            if not deployment.state_in_prompt and not in_actions:
+            if not self._reads_state(params):
                 return None
             why = "the prompt holds it" if deployment.state_in_prompt else "actions are differences to it"
             raise RequestError(
@@ -159,6 +179,11 @@ class Processor:
         state = np.array(params.robot_state, dtype=np.float64)
         self._check_length(len(state))
         return aloha.state_to_model(state) if deployment.mirrors else state
+
+    def _reads_state(self, params: Params) -> bool:
+        """Whether a request can do nothing without the state."""
+        deployment = self._deployment
+        return deployment.state_in_prompt or (bool(deployment.is_delta) and not self._is_normalized(params))
 
     def _check_length(self, count: int) -> None:
         robot, moments = self._deployment.robot, self._state_moments
