@@ -290,6 +290,8 @@ class KVCacheEngine:
             slots_total=self._state.slots.count,
             slots_used=self._state.slots.used,
             preempted=self._state.preempted,
+            preempted_pages=self._state.preempted_pages,
+            last_preempted=self._state.last_preempted,
         )
 
     def held(self) -> dict[Handle, tuple[int, str]]:

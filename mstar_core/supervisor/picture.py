@@ -105,6 +105,12 @@ class Picture:
         self._partitions = {node.name: node.partition for node in graph.nodes}
         self.hub.graph(graph)
 
+    @property
+    def refused(self) -> dict[str, float]:
+        """How many requests the api refused before they ran, by code."""
+        told = (sample for sample in self.samples.values() if sample.name == "mstar_rejected_total")
+        return {sample.labels[0]: sample.value for sample in told}
+
     def event(self, flat: Mapping[str, Any]) -> None:
         """An event of the feed."""
         facts = {name: value for name, value in flat.items() if name not in ("n", "time", "type")}

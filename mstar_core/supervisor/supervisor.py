@@ -45,6 +45,7 @@ from mstar_core.supervisor.outcome import outcome
 from mstar_core.supervisor.picture import Picture
 from mstar_core.supervisor.post import Post
 from mstar_core.supervisor.readings import forwarded
+from mstar_core.supervisor.storms import Storms
 from mstar_core.supervisor.verdicts import can_serve, cause_sentence, exit_code_of, hang
 from mstar_core.transport import Courier, Malformed
 
@@ -83,6 +84,7 @@ class Supervisor:
         self.gpus = GpuReader(library() if any(r.device != "cpu" for r in spec.plan.ranks) else None)
         self.picture = Picture(self, self.hub, self.gpus)
         self.events = Events(Path(spec.log_dir) / "events.ndjson", self.picture.event)
+        self._storms = Storms(self.picture.requests.name_of)
         self.exit_code = ExitCode.DONE
         self.restarts = 0
         self.fetch_s = 0.0
@@ -417,6 +419,8 @@ class Supervisor:
     async def _show_forever(self) -> None:
         while True:
             self.picture.refresh()
+            for kind, facts in self._storms.look(self.values, self.picture.refused, self.hub.now()):
+                self.events.add(kind, **facts)
             await asyncio.sleep(self._pace.show_s)
 
     def _forward_readings(self) -> None:

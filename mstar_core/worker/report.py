@@ -121,6 +121,8 @@ class Report:
             f"{prefix}.slots_used": float(memory.slots_used),
             f"{prefix}.slots_total": float(memory.slots_total),
             f"{prefix}.preempted": float(memory.preempted),
+            f"{prefix}.preempted_pages": float(memory.preempted_pages),
+            f"{prefix}.preempted_last": float(memory.last_preempted or 0),
             f"{prefix}.ready": float(pressure.ready),
             f"{prefix}.waiting": float(pressure.waiting),
         }
