@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from contextlib import suppress
 from typing import Any, Final
 
 from sanic import Request, Sanic
@@ -95,19 +96,26 @@ def _add(app: Sanic[Any, Any], service: Service, route: Route, handler: Handler)
 
     if route.is_socket:
         handle.is_websocket = True  # type: ignore[attr-defined]  # how Sanic knows that no answer need come back
-    app.add_route(handle, route.path, methods=[route.method], name=route.name, stream=route.method == "POST")
+    app.add_route(handle, route.path, methods=[route.method], name=route.name, stream=True)
     if service.deployment.api.cors_origins:
         app.add_route(preflight, route.path, methods=["OPTIONS"], name=f"{route.name}_preflight")
 
 
 async def _guarded(exchange: Exchange, route: Route, handler: Handler) -> HTTPResponse | None:
     # The isolation boundary of one request: whatever happens in a handler becomes one answer, one line, one count.
+    with request_scope(exchange.request_id):
+        return await _answered(exchange, route, handler)
+
+
+async def _answered(exchange: Exchange, route: Route, handler: Handler) -> HTTPResponse | None:
     service = exchange.service
     try:
         take_header_id(exchange)
         api = service.deployment.api
         if not route.is_open and not (route.name == "metrics" and api.metrics_open):
             exchange.key = check_key(api.api_keys, exchange.request.headers)
+        if not route.reads_body:
+            await exchange.skip()
         return await handler(exchange)
     except asyncio.CancelledError:
         exchange.status, exchange.code = 499, "disconnected"
@@ -152,6 +160,7 @@ def _note(exchange: Exchange, route: Route) -> None:
             "status": exchange.status,
             "code": exchange.code,
             "total_ms": round(total_s * 1000, 3),
+            "trace": exchange.trace_id,
         }
         log.log(logging.INFO if route.reads_body else logging.DEBUG, "answered", extra={"facts": facts})
 
@@ -164,13 +173,15 @@ class _Errors(ErrorHandler):
         self._service = service
 
     def default(self, request: Request, exception: Exception) -> HTTPResponse:
-        exchange = new_exchange(self._service, request, "none", is_native=False)
+        exchange = new_exchange(self._service, request, "none", is_native=request.path == "/generate")
+        with suppress(RequestError):
+            take_header_id(exchange)
         error = _http_error(request, exception)
         if not isinstance(error, MstarError):
             log.error("a request failed before its handler", exc_info=exception)
         reply = reply_of(error, exchange.request_id)
         self._service.metrics.requests.labels("none", reply.code).inc()
-        return exchange.json(reply.body, reply.status, reply.headers)
+        return exchange.json(reply.native_body if exchange.is_native else reply.body, reply.status, reply.headers)
 
 
 def _http_error(request: Request, exception: Exception) -> Exception:

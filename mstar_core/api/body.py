@@ -20,6 +20,9 @@ from mstar_core.errors import RequestError, TooLarge
 SPOOL_BYTES: Final = 1 << 20
 """An upload over this size goes to a file."""
 
+SKIPPED_BYTES: Final = 1 << 20
+"""How much is read of a body that means nothing to its route."""
+
 FLOOR_WINDOW_S: Final = 30.0
 FLOOR_BYTES_PER_S: Final = 16 * 1024
 YIELD_BYTES: Final = 256 * 1024
@@ -239,7 +242,7 @@ class _Part:
             self._upload.write(data)
         elif self._text is not None:
             self._text += data
-            _check_size(self._name, len(self._text), self._limits)
+            check_size(self._name, len(self._text), self._limits)
 
     def end(self) -> None:
         if self._upload is not None:
@@ -257,11 +260,12 @@ class _Part:
 def _add_field(form: Form, name: str, value: str, limits: BodyLimits) -> None:
     if name in form.fields:
         raise RequestError(f"{name[:40]} stands twice", hint="send it once", field=name[:40])
-    _check_size(name, len(value), limits)
+    check_size(name, len(value), limits)
     form.fields[name] = value
 
 
-def _check_size(name: str, size: int, limits: BodyLimits) -> None:
+def check_size(name: str, size: int, limits: BodyLimits) -> None:
+    """Raise TooLarge for a text field of more than its bytes."""
     limit = KWARGS_BYTES if name == "model_kwargs" else limits.text
     if size > limit:
         raise TooLarge(f"{name[:40]} has more than {limit} bytes", field=name[:40], code="body_too_large")

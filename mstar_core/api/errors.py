@@ -70,6 +70,8 @@ class PeerError(MstarError):
 
 
 TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 499: "cancelled"}
+MESSAGE_CHARS: Final = 1000
+PARAM_CHARS: Final = 200
 RETRY_AFTER_S: Final = {"starting": 5, "draining": 30, "worker_lost": 2, "unavailable": 5}
 
 
@@ -112,8 +114,8 @@ def reply_of(error: BaseException, request_id: str) -> ErrorReply:
     status = error.status
     if status >= 500 and not isinstance(error, (Unavailable, PeerError)) and status != 504:
         return _internal(request_id, error.code, str(error.facts.get("node") or error.facts.get("peer") or "api"))
-    message = _safe(error.public)
-    if message is None:
+    message = error.public
+    if status >= 500 and not _is_safe(message):
         return _internal(request_id, error.code)
     kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     field_name = error.facts.get("field")
@@ -121,8 +123,8 @@ def reply_of(error: BaseException, request_id: str) -> ErrorReply:
         status=status,
         type=kind,
         code=error.code,
-        message=message,
-        param=str(field_name) if field_name is not None else None,
+        message=_line(message, MESSAGE_CHARS),
+        param=_line(str(field_name), PARAM_CHARS) if field_name is not None else None,
         headers=_headers(error),
     )
 
@@ -132,8 +134,13 @@ def _internal(request_id: str, code: str = "internal_error", part: str = "api") 
     return ErrorReply(status=500, type="server_error", code=code, message=message)
 
 
-def _safe(text: str) -> str | None:
-    return None if "Traceback" in text or "\n" in text or 'File "' in text else text
+def _is_safe(text: str) -> bool:
+    return "Traceback" not in text and "\n" not in text and 'File "' not in text
+
+
+def _line(text: str, limit: int) -> str:
+    """One line, not long: it may hold words of the client, such as the name of a parameter."""
+    return "".join(char if char.isprintable() else " " for char in text[:limit])
 
 
 def _headers(error: MstarError) -> dict[str, str]:

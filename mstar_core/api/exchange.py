@@ -14,12 +14,13 @@ from sanic import Request
 from sanic.exceptions import BadRequest, PayloadTooLarge
 from sanic.response import HTTPResponse
 
-from mstar_core.api.body import BodyLimits
+from mstar_core.api.body import SKIPPED_BYTES, BodyLimits, read_pieces
 from mstar_core.api.cors import cors_headers
 from mstar_core.api.errors import Stalled
-from mstar_core.api.ids import check_request_id, new_request_id
+from mstar_core.api.ids import check_request_id, new_request_id, trace_id_of, unescaped
 from mstar_core.api.service import Service
 from mstar_core.errors import RequestError, TooLarge
+from mstar_core.observe.logs import REQUEST_ID
 
 JSON = "application/json; charset=utf-8"
 RESET = struct.pack("ii", 1, 0)
@@ -30,13 +31,15 @@ RESET = struct.pack("ii", 1, 0)
 class Exchange:
     """A request and its answer. Owned by the app's wrapper; routes get it for the length of their handler.
 
-    is_native: errors carry the older key too. has_begun: the first byte of the answer is out.
+    trace_id: of the client's trace where it sent one, else new. is_native: errors carry the older key too. has_begun:
+    the first byte of the answer is out.
     """
 
     service: Service
     request: Request
     route: str
     request_id: str
+    trace_id: str = ""
     key: str = ""
     is_native: bool = False
     has_begun: bool = False
@@ -56,6 +59,11 @@ class Exchange:
         return str(self.request.headers.get("content-type") or "")
 
     @property
+    def path_name(self) -> str:
+        """The `{name}` of the path, its percent escapes undone: clients escape what may stand in an id."""
+        return unescaped(str(self.request.match_info["name"]))
+
+    @property
     def timeout_header(self) -> str | None:
         value = self.request.headers.get("x-request-timeout")
         return str(value) if value is not None else None
@@ -67,6 +75,7 @@ class Exchange:
         if not isinstance(request_id, str):
             raise RequestError("request_id is not a string", field="request_id")
         self.request_id = check_request_id(request_id)
+        REQUEST_ID.set(self.request_id)
 
     def warn(self, warnings: Sequence[str]) -> None:
         """Tell the client in a header."""
@@ -87,7 +96,8 @@ class Exchange:
 
     @property
     def all_headers(self) -> dict[str, str]:
-        return {"X-Request-ID": self.request_id, "Cache-Control": "no-store", **self._cors, **self.headers}
+        own = {"X-Request-ID": self.request_id, "X-Trace-ID": self.trace_id, "Cache-Control": "no-store"}
+        return {**own, **self._cors, **self.headers}
 
     @property
     def _cors(self) -> dict[str, str]:
@@ -135,8 +145,11 @@ class Exchange:
         return piece
 
     async def skip(self) -> None:
-        """Read a body that means nothing here to its end: Sanic logs an error when a good answer leaves one over."""
-        while await self.read() is not None:
+        """Read a body that means nothing here to its end: Sanic logs an error when a good answer leaves one over.
+
+        Raises TooLarge, SlowUpload.
+        """
+        async for _ in read_pieces(self, SKIPPED_BYTES):
             pass
 
 
@@ -147,7 +160,8 @@ def header_text(text: str) -> str:
 
 def new_exchange(service: Service, request: Request, route: str, *, is_native: bool) -> Exchange:
     """The exchange of a request that just came; its id is the header's, or a new one. Raises nothing."""
-    return Exchange(service, request, route, new_request_id(), is_native=is_native, started=service.clock())
+    trace_id = trace_id_of(request.headers.get("traceparent"))
+    return Exchange(service, request, route, new_request_id(), trace_id, is_native=is_native, started=service.clock())
 
 
 def take_header_id(exchange: Exchange) -> None:

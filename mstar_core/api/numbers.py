@@ -70,7 +70,7 @@ def widened(item: Item) -> Array:
 def _converted(item: Item, wanted: str | None) -> tuple[Array, str]:
     is_half = item.dtype == BFLOAT16
     own = BFLOAT16 if is_half else item.array.dtype.name
-    array = np.ascontiguousarray(item.array)
+    array = np.asarray(item.array, order="C")  # ascontiguousarray would make [1] of a single number
     is_float = is_half or array.dtype.kind == "f"
     if wanted is None or not is_float or wanted == own:
         return array.astype(array.dtype.newbyteorder("<"), copy=False), own
@@ -88,7 +88,7 @@ def widened_bits(bits: Array) -> Array:
 
 def _halved(wide: Array) -> Array:
     """float32 to the bits of bfloat16, rounded to the nearest, ties to even. A NaN stays one."""
-    bits = np.ascontiguousarray(wide).view("<u4")
+    bits = np.asarray(wide, order="C").view("<u4")
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
     made: Array = np.where(np.isnan(wide), np.uint16(0x7FC0), rounded).astype("<u2")
     return made

@@ -32,6 +32,11 @@ class Chunk:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+def _steps(item: Item) -> int:
+    """Steps of actions [..., steps, values]."""
+    return item.array.shape[-2] if item.array.ndim > 1 else 1
+
+
 class Presenter:
     """Turns items into chunks and counts what went out. facts: what the processor tells of outputs, by modality.
 
@@ -54,6 +59,8 @@ class Presenter:
         self.samples = 0
         self.text_tokens = 0
         self.images = 0
+        self.action_steps = 0
+        self.frames = 0
         self.first_at: float | None = None
         self.first_sound_at: float | None = None
         audio = spec.output("audio")
@@ -87,10 +94,12 @@ class Presenter:
             case "text":
                 return self._text(item)
             case "action" | "scalar" | "tensor":
+                self.action_steps += _steps(item) if item.modality == "action" else 0
                 return [await self._packed(item)]
             case _:
                 data, metadata = await self._postprocess(widened(item), item.modality)
                 self.images += item.modality == "image"
+                self.frames += int(metadata.get("frames") or 0) if item.modality == "video" else 0
                 return [Chunk(modality=item.modality, data=data, metadata={**item.meta, **metadata})]
 
     @property

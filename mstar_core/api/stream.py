@@ -87,7 +87,7 @@ class Spool:
             self._append(data)
         except OSError as error:
             raise storage_full(error) from error
-        place = _Spooled(replace(item, array=NOTHING), data.dtype, data.shape, self._end, data.nbytes)
+        place = _Spooled(replace(item, array=NOTHING), data.dtype, item.array.shape, self._end, data.nbytes)
         self._end += item.array.nbytes
         return place
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 
+from mstar_core.api.strict_json import parse_json
+from mstar_core.errors import RequestError
 from mstar_core.messages.life import Drain
 from mstar_core.messages.requests import NewRequest
 from tests.api.conftest import Api, Started, running
@@ -315,3 +318,54 @@ async def test_json_files_over_the_count_are_refused(started: Started) -> None:
         file = {"data": base64.b64encode(b"BM").decode()}
         answer = await api.client.post("/generate", json={"text": "x", "files": [file, file]})
         assert (answer.status_code, error_of(answer)["code"]) == (413, "too_many_files")
+
+
+ODD_WORDS = {"trace": "Traceback", "file": 'File "x"', "line": "a\nb", "long": "k" * 3_000_000}
+
+
+@pytest.mark.parametrize("word", ODD_WORDS.values(), ids=ODD_WORDS)
+async def test_words_of_the_client_in_a_refusal_stay_a_short_refusal(started: Started, word: str) -> None:
+    async with started(speak(1)) as api:
+        answer = await api.client.post("/generate", json={"text": "x", word: 1})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "unknown_parameter")
+        assert len(error["message"]) <= 1000 and len(error["param"]) <= 200 and "\n" not in error["message"]
+        if len(word) < 100:
+            assert (await api.client.get(f"/{quote(word)}")).status_code == 404
+
+
+async def test_errors_before_a_handler_have_its_form_and_the_clients_id(started: Started) -> None:
+    async with started(speak(1)) as api:
+        answer = await api.client.get("/generate", headers={"X-Request-ID": "mine"})
+        assert (answer.status_code, answer.headers["x-request-id"]) == (405, "mine")
+        assert answer.json()["detail"] == answer.json()["error"]["message"]
+        other = await api.client.get("/nowhere", headers={"X-Request-ID": "mine"})
+        assert (other.status_code, other.headers["x-request-id"], set(other.json())) == (404, "mine", {"error"})
+
+
+async def test_ids_and_models_are_found_under_escaped_names(started: Started) -> None:
+    async with started(speak(1)) as api:
+        name = 'a#b%c?d"e'
+        await api.client.post("/generate", data={**GOOD, "request_id": name})
+        path = f"/v1/requests/{quote(name, safe='')}"
+        assert (await api.client.get(path)).json()["id"] == name
+        assert (await api.client.post(f"{path}/cancel")).json() == {"id": name, "status": "finished"}
+        assert (await api.client.get("/v1/models/fake%5Fspeech")).status_code == 200
+
+
+@pytest.mark.parametrize("over", [0, 1])
+async def test_a_text_of_a_json_body_has_the_limit_of_one_in_a_form(started: Started, over: int) -> None:
+    text = "\u00e4" * 500 + "x" * over  # 1000 bytes, and one more
+    async with started(speak(1), max_text_bytes=1000) as api:
+        for answer in (
+            await api.client.post("/generate", json={"text": text, "output_modalities": "audio"}),
+            await api.client.post("/generate", data={"text": text, "output_modalities": "audio"}),
+        ):
+            assert answer.status_code == (413 if over else 200)
+
+
+def test_a_body_of_millions_of_small_values_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mstar_core.api.strict_json.MAX_VALUES", 100)
+    assert len(parse_json(b"[" + b"{}," * 99 + b"{}]")) == 100
+    with pytest.raises(RequestError, match="more than 100 values"):
+        parse_json(b"[" + b"{}," * 100 + b"{}]")

@@ -13,7 +13,7 @@ from mstar_core.errors import Cancelled, NotFound
 
 async def request_state(exchange: Exchange) -> HTTPResponse:
     """What a request does, or what became of it."""
-    name = str(exchange.request.match_info["name"])
+    name = exchange.path_name
     registry = exchange.service.registry
     live = registry.find(name, exchange.key)
     if live is not None:
@@ -27,18 +27,16 @@ async def request_state(exchange: Exchange) -> HTTPResponse:
 
 async def cancel(exchange: Exchange) -> HTTPResponse:
     """End a request; one that has ended already is no error."""
-    name = str(exchange.request.match_info["name"])
+    name = exchange.path_name
     registry = exchange.service.registry
     items = registry.items(name, exchange.key)
     if items:
         for live in items:
             live.fail(Cancelled("the request was cancelled by its id"))
-        await exchange.skip()
         return exchange.json({"id": name, "status": "cancelled"})
     outcome = registry.outcome(name, exchange.key)
     if outcome is None:
         raise unknown()
-    await exchange.skip()
     return exchange.json({"id": name, "status": "cancelled" if outcome.status == "cancelled" else "finished"})
 
 
