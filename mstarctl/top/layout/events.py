@@ -28,6 +28,8 @@ def role_of(kind: str) -> str:
 
 def facts_text(facts: dict[str, Any]) -> str:
     """`r-7f11 96 pages (pool full)`: whom it is about, the rest as `key value`, the reason. Zeros say nothing."""
+    if "phase" in facts and "after" in facts:
+        return _phase_text(facts)
     words = [str(facts[key]) for key in SUBJECTS if facts.get(key) not in (None, "")]
     for key, value in facts.items():
         if key in (*SUBJECTS, "why", "cause") or value in (None, "", 0, [], {}):
@@ -37,6 +39,13 @@ def facts_text(facts: dict[str, Any]) -> str:
     if isinstance(why, dict):
         why = why.get("message") or why.get("reason")
     return safe(" ".join(words) + (f" ({why})" if why else "")).strip()
+
+
+def _phase_text(facts: dict[str, Any]) -> str:
+    """`worker-0 enters device (cpu)   spawn took 5.1 s`: a step of a start, and how long the one before was."""
+    detail, took = facts.get("detail"), facts.get("after_s")
+    text = f"{facts.get('child', '')} enters {facts['phase']}" + (f" ({detail})" if detail else "")
+    return safe(text + (f"   {facts['after']} took {duration_text(float(took))}" if took else "")).strip()
 
 
 def _fact(key: str, value: Any) -> str:
