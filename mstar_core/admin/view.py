@@ -80,6 +80,8 @@ def deployment(view: DeploymentView) -> dict[str, Any]:
         "config": spec.config_file,
         "cause": view.last_cause,
         "versions": spec.versions,
+        "transport": spec.transport,
+        "unused": list(spec.unused),
     }
 
 

@@ -74,7 +74,7 @@ def up(
     """Start a deployment."""
     printer = Printer.of(ctx)
     only_here(printer.options, "up")
-    refuse_absent({"--enable-nvtx": nvtx}, has_rust=rust_frontend or rust_frontend_bin is not None)
+    refuse_second_front_end(is_asked=rust_frontend or rust_frontend_bin is not None)
     wanted = Wanted(
         target=target,
         config=config,
@@ -102,12 +102,14 @@ def up(
         tls_key=tls_key,
         strict_model=strict_model,
         admin_group=admin_group,
+        mooncake_port=mooncake_port,
+        transfer_device=transfer_device,
+        nvtx=nvtx,
         argv=tuple(sys.argv[1:]),
     )
     planned = make_planned(wanted)
-    for flag, value in (("--mooncake-port", mooncake_port), ("--tcp-transfer-device", transfer_device)):
-        if value is not None:
-            printer.warn(f"{flag} {value} has no effect: tensors move by shared memory (SHM)")
+    for sentence in planned.spec.unused:
+        printer.warn(sentence)
     show_plan(planned, printer)
     if is_dry:
         show_dry(planned, printer)
@@ -119,15 +121,12 @@ def up(
         run_attached(started, planned, printer)
 
 
-def refuse_absent(absent: dict[str, Any], *, has_rust: bool) -> None:
-    """Nothing is accepted without an effect. Raises UsageError naming the option."""
-    if has_rust:
+def refuse_second_front_end(*, is_asked: bool) -> None:
+    """Raises UsageError when another front end than ours is asked for."""
+    if is_asked:
         raise UsageError(
             "--rust-frontend does not exist here", "there is one front end, and it is always used", "leave it out"
         )
-    for flag, value in absent.items():
-        if value:
-            raise UsageError(f"{flag} {options.NOT_YET}", hint="leave it out")
 
 
 def level_of(text: str) -> str:

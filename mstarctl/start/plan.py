@@ -31,7 +31,7 @@ from mstar_core.plugin import ModelSpec, Plugins
 from mstarctl.commands.version import client_version
 from mstarctl.start.accelerator import gpu_processes, gpus
 from mstarctl.start.devices import Devices, choose_devices, count_gpus, torch_version
-from mstarctl.start.limits import check_code, check_placement, check_transport
+from mstarctl.start.limits import check_code, check_placement, check_transport, unused_options
 from mstarctl.start.room import check_free, check_memory, gpu_keys, weights_bytes
 
 
@@ -65,6 +65,9 @@ class Wanted:
     tls_key: Path | None = None
     strict_model: bool = False
     admin_group: str | None = None
+    mooncake_port: int | None = None
+    transfer_device: str | None = None
+    nvtx: bool = False
     argv: tuple[str, ...] = ()
 
 
@@ -133,6 +136,14 @@ def make_planned(wanted: Wanted) -> Planned:
         upload_dir=uploads_folder(wanted.upload_dir),
         log_stats=wanted.log_stats or wanted.stats_file is not None,
         stats_file=stats_path(wanted.stats_file),
+        nvtx=wanted.nvtx,
+        unused=unused_options(
+            transport,
+            [rank.device for rank in plan.ranks],
+            port=wanted.mooncake_port,
+            network=wanted.transfer_device,
+            is_marked=wanted.nvtx,
+        ),
         graph=msgspec.to_builtins(graph_of(model, plan)),
     )
     walks = sum(len(partition.walks) for partition in model.partitions)

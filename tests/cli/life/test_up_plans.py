@@ -12,6 +12,7 @@ import pytest
 from mstar_core.config.run_dir import deployments
 from mstar_core.errors import ConfigError, ExitCode, PluginError, UsageError
 from mstarctl.start.devices import choose_devices
+from mstarctl.start.limits import unused_options
 
 Cli = Callable[..., Any]
 
@@ -31,7 +32,9 @@ Cli = Callable[..., Any]
         (["orpheus", "--set", "kv_cache.page=3"], ExitCode.INVALID, "page"),
         (["orpheus", "--name", "a/b"], ExitCode.INVALID, "name is 'a/b'"),
         (["orpheus", "--tensor-comm-protocol", "RDMA"], ExitCode.USAGE, "RDMA is not part of this version"),
-        (["orpheus", "--enable-nvtx"], ExitCode.USAGE, "--enable-nvtx is not part of this version"),
+        (["orpheus", "--tensor-comm-protocol", "tcp"], ExitCode.USAGE, "all ranks are on this host"),
+        (["orpheus", "--tensor-comm-protocol", "SMH"], ExitCode.USAGE, "did you mean 'SHM'?"),
+        (["orpheus", "--mooncake-port", "70000"], ExitCode.USAGE, "70000 is not in the range"),
         (["orpheus", "--rust-frontend"], ExitCode.USAGE, "there is one front end"),
         (["orpheus", "--stall", "soon"], ExitCode.USAGE, "--stall is 'soon'"),
         (["orpheus", "--log-level", "loud"], ExitCode.USAGE, "no log level 'loud'"),
@@ -73,9 +76,21 @@ def test_an_open_address_without_a_key_is_warned_of(tool: Cli) -> None:
     assert "--api-key" not in with_key.err and "secret" not in with_key.out + with_key.err
 
 
-def test_an_option_that_shared_memory_does_not_use_is_named(tool: Cli) -> None:
-    said = tool("up", "orpheus:tiny", "--dry-run", "--mooncake-port", "9000")
-    assert (said.code, "--mooncake-port 9000 has no effect" in said.err) == (0, True)
+def test_every_option_without_effect_is_named(tool: Cli) -> None:
+    given = ("--mooncake-port", "9000", "--tcp-transfer-device", "eth0", "--enable-nvtx")
+    said = tool("up", "orpheus:tiny", "--dry-run", *given)
+    assert said.code == 0
+    for flag in ("--mooncake-port 9000", "--tcp-transfer-device eth0", "--enable-nvtx"):
+        assert f"{flag} has no effect" in said.err
+    assert "no effect" not in tool("up", "orpheus:tiny", "--dry-run").err
+
+
+def test_marks_have_an_effect_where_a_rank_is_on_a_gpu() -> None:
+    def unused(*devices: str) -> tuple[str, ...]:
+        return unused_options("SHM", devices, port=None, network=None, is_marked=True)
+
+    assert unused("cpu", "cuda:0") == ()
+    assert "every rank computes on the CPU" in unused("cpu")[0]
 
 
 def test_a_run_directory_that_cannot_be_made_is_named(
