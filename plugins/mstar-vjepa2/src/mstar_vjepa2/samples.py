@@ -100,6 +100,12 @@ AC_SAMPLES = (
     Sample(name="rollout, as video", inputs=_start(4), outputs=LEGACY, params=_roll(4)),
     Sample(name="plan", inputs=_PLAN, outputs=TENSOR, params={"task": "plan", "states": [POSE]}),
     Sample(
+        name="plan, told",
+        inputs=_PLAN,
+        outputs=TENSOR,
+        params={"task": "plan", "states": [POSE], "returns": ["energies"]},
+    ),
+    Sample(
         name="plan, earlier frames",
         inputs={**_PLAN, **_PAST},
         outputs=TENSOR,
