@@ -15,9 +15,9 @@ from typing import Final
 
 from mstar_core.errors import WeightsError
 from mstar_core.plugin import WeightRef
+from mstar_core.plugin.hub import Hub, HuggingFace, fetch_files
 from mstar_core.plugin.model import WeightProgress
 from mstar_orpheus.checkpoint import CONFIG, Checkpoint, verify, weight_files
-from mstar_orpheus.hub import Hub, HuggingFace
 from mstar_orpheus.plugin import ORPHEUS
 
 LM_TEXT_FILES: Final = (
@@ -108,23 +108,7 @@ def _folder(ref: WeightRef, hub: Hub) -> Path:
 
 def _fetch(ref: WeightRef, hub: Hub, progress: WeightProgress | None) -> None:
     listed = hub.files(ref.repo)
-    wanted = wanted_files(listed, ref)
-    total = sum(wanted.values())
-    arrived = 0
-    for file, size in wanted.items():
-        before = arrived
-
-        def received(count: int, file: str = file) -> None:
-            nonlocal arrived
-            arrived += count
-            if progress is not None:
-                progress(min(arrived, total), total, file)
-
-        if hub.cached(ref.repo, file) is None:
-            hub.fetch(ref.repo, file, received)
-        arrived = before + size
-        if progress is not None:
-            progress(arrived, total, file)
+    fetch_files(hub, ref.repo, wanted_files(listed, ref), progress)
 
 
 def wanted_files(listed: Mapping[str, int], ref: WeightRef) -> dict[str, int]:

@@ -28,6 +28,9 @@ from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS, Sizes
 from mstar_pi05.statistics import find_statistics
 
 PLUGIN_API = 1
+WEIGHTS_REPO = "lerobot/pi05_base"
+TOKENIZER_REPO = "google/paligemma-3b-pt-224"
+"""It asks for a login; the checkpoint brings no tokenizer."""
 
 
 def _sample(name: str, cameras: int, params: Mapping[str, Any]) -> Sample:
@@ -71,14 +74,15 @@ def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
         configs="mstar_pi05:configs",
         default_config="pi05",
         weights={
-            "policy": WeightRef(repo="lerobot/pi05_base", files=("*.json", "*.safetensors")),
-            "tokenizer": WeightRef(repo="google/paligemma-3b-pt-224", files=("tokenizer*", "special_tokens_map.json")),
+            "policy": WeightRef(repo=WEIGHTS_REPO, files=("*.json", "*.safetensors")),
+            "tokenizer": WeightRef(repo=TOKENIZER_REPO, files=("tokenizer*", "special_tokens_map.json")),
         },
         requires={"vram_gib": 12, "compute_capability": "8.0"},
         max_seq_len=1024,
         model_kwargs=MODEL_KWARGS,
         samples=tuple(_with_sizes(sample, sizes) for sample in SAMPLES),
         tiny="mstar_pi05.tiny:write_tiny",
+        resolve="mstar_pi05.download:resolve_weights",
         notice="pi05:tiny has random weights: its actions mean nothing",
     )
 
