@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 ALIGNED: Final = 16
 """Keys are padded to a multiple of this many, as the kernels behind torch want a mask to be."""
 
-QUARTERS: Final = 4
-"""The torch form reads every page of its bucket, so there is a bucket for each of so many parts of a row's pages."""
+SHARES: Final = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)
+"""The torch form reads every page of its bucket, so there is a bucket for each of these parts of a row's pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ class Block:
 
 def page_buckets(most_pages: int) -> list[int]:
     """Pages of a row for which the torch form has a bucket each, ascending; the last is `most_pages`."""
-    return sorted({-(-most_pages * part // QUARTERS) for part in range(1, QUARTERS + 1)})
+    return sorted({math.ceil(most_pages * share) for share in SHARES})
 
 
 class TorchFixedPasses:
