@@ -17,6 +17,7 @@ from mstar_core.observe.frames import GRAPH_FACT, Child, Deployment, Edge, Event
 from mstar_core.observe.hub import Hub
 from mstar_core.observe.rates import Rate
 from mstar_core.observe.request_log import RequestLog
+from mstar_core.supervisor.deaths import Circumstances, MemoryKills
 from mstar_core.supervisor.gpus import GpuReader, device_keys
 from mstar_core.supervisor.processes import NO_LOAD, Load, Processes, host_memory_bytes
 from mstar_core.supervisor.readings import Readings
@@ -66,6 +67,8 @@ class Picture:
         self._gpus = gpus
         self._processes = Processes()
         self._host_bytes = host_memory_bytes()
+        self._resident: dict[str, int] = {}
+        self._kills = MemoryKills()
         self._loads: dict[str, Load] = {}
         self._edges: dict[str, dict[str, EdgeNews]] = {}
         self._rates: dict[tuple[str, ...], Rate] = {}
@@ -90,6 +93,10 @@ class Picture:
         self.requests.part(child)
         for told in self._edges.values():
             told.pop(child, None)
+
+    def circumstances(self, child: str) -> Circumstances:
+        """What is known of a child that has just died."""
+        return Circumstances(resident_bytes=self._resident.get(child), memory_kills=self._kills.lately())
 
     def phase(self, child: str, phase: Phase) -> dict[str, Any]:
         """A phase of a start. Returns its facts without those that belong here."""
@@ -143,6 +150,8 @@ class Picture:
     def _look(self, now: float) -> None:
         pids = {name: child.pid if child.is_running else None for name, child in self._view.children.items()}
         self._loads = {name: self._processes.look(pid, now) for name, pid in {**pids, SUPERVISOR: os.getpid()}.items()}
+        self._resident |= {n: load.resident_bytes for n, load in self._loads.items() if load.resident_bytes is not None}
+        self._kills.look(now)
         gpus = self._gpus.latest(now)
         ranks: dict[str, list[int]] = {}
         keys = device_keys(gpus)

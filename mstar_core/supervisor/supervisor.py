@@ -36,7 +36,8 @@ from mstar_core.messages.names import API
 from mstar_core.messages.requests import CancelRequest
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.observe.hub import Hub
-from mstar_core.supervisor.child import Child, ChildKind, death_record
+from mstar_core.supervisor.child import Child, ChildKind
+from mstar_core.supervisor.deaths import death_record
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.gpus import GpuReader, library
 from mstar_core.supervisor.kinds import DEFAULT_PACE, FETCHED, Kinds, Pace, child_kinds, write_spec
@@ -46,7 +47,7 @@ from mstar_core.supervisor.picture import Picture
 from mstar_core.supervisor.post import Post
 from mstar_core.supervisor.readings import forwarded
 from mstar_core.supervisor.storms import Storms
-from mstar_core.supervisor.verdicts import can_serve, cause_sentence, exit_code_of, hang
+from mstar_core.supervisor.verdicts import can_serve, cause_sentence, exit_code_of, hang, in_flight, placed, ready_facts
 from mstar_core.transport import Courier, Malformed
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ class Supervisor:
     async def run(self) -> ExitCode:
         """Start everything, serve until stopped or failed, end everything. Returns the exit code."""
         self.events.add("deployment.starting", ranks=len(self.spec.plan.ranks), model=self.spec.model)
+        self.events.add("phase", child="supervisor", phase="plan", ranks=placed(self.spec.plan))
         self._task(self._ping_forever())
         self._task(self._watch_progress())
         self._task(self._show_forever())
@@ -127,6 +129,8 @@ class Supervisor:
     def stop(self, *, now: bool = False, reason: str = "asked to stop", grace_s: float | None = None) -> None:
         """Drain and end; with `now`, or when called again, end at once. grace_s: most seconds of the drain."""
         if self._stop_asked or now or self.state in ("failed", "starting", "unhealthy"):
+            if (left := in_flight(self.values)) and not self._ended.is_set():
+                self.events.add("deployment.cut", requests=left, why=reason)
             self._end(ExitCode.DONE if self.state != "failed" else self.exit_code, reason)
             return
         self._stop_asked = True
@@ -194,8 +198,9 @@ class Supervisor:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._drained.wait(), limit_s)
         if not self._drained.is_set():
-            left = int(self.values.get("conductor.in_flight", 0))
-            self.events.add("deployment.cut", requests=left, why=f"drain took longer than {limit_s:g} s")
+            self.events.add(
+                "deployment.cut", requests=in_flight(self.values), why=f"drain took longer than {limit_s:g} s"
+            )
 
     async def _stop_when_drained(self, reason: str, limit_s: float) -> None:
         await self._wait_drained(limit_s)
@@ -239,7 +244,7 @@ class Supervisor:
         if self._ended.is_set():
             return
         if status != 0:
-            self._fail(death_record(child, self.run_dir, status))
+            self._fail(death_record(child, self.run_dir, status, self.picture.circumstances(child.name)))
             return
         folder = (self.run_dir.path / FETCHED).read_text()
         self.spec = msgspec.structs.replace(self.spec, folder=folder)
@@ -269,7 +274,7 @@ class Supervisor:
             self._part(child, "it is being restarted")
             await self._spawn(child)
             return
-        record = death_record(child, self.run_dir, status)
+        record = death_record(child, self.run_dir, status, self.picture.circumstances(child.name))
         self.deaths.append(record)
         self.last_cause = record
         self.events.add("child.died", child=child.name, status=status, cause=record["message"], phase=child.phase)
@@ -469,7 +474,7 @@ class Supervisor:
         if (state, reason) == (self.state, self.reason):
             return
         self.state, self.reason = state, reason
-        facts = {"ready_s": round(self.ready_s, 2)} if state == "ready" and self.ready_s is not None else {}
+        facts = ready_facts(self.ready_s, self.fetch_s, self.children.values()) if state == "ready" else {}
         self.events.add(f"deployment.{state}", reason=reason, **facts)
         self._tell_api()
 

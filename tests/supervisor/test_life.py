@@ -66,7 +66,10 @@ async def event(supervisor: Supervisor, kind: str, count: int = 1) -> dict[str, 
 
 async def test_a_start_becomes_ready_and_ends_with_nothing_left(logged_spec: Any, play: Play) -> None:
     async with running(logged_spec()) as (supervisor, task):
-        await event(supervisor, "deployment.ready")
+        ready = await event(supervisor, "deployment.ready")
+        assert ready["phases_s"]["spawn"] > 0 and set(ready["phases_s"]) > {"fetch", "spawn"}
+        plan = await event(supervisor, "phase")
+        assert (plan["child"], plan["phase"], plan["ranks"]) == ("supervisor", "plan", ["0 cpu: LLM"])
         pids = [child.pid for child in supervisor.children.values()]
         assert set(supervisor.children) == {"conductor", "worker-0", "api"}
         assert supervisor.spec.folder == supervisor.spec.run_dir
@@ -209,6 +212,17 @@ async def test_a_drain_that_takes_too_long_is_cut_and_said(logged_spec: Any, pla
         supervisor.stop(grace_s=0.1)
         assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.DONE
         assert "longer than 0.1 s" in (await event(supervisor, "deployment.cut"))["why"]
+
+
+async def test_an_end_that_waits_for_nobody_says_how_many_it_cut(logged_spec: Any, play: Play) -> None:
+    async with running(logged_spec()) as (supervisor, task):
+        await event(supervisor, "deployment.ready")
+        supervisor.values["conductor.in_flight"] = 3.0
+        supervisor.stop(now=True, reason="asked to stop")
+        supervisor.stop(now=True, reason="asked again")
+        await asyncio.wait_for(task, LIMIT_S)
+        cut = [item for item in supervisor.events.ring if item["type"] == "deployment.cut"]
+    assert [(item["requests"], item["why"]) for item in cut] == [(3, "asked to stop")]
 
 
 async def test_stopping_a_drained_deployment_waits_for_the_drain(logged_spec: Any, play: Play) -> None:
