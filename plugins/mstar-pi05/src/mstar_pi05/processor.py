@@ -11,7 +11,7 @@ import numpy as np
 
 from mstar_core.errors import ConfigError, RequestError, WeightsError
 from mstar_core.plugin.observation import unpacked
-from mstar_core.plugin.processor import Inputs, PromptRequest
+from mstar_core.plugin.processor import Inputs, PromptRequest, SegmentInputs
 from mstar_pi05 import aloha
 from mstar_pi05.actions import as_lines
 from mstar_pi05.checkpoint import read_sizes
@@ -107,7 +107,9 @@ class Processor:
             "offset": np.broadcast_to(term.astype(np.float32), plan).copy(),
         }
         told = {"action": {"normalized": self._is_normalized(params)}}
-        return Inputs(arrays=arrays, prompt_tokens=len(tokens), metadata=told, warnings=warnings)
+        places = self._sizes.vision.tokens
+        segments = [SegmentInputs(kind="image", arrays={}, length=places) for _ in cameras]  # for the usage alone
+        return Inputs(arrays=arrays, segments=segments, prompt_tokens=len(tokens), metadata=told, warnings=warnings)
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
         """Actions float32 [horizon, action_dim] as little-endian bytes in row order, with their shape."""
