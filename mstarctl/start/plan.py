@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,15 +227,22 @@ def weights_folder(given: str | None) -> str | None:
     if given is None:
         return None
     folder = Path(given).expanduser().absolute()
-    if not folder.is_dir():
-        why = "it does not exist" if not folder.exists() else "it is a file"
+    advice = "give this user access, or copy it"
+    try:
+        facts = folder.stat()
+    except PermissionError as error:
+        why = f"a folder above it is closed to this user, uid {os.getuid()}"
+        raise WeightsError(f"{given} cannot be read", why, advice, file=str(folder)) from error
+    except OSError:
+        facts = None
+    if facts is None or not stat.S_ISDIR(facts.st_mode):
+        why = "it does not exist" if facts is None else "it is a file"
         raise WeightsError(
             f"{given} is no folder with weights", why, "--weights takes the folder of a checkpoint", file=str(folder)
         )
     if not os.access(folder, os.R_OK | os.X_OK):
-        facts = folder.stat()
         why = f"owner uid {facts.st_uid}, mode {facts.st_mode & 0o7777:o}; this user is uid {os.getuid()}"
-        raise WeightsError(f"{given} cannot be read", why, "give this user access, or copy it", file=str(folder))
+        raise WeightsError(f"{given} cannot be read", why, advice, file=str(folder))
     return str(folder)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from mstarctl.top.keys import KEYS
-from mstarctl.top.layout.state import PAGES
+from mstarctl.top.layout.state import PAGES, State
+from mstarctl.top.line import cells
+from mstarctl.top.widgets.filter_bar import FilterBar
+from tests.top.pictures import EVERY_PAGE
 from tests.top.screen import Shared, shared
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -243,3 +247,25 @@ async def test_a_click_marks_a_second_one_opens_and_a_title_sorts(running: Share
         await screen.pilot.click("#main", offset=(5, y))
         await screen.settled()
         assert screen.app.state.page == "request"
+
+
+async def test_every_key_can_be_pressed_and_leaves_a_whole_screen(running: Shared, tmp_path: Path) -> None:
+    """Each on the first screen where it works; nothing acts, because every question is left."""
+    for page in EVERY_PAGE:
+        names = [name for key in KEYS if page == min(key.pages, key=EVERY_PAGE.index) for name in key.keys.split(",")]
+        async with running(folder=tmp_path) as screen:
+            screen.app.choose(State(page=page))
+            if page == "request":
+                screen.app.choose(State())
+                await screen.press("down", "enter")
+            start = screen.app.state
+            for name in names:
+                if name in ("q", "ctrl+c"):  # a test of its own
+                    continue
+                screen.app.choose(start)
+                text = await screen.press(name)
+                assert [cells(row) for row in text.splitlines()] == [120] * 34, name
+                if len(screen.app.screen_stack) > 1 or screen.app.query_one(FilterBar).display:
+                    await screen.press("escape")
+            assert screen.admin.acts == []
+            screen.app.session.stop()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +64,39 @@ def test_a_taken_port_is_an_error_that_names_a_free_one(tool: Cli) -> None:
         said = tool("up", "orpheus:tiny", "--host", "127.0.0.1", "--port", str(port))
     assert said.code == ExitCode.START_FAILED
     assert f"port {port} on 127.0.0.1 is taken" in said.err and "--port " in said.err
+
+
+AS_ANOTHER = """
+import os, sys
+from mstar_core.errors import WeightsError
+from mstarctl.start.plan import weights_folder
+if os.getuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+for path in sys.argv[1:]:
+    try:
+        print(weights_folder(path))
+    except WeightsError as error:
+        print(f"{error.title}: {error.detail}")
+"""
+
+
+def test_weights_that_this_user_may_not_read_are_named_with_owner_and_mode() -> None:
+    """In a process of its own: root, whom no mode keeps out, becomes somebody else first."""
+    top = Path(tempfile.mkdtemp(prefix="mst-"))
+    top.chmod(0o755)
+    shut = top / "shut"
+    (shut / "below").mkdir(parents=True)
+    shut.chmod(0o000)
+    try:
+        command = [sys.executable, "-c", AS_ANOTHER, str(shut), str(shut / "below")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    finally:
+        shut.chmod(0o700)
+        shutil.rmtree(top)
+    own, below = said.stdout.splitlines()
+    assert own.startswith(f"{shut} cannot be read: owner uid {os.getuid()}, mode 0; this user is uid ")
+    assert below.startswith(f"{shut / 'below'} cannot be read: a folder above it is closed to this user")
 
 
 def test_a_dry_run_shows_the_plan_and_starts_nothing(tool: Cli, runtime: Path) -> None:
