@@ -17,17 +17,17 @@ class Recorded:
         self._step = step
         self.outputs = step()
         self.replays = 0
-        self._poison()
+        for value in _tensors(self.outputs):
+            value.fill_(float("nan") if value.is_floating_point() else 0)
 
     def replay(self) -> None:
         self.replays += 1
-        made = self._step()
-        for name, value in made.items():
-            self.outputs[name].copy_(value)
+        for place, value in zip(_tensors(self.outputs), _tensors(self._step()), strict=True):
+            place.copy_(value)
 
-    def _poison(self) -> None:
-        for value in self.outputs.values():
-            value.fill_(float("nan") if value.is_floating_point() else 0)
+
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    return list(outputs.values()) if isinstance(outputs, dict) else [outputs]
 
 
 class RecordedCaptures(Captures):

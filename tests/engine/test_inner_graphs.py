@@ -14,14 +14,6 @@ def doubled(rows: Tensor) -> Tensor:
     return rows.float() * 2 + 1
 
 
-class Recording(RecordedCaptures):
-    """Keeps the one output of a function in place."""
-
-    def graph(self, step):  # type: ignore[no-untyped-def]
-        graph, made = super().graph(lambda: {"made": step()})
-        return graph, made["made"]
-
-
 def rows(count: int, width: int = 3) -> Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(count))
 
@@ -33,7 +25,7 @@ def captured(graphs: InnerGraphs) -> InnerGraphs:
 
 
 def test_the_first_of_a_shape_runs_plainly_and_later_ones_are_replayed() -> None:
-    captures = Recording()
+    captures = RecordedCaptures()
     graphs = InnerGraphs(doubled, (4, 1, 2), captures)
     assert not graphs.capture_next(), "nothing is known yet"
     assert torch.equal(graphs(rows(2)), doubled(rows(2)))
@@ -47,7 +39,7 @@ def test_the_first_of_a_shape_runs_plainly_and_later_ones_are_replayed() -> None
 
 @pytest.mark.parametrize("count", [5, 9])
 def test_rows_that_would_be_padded_by_more_than_a_third_run_plainly(count: int) -> None:
-    graphs = InnerGraphs(doubled, (8,), Recording())
+    graphs = InnerGraphs(doubled, (8,), RecordedCaptures())
     graphs(rows(8))
     captured(graphs)
     assert torch.equal(graphs(rows(count)), doubled(rows(count)))
@@ -56,7 +48,7 @@ def test_rows_that_would_be_padded_by_more_than_a_third_run_plainly(count: int) 
 
 
 def test_what_is_not_worth_a_graph_and_shapes_beyond_the_limit_stay_plain() -> None:
-    captures = Recording()
+    captures = RecordedCaptures()
     graphs = InnerGraphs(doubled, (1, 4), captures, is_worth=lambda shape: shape[0] * shape[1] <= 12)
     for width in range(1, 12):
         graphs(rows(1, width))
@@ -66,7 +58,7 @@ def test_what_is_not_worth_a_graph_and_shapes_beyond_the_limit_stay_plain() -> N
 
 
 def test_one_that_does_not_fit_is_said_and_runs_plainly(caplog: pytest.LogCaptureFixture) -> None:
-    captures = Recording()
+    captures = RecordedCaptures()
     graphs = InnerGraphs(doubled, (1, 2), captures)
     graphs(rows(1))
     captures.fails = torch.OutOfMemoryError("tried to allocate")
@@ -78,7 +70,7 @@ def test_one_that_does_not_fit_is_said_and_runs_plainly(caplog: pytest.LogCaptur
 
 
 def test_a_function_that_cannot_be_captured_runs_plainly(caplog: pytest.LogCaptureFixture) -> None:
-    captures = Recording()
+    captures = RecordedCaptures()
     captures.fails = RuntimeError("operation not permitted when stream is capturing")
     graphs = InnerGraphs(doubled, (1, 2, 4), captures)
     graphs(rows(1))
