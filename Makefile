@@ -9,7 +9,7 @@ INSTALL ?= install
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu sanitize kernels wheelhouse lint format docs bench wheels clean
+.PHONY: help install demo test test-gpu fuzz sanitize kernels wheelhouse lint format docs bench wheels clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -31,6 +31,9 @@ wheelhouse: install ## gather wheels and kernels for a GPU machine without netwo
 
 test-gpu: $(INSTALL) ## run the tests that need a GPU; from a wheelhouse: make test-gpu INSTALL= PY=python3
 	$(PY) -m pytest -m gpu $(GPU_TESTS) $(ARGS)
+
+fuzz: install ## fuzz what reads strangers' bytes; needs atheris (pip install atheris); ARGS="--cpu-seconds 600"
+	@set -e; for target in multipart headers json bodies urls media; do $(PY) scripts/fuzz.py $$target $(ARGS); done
 
 sanitize: $(INSTALL) ## run every own GPU kernel under compute-sanitizer; needs a GPU and the CUDA toolkit
 	@$(PY) scripts/sanitize.py $(ARGS)

@@ -19,7 +19,7 @@ from mstar_core.api.body import sweep
 from mstar_core.api.fetch import Fetcher
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
-from mstar_core.api.pool import Pool
+from mstar_core.api.pool import MakeProcess, Pool, ProcessorProcess
 from mstar_core.api.pool_child import load_processor
 from mstar_core.api.requests import Registry
 from mstar_core.api.service import KEEPALIVE_S, Service
@@ -52,6 +52,7 @@ class ApiProcess:
         *,
         keepalive_s: float = KEEPALIVE_S,
         fetcher: Fetcher | None = None,
+        make_process: MakeProcess = ProcessorProcess,
     ) -> None:
         """Take the port and open the mailbox, before anything is loaded. Raises StartError, TransportError."""
         if model.processor is None:
@@ -71,7 +72,7 @@ class ApiProcess:
             self.socket.close()
             raise
         self.life = self.link.life
-        self.pool = Pool(model.processor, self._folder, spec.model_kwargs, size=spec.api.pool_processes)
+        self.pool = Pool(model.processor, self._folder, spec.model_kwargs, size=spec.api.pool_processes, make=make_process)
         self.stopped: asyncio.Future[str] | None = None
         self._keepalive_s = keepalive_s
         self._fetcher = fetcher or Fetcher(spec.api.remote_media, spec.api.max_body_bytes)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -103,15 +103,27 @@ class ProcessorProcess:
         return answer
 
 
+MakeProcess = Callable[[str, Path | None, Mapping[str, Any]], ProcessorProcess]
+"""A process for a processor, its model's folder and its settings."""
+
+
 class Pool:
     """`size` processes behind one queue. Jobs of requests that have gone are not started."""
 
     def __init__(
-        self, target: str, folder: Path | None, model_kwargs: Mapping[str, Any], *, size: int = 1, job_s: float = JOB_S
+        self,
+        target: str,
+        folder: Path | None,
+        model_kwargs: Mapping[str, Any],
+        *,
+        size: int = 1,
+        job_s: float = JOB_S,
+        make: MakeProcess = ProcessorProcess,
     ) -> None:
         self.busy = 0
         self._job_s = job_s
-        self._processes = [ProcessorProcess(target, folder, model_kwargs) for _ in range(size)]
+        self._processes = [make(target, folder, model_kwargs) for _ in range(size)]
+        self._working: set[ProcessorProcess] = set()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="mstar-pool")
         self._free: asyncio.Queue[ProcessorProcess] = asyncio.Queue()
         self._running: set[asyncio.Task[Any]] = set()
@@ -147,7 +159,7 @@ class Pool:
     async def close(self) -> None:
         """End all processes; jobs that run fail. Safe to call twice."""
         self._closing = True
-        for process in self._processes:
+        for process in self._working:
             process.kill()
         await asyncio.gather(*self._running, return_exceptions=True)
         loop = asyncio.get_running_loop()
@@ -170,6 +182,7 @@ class Pool:
 
     async def _run(self, process: ProcessorProcess, name: str, args: tuple[Any, ...]) -> Any:
         self.busy += 1
+        self._working.add(process)
         loop = asyncio.get_running_loop()
         limit = loop.call_later(self._job_s, process.kill)
         try:
@@ -177,4 +190,5 @@ class Pool:
         finally:
             limit.cancel()
             self.busy -= 1
+            self._working.discard(process)
             self._free.put_nowait(process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
@@ -42,7 +43,8 @@ def no_crash(ctx: schemathesis.CheckContext, response: schemathesis.Response, ca
 
 
 CHECKS = (no_crash, status_code_conformance, content_type_conformance, response_schema_conformance)
-EXAMPLES = 40
+EXAMPLES = int(os.environ.get("MSTAR_EXAMPLES", "20"))
+"""Requests of each kind to each route; with MSTAR_EXAMPLES=1000 a night's worth."""
 
 
 @pytest.fixture(scope="module")
