@@ -14,6 +14,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
+from mstar_core.messages.names import rank_of
+
 LINE_LIMIT_BYTES: Final = 1024 * 1024
 """A longer line is cut: the supervisor reads line by line and must not hold more than this."""
 
@@ -48,6 +50,7 @@ class JsonFormatter(logging.Formatter):
     def __init__(self, child: str, secrets: Sequence[str] = ()) -> None:
         super().__init__()
         self._child = child
+        self._rank = rank_of(child)
         self._secrets = tuple(secret for secret in secrets if secret)
 
     def format(self, record: logging.LogRecord) -> str:
@@ -55,6 +58,7 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "child": self._child,
+            **({} if self._rank is None else {"rank": self._rank}),
             "logger": record.name,
             "message": record.getMessage(),
         }

@@ -110,7 +110,7 @@ def show(line: LogLine, printer: Printer) -> None:
     shown = {
         key: value
         for key, value in line.facts.items()
-        if key not in ("time", "level", "child", "logger", "message", "traceback") and value != ""
+        if key not in ("time", "level", "child", "rank", "logger", "message", "traceback") and value != ""
     }
     facts = " ".join(f"{key}={_short(value)}" for key, value in shown.items())
     printer.text(

@@ -21,6 +21,8 @@ from mstarctl.start.launch import Started, wait_ready
 
 Launch = Callable[..., Started]
 LIMIT_S = 30.0
+SUPERVISOR_BYTES = 60_000_000
+"""Of a supervisor at rest, its metrics read once: what it may hold resident."""
 
 
 def nothing(snapshot: dict[str, Any]) -> None:
@@ -149,4 +151,6 @@ def test_the_socket_shows_events_logs_and_errors(start: Launch) -> None:
         with pytest.raises(MstarError, match="there is no /v1/deployment/explode"):
             admin.act("explode")
         assert admin.head()["api"] == 1
+        assert "mstar_restarts_total" in admin.text("/v1/metrics")
+        assert admin.snapshot()["children"]["supervisor"]["resident_bytes"] < SUPERVISOR_BYTES
     assert RunDirectory.of("fake").holder() == started.process.pid
