@@ -179,7 +179,8 @@ async def test_a_client_that_leaves_ends_every_answer(started: Started) -> None:
 
     async with started(script, model=SPEC) as api:
         async with api.client.stream("POST", PATH, json={**HI, "n": 2, "stream": True}) as answer:
-            await anext(answer.aiter_raw())
+            pieces = answer.aiter_raw()  # held: a dropped one closes the connection
+            await anext(pieces)
             await api.fake.next_request(2)
         await api.fake.until(lambda: len(api.fake.cancels) == 2)
         await api.until(lambda: api.service_is_clean)
