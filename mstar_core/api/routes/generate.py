@@ -94,7 +94,8 @@ async def _call(exchange: Exchange, form: Form, uploads: Uploads) -> Call:
     check_size("text", len((text or "").encode()), exchange.limits)
     media = await _media([*form.files, *await _json_files(fields.get("files"), exchange, uploads)])
     if not (text or "").strip() and not media and getattr(asked.params, "prompt_token_ids", None) is None:
-        raise RequestError("there is no input", hint="send text or files", field="text", code="missing_field")
+        field, hint = ("files", "send files") if spec.input("text") is None else ("text", "send text or files")
+        raise RequestError("there is no input", hint=hint, field=field, code="missing_field")
     order = check_order(spec, _names(fields.get("input_modalities"), "input_modalities"), text, media)
     return Call(
         request_id=exchange.request_id, route=exchange.route, text=text, media=media, order=order, outputs=outputs,

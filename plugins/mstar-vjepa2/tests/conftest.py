@@ -28,8 +28,9 @@ from mstar_core.plugin.processor import MediaPart
 from mstar_vjepa2.model import Vjepa2, Vjepa2Ac
 from mstar_vjepa2.plugin import mstar_models
 from mstar_vjepa2.tiny import write_ac, write_base
+from tests.runtime.deployment import Deployment, Served
 
-from .server import AC, BASE, Server, serving
+from .server import AC, BASE, Server
 
 SPECS = {spec.name: spec for spec in mstar_models()}
 
@@ -149,27 +150,45 @@ Ways = Bench | Server
 """Both ways to a model: in this process, and over HTTP to processes of their own."""
 
 
-def reached(name: str, folder: Path, way: str) -> Iterator[Ways]:
-    """A model of these weights; nothing may be held when its last test has ended."""
-    if way == "bench":
-        bench = Bench(SPECS[name].bound(folder, SPECS[name].model_kwargs), folder)
-        yield bench
-        assert bench.leaks() == []
-        return
-    with serving({"vjepa2": BASE, "vjepa2_ac": AC}[name], folder) as running:
+def benched(name: str, folder: Path) -> Iterator[Bench]:
+    """A model of these weights in this process; nothing may be held when its last test has ended."""
+    bench = Bench(SPECS[name].bound(folder, SPECS[name].model_kwargs), folder)
+    yield bench
+    assert bench.leaks() == []
+
+
+def deployed(served: Served, folder: Path) -> Iterator[Server]:
+    """The same in processes of their own."""
+    with Deployment(served=served, folder=folder) as running:
         server = Server(running)
         yield server
         assert server.leaks() == []
 
 
+@pytest.fixture(scope="session")
+def base_server(base_folder: Path) -> Iterator[Server]:
+    yield from deployed(BASE, base_folder)
+
+
+@pytest.fixture(scope="session")
+def ac_server(ac_folder: Path) -> Iterator[Server]:
+    yield from deployed(AC, ac_folder)
+
+
 @pytest.fixture(scope="session", params=["bench", "http"])
 def base_bench(request: pytest.FixtureRequest, base_folder: Path) -> Iterator[Ways]:
-    yield from reached("vjepa2", base_folder, request.param)
+    if request.param == "http":
+        yield request.getfixturevalue("base_server")
+    else:
+        yield from benched("vjepa2", base_folder)
 
 
 @pytest.fixture(scope="session", params=["bench", "http"])
 def ac_bench(request: pytest.FixtureRequest, ac_folder: Path) -> Iterator[Ways]:
-    yield from reached("vjepa2_ac", ac_folder, request.param)
+    if request.param == "http":
+        yield request.getfixturevalue("ac_server")
+    else:
+        yield from benched("vjepa2_ac", ac_folder)
 
 
 @pytest.fixture(scope="session")

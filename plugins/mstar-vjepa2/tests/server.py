@@ -7,7 +7,6 @@ import concurrent.futures
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -71,11 +70,6 @@ class Server:
         """What is held although nothing runs; raises where it stays."""
         self.deployment.assert_clean()
         return []
-
-
-def serving(served: Served, folder: Path) -> Deployment:
-    """A deployment of a checkpoint; enter it to start it."""
-    return Deployment(served=served, folder=folder)
 
 
 def outcome_of(lines: str) -> Outcome:
