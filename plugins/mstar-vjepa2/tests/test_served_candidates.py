@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from mstar_core.conformance.bench import Bench
 from mstar_core.conformance.desk import Ask
+from mstar_core.conformance.nodes import Settings
 from mstar_vjepa2.encoder import Encoder
 from mstar_vjepa2.rotary import Rotary3D
 
-from .conftest import Golden, Ways, gap, npy
+from .conftest import SPECS, Golden, Ways, gap, npy
 from .test_ac_predictor import ENERGY, ROLLED, STATE
 from .test_served import TOKENS, ended, only, served, start
 
@@ -202,6 +204,18 @@ def test_what_candidates_share_is_computed_once(ac: Golden, ac_folder: Path) -> 
     assert sum(frames) == past, "every frame once, for all candidates"
     assert sum(rows) == (past - 1) + candidates * steps, "the context once, for all candidates"
     assert max(rows) == candidates, "side by side"
+    assert bench.leaks() == []
+
+
+def test_a_deployment_that_takes_longer_rollouts_runs_them(ac: Golden, ac_folder: Path) -> None:
+    frames = 37
+    spec = SPECS["vjepa2_ac"].bound(ac_folder, {"max_latent_frames": frames})
+    bench = Bench(spec, ac_folder, Settings(max_seq_len=spec.max_seq_len))
+    actions = ac.given["roll_actions"][:2].tile(1, 10, 1)[:, :frames].tolist()
+    outcome = ended(bench, start(ac), **rolled(ac, actions=actions))
+    made = frames_of(outcome)
+    assert made.shape[1] == frames and np.isfinite(made).all()
+    assert gap(made[:, :4], ac.expected["roll_latents"][:2]) < ROLLED
     assert bench.leaks() == []
 
 

@@ -29,7 +29,13 @@ def _start(steps: int, candidates: int | None = None) -> dict[str, tuple[int, ..
 BASE_SAMPLES = (
     Sample(name="encode", inputs=CLIP, outputs=TENSOR),
     Sample(name="encode, pooled", inputs=CLIP, outputs=TENSOR, params={"pooling": "mean_space"}),
-    Sample(name="encode, two layers", inputs={**CLIP, "layers": (2,)}, outputs=TENSOR, params={"layers": [0, 12]}),
+    Sample(
+        name="encode, two layers",
+        inputs={**CLIP, "layers": (2,)},
+        outputs=TENSOR,
+        params={"layers": [0, 12]},
+        tiny={"layers": [0, 2]},
+    ),
     Sample(name="encode, attentive", inputs=CLIP, outputs=TENSOR, params={"pooling": "attentive"}),
     Sample(name="classify", inputs=CLIP, outputs=TENSOR, params={"task": "classify", "num_frames": 16}),
     Sample(name="predict", inputs={**CLIP, **MASKS}, outputs=TENSOR, params={"task": "predict"}),
