@@ -14,6 +14,7 @@ from mstar_core.engine.captured import Captures
 from mstar_core.engine.device import prepare_device
 from mstar_vjepa2.encoder import FrameEncoder
 from mstar_vjepa2.facts import ActionFacts, VitFacts, encoder_of
+from mstar_vjepa2.rotary import Rotary3D, rotate, rotate_plain
 from tests.engine.golden_engines import (
     BFLOAT16,
     FLOAT32,
@@ -86,3 +87,16 @@ def test_a_captured_frame_equals_a_plain_one(cuda: torch.device) -> None:
             pass
         assert difference(node.encoder(pixels)[0], expected.cpu(), is_relative=True) < BFLOAT16.clips
     assert node.counters()["graph_hits"] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("heads", "head_dim", "batch"), [(16, 64, 2), (22, 64, 1), (3, 12, 3)])
+def test_the_kernel_turns_as_plain_operations_do(
+    heads: int, head_dim: int, batch: int, dtype: torch.dtype, cuda: torch.device
+) -> None:
+    x = torch.randn(batch, 300, 3, heads, head_dim, device=cuda).to(dtype)
+    rotation = Rotary3D(head_dim).to(cuda).of_ids(torch.arange(300, device=cuda), 8, 8)
+    for query in (x.unbind(-3)[1], x.unbind(-3)[1][0]):
+        found, expected = rotate(query, rotation), rotate_plain(query.double().float(), rotation)
+        assert difference(found, expected.cpu(), is_relative=True) < (1e-6 if dtype == torch.float32 else 4e-3)
+        assert not found.isnan().any() and found.shape == query.shape
