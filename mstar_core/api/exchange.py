@@ -142,7 +142,16 @@ class Exchange:
             raise TooLarge(f"the body has more than {self.limits.body} bytes", code="body_too_large") from None
         except BadRequest:
             raise RequestError("the body is not framed as HTTP", code="bad_request") from None
+        if piece is None:
+            self._listen()
         return piece
+
+    def _listen(self) -> None:
+        # Sanic stops reading while 64 KiB of a body wait and goes on only for more of it. Without this a client that
+        # sent a large body and left would never be noticed: its end of the connection is what is read next.
+        transport: Any = self.request.transport
+        if transport is not None and not transport.is_closing():
+            transport.resume_reading()
 
     async def skip(self) -> None:
         """Read a body that means nothing here to its end: Sanic logs an error when a good answer leaves one over.

@@ -243,3 +243,29 @@ async def length_of_answer(cutter: Cutter) -> int:
     writer.close()
     assert data.startswith(b"HTTP/1.1 200")
     return len(data)
+
+
+BMP: Final = media.image(500, 400, "BMP")
+LARGE: dict[str, dict[str, Any]] = {
+    "upload": {"url": "/generate", "data": {"text": "x"}, "files": {"files": ("a.bmp", BMP)}},
+    "form": {"url": "/generate", "data": {"text": "x" * 300_000}},
+    "json": {"url": "/generate", "json": {"text": "x" * 300_000}},
+    "speech": {"url": "/v1/audio/speech", "json": {"input": "x", "user": "u" * 300_000}},
+    "chat": {"url": "/v1/chat/completions", "json": {"messages": [{"role": "user", "content": "x" * 300_000}]}},
+    "edit": {"url": "/v1/images/edits", "data": {"prompt": "x"}, "files": {"image": ("a.bmp", BMP)}},
+    "transcription": {"url": "/v1/audio/transcriptions", "files": {"file": ("a.wav", media.wav(10))}},
+}
+
+
+async def test_a_client_that_leaves_after_a_large_body_is_noticed(record_property: Note) -> None:
+    async with running(model=SPEC) as api:
+        for number, (route, what) in enumerate(LARGE.items(), start=1):
+            _, writer = await asyncio.open_connection("127.0.0.1", api.process.port)
+            writer.write(bytes_of(api.client.build_request("POST", **what)))
+            request = await api.fake.next_request(number)
+            writer.close()
+            await api.fake.until(lambda count=number: len(api.fake.cancels) == count)  # type: ignore[misc]
+            assert api.fake.cancels[-1].handle == request.handle, route
+            assert api.fake.cancels[-1].why == "disconnect", route
+            await clean(api)
+    record_property("streams_cut", len(LARGE))

@@ -12,10 +12,12 @@ import resource
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import numpy as np
 
+from mstar_core.api.body import sweep
 from mstar_core.messages.flow import Output, Outputs
 from mstar_core.messages.tensors import InlineTensor
 from tests.api.conftest import Started
@@ -41,6 +43,13 @@ def full_disk() -> Iterator[None]:
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def open_files(folder: Path) -> list[str]:
+    """Files of the folder that this process holds open, also those without a name."""
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    targets = [os.readlink(link) for link in links if os.path.lexists(link)]
+    return [target for target in targets if target.startswith(str(folder))]
 
 
 def told(answer: httpx.Response) -> tuple[int, str]:
@@ -143,3 +152,32 @@ async def test_a_folder_that_is_gone_is_a_refusal_and_no_failure(started: Starte
         folder.mkdir(mode=0o700)
         answer = await api.client.post("/generate", data=SPOKEN, files={"files": ("a", media.image())})
         assert answer.status_code == 200
+
+
+async def test_large_uploads_are_gone_however_their_request_ends(
+    started: Started, record_property: Callable[[str, object], None]
+) -> None:
+    form, file = {"text": "x", "streaming": "false"}, {"files": ("../../a", LARGE)}
+    async with started(echo, model=SPEC, max_concurrent_requests=1) as api:
+        assert told(await api.client.post("/generate", data=form, files=file)) == (200, "")
+        api.fake.script = None
+        runs = asyncio.create_task(api.client.post("/generate", data={**form, "request_id": "runs"}, files=file))
+        await api.fake.next_request(2)
+        ends = [{"timeout_s": "0.2"}, {"temperature": "hot"}, {"request_id": "cancelled"}, {"request_id": "left"}]
+        waiting = [asyncio.create_task(api.client.post("/generate", data={**form, **e}, files=file)) for e in ends]
+        await api.until(lambda: len(api.process.registry) == 3)
+        waiting[3].cancel()
+        assert (await api.client.post("/v1/requests/cancelled/cancel")).status_code == 200
+        assert [told(await task)[0] for task in waiting[:3]] == [504, 400, 499]
+        api.fake.fail(api.fake.requests[1].handle)
+        assert told(await runs) == (500, "engine_error")
+        await api.until(lambda: api.service_is_clean)
+        assert open_files(api.process.spec.uploads) == [], "nothing is held"
+        assert not list(api.process.spec.uploads.iterdir()), "no file has a name that could stay"
+    record_property("large_uploads", len(ends) + 2)
+
+
+def test_what_a_former_life_left_in_the_folder_is_swept(tmp_path: Path) -> None:
+    (tmp_path / "upload").write_bytes(b"x")
+    sweep(tmp_path)
+    assert not list(tmp_path.iterdir()) and tmp_path.stat().st_mode & 0o777 == 0o700
