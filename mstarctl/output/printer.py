@@ -68,8 +68,11 @@ class Printer:
             for line in [text] if isinstance(text, str) else text:
                 self.text(line)
 
-    def data(self, value: Any) -> None:
-        """A value as JSON, or as YAML when that was asked for."""
+    def data(self, value: Any, named: str = "") -> None:
+        """A document as JSON, or as YAML or by its name (`named`, kind/name) when that was asked for."""
+        if self.format == "name" and named:
+            self.text(named)
+            return
         plain = plain_data(value)
         if self.format == "yaml":
             import yaml
