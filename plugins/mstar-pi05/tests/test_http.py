@@ -109,7 +109,7 @@ def test_the_binary_form_holds_the_same_bytes(server: Deployment) -> None:
 
 def test_many_robots_at_once_get_what_each_gets_alone(server: Deployment) -> None:
     """Camera counts, prompt lengths and flow steps all differ within the batch."""
-    asked = [
+    asked: list[dict[str, Any]] = [
         {"cameras": 1 + n % 3, "num_steps": str(4 + n % 3), "seed": str(n), "text": "pick " + "up " * n}
         for n in range(8)
     ]

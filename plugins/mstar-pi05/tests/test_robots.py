@@ -5,7 +5,12 @@ from __future__ import annotations
 import base64
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from mstar_core.config.deployment import KVCacheConfig
 from mstar_core.plugin.observation import packed, unpacked
-from tests.runtime.deployment import Deployment, Served
+from tests.runtime.deployment import REPO, Deployment, Served
 
 HORIZON, DIM = 10, 8
 METADATA = {"reset_pose": [0.0, -1.5, 1.5, 0.0]}
@@ -51,10 +56,19 @@ def observation(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in made.items() if value is not None}
 
 
-def opened(server: Deployment, query: str = "") -> ClientConnection:
-    socket = connect(f"ws://127.0.0.1:{server.port}/v1/robot/policy{query}", compression=None, max_size=None)
-    assert unpacked(socket.recv(30)) == METADATA
-    return socket
+@contextmanager
+def opened(server: Deployment, query: str = "") -> Iterator[ClientConnection]:
+    """A connection whose greeting is read."""
+    address = f"ws://127.0.0.1:{server.port}/v1/robot/policy{query}"
+    with connect(address, compression=None, max_size=None) as socket:
+        assert told(socket) == METADATA
+        yield socket
+
+
+def told(socket: ClientConnection) -> Any:
+    message = socket.recv(30)
+    assert isinstance(message, bytes), message
+    return unpacked(message)
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -68,7 +82,7 @@ def test_a_robot_gets_the_actions_that_generate_gives(server: Deployment) -> Non
     with opened(server, "?seed=7&num_steps=5") as socket:
         for _ in range(2):
             socket.send(packed(seen))
-            answer = unpacked(socket.recv(30))
+            answer = told(socket)
     cameras = [seen["observation/exterior_image_1_left"], seen["observation/wrist_image_left"]]
     state = [*seen["observation/joint_position"].tolist(), 0.25]
     whole = httpx.post(
@@ -103,18 +117,27 @@ def test_a_wrong_observation_is_told_by_its_key(change: dict[str, Any], said: st
         assert socket.close_code == 1011
 
 
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
 def test_the_published_client_drives_a_robot_as_it_is(server: Deployment) -> None:
     """Not among the development requirements: it pins an older numpy, with which nothing else here is tested."""
     pytest.importorskip("openpi_client", reason="openpi-client is not installed: pip install --no-deps openpi-client")
-    from openpi_client.action_chunk_broker import ActionChunkBroker
-    from openpi_client.websocket_client_policy import WebsocketClientPolicy
-
-    policy = WebsocketClientPolicy("127.0.0.1", server.port)
+    broker_module = import_module("openpi_client.action_chunk_broker")
+    policy = import_module("openpi_client.websocket_client_policy").WebsocketClientPolicy("127.0.0.1", server.port)
     assert policy.get_server_metadata() == METADATA
     whole = policy.infer(observation())
     assert whole["actions"].shape == (HORIZON, DIM)
-    broker = ActionChunkBroker(policy, action_horizon=8)
+    broker = broker_module.ActionChunkBroker(policy, action_horizon=8)
     steps = [broker.infer(observation())["actions"] for _ in range(9)]
     assert all(step.shape == (DIM,) for step in steps)
     with pytest.raises(RuntimeError, match="observation/joint_position is missing"):
         policy.infer(observation(**{"observation/joint_position": None}))
+
+
+def test_the_example_runs(server: Deployment, tmp_path: Path) -> None:
+    for number, name in enumerate(("base.png", "wrist.png")):
+        (tmp_path / name).write_bytes(png(picture(number)))
+    words = ("base.png", "wrist.png", "pick up the block", f"ws://127.0.0.1:{server.port}")
+    command = [sys.executable, str(REPO / "examples" / "robot.py"), *words]
+    done = subprocess.run(command, cwd=tmp_path, env=server.environment(), text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.count(f"{HORIZON} steps in") == 3, done.stderr
+    assert "reset_pose" in done.stdout
