@@ -126,6 +126,7 @@ async def _answered(exchange: Exchange, route: Route, handler: Handler) -> HTTPR
         log.exception("a handler failed")
         return _failed(exchange, error)
     finally:
+        service.held.give(exchange.held_bytes)
         _note(exchange, route)
 
 

@@ -32,7 +32,7 @@ class Exchange:
     """A request and its answer. Owned by the app's wrapper; routes get it for the length of their handler.
 
     trace_id: of the client's trace where it sent one, else new. is_native: errors carry the older key too. has_begun:
-    the first byte of the answer is out.
+    the first byte of the answer is out. held_bytes: of its body, counted until it is over.
     """
 
     service: Service
@@ -43,6 +43,7 @@ class Exchange:
     key: str = ""
     is_native: bool = False
     has_begun: bool = False
+    held_bytes: int = 0
     started: float = 0.0
     status: int = 200
     code: str = "ok"
@@ -134,7 +135,7 @@ class Exchange:
         transport.abort()
 
     async def read(self) -> bytes | None:
-        """Some bytes of the body, None at its end. Raises RequestError for broken framing, TooLarge."""
+        """Some bytes of the body, None at its end. Raises RequestError for broken framing, TooLarge, Overloaded."""
         stream: Any = self.request.stream
         try:
             piece: bytes | None = await stream.read() if stream is not None else None
@@ -142,6 +143,9 @@ class Exchange:
             raise TooLarge(f"the body has more than {self.limits.body} bytes", code="body_too_large") from None
         except BadRequest:
             raise RequestError("the body is not framed as HTTP", code="bad_request") from None
+        if piece is not None:
+            self.service.held.take(len(piece))
+            self.held_bytes += len(piece)
         if piece is None:
             self._listen()
         return piece

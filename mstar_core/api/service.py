@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
-from mstar_core.api.admission import Admission, Place
+from mstar_core.api.admission import Admission, Held, Place
 from mstar_core.api.call import Call
 from mstar_core.api.errors import Stalled, reply_of
 from mstar_core.api.feed import Feed
@@ -34,6 +34,8 @@ from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
 
 KEEPALIVE_S: Final = 15.0
+BODIES: Final = 8
+"""How many bodies of the largest size all requests may hold together."""
 
 log = logging.getLogger("mstar.api")
 
@@ -160,6 +162,7 @@ class Service:
         self.admission = Admission(
             deployment.max_concurrent_requests, deployment.max_queue, clock, per_key=api.max_requests_per_key
         )
+        self.held = Held(BODIES * api.max_body_bytes, self.admission.retry_after_s)
         self.fetcher = fetcher
         self.limits = media_limits(api)
         self._detokenizer = detokenizer
@@ -178,6 +181,7 @@ class Service:
             "api.queue": self.admission.queue,
             **{f"api.{what}": self.feed.counts[what] for what in ("finished", "failed", "cancelled", "refused")},
             "api.pool_busy": self.pool.busy,
+            "api.bodies_bytes": self.held.size_bytes,
             "api.tensors_lent": self.link.loans,
             "api.sent_bytes": self.link.sent_bytes,
         }

@@ -7,6 +7,7 @@ import logging
 import math
 import ssl
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,7 @@ import pytest
 
 from mstar_core.api.body import FLOOR_BYTES_PER_S, SKIPPED_BYTES, read_pieces
 from mstar_core.api.errors import SlowUpload
+from mstar_core.api.service import BODIES
 from mstar_core.api.tls import tls_context
 from mstar_core.config.deployment import ApiConfig
 from mstar_core.errors import StartError
@@ -233,3 +235,32 @@ async def test_a_body_that_no_route_reads_is_bounded_and_not_kept(started: Start
             assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
             small = await api.client.request(method, path, content=bytes(SKIPPED_BYTES))
             assert small.status_code in (200, 404)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
+async def test_the_bodies_of_all_requests_together_are_bounded(path: str, started: Started) -> None:
+    async with started(speak(1), model=SPEC, max_body_bytes=10_000) as api:
+        whole, over = {"text": "x" * 9000, "output_modalities": "audio"}, asyncio.Event()
+
+        def held() -> float:
+            return api.process.link.gauges()["api.bodies_bytes"]
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield b'{"output_modalities": "audio", "text": "' + b"x" * 8000
+            await over.wait()
+            yield b'"}'
+
+        headers = {"Content-Type": "application/json"}
+        tasks = [
+            asyncio.create_task(api.client.post("/generate", content=slow(), headers=headers))
+            for _ in range(BODIES + 1)
+        ]
+        await api.until(lambda: held() > BODIES * 8000)
+        full = await api.client.post(path, json=whole)
+        error = full.json()["error"]
+        assert (full.status_code, error["code"], error["type"]) == (429, "queue_full", "rate_limit_error")
+        assert 1 <= int(full.headers["retry-after"]) <= 60
+        over.set()
+        assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
+        assert held() == 0
+        assert (await api.client.post("/generate", json=whole)).status_code == 200 and held() == 0
