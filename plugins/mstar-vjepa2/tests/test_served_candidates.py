@@ -207,6 +207,16 @@ def test_what_candidates_share_is_computed_once(ac: Golden, ac_folder: Path) -> 
     assert bench.leaks() == []
 
 
+def test_candidates_and_plans_on_two_ranks(ac: Golden, ac_folder: Path) -> None:
+    bench = served("vjepa2_ac", ac_folder, ranks=2)
+    outcome = ended(bench, start(ac), **rolled(ac, goal=goal(ac)))
+    assert gap(frames_of(outcome), ac.expected["roll_latents"]) < ROLLED
+    assert gap(by_candidate(outcome.of("energies"))[..., 0], ac.expected["roll_energies_per_step"]) < ENERGY
+    plan = ended(bench, start(ac), **search(ac, "cem2"))
+    assert gap(only(plan, "actions"), ac.expected["cem2_actions"]) < PLAN
+    assert bench.leaks() == []
+
+
 def test_a_deployment_that_takes_longer_rollouts_runs_them(ac: Golden, ac_folder: Path) -> None:
     frames = 37
     spec = SPECS["vjepa2_ac"].bound(ac_folder, {"max_latent_frames": frames})
