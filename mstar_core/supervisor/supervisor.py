@@ -46,8 +46,9 @@ from mstar_core.supervisor.outcome import outcome
 from mstar_core.supervisor.picture import Picture
 from mstar_core.supervisor.post import Post
 from mstar_core.supervisor.readings import forwarded
+from mstar_core.supervisor.start_facts import plan_facts, ready_facts
 from mstar_core.supervisor.storms import Storms
-from mstar_core.supervisor.verdicts import can_serve, cause_sentence, exit_code_of, hang, in_flight, placed, ready_facts
+from mstar_core.supervisor.verdicts import can_serve, cause_sentence, exit_code_of, hang, in_flight
 from mstar_core.transport import Courier, Malformed
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class Supervisor:
     async def run(self) -> ExitCode:
         """Start everything, serve until stopped or failed, end everything. Returns the exit code."""
         self.events.add("deployment.starting", ranks=len(self.spec.plan.ranks), model=self.spec.model)
-        self.events.add("phase", child="supervisor", phase="plan", ranks=placed(self.spec.plan))
+        self.events.add("phase", child="supervisor", phase="plan", **plan_facts(self.spec))
         self._task(self._ping_forever())
         self._task(self._watch_progress())
         self._task(self._show_forever())

@@ -8,7 +8,6 @@ from typing import Any
 from mstar_core.config.deployment import Plan
 from mstar_core.errors import ExitCode
 from mstar_core.messages.names import CONDUCTOR, rank_of
-from mstar_core.observe.phases import longest_phases
 from mstar_core.supervisor.child import Child
 
 
@@ -30,19 +29,9 @@ def can_serve(plan: Plan, children: Iterable[Child]) -> bool:
     )
 
 
-def placed(plan: Plan) -> list[str]:
-    """The plan in a few words a rank: `0 cpu: LLM, snac_decoder`."""
-    return [f"{rank.rank} {rank.device}: {', '.join(rank.nodes)}" for rank in plan.ranks]
-
-
 def in_flight(values: Mapping[str, float]) -> int:
     """Requests that the conductor works for, as it told last."""
     return int(values.get("conductor.in_flight", 0))
-
-
-def ready_facts(ready_s: float | None, fetch_s: float, children: Iterable[Child]) -> dict[str, Any]:
-    """What the event of becoming ready tells: how long the start took, in all and by phase."""
-    return {} if ready_s is None else {"ready_s": round(ready_s, 2), "phases_s": longest_phases(fetch_s, children)}
 
 
 def exit_code_of(record: dict[str, Any]) -> ExitCode:

@@ -33,7 +33,7 @@ from mstarctl.commands.version import client_version
 from mstarctl.start.accelerator import gpu_processes, gpus
 from mstarctl.start.devices import Devices, choose_devices, count_gpus, torch_version
 from mstarctl.start.limits import check_code, check_placement, check_transport, unused_options
-from mstarctl.start.room import check_free, check_memory, gpu_keys, weights_bytes
+from mstarctl.start.room import check_free, check_memory, free_bytes, gpu_keys, weights_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,8 @@ def make_planned(wanted: Wanted) -> Planned:
     if wanted.admin_group is not None:
         group_id(wanted.admin_group)
     folder = None if config.is_tiny else weights_folder(config.weights)
-    claimed = claim_gpus(config, plan, folder)
+    needed = weights_bytes(None if folder is None else Path(folder), config.quantization)
+    claimed = claim_gpus(config, plan, needed)
     entry = plugins.distribution_of(model)
     settings = Settings.of(config)
     spec = DeploymentSpec(
@@ -137,6 +138,8 @@ def make_planned(wanted: Wanted) -> Planned:
         upload_dir=uploads_folder(wanted.upload_dir),
         log_stats=wanted.log_stats or wanted.stats_file is not None,
         stats_file=stats_path(wanted.stats_file),
+        needed_bytes=needed,
+        free_bytes=free_bytes(claimed, gpus() if claimed else ()),
         nvtx=wanted.nvtx,
         unused=unused_options(
             transport,
@@ -255,7 +258,7 @@ def check_host(run: RunDirectory, config: ResolvedConfig) -> None:
     check_port(config.api.host, config.api.port, port_claimant(config.api.host, config.api.port, run))
 
 
-def claim_gpus(config: ResolvedConfig, plan: Plan, folder: str | None) -> dict[str, str]:
+def claim_gpus(config: ResolvedConfig, plan: Plan, needed: int) -> dict[str, str]:
     """Device -> key of its lock, for the supervisor to take. Raises StartError for a GPU that is in use or too full."""
     devices = [rank.device for rank in plan.ranks]
     if not any(device.startswith("cuda") for device in devices):
@@ -263,6 +266,5 @@ def claim_gpus(config: ResolvedConfig, plan: Plan, folder: str | None) -> dict[s
     present = gpus()
     keys = gpu_keys(devices, present)
     check_free(keys)
-    needed = weights_bytes(None if folder is None else Path(folder), config.quantization)
     check_memory(config.name, plan, keys, present, needed, gpu_processes())
     return keys
