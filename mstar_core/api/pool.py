@@ -22,7 +22,7 @@ from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.processor import Inputs, PromptRequest
 
 JOBS_PER_PROCESS: Final = 500
-"""A process is replaced after so many jobs: decoders leak."""
+"""A process is replaced after so many jobs: decoders leak. It works on until its successor can."""
 
 JOB_S: Final = 60.0
 START_S: Final = 300.0
@@ -31,13 +31,16 @@ log = logging.getLogger("mstar.api.pool")
 
 
 class ProcessorProcess:
-    """One process and its pipe. Used by one thread at a time; `kill` may come from any."""
+    """One process and its pipe. Used by one thread at a time; `kill` and `prepare` may come from any."""
 
     def __init__(self, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         self._args = (target, folder, dict(model_kwargs))
         self._process: SpawnProcess | None = None
         self._pipe: Connection | None = None
         self.jobs = 0
+        self.is_renewing = False
+        self._successor: ProcessorProcess | None = None
+        self._is_successor_ready = False
 
     @property
     def pid(self) -> int | None:
@@ -61,7 +64,9 @@ class ProcessorProcess:
 
     def do(self, name: str, args: tuple[Any, ...]) -> Any:
         """Do one job. Raises the job's error, or BadMedia when the process died of it."""
-        if self._process is None or self.jobs >= JOBS_PER_PROCESS or not self._process.is_alive():
+        if self._is_successor_ready:
+            self._change_over()
+        if self._process is None or not self._process.is_alive():
             self.stop()
             self.start()
         self.jobs += 1
@@ -78,6 +83,37 @@ class ProcessorProcess:
         if not ok:
             raise value
         return value
+
+    def prepare(self) -> None:
+        """Start a successor beside the process, which works on; the first job after that changes over. Raises nothing.
+
+        Called on a thread that lives as long as the pool: processes die with the thread that started them.
+        """
+        successor = self._successor = ProcessorProcess(*self._args)
+        try:
+            successor.start()
+        except Exception:  # isolation boundary: the process that runs is as good as it was
+            log.exception("a pool process could not be replaced and works on")
+            self._successor, self.jobs, self.is_renewing = None, 0, False
+            return
+        self._is_successor_ready = True
+
+    def end_successor(self) -> None:
+        """End one that is being started or waits for its first job."""
+        if self._successor is not None:
+            self._successor.kill()
+
+    def drop_successor(self) -> None:
+        """Free one that waits for its first job, which will not come. No `prepare` may run."""
+        if self._successor is not None:
+            self._successor.stop()
+
+    def _change_over(self) -> None:
+        successor = self._successor
+        assert successor is not None
+        self.stop()
+        self._process, self._pipe, self.jobs = successor._process, successor._pipe, 0
+        self._successor, self._is_successor_ready, self.is_renewing = None, False, False
 
     def kill(self) -> None:
         """End the process now; a job that runs in it fails."""
@@ -118,13 +154,17 @@ class Pool:
         *,
         size: int = 1,
         job_s: float = JOB_S,
+        jobs: int = JOBS_PER_PROCESS,
         make: MakeProcess = ProcessorProcess,
     ) -> None:
+        """jobs: after how many a process is replaced."""
         self.busy = 0
         self._job_s = job_s
+        self._jobs = jobs
         self._processes = [make(target, folder, model_kwargs) for _ in range(size)]
         self._working: set[ProcessorProcess] = set()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="mstar-pool")
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="mstar-pool-start")
         self._free: asyncio.Queue[ProcessorProcess] = asyncio.Queue()
         self._running: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -161,12 +201,20 @@ class Pool:
         self._closing = True
         for process in self._working:
             process.kill()
+        for process in self._processes:
+            process.end_successor()
         await asyncio.gather(*self._running, return_exceptions=True)
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._end_starts)
         if self._processes:
             await asyncio.gather(*(loop.run_in_executor(self._threads, process.stop) for process in self._processes))
         self._processes = []
         self._threads.shutdown(wait=False)
+
+    def _end_starts(self) -> None:
+        self._starter.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.drop_successor()
 
     async def _job(self, name: str, *args: Any) -> Any:
         process = await self._free.get()
@@ -191,4 +239,7 @@ class Pool:
             limit.cancel()
             self.busy -= 1
             self._working.discard(process)
+            if process.jobs >= self._jobs and not process.is_renewing and not self._closing:
+                process.is_renewing = True
+                self._starter.submit(process.prepare)
             self._free.put_nowait(process)

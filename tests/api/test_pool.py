@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,13 +18,14 @@ import pytest
 from mstar_core.api.pool import Pool
 from mstar_core.errors import BadMedia, PluginError, RequestError
 from mstar_core.plugin.processor import PromptRequest
+from tests.fakes.slow_start import START_S
 
 TARGET = "tests.fakes.speech_model:Processor"
 
 
 @asynccontextmanager
-async def pool_of(size: int = 1, job_s: float = 60.0) -> AsyncIterator[Pool]:
-    pool = Pool(TARGET, None, {}, size=size, job_s=job_s)
+async def pool_of(size: int = 1, job_s: float = 60.0, jobs: int = 500, target: str = TARGET) -> AsyncIterator[Pool]:
+    pool = Pool(target, None, {}, size=size, job_s=job_s, jobs=jobs)
     try:
         await pool.start()
         yield pool
@@ -36,6 +38,12 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def children() -> list[str]:
+    """Command lines of the processes that this one started, from any of its threads."""
+    lists = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
+    return [Path(f"/proc/{pid}/cmdline").read_text() for pids in lists for pid in pids]
 
 
 async def test_errors_come_back_as_they_are_and_others_as_ours() -> None:
@@ -58,6 +66,29 @@ async def test_a_job_that_takes_too_long_is_ended_and_the_pool_goes_on() -> None
         os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
+
+
+async def test_nobody_waits_while_a_process_is_replaced() -> None:
+    async with pool_of(target="tests.fakes.slow_start:Processor", jobs=5) as pool:
+        waits, pids = [], set(pool.pids)
+        async with asyncio.timeout(60):
+            while len(pids) < 3:
+                begun = time.monotonic()
+                assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
+                waits.append(time.monotonic() - begun)
+                pids |= set(pool.pids)
+                await asyncio.sleep(0.02)
+        assert max(waits) < START_S, "a start takes longer than any job did"
+        assert sum(is_alive(pid) for pid in pids) <= 2
+    assert not any(is_alive(pid) for pid in pids)
+
+
+async def test_a_pool_that_closes_ends_the_process_that_is_being_started() -> None:
+    async with pool_of(target="tests.fakes.slow_start:Processor", jobs=1) as pool:
+        await pool.prompt(PromptRequest(text="abc"))
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 20
+    assert not [command for command in children() if "spawn_main" in command]
 
 
 async def test_a_caller_that_goes_away_leaves_its_process_to_the_others() -> None:
