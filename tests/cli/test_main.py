@@ -238,7 +238,7 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     [
         ("models", "ls"), ("models", "show", "toy"), ("models", "graph", "toy"), ("config", "show", "toy"),
         ("config", "show", "toy", "--resolved"), ("config", "validate", "toy"), ("config", "explain", "max_seq_len"),
-        ("config", "schema"), ("plugins", "ls"), ("plugins", "info", "toy"), 
+        ("config", "schema"), ("plugins", "ls"), ("plugins", "info", "toy"),
         ("context", "ls"), ("context", "show"), ("describe", "model/toy"), ("describe", "plugin/toy"), ("version",),
         ("help", "exit-codes"),
     ],

@@ -223,7 +223,7 @@ def test_a_phase_of_a_start_says_what_is_entered_and_how_long_the_one_before_too
 
 def test_a_chart_of_nothing_has_no_scale() -> None:
     rows = chart(View(store=Store()), Curve(title="LLM step", values=[None, None], now=None, unit="ms"), 40, 8)
-    assert [row.plain.strip() for row in rows] == ["LLM step  -", "nothing yet", "", "", "", "", "", ""]
+    assert [row.plain.strip() for row in rows] == ["LLM step  -", "no figures", "", "", "", "", "", ""]
     assert {row.width for row in rows} == {40}
 
 

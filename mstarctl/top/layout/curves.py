@@ -76,7 +76,7 @@ def chart(view: View, curve: Curve, width: int, height: int) -> list[Line]:
     rows = [fit(line((safe(curve.title), "head"), "  ", (_now(curve), "strong")), width)]
     if all(value is None for value in values):  # a scale would tell of figures that nobody has seen
         rows += [
-            fit(line((" " * AXIS, ""), ("nothing yet" if index == 0 else "", "dim")), width) for index in range(high)
+            fit(line((" " * AXIS, ""), ("no figures" if index == 0 else "", "dim")), width) for index in range(high)
         ]
         return [*rows, fit(line(), width)]
     for index, body in enumerate(area(values, width - AXIS, high, top, view.glyphs)):

@@ -216,7 +216,7 @@ def empty_row(view: View) -> Line:
     """What stands in a table without rows: why there is none."""
     if view.store.requests:
         return line(("  no request matches the filter; esc clears it", "dim"))
-    return line(("  no requests", "dim"))
+    return line(("  no requests in flight", "dim"))
 
 
 def status(view: View, shown: int, total: int, sort: Sort, width: int) -> Line:
