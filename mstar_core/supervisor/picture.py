@@ -150,7 +150,8 @@ class Picture:
     def _look(self, now: float) -> None:
         pids = {name: child.pid if child.is_running else None for name, child in self._view.children.items()}
         self._loads = {name: self._processes.look(pid, now) for name, pid in {**pids, SUPERVISOR: os.getpid()}.items()}
-        self._resident |= {n: load.resident_bytes for n, load in self._loads.items() if load.resident_bytes is not None}
+        # A process that has died and is not yet noticed holds nothing: what counts is what it held before.
+        self._resident |= {name: load.resident_bytes for name, load in self._loads.items() if load.resident_bytes}
         self._kills.look(now)
         gpus = self._gpus.latest(now)
         ranks: dict[str, list[int]] = {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,20 @@ def test_the_memory_of_a_rank_on_the_cpu_is_that_of_its_process_on_the_host(depl
     rank = deployment.hub.store.ranks["0"]
     assert rank.memory_used == rank.resident_bytes and rank.memory_total == host_memory_bytes()
     assert 0 < (rank.memory_used or 0) < (rank.memory_total or 0)
+
+
+def test_what_a_process_held_is_known_after_its_death(deployment: FakeDeployment, clock: Clock) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        deployment.children["worker-0"].pid = process.pid
+        until = time.monotonic() + 10
+        while (deployment.picture.circumstances("worker-0").resident_bytes or 0) < 1 << 20 and time.monotonic() < until:
+            clock.now += 2
+            deployment.picture.refresh()
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet noticed
+        clock.now += 2
+        deployment.picture.refresh()
+        assert (deployment.picture.circumstances("worker-0").resident_bytes or 0) >= 1 << 20
 
 
 def test_a_limit_of_the_container_counts_as_the_hosts_memory(tmp_path: Path) -> None:
