@@ -97,7 +97,7 @@ def examples(statistics: str) -> int:
     return sum(int(passing) + int(failing) for passing, failing in EXAMPLES.findall(text))
 
 
-EXAMPLES: Final = re.compile(r"(\d+) passing examples?, (\d+) failing")
+EXAMPLES: Final = re.compile(r"(\d+) passing, (\d+) failing")
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ async def measure(figures: Figures, chunks: int) -> list[dict[str, Any]]:
         spec = spec_in(folder, SPEC, api={"stall_timeout_s": STALL_S}, max_concurrent_requests=300)
         async with PacedDeployment(spec.ipc_dir, chunks=chunks) as worker, own_api(spec, worker.supervisor) as api:
             await worker.serve()
+            await api.ready()
             for count in COUNTS:
                 phases.append(await phase(figures, worker, api, Audience(good=count), f"streams_{count}"))
             mixed = Audience(good=COUNTS[-1] - MUTE - SLOW, mute=MUTE, slow=SLOW)
@@ -78,6 +79,7 @@ async def measure(figures: Figures, chunks: int) -> list[dict[str, Any]]:
             own_api(spec, worker.supervisor) as api,
         ):
             await worker.serve()
+            await api.ready()
             await asyncio.to_thread(whole_answers, figures, api)
     return phases
 

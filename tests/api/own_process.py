@@ -52,6 +52,10 @@ class OwnApi:
         found: dict[str, Any] = self._got(self._pipe)
         return found
 
+    async def ready(self) -> None:
+        """Wait until it has heard that the deployment serves."""
+        assert await asyncio.to_thread(self._got, self._pipe) == "ready"
+
     @property
     def cpu_s(self) -> float:
         """CPU seconds so far, all threads."""
@@ -110,6 +114,7 @@ async def _serve(process: ApiProcess, pipe: Connection) -> None:
         pipe.send({**held, "uploads": uploads, "tasks": len(asyncio.all_tasks()), "lags_s": list(lags)})
         lags.clear()
 
+    process.link.on_ready = lambda: pipe.send("ready")
     await process.start()
     probe = asyncio.create_task(_probe(lags))
     asyncio.get_running_loop().add_reader(pipe.fileno(), asked)

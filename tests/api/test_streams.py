@@ -28,6 +28,7 @@ async def test_clients_that_do_not_listen_hold_nobody_back(record_property: Call
         async with PacedDeployment(spec.ipc_dir, chunks=CHUNKS) as worker:
             async with own_api(spec, worker.supervisor) as api:
                 await worker.serve()
+                await api.ready()
                 before = api.descriptors
                 with listening(api.port, Audience(good=STREAMS, mute=1, slow=1)) as pipe:
                     heard = heard_of(await asyncio.to_thread(pipe.recv))
