@@ -132,6 +132,8 @@ def _sample_to_json(sample: Sample) -> Json:
         "segments": [[kind, {name: list(shape) for name, shape in inputs.items()}] for kind, inputs in sample.segments],
         "outputs": sorted(sample.outputs),
         "params": dict(sample.params),
+        "files": list(sample.files),
+        "tiny": dict(sample.tiny),
     }
 
 
@@ -144,6 +146,8 @@ def _sample_from_json(data: Mapping[str, Any]) -> Sample:
         ),
         outputs=frozenset(data["outputs"]),
         params=dict(data["params"]),
+        files=tuple(data["files"]),
+        tiny=dict(data["tiny"]),
     )
 
 

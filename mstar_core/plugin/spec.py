@@ -44,6 +44,9 @@ class Sample:
     """A request that programs are run dry on when the plugin is checked.
 
     inputs: walk input name -> shape; segments: (kind, {input: shape}) in order.
+
+    The miniature is served it too. files: input modalities of what is sent with it then, in order; without any, those
+    that segments, or names of inputs, tell. tiny: parameters that go before `params` there, as its sizes differ.
     """
 
     name: str
@@ -51,6 +54,8 @@ class Sample:
     segments: Sequence[tuple[str, Mapping[str, tuple[int, ...]]]] = ()
     outputs: frozenset[str] = frozenset()
     params: Mapping[str, Any] = field(default_factory=dict)
+    files: Sequence[str] = ()
+    tiny: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

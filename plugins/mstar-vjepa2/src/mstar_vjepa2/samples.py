@@ -15,6 +15,7 @@ GOAL = {"goal_frame": (1, 3, 256, 256)}
 TENSOR = frozenset({"tensor"})
 SCORED = frozenset({"tensor", "scalar"})
 LEGACY = frozenset({"scalar", "tensor", "video"})
+AND_GOAL = ("video", "image")
 
 
 def _roll(steps: int, candidates: int | None = None, **params: Any) -> dict[str, Any]:
@@ -63,6 +64,7 @@ _PLAN = {
     "close_from": (1,),
     "state": (7,),
 }
+_FEW = {"samples": 6, "topk": 2, "cem_steps": 2}
 
 AC_SAMPLES = (
     Sample(name="encode", inputs=FRAME, outputs=TENSOR),
@@ -81,14 +83,28 @@ AC_SAMPLES = (
         outputs=TENSOR,
         params={**_roll(4, 3, context_frames=3), "states": [POSE] * 3},
     ),
-    Sample(name="rollout, scored", inputs={**_start(2, 3), **GOAL}, outputs=SCORED, params=_roll(2, 3)),
+    Sample(
+        name="rollout, scored",
+        inputs={**_start(2, 3), **GOAL},
+        outputs=SCORED,
+        params=_roll(2, 3),
+        files=AND_GOAL,
+    ),
     Sample(
         name="rollout, scored, last frame",
         inputs={**_start(2, 3), **GOAL},
         outputs=SCORED,
         params=_roll(2, 3, returns=["latents", "final_only"]),
+        files=AND_GOAL,
     ),
-    Sample(name="rollout, many candidates", inputs={**_start(2, 64), **GOAL}, outputs=SCORED, params=_roll(2, 64)),
+    Sample(
+        name="rollout, many candidates",
+        inputs={**_start(2, 64), **GOAL},
+        outputs=SCORED,
+        params=_roll(2, 64),
+        files=AND_GOAL,
+        tiny=_roll(2, 9),
+    ),
     Sample(
         name="rollout, earlier names",
         inputs={**_start(2, 3), "goal_latents": (256, 1408)},
@@ -104,12 +120,21 @@ AC_SAMPLES = (
     Sample(name="encode, as video", inputs=FRAME, outputs=LEGACY, params={"skip_predictor": True}),
     Sample(name="predict, as video", inputs=_TAUGHT, outputs=LEGACY, params=_TEACH),
     Sample(name="rollout, as video", inputs=_start(4), outputs=LEGACY, params=_roll(4)),
-    Sample(name="plan", inputs=_PLAN, outputs=TENSOR, params={"task": "plan", "states": [POSE]}),
+    Sample(
+        name="plan",
+        inputs=_PLAN,
+        outputs=TENSOR,
+        params={"task": "plan", "states": [POSE]},
+        files=AND_GOAL,
+        tiny=_FEW,
+    ),
     Sample(
         name="plan, told",
         inputs=_PLAN,
         outputs=TENSOR,
         params={"task": "plan", "states": [POSE], "returns": ["energies"]},
+        files=AND_GOAL,
+        tiny=_FEW,
     ),
     Sample(
         name="plan, earlier frames",
@@ -122,5 +147,7 @@ AC_SAMPLES = (
             "actions": [MOVE] * 2,
             "states": [POSE] * 3,
         },
+        files=AND_GOAL,
+        tiny=_FEW,
     ),
 )
