@@ -41,6 +41,7 @@ class ProcessorProcess:
         self.is_renewing = False
         self._successor: ProcessorProcess | None = None
         self._is_successor_ready = False
+        self._is_ending = False
 
     @property
     def pid(self) -> int | None:
@@ -93,13 +94,15 @@ class ProcessorProcess:
         try:
             successor.start()
         except Exception:  # isolation boundary: the process that runs is as good as it was
-            log.exception("a pool process could not be replaced and works on")
+            if not self._is_ending:
+                log.exception("a pool process could not be replaced and works on")
             self._successor, self.jobs, self.is_renewing = None, 0, False
             return
         self._is_successor_ready = True
 
     def end_successor(self) -> None:
-        """End one that is being started or waits for its first job."""
+        """End one that is being started or waits for its first job; the pool closes."""
+        self._is_ending = True
         if self._successor is not None:
             self._successor.kill()
 
