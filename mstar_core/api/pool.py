@@ -180,7 +180,9 @@ class Pool:
     async def start(self) -> None:
         """Start all processes and wait for their processors. Raises what a processor raised."""
         loop = asyncio.get_running_loop()
+        self._working |= set(self._processes)  # so that a close does not wait for a start
         await asyncio.gather(*(loop.run_in_executor(self._threads, process.start) for process in self._processes))
+        self._working.clear()
         for process in self._processes:
             self._free.put_nowait(process)
 
