@@ -26,6 +26,7 @@ AT_ONCE: Final = 16
 PORTS: Final = {"http": 80, "https": 443}
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 
+
 @dataclass(slots=True)
 class Allowance:
     """What the URLs of one request may still bring, all together. Owned by the request."""

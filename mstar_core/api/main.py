@@ -72,7 +72,9 @@ class ApiProcess:
             self.socket.close()
             raise
         self.life = self.link.life
-        self.pool = Pool(model.processor, self._folder, spec.model_kwargs, size=spec.api.pool_processes, make=make_process)
+        self.pool = Pool(
+            model.processor, self._folder, spec.model_kwargs, size=spec.api.pool_processes, make=make_process
+        )
         self.stopped: asyncio.Future[str] | None = None
         self._keepalive_s = keepalive_s
         self._fetcher = fetcher or Fetcher(spec.api.remote_media, spec.api.max_body_bytes)
