@@ -48,7 +48,8 @@ from mstar_core.supervisor.post import Post
 from mstar_core.supervisor.readings import forwarded
 from mstar_core.supervisor.start_facts import plan_facts, ready_facts
 from mstar_core.supervisor.storms import Storms
-from mstar_core.supervisor.verdicts import can_serve, cause_sentence, exit_code_of, hang, in_flight
+from mstar_core.supervisor.verdicts import can_serve, cause_sentence, exit_code_of, in_flight
+from mstar_core.supervisor.watchdog import Watchdog
 from mstar_core.transport import Courier, Malformed
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,15 @@ class Supervisor:
         self._ended = asyncio.Event()
         self._drained = asyncio.Event()
         self._pings = 0
+        self._watchdog = Watchdog(
+            children=self.children,
+            events=self.events,
+            pace=pace,
+            stall_s=spec.stall_s,
+            hang_s=spec.hang_s,
+            is_starting=lambda: self.state == "starting",
+            fail=self._fail,
+        )
 
     # -- life -------------------------------------------------------------------------------------------------
 
@@ -108,7 +118,7 @@ class Supervisor:
         self.events.add("deployment.starting", ranks=len(self.spec.plan.ranks), model=self.spec.model)
         self.events.add("phase", child="supervisor", phase="plan", **plan_facts(self.spec))
         self._task(self._ping_forever())
-        self._task(self._watch_progress())
+        self._task(self._watchdog.watch())
         self._task(self._show_forever())
         self.gpus.start()
         fetch, *kinds = self._kinds(self.spec)
@@ -412,7 +422,7 @@ class Supervisor:
             self.ready_s = time.monotonic() - self.started
         self._set_state("ready")
 
-    # -- watching ---------------------------------------------------------------------------------------------
+    # -- showing ----------------------------------------------------------------------------------------------
 
     async def _ping_forever(self) -> None:
         while True:
@@ -434,40 +444,6 @@ class Supervisor:
         if readings != self._forwarded and API in self.children:
             self._forwarded = readings
             self._post.send(API, Telemetry(name="supervisor", incarnation=0, values=readings))
-
-    async def _watch_progress(self) -> None:
-        while True:
-            await asyncio.sleep(self._pace.watch_s)
-            now = time.monotonic()
-            for child in self.children.values():
-                if not child.is_running or child.ending:
-                    continue
-                if child.state == "ready":
-                    await self._check_hang(child, now)
-                elif now - max(child.last_progress, child.started) > self.spec.stall_s:
-                    await self._stalled(child)
-
-    async def _check_hang(self, child: Child, now: float) -> None:
-        why = hang(child, now, self.spec.hang_s)
-        if why is None:
-            return
-        self.events.add("child.hangs", child=child.name, why=why)
-        await self._dump_and_kill(child)
-
-    async def _stalled(self, child: Child) -> None:
-        why = f"{child.name} made no progress in phase {child.phase} for {self.spec.stall_s:g} s"
-        self.events.add("child.stalled", child=child.name, phase=child.phase)
-        await self._dump_and_kill(child, end=self.state == "starting")
-        if self.state == "starting":
-            last = child.log.tail[-1] if child.log.tail else ""
-            self._fail({"name": child.name, "message": why, "detail": f"last log line: {last[:300]}", "code": "stalled",
-                        "monotonic": time.monotonic(), "log": str(child.log.path)})  # fmt: skip
-
-    async def _dump_and_kill(self, child: Child, *, end: bool = False) -> None:
-        child.ending = end
-        child.signal(signal.SIGUSR1)  # faulthandler writes every thread's stack to the child's log
-        await asyncio.sleep(self._pace.stacks_s)
-        child.signal(signal.SIGKILL)
 
     # -- telling ----------------------------------------------------------------------------------------------
 
