@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import signal
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,7 +87,7 @@ def up(
         weights=weights,
         cache_dir=cache_dir,
         sets=tuple(sets or ()),
-        api_keys=api_keys(api_key, api_key_file),
+        api_keys=api_keys(api_key, api_key_file, printer),
         timeout_s=None if timeout is None else parse_duration(timeout, "--timeout"),
         stall_s=parse_duration(stall, "--stall"),
         log_level=level_of(log_level),
@@ -137,17 +138,24 @@ def level_of(text: str) -> str:
     return word
 
 
-def api_keys(given: list[str] | None, file: Path | None) -> tuple[str, ...]:
-    """Keys of the command line and of the file. Raises ConfigError for a file that cannot be read or holds none."""
+def api_keys(given: list[str] | None, file: Path | None, printer: Printer) -> tuple[str, ...]:
+    """Keys of the command line and of the file. Raises ConfigError for a file that cannot be read or holds none.
+
+    A file that others may read is used, and said.
+    """
     keys = list(given or [])
     if file is not None:
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
+            mode = stat.S_IMODE(file.stat().st_mode)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--api-key-file {file} cannot be read", str(error), key="api_key_file") from error
         found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not found:
             raise ConfigError(f"--api-key-file {file} holds no key", hint="write one key a line", key="api_key_file")
+        if mode & (stat.S_IRGRP | stat.S_IROTH):
+            path = shlex.quote(str(file))
+            printer.warn(f"--api-key-file {file} has mode {mode:04o}: others may read its keys; chmod 600 {path}")
         keys += found
     if any(not key.strip() for key in keys):
         raise UsageError("an API key is empty", hint="give a key, or leave --api-key out")
@@ -176,9 +184,8 @@ def show_plan(planned: Planned, printer: Printer) -> None:
     if spec.weights_source == "tiny" and model.notice:
         printer.warn(model.notice)
     if spec.api.host not in LOOPBACK and not spec.api.api_keys:
-        printer.warn(
-            f"anyone who reaches {spec.api.host}:{spec.api.port} may use it; see --api-key and --host 127.0.0.1"
-        )
+        host = f"[{spec.api.host}]" if ":" in spec.api.host else spec.api.host
+        printer.warn(f"anyone who reaches {host}:{spec.api.port} may use it; see --api-key and --host 127.0.0.1")
 
 
 def short_path(path: str | None) -> str:

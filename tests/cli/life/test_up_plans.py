@@ -18,6 +18,7 @@ from mstar_core.config.run_dir import deployments
 from mstar_core.errors import ConfigError, ExitCode, PluginError, UsageError
 from mstarctl.start.devices import choose_devices
 from mstarctl.start.limits import unused_options
+from tests.fakes.deployment import free_port
 
 Cli = Callable[..., Any]
 
@@ -54,6 +55,28 @@ def test_what_cannot_run_is_refused_with_the_reason(tool: Cli, argv: list[str], 
     said = tool("up", *argv)
     assert (said.code, words in said.err) == (code, True), said.err
     assert list(deployments()) == []
+
+
+@pytest.mark.parametrize("key", [[], ["--api-key", "secret"]], ids=["open", "with a key"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.0.0.1"])
+def test_an_api_for_all_addresses_without_a_key_is_warned_of(tool: Cli, host: str, key: list[str]) -> None:
+    said = tool("up", "orpheus:tiny", "--dry-run", "--host", host, "--port", str(free_port()), *key)
+    assert said.code == ExitCode.DONE, said.err
+    is_open = host != "127.0.0.1" and not key
+    shown = f"[{host}]" if ":" in host else host
+    assert (f"warning: anyone who reaches {shown}:" in said.err) is is_open, said.err
+    assert ("see --api-key and --host 127.0.0.1" in said.err) is is_open and "warning" not in said.out
+
+
+@pytest.mark.parametrize(("mode", "is_open"), [(0o600, False), (0o640, True), (0o604, True)])
+def test_a_key_file_that_others_may_read_is_warned_of(tool: Cli, tmp_path: Path, mode: int, *, is_open: bool) -> None:
+    keys = tmp_path / "the keys"
+    keys.write_text("secret\n")
+    keys.chmod(mode)
+    said = tool("up", "orpheus:tiny", "--dry-run", "--port", str(free_port()), "--api-key-file", str(keys))
+    assert said.code == ExitCode.DONE, said.err
+    assert (f"the keys has mode {mode:04o}: others may read its keys; chmod 600 '{keys}'" in said.err) is is_open
+    assert "secret" not in said.err + said.out
 
 
 def test_a_taken_port_is_an_error_that_names_a_free_one(tool: Cli) -> None:
