@@ -2,6 +2,8 @@
 SHELL := /bin/sh
 PY := .venv/bin/python
 TESTS := tests plugins
+# Test processes side by side; a file runs in one of them. WORKERS=0 runs them one after the other, to debug one.
+WORKERS ?= 2
 GPU_TESTS := tests/gpu $(wildcard plugins/*/tests/test_gpu*.py)
 # Empty where the packages come from a wheelhouse instead of .venv.
 INSTALL ?= install
@@ -21,7 +23,7 @@ demo: install ## start a miniature model on this machine, send it a request, sho
 	@$(PY) scripts/demo.py
 
 test: install ## run every test that needs no GPU and no network; ARGS="-k name" narrows it
-	$(PY) -m pytest -m "not gpu and not slow" $(TESTS) $(ARGS)
+	$(PY) -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile $(TESTS) $(ARGS)
 
 kernels: install ## build FlashInfer's attention kernels ahead of time; needs nvcc and no GPU
 	@$(PY) scripts/kernels.py build/kernels/aot $(ARGS)

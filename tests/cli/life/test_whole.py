@@ -146,7 +146,8 @@ def test_a_request_is_listed_traced_and_described(here: Cli, tmp_path: Path, dep
     assert "finished" in here("describe", "request/r-7f3a").out
     assert here("cancel", "r-7f3a").code == ExitCode.NOT_FOUND
     log_dir = Path(admin().head()["log_dir"])
-    until(lambda: "r-7f3a" in (log_dir / "stats.ndjson").read_text(), "its line in the statistics")
+    stats = log_dir / "stats.ndjson"
+    until(lambda: stats.exists() and "r-7f3a" in stats.read_text(), "its line in the statistics")
 
 
 def test_a_long_request_is_watched_and_cancelled(here: Cli, deployed: Path, tmp_path: Path) -> None:
