@@ -28,12 +28,14 @@ from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 
 SCRIPTS = "MSTAR_FAKE_CHILDREN"
 PHASES = {"weights": ("fetch",), "conductor": (), "api": ("pool",)}
-WORKER_PHASES = ("weights", "kv")
+WORKER_PHASES = ("device", "weights", "kv", "kernels", "warm", "capture")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What a child does wrong. phase: where; how: exit, error, signal, hang, deaf, silent. lives: how often; 0 always.
+    """What a child does wrong. phase: where (spawn: before any); how: exit, error, signal, hang, deaf, silent.
+
+    lives: how often; 0 always.
 
     how `busy`: ready, and from then on work is waiting and no step runs. grandchild: leave a process that holds our
     output. stubborn: neither Stop nor SIGTERM ends it. drains: answers a drain.
@@ -78,6 +80,8 @@ def main() -> None:
     with zmq.Context() as context, Courier[Message](context, codec) as courier:
         life = ChildLife(args.name, args.incarnation, spec, courier, supervisor=args.supervisor)
         with life.guarded():
+            if script.phase == "spawn":
+                misbehave(life, "spawn", script)
             if args.name == "weights":
                 for phase in PHASES["weights"]:
                     enter(life, phase, script)
@@ -96,6 +100,11 @@ def enter(life: ChildLife, phase: str, script: Script) -> None:
     if script.phase != phase:
         life.phase(phase, done=2, total=2)
         return
+    misbehave(life, phase, script)
+
+
+def misbehave(life: ChildLife, phase: str, script: Script) -> None:
+    """Do what the script says."""
     time.sleep(script.wait_s)
     match script.how:
         case "exit":
