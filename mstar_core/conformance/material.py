@@ -64,7 +64,7 @@ def greedy(spec: ModelSpec, ask: Ask) -> Ask:
 
 
 def _ask(spec: ModelSpec, sample: Sample, index: int) -> Ask:
-    kinds = _kinds(spec, sample)
+    kinds = spec.sample_inputs(sample)
     files = [kind for kind in kinds if kind != "text"]
     media = tuple(_file(kind, number) for number, kind in enumerate(files))
     return Ask(
@@ -75,19 +75,6 @@ def _ask(spec: ModelSpec, sample: Sample, index: int) -> Ask:
         outputs=tuple(sorted(sample.outputs)),
         name=f"sample {sample.name!r}",
     )
-
-
-def _kinds(spec: ModelSpec, sample: Sample) -> list[str]:
-    """Input modalities of a sample, in order: its files or its segments tell, or else the names of its inputs."""
-    if sample.files:
-        return list(sample.files)
-    offered = [modality.kind for modality in spec.inputs]
-    told = [kind for kind, _ in sample.segments if kind in offered]
-    if told:
-        return told
-    files = [kind for kind in offered if kind != "text" and any(kind in name for name in sample.inputs)]
-    texts = ["text"] if "text" in offered else []
-    return [*(files or [kind for kind in offered if kind != "text" and not texts]), *texts]
 
 
 def _order(kinds: Sequence[str]) -> tuple[tuple[str, int], ...]:

@@ -126,6 +126,18 @@ class ModelSpec:
         """The input modality of that kind, or None."""
         return next((modality for modality in self.inputs if modality.kind == kind), None)
 
+    def sample_inputs(self, sample: Sample) -> list[str]:
+        """What a client sends for a sample: kinds in order. Its files or segments tell, else names of its inputs."""
+        if sample.files:
+            return list(sample.files)
+        offered = [modality.kind for modality in self.inputs]
+        told = [kind for kind, _ in sample.segments if kind in offered]
+        if told:
+            return told
+        files = [kind for kind in offered if kind != "text" and any(kind in name for name in sample.inputs)]
+        texts = ["text"] if "text" in offered else []
+        return [*(files or [kind for kind in offered if kind != "text" and not texts]), *texts]
+
     def surface(self, route: str) -> Surface:
         """What the model says of one of its routes."""
         return self.surfaces.get(route) or Surface()

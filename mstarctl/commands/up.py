@@ -22,6 +22,7 @@ from mstarctl.client.reach import only_here
 from mstarctl.output import Printer
 from mstarctl.output.durations import parse_duration
 from mstarctl.start import options
+from mstarctl.start.example import example_call
 from mstarctl.start.launch import Started, failure_of, launch, wait_end, wait_ready
 from mstarctl.start.plan import Planned, Wanted, make_planned
 from mstarctl.start.progress import PlainView, SilentView, TerminalView, View, ready_line
@@ -320,7 +321,7 @@ def _tell_followers(started: Started, printer: Printer) -> None:
 
 def _say_ready(snapshot: dict[str, Any], planned: Planned, printer: Printer) -> None:
     printer.say(ready_line(snapshot))
-    printer.say(f"  try:   {_prefix(planned)}mstarctl call {planned.spec.name} {_example(planned)}")
+    printer.say(f"  try:   {_prefix(planned)}mstarctl call {planned.spec.name} {example_call(planned.model)}")
     _say_next(planned, printer)
 
 
@@ -339,14 +340,6 @@ def _root() -> Path:
     from mstar_core.config.run_dir import runtime_root
 
     return runtime_root()
-
-
-def _example(planned: Planned) -> str:
-    reads = {modality.kind for modality in planned.model.inputs}
-    writes = [modality.kind for modality in planned.model.outputs]
-    words = ['--text "Hello there"'] if "text" in reads else []
-    words += ["--out hello.wav"] if writes[:1] == ["audio"] else []
-    return " ".join(words)
 
 
 def _data(snapshot: dict[str, Any], printer: Printer) -> None:
