@@ -19,8 +19,9 @@ from mstar_core.api.body import sweep
 from mstar_core.api.fetch import Fetcher
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
-from mstar_core.api.pool import MakeProcess, Pool, ProcessorProcess
+from mstar_core.api.pool import Pool
 from mstar_core.api.pool_child import load_processor
+from mstar_core.api.pool_process import MakeProcess, ProcessorProcess
 from mstar_core.api.requests import Registry
 from mstar_core.api.service import KEEPALIVE_S, Service
 from mstar_core.api.socket import dismiss

@@ -17,7 +17,7 @@ import pytest
 
 from mstar_core.api.pool import Pool
 from mstar_core.errors import BadMedia, PluginError, RequestError
-from mstar_core.plugin.processor import PromptRequest
+from mstar_core.plugin.processor import Inputs, PromptRequest
 from tests.fakes.slow_start import START_S
 
 TARGET = "tests.fakes.speech_model:Processor"
@@ -44,6 +44,13 @@ def children() -> list[str]:
     """Command lines of the processes that this one started, from any of its threads."""
     lists = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
     return [Path(f"/proc/{pid}/cmdline").read_text() for pids in lists for pid in pids]
+
+
+async def start_s() -> float:
+    """How long a process takes to start here and now."""
+    begun = time.monotonic()
+    async with pool_of():
+        return time.monotonic() - begun + START_S
 
 
 async def test_errors_come_back_as_they_are_and_others_as_ours() -> None:
@@ -102,6 +109,34 @@ async def test_a_caller_that_goes_away_leaves_its_process_to_the_others() -> Non
         assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
         pids = pool.pids
     assert not any(is_alive(pid) for pid in pids)
+
+
+async def test_jobs_that_wait_go_together_and_one_that_kills_the_process_fails_alone() -> None:
+    async with pool_of(job_s=1.0) as pool:
+        texts = ["abc"] * 4 + ["hang"] + ["abc"] * 4 + ["raise", "x" * 20_000, "abc"]
+        found = await asyncio.gather(*(pool.prompt(PromptRequest(text=text)) for text in texts), return_exceptions=True)
+        kinds = [type(each) for each in found]
+        assert kinds == [Inputs] * 4 + [BadMedia] + [Inputs] * 4 + [PluginError, RequestError, Inputs]
+        assert pool.busy == 0
+
+
+async def test_those_who_left_hold_a_neighbour_up_for_one_job_at_most() -> None:
+    job_s = 0.5
+    async with pool_of(job_s=job_s) as pool:
+        (first,) = pool.pids
+        gone = [asyncio.create_task(pool.prompt(PromptRequest(text=text))) for text in ("abc", *("hang",) * 8)]
+        await gone[0]  # the others were handed over with it, or wait behind
+        for task in gone[1:]:
+            task.cancel()
+        begun = time.monotonic()
+        neighbour = await pool.prompt(PromptRequest(text="abc"))
+        waited_s = time.monotonic() - begun
+        assert neighbour.prompt_tokens == 3
+        assert pool.pids != [first], "the job that hung was ended"
+        restarted = time.monotonic()
+        await pool.prompt(PromptRequest(text="abc"))
+        assert time.monotonic() - restarted < job_s
+    assert waited_s < 2 * job_s + await start_s()
 
 
 async def test_a_processor_that_cannot_be_made_is_a_failed_start() -> None:

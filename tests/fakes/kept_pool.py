@@ -13,7 +13,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.api.pool import ProcessorProcess
+from mstar_core.api.pool_process import ProcessorProcess
 
 KEPT: Final[dict[str, list[tuple[SpawnProcess, Connection]]]] = defaultdict(list)
 """Idle processes by what they were started for."""
