@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from mstar_pi05.expert import Modulation
 from mstar_pi05.flow import distinct_times, embedded, flow_times
 
 ITEMS = (0, 1)
@@ -137,6 +138,21 @@ def test_tables_give_what_the_dense_layers_give(golden: Any, reference: Any) -> 
         made = times[table.at(torch.full((steps,), steps), torch.arange(steps))]
         assert torch.equal(made, torch.tensor(flow_times(steps)))
     assert all(norm.dense is None for norm in reference.acting.expert.norms)
+
+
+def test_slices_of_a_branch_are_summed_and_rounded_before_their_gate(reference: Any) -> None:
+    """What few rows of a product leave on a GPU, in plain operations: it is what the kernel there is held to."""
+    table, norm = reference.acting.table, reference.acting.expert.norms[3]
+    rows, width = torch.tensor([1, 0, 2]), table.modulations.shape[-1] // 3
+    x, slices = torch.randn(3, width), torch.randn(4, 3, width)
+    modulation = Modulation(table, rows, torch.bfloat16)
+    found = modulation.normed(x, slices, norm, 3)
+    gate = table.modulations[2, rows, 2 * width :]
+    close(found[0], x + gate * slices.sum(0).bfloat16().float(), 1e-5)
+    scale, shift = table.modulations[3, rows, :width], table.modulations[3, rows, width : 2 * width]
+    wide = found[0] / found[0].square().mean(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(found[1], (wide * (1 + scale) + shift).bfloat16(), atol=1e-2, rtol=1e-2)
+    assert modulation.normed(x, None, norm, len(table.modulations) - 1)[1].dtype == torch.float32
 
 
 def test_the_robots_actions_are_one_factor_and_one_term_away(golden: Any, reference: Any, run: Any) -> None:
