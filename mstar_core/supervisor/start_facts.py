@@ -17,6 +17,6 @@ def plan_facts(spec: DeploymentSpec) -> dict[str, Any]:
     return {"ranks": ranks, **{name: size for name, size in sizes.items() if size}}
 
 
-def ready_facts(ready_s: float | None, fetch_s: float, children: Iterable[Child]) -> dict[str, Any]:
+def ready_facts(ready_s: float, fetch_s: float, children: Iterable[Child]) -> dict[str, Any]:
     """What the event of becoming ready tells: how long the start took, in all and by phase."""
-    return {} if ready_s is None else {"ready_s": round(ready_s, 2), "phases_s": longest_phases(fetch_s, children)}
+    return {"ready_s": round(ready_s, 2), "phases_s": longest_phases(fetch_s, children)}

@@ -101,6 +101,7 @@ class Supervisor:
         self._ended = asyncio.Event()
         self._drained = asyncio.Event()
         self._pings = 0
+        self._began = self.started  # of the start that goes on, or of the last one: a restart is one
         self._watchdog = Watchdog(
             children=self.children,
             events=self.events,
@@ -196,6 +197,7 @@ class Supervisor:
             return
         self.restarts += 1
         self._set_state("degraded", "restarting")
+        self._began, self.ready_s, self.fetch_s = time.monotonic(), None, 0.0
         for child in self.children.values():
             child.restarts.clear()
             if child.is_running:
@@ -418,9 +420,11 @@ class Supervisor:
     def _maybe_ready(self) -> None:
         if self.state not in ("starting", "degraded") or any(c.state != "ready" for c in self.children.values()):
             return
+        facts: dict[str, Any] = {}
         if self.ready_s is None:
-            self.ready_s = time.monotonic() - self.started
-        self._set_state("ready")
+            self.ready_s = time.monotonic() - self._began
+            facts = ready_facts(self.ready_s, self.fetch_s, self.children.values())
+        self._set_state("ready", **facts)
 
     # -- showing ----------------------------------------------------------------------------------------------
 
@@ -447,11 +451,10 @@ class Supervisor:
 
     # -- telling ----------------------------------------------------------------------------------------------
 
-    def _set_state(self, state: str, reason: str = "") -> None:
+    def _set_state(self, state: str, reason: str = "", **facts: Any) -> None:
         if (state, reason) == (self.state, self.reason):
             return
         self.state, self.reason = state, reason
-        facts = ready_facts(self.ready_s, self.fetch_s, self.children.values()) if state == "ready" else {}
         self.events.add(f"deployment.{state}", reason=reason, **facts)
         self._tell_api()
 

@@ -94,6 +94,8 @@ class TopApp(App[None]):
     def on_mount(self) -> None:
         self.set_class(self.mode != "true", "-plain")
         self.session.start()
+        if self.state.page == "logs":  # --view logs: no key has asked for them
+            self.session.want_logs()
         self._pane.focus()
         self.set_interval(POLL_S, self.poll)
         self.set_interval(ASK_S, self.ask)

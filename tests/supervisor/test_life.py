@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -248,7 +249,11 @@ async def test_a_drained_deployment_takes_requests_again(logged_spec: Any, play:
 async def test_a_restart_renews_every_process_and_blames_none(logged_spec: Any, play: Play) -> None:
     async with running(logged_spec()) as (supervisor, _):
         await event(supervisor, "deployment.ready")
+        first_s = supervisor.ready_s or 0.0
         supervisor.ask_restart()
-        await event(supervisor, "deployment.ready", 2)
+        again = await event(supervisor, "deployment.ready", 2)
+        second_s = supervisor.ready_s or 0.0
+        assert 0 < second_s <= time.monotonic() - supervisor.started - first_s, "each start is told with its own time"
+        assert again["ready_s"] == round(second_s, 2) and "fetch" not in again["phases_s"]
         assert {child.incarnation for child in supervisor.children.values()} == {2}
         assert supervisor.deaths == []

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from mstar_core.observe.frames import Event
 from mstarctl.output.units import duration_text, size_text
-from mstarctl.top.layout.scroll import Window, framed, scrolled
+from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed, scrolled
 from mstarctl.top.line import Line, cells, clip, fit, left, line, safe, take, wrap
 from mstarctl.top.view import View
 
@@ -16,8 +16,6 @@ WORN: Final = ("preempt", "refused", "restart", "degraded", "drain", "stale", "c
 AMOUNTS: Final = ("pages", "requests", "rows", "tokens", "bytes")
 SUBJECTS: Final = ("request", "child", "node")
 GOOD: Final = ("ready", "resumed", "finished")
-ONE_LINE: Final = 70
-"""Cells from which on an event and its text stand in one line; below, the text would be cut."""
 TOLD_LINES: Final = 3
 INDENT: Final = "   "
 
@@ -86,7 +84,7 @@ def feed(view: View, width: int, height: int, window: Window, kinds: str = "") -
     """(exactly `height` lines with the newest at the end, keys of those that are shown). kinds: a part of the type."""
     found = [event for event in view.store.events if kinds in event.type]
     keys = [str(event.n) for event in found]
-    if width < ONE_LINE:
+    if width < FOLDS_BELOW:
         return _folded(view, found, keys, width, height, window)
     if window.cursor is None:
         window = Window(offset=max(0, len(found) - height))
