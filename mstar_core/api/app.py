@@ -23,10 +23,11 @@ from mstar_core.api.errors import MethodNotAllowed, SlowUpload, reply_of, unsupp
 from mstar_core.api.exchange import Exchange, new_exchange, take_header_id
 from mstar_core.api.openapi import describe
 from mstar_core.api.page import docs_html
+from mstar_core.api.requests import Arriving
 from mstar_core.api.service import Service
 from mstar_core.api.socket import MESSAGE_BYTES, PING_S
 from mstar_core.api.table import ROUTES, Handler, Route
-from mstar_core.errors import MstarError, NotFound, RequestError, TooLarge, did_you_mean
+from mstar_core.errors import Cancelled, MstarError, NotFound, RequestError, TooLarge, did_you_mean
 from mstar_core.observe.logs import request_scope
 
 HEADER_BYTES: Final = 32 * 1024
@@ -96,7 +97,8 @@ def _add(app: Sanic[Any, Any], service: Service, route: Route, handler: Handler)
 
     if route.is_socket:
         handle.is_websocket = True  # type: ignore[attr-defined]  # how Sanic knows that no answer need come back
-    app.add_route(handle, route.path, methods=[route.method], name=route.name, stream=True)
+    reads = ["HEAD"] if route.method == "GET" and not route.is_socket else []  # Sanic leaves the body out
+    app.add_route(handle, route.path, methods=[route.method, *reads], name=route.name, stream=True)
     if service.deployment.api.cors_origins:
         app.add_route(preflight, route.path, methods=["OPTIONS"], name=f"{route.name}_preflight")
 
@@ -109,6 +111,7 @@ async def _guarded(exchange: Exchange, route: Route, handler: Handler) -> HTTPRe
 
 async def _answered(exchange: Exchange, route: Route, handler: Handler) -> HTTPResponse | None:
     service = exchange.service
+    arriving: Arriving | None = None
     try:
         take_header_id(exchange)
         api = service.deployment.api
@@ -116,8 +119,13 @@ async def _answered(exchange: Exchange, route: Route, handler: Handler) -> HTTPR
             exchange.key = check_key(api.api_keys, exchange.request.headers)
         if not route.reads_body:
             await exchange.skip()
-        return await handler(exchange)
+            return await handler(exchange)
+        with service.registry.arriving(exchange.request_id, route=route.name, key=exchange.key) as arriving:
+            return await handler(exchange)
     except asyncio.CancelledError:
+        if arriving is not None and arriving.is_cancelled:
+            arriving.task.uncancel()
+            return _failed(exchange, Cancelled("the request was cancelled by its id"))
         exchange.status, exchange.code = 499, "disconnected"
         raise
     except MstarError as error:

@@ -210,12 +210,12 @@ def check_order(
     return _asked_order(asked, offered, counts, text)
 
 
-def check_images(spec: ModelSpec, count: int) -> None:
+def check_images(spec: ModelSpec, count: int, field: str = "files") -> None:
     """Raise RequestError for more images than the model reads; before any of them is decoded."""
     most = getattr(spec.input("image"), "max_count", None)
     if most is not None and count > most:
         raise RequestError(
-            f"the request has {count} images, {spec.name} reads at most {most}", hint="send fewer", field="files",
+            f"the request has {count} images, {spec.name} reads at most {most}", hint="send fewer", field=field,
             value=count, allowed=f"<= {most}",
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from mstar_core.api.body import BodyLimits
+from mstar_core.api.call import check_images
 from mstar_core.api.errors import UnsupportedType
 from mstar_core.api.fetch import Allowance, Fetcher
 from mstar_core.api.references import part_of_base64, part_of_url
@@ -76,6 +77,7 @@ async def read_messages(
         )
     if len(made.wanted) > limits.files:
         raise TooLarge(f"the request has more than {limits.files} files", field="messages", code="too_many_files")
+    check_images(spec, sum(each.modality == "image" for each in made.wanted), "messages")
     allowance = Allowance(limits.body)
     tasks = [asyncio.ensure_future(_part(each, fetcher, allowance)) for each in made.wanted]
     try:

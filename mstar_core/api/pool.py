@@ -43,7 +43,7 @@ class _Job:
 
 
 class Pool:
-    """`size` processes behind one queue. Jobs of requests that have gone are not started.
+    """`size` processes behind one queue. Jobs of requests that have gone are not started. begun: jobs so far.
 
     Small jobs that wait go to a process together, and their answers come back one by one. With a hundred streams open
     the loop needs long for a turn, and each job by itself took several, or a thread that had to get the interpreter
@@ -63,6 +63,7 @@ class Pool:
     ) -> None:
         """jobs: after how many a process is replaced."""
         self.busy = 0
+        self.begun = 0
         self._job_s = job_s
         self._jobs = jobs
         self._processes = [make(target, folder, model_kwargs) for _ in range(size)]
@@ -159,6 +160,7 @@ class Pool:
 
     async def _run(self, process: ProcessorProcess, jobs: list[_Job]) -> None:
         self.busy += 1
+        self.begun += len(jobs)
         self._working.add(process)
         try:
             await self._do(process, jobs)

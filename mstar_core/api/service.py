@@ -22,6 +22,7 @@ from mstar_core.api.numbers import NumberForm
 from mstar_core.api.pool import Pool
 from mstar_core.api.present import Chunk, Presenter
 from mstar_core.api.requests import Live, Outcome, Registry, timed_out
+from mstar_core.api.shared_inputs import SharedInputs
 from mstar_core.api.stops import StopStrings
 from mstar_core.api.stream import Ending, Outbox, Spool
 from mstar_core.api.usage import usage_of
@@ -194,9 +195,12 @@ class Service:
         self.admission.check(key, count)
 
     @asynccontextmanager
-    async def open(self, call: Call, *, key: str, started: float) -> AsyncIterator[Session]:
+    async def open(
+        self, call: Call, *, key: str, started: float, shared: SharedInputs | None = None
+    ) -> AsyncIterator[Session]:
         """Run a request for the length of the block: its end, however it comes, frees everything it held.
 
+        shared: what the processor makes of its prompt, where it is one item of several.
         Raises Duplicate, Overloaded, Unavailable, TimedOut, Cancelled, and what preprocessing finds wrong.
         """
         self.check_open(key)
@@ -211,7 +215,7 @@ class Service:
         ):
             refs: list[TensorRef] = []
             try:
-                inputs = await live.until(self._preprocess(call, place, live), self.clock)
+                inputs = await live.until(self._preprocess(call, place, live, shared), self.clock)
                 self.metrics.queue_s.observe(self.clock() - live.started)
                 self._submit(call, live, inputs, refs)
                 detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None
@@ -225,13 +229,13 @@ class Service:
             finally:
                 self.link.release(refs)
 
-    async def _preprocess(self, call: Call, place: Place, live: Live) -> Inputs:
+    async def _preprocess(self, call: Call, place: Place, live: Live, shared: SharedInputs | None) -> Inputs:
         prompt = PromptRequest(
             text=call.text, texts=call.texts, turns=call.turns, media=call.media, order=call.order,
             observation=call.observation, params=call.params, outputs=frozenset(call.outputs), seed=call.seed,
             max_seq_len=self.deployment.max_seq_len, limits=self.limits,
         )  # fmt: skip
-        inputs = await self.pool.prompt(prompt)
+        inputs = await (self.pool.prompt(prompt) if shared is None else shared.of(prompt, self.pool.prompt))
         live.state = "queued"
         self.feed.prepared(live)
         await place.run()

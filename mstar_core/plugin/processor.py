@@ -43,7 +43,8 @@ class PromptRequest:
     them out; one without roles reads the pieces of `order` as segments. Empty on routes without messages.
     observation: a message of the robot policy socket as it came, in place of text and media; `unpacked` of
     `mstar_core.plugin.observation` reads it. None on all other routes.
-    seed: already chosen. limits: of media, for the readers in `mstar_core.plugin.media`.
+    seed: already chosen; of several answers to one request (`n`) that of the first: the prompt is read once for all.
+    limits: of media, for the readers in `mstar_core.plugin.media`.
     """
 
     text: str | None

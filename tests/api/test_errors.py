@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 from typing import Any
 from urllib.parse import quote
 
@@ -142,6 +143,13 @@ async def test_paths_and_verbs() -> None:
         assert (missing.status_code, error_of(missing)["code"]) == (404, "not_found")
         verb = await api.client.get("/generate")
         assert (verb.status_code, error_of(verb)["code"]) == (405, "method_not_allowed")
+        assert (await api.client.head("/generate")).status_code == 405
+        for path in ("/health", "/v1/models", "/openapi.json", "/docs"):
+            whole, head = await api.client.get(path), await api.client.head(path)
+            assert (head.status_code, head.content) == (200, b""), path
+            for name in ("content-type", "content-length"):
+                assert head.headers[name] == whole.headers[name], path
+        assert (await api.client.head("/v1/nothing")).status_code == 404
         chat = await api.client.post("/v1/chat/completions", json={})
         assert (chat.status_code, error_of(chat)["code"]) == (404, "unsupported_endpoint")
         assert "/v1/audio/speech" in error_of(chat)["message"]
@@ -198,6 +206,32 @@ async def test_an_id_in_flight_is_refused_and_free_again_afterwards(started: Sta
         api.fake.script = speak(1)
         assert (await api.client.post("/generate", data={**GOOD, "request_id": "same"})).status_code == 200
         assert len({request.handle for request in api.fake.requests}) == 2
+
+
+UPLOAD = (
+    "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nX-Request-ID: up\r\n"
+    "Content-Length: 1000\r\n\r\n{"
+)
+
+
+async def test_a_request_is_cancelled_by_the_id_of_its_header_while_its_body_comes(started: Started) -> None:
+    async with started(speak(1), api_keys=("k1", "k2")) as api:
+        key = hashlib.sha256(b"k1").hexdigest()
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.process.port)
+        writer.write(UPLOAD.replace("Host: x", "Host: x\r\nX-API-Key: k1").encode())
+        await api.until(lambda: api.process.registry.arrives("up", key) is not None)
+        mine, other = {"X-API-Key": "k1"}, {"X-API-Key": "k2"}
+        assert (await api.client.get("/v1/requests/up", headers=mine)).json()["status"] == "preprocessing"
+        assert (await api.client.post("/v1/requests/up/cancel", headers=other)).status_code == 404
+        told = await api.client.post("/v1/requests/up/cancel", headers=mine)
+        assert told.json() == {"id": "up", "status": "cancelled"}
+        assert (await reader.readline()).split()[1] == b"499"
+        assert (await api.client.post("/v1/requests/up/cancel", headers=mine)).json()["status"] == "cancelled"
+        writer.close()
+        again = await api.client.post("/generate", data=GOOD, headers={**mine, "X-Request-ID": "up"})
+        assert again.status_code == 200
+        assert api.process.registry.arrives("up", key) is None
+        assert len(api.fake.requests) == 1
 
 
 async def fill(api: Api, count: int) -> list[asyncio.Task[httpx.Response]]:

@@ -19,6 +19,10 @@ async def request_state(exchange: Exchange) -> HTTPResponse:
     if live is not None:
         body = {"id": name, "object": "request", "status": live.state, "route": live.route, "created": live.created}
         return exchange.json({**body, "error": None})
+    arriving = registry.arrives(name, exchange.key)
+    if arriving is not None:
+        came = {"route": arriving.route, "created": arriving.created, "error": None}
+        return exchange.json({"id": name, "object": "request", "status": "preprocessing", **came})
     outcome = registry.outcome(name, exchange.key)
     if outcome is None:
         raise unknown()
@@ -33,6 +37,10 @@ async def cancel(exchange: Exchange) -> HTTPResponse:
     if items:
         for live in items:
             live.fail(Cancelled("the request was cancelled by its id"))
+        return exchange.json({"id": name, "status": "cancelled"})
+    arriving = registry.arrives(name, exchange.key)
+    if arriving is not None:
+        arriving.cancel()
         return exchange.json({"id": name, "status": "cancelled"})
     outcome = registry.outcome(name, exchange.key)
     if outcome is None:
