@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from mstar_core.layers.quantize import quantize
 from mstar_pi05.expert import Modulation
 from mstar_pi05.flow import distinct_times, embedded, flow_times
 
@@ -178,3 +179,15 @@ def test_half_precision_stays_near(golden: Any, reference: Any, run: Any, models
     assert actions.dtype == torch.float32
     apart = (actions - golden.expected["actions"]).abs()
     assert 1e-4 < apart.max() < 0.3 and apart.mean() < 0.03
+
+
+def test_weights_of_eight_bits_stay_near(golden: Any, reference: Any, run: Any, models: Any) -> None:
+    """What `quantization: fp8` does to both transformers: each block's projections, and nothing beside them."""
+    policy = models(reference.folder, torch.bfloat16).get_submodule(reference.spec.node("LLM"))
+    report = quantize(policy, "fp8")
+    assert {kind.layers for kind in report.kinds.values()} == {2 * golden.config["expert"]["layers"]}
+    small = type(run)(golden, reference, policy)
+    small.features = lambda *items: [each.bfloat16() for each in run.features(*items)]
+    small.prefill(*ITEMS)
+    actions, expected = torch.stack(small.flow(*ITEMS)), golden.expected["actions"]
+    assert 1e-3 < float((actions - expected).norm() / expected.norm()) < 0.1
