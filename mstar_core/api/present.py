@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
+from prometheus_client import Histogram
+
 from mstar_core.api.metrics import Metrics
 from mstar_core.api.numbers import NumberForm, packed, widened
 from mstar_core.api.stops import StopStrings
@@ -74,6 +76,7 @@ class Presenter:
         self._numbers = numbers
         self._facts = facts
         self._last: dict[str, float] = {}
+        self._gaps: dict[str, Histogram] = {}  # by modality: looking one up costs as much as the observation
         self._started_playing = 0.0
 
     @property
@@ -163,8 +166,10 @@ class Presenter:
     def _note(self, modality: str) -> None:
         now = self._clock()
         before = self._last.get(modality)
-        if before is not None:
-            self._metrics.chunk_gap_s.labels(modality).observe(now - before)
+        if before is None:
+            self._gaps[modality] = self._metrics.chunk_gap_s.labels(modality)
+        else:
+            self._gaps[modality].observe(now - before)
         self._last[modality] = now
         if self.first_at is None:
             self.first_at = now
