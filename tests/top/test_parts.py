@@ -21,6 +21,7 @@ from mstarctl.top.bars import area, bar, nice_top, resample, spark, stacked
 from mstarctl.top.export import export, perfetto, table_csv
 from mstarctl.top.figures import age, amount, ms, rate
 from mstarctl.top.glyphs import ASCII, UNICODE
+from mstarctl.top.layout.bench import bench_page
 from mstarctl.top.layout.curves import Curve, chart
 from mstarctl.top.layout.events import facts_text
 from mstarctl.top.layout.requests import SORTS, Sort, choose, chosen, note
@@ -219,6 +220,20 @@ def test_a_phase_of_a_start_says_what_is_entered_and_how_long_the_one_before_too
     facts = {"child": "worker-0", "phase": "device", "total": 0, "detail": "cpu", "after": "spawn", "after_s": 5.12}
     assert facts_text(facts) == "worker-0 enters device (cpu)   spawn took 5.1 s"
     assert facts_text({"child": "api", "phase": "kv", "after": "device", "after_s": 0.0}) == "api enters kv"
+
+
+@pytest.mark.parametrize("width", [40, 69])
+def test_a_load_test_on_a_narrow_screen_is_its_name_state_and_share(width: int) -> None:
+    item: dict[str, object] = {
+        "id": "r1",
+        "name": "sweep-of-orpheus",
+        "state": "recording",
+        "progress": {"done": 1, "total": 4},
+    }
+    rows, keys = bench_page(View(store=Store(), recordings=[item]), width, 5, Window())
+    assert (keys, {row.width for row in rows}) == (["r1"], {width})
+    assert rows[0].plain.split() == ["RECORDING", "STATE", "DONE"]
+    assert rows[1].plain.split() == ["sweep-of-orpheus", "recording", "25", "%"]
 
 
 def test_a_chart_of_nothing_has_no_scale() -> None:
