@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import zmq
 
@@ -29,6 +30,9 @@ from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 SCRIPTS = "MSTAR_FAKE_CHILDREN"
 PHASES = {"weights": ("fetch",), "conductor": (), "api": ("pool",)}
 WORKER_PHASES = ("device", "weights", "kv", "kernels", "warm", "capture")
+
+
+SPOKEN_S: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,8 @@ def enter(life: ChildLife, phase: str, script: Script) -> None:
 
 def misbehave(life: ChildLife, phase: str, script: Script) -> None:
     """Do what the script says."""
-    time.sleep(script.wait_s)
+    # What a process said last leaves by a thread of its own: one that dies in the same instant was not heard.
+    time.sleep(max(script.wait_s, SPOKEN_S if script.how in ("exit", "signal") else 0.0))
     match script.how:
         case "exit":
             print("plain words before the end", flush=True)
