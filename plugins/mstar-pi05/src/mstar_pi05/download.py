@@ -7,16 +7,13 @@ tokenizer stands in a repository of its own, which asks for a login.
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mstar_core.errors import WeightsError
+from mstar_core.plugin.assembled import assembled
 from mstar_core.plugin.hub import Hub, HuggingFace, fetch_files
 from mstar_pi05.checkpoint import CONFIG, read_json, read_sizes
 from mstar_pi05.plugin import TOKENIZER_REPO, WEIGHTS_REPO
@@ -56,7 +53,8 @@ def resolve_weights(
     if find_tokenizer(checkpoint) is not None:
         return checkpoint
     tokenizer = _tokenizer(source, progress)
-    return _assembled(checkpoint, tokenizer, source.cache)
+    links = {path.name: path for path in checkpoint.iterdir()} | {TOKENIZERS[0]: tokenizer}
+    return assembled(links, source.cache / "mstar-pi05")
 
 
 def check_files(folder: Path) -> None:
@@ -153,31 +151,3 @@ def _offline(repo: str, hub: Hub, missing: WeightsError | None) -> WeightsError:
     why = f"{missing.title}; " if missing is not None else ""
     detail = f"{why}looked in {hub.cache}; fetching is off (HF_HUB_OFFLINE)"
     return WeightsError(f"the files of {repo} are not on this machine", detail, WAYS, file=repo)
-
-
-def _assembled(checkpoint: Path, tokenizer: Path, cache: Path) -> Path:
-    """One folder that shows the checkpoint and the tokenizer, by links: every process is given a single path."""
-    name = hashlib.sha256(f"{checkpoint.resolve()}\n{tokenizer.resolve()}".encode()).hexdigest()[:16]
-    folder = cache / "mstar-pi05" / name
-    try:
-        if find_tokenizer(folder) is None:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            made = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
-            for path in checkpoint.iterdir():
-                (made / path.name).symlink_to(path.resolve())
-            (made / TOKENIZERS[0]).symlink_to(tokenizer.resolve())
-            _take_place(made, folder)
-    except OSError as error:
-        raise WeightsError(
-            f"cannot write {folder}", str(error), "choose a writable place with --cache-dir DIR", file=str(folder)
-        ) from error
-    return folder
-
-
-def _take_place(made: Path, folder: Path) -> None:
-    try:
-        os.rename(made, folder)
-    except OSError:
-        shutil.rmtree(made, ignore_errors=True)
-        if find_tokenizer(folder) is None:  # else another process was first: its folder says the same
-            raise
