@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -100,8 +100,8 @@ class TopApp(App[None]):
         self.set_interval(POLL_S, self.poll)
         self.set_interval(ASK_S, self.ask)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread: tests
+        if threading.current_thread() is threading.main_thread():  # only there can signals be taken
+            for number in (signal.SIGTERM, signal.SIGHUP):
                 loop.add_signal_handler(number, self.exit)
 
     def _handle_exception(self, error: Exception) -> None:

@@ -120,7 +120,9 @@ def test_a_wrong_observation_is_told_by_its_key(change: dict[str, Any], said: st
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
 def test_the_published_client_drives_a_robot_as_it_is(server: Deployment) -> None:
     """Not among the development requirements: it pins an older numpy, with which nothing else here is tested."""
-    pytest.importorskip("openpi_client", reason="openpi-client is not installed: pip install --no-deps openpi-client")
+    pytest.importorskip(
+        "openpi_client", reason="runs where openpi-client is installed: pip install --no-deps openpi-client"
+    )
     broker_module = import_module("openpi_client.action_chunk_broker")
     policy = import_module("openpi_client.websocket_client_policy").WebsocketClientPolicy("127.0.0.1", server.port)
     assert policy.get_server_metadata() == METADATA
