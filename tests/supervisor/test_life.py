@@ -164,7 +164,7 @@ async def test_a_dead_worker_comes_back_and_the_deployment_is_ready_again(logged
 
 
 async def test_a_worker_that_dies_again_and_again_is_left_alone(logged_spec: Any, play: Play) -> None:
-    pace = Pace(watch_s=0.1, backoff_s=(0.01,), stop_s=3.0, restarts_max=2)
+    pace = Pace(watch_s=0.1, backoff_s=(0.01, 0.02), stop_s=3.0, restarts_max=2)
     async with running(logged_spec(), pace) as (supervisor, _):
         await event(supervisor, "deployment.ready")
         play(worker_0={"phase": "kv", "how": "signal"})
@@ -173,11 +173,13 @@ async def test_a_worker_that_dies_again_and_again_is_left_alone(logged_spec: Any
         assert "worker-0 died 3 times in 10 minutes" in unhealthy["reason"]
         assert supervisor.children["worker-0"].incarnation == 3
         assert supervisor.children["api"].is_running
+        waits = [(await event(supervisor, "child.restarting", n))["after_s"] for n in (1, 2)]
+        assert waits == [0.01, 0.02]
 
 
 def test_restarts_are_spaced_ever_wider_and_five_in_ten_minutes_are_the_limit() -> None:
     pace = Pace()
-    assert list(pace.backoff_s) == sorted(pace.backoff_s)
+    assert pace.backoff_s == (1, 2, 4, 8, 16)
     assert (pace.restarts_max, pace.window_s) == (5, 600.0)
 
 
