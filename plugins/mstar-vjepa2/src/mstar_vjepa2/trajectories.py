@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 MOST_CANDIDATES: Final = 4096
 
+ROOM: Final = 32
+"""Lists of steps are as long as a multiple of this: rollouts of any horizon share passes and their graphs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectories:
@@ -55,7 +58,7 @@ def read_trajectories(params: ActionParams, facts: ActionFacts, *, is_planning: 
     _check_rows(found.arrays, params.candidates)
     cameras = _cameras(params, facts, past + steps)
     if cameras is not None:
-        found.arrays["extrinsics"] = np.ascontiguousarray(cameras[past : past + steps])
+        found.arrays["extrinsics"] = _cut(cameras, past, steps)
         if past:
             found.past["past_extrinsics"] = np.ascontiguousarray(cameras[:past])
     return found
@@ -145,7 +148,9 @@ def _common(value: Array, name: str) -> Array:
 
 
 def _cut(value: Array, start: int, count: int) -> Array:
-    return np.ascontiguousarray(value[..., start : start + count, :])
+    """The steps that are rolled out, and zeros behind them that nobody looks at, up to a multiple of ROOM."""
+    behind = -count % ROOM
+    return np.pad(value[..., start : start + count, :], (*[(0, 0)] * (value.ndim - 2), (0, behind), (0, 0)))
 
 
 def _cameras(params: ActionParams, facts: ActionFacts, needed: int) -> Array | None:
