@@ -7,7 +7,7 @@ share one, and so do flow steps of requests at different steps.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 class Policy(nn.Module):
     """Both transformers over one cache. action_dim: values of an action that the robot takes."""
+
+    host_outputs: Final = ("robot_actions",)
 
     def __init__(self, sizes: Sizes, action_dim: int = ACTION_WIDTH) -> None:
         super().__init__()
