@@ -147,6 +147,11 @@ class Streams:
             for heard in self.heard:
                 await heard.first.wait()
 
+    @property
+    def have_ended(self) -> bool:
+        """Whether each has ended, however that was."""
+        return all(task.done() for task in self._tasks)
+
     async def some_ended(self, count: int) -> None:
         """Return when so many have ended, however that was."""
         async with asyncio.timeout(LIMIT_S):
