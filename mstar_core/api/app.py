@@ -134,6 +134,7 @@ async def _answered(exchange: Exchange, route: Route, handler: Handler) -> HTTPR
         log.exception("a handler failed")
         return _failed(exchange, error)
     finally:
+        exchange.flush()  # Sanic ends a body that its handler did not end
         service.held.give(exchange.held_bytes)
         _note(exchange, route)
 
