@@ -9,7 +9,8 @@ import pytest
 
 from mstar_core.observe.frames import Event
 from mstar_core.observe.store import Store
-from mstarctl.top.layout.events import facts_text, feed
+from mstarctl.output.facts import facts_text
+from mstarctl.top.layout.events import feed
 from mstarctl.top.layout.scroll import Window
 from mstarctl.top.view import View
 

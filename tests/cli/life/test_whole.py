@@ -165,7 +165,7 @@ def test_a_long_request_is_watched_and_cancelled(here: Cli, deployed: Path, tmp_
         done = here("cancel", "long")
         assert done.code == 0, done.err
         _, err = calling.communicate(timeout=WAIT_S)
-        assert calling.returncode == ExitCode.USAGE and "cancelled" in err
+        assert calling.returncode == ExitCode.INTERRUPTED and "cancelled" in err
         watching.send_signal(signal.SIGINT)
         watching.communicate(timeout=WAIT_S)
     assert watching.returncode == ExitCode.INTERRUPTED
