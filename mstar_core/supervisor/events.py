@@ -33,7 +33,7 @@ class Events:
         self.ring.append(event)
         if self._on_event is not None:
             self._on_event(event)
-        said = (f"{key}={_plain(value)}" for key, value in facts.items() if value is not None and value != "")
+        said = (f"{key}={_plain(value)}" for key, value in facts.items() if value not in (None, "", 0))
         log.info("%s", " ".join((kind, *said)))
         if self._path is not None:
             with suppress(OSError), self._path.open("a") as file:

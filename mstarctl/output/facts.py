@@ -37,7 +37,8 @@ def _fact(key: str, value: Any) -> str:
     if isinstance(value, float) and key.endswith("_s"):
         return f"{key.removesuffix('_s').replace('_', ' ')} {duration_text(value)}"
     if isinstance(value, dict) and key.endswith("_s"):
-        return ", ".join(f"{name} {duration_text(float(part))}" for name, part in value.items())
+        parts = ", ".join(f"{name} {duration_text(float(part))}" for name, part in value.items())
+        return f"({parts})"
     if isinstance(value, list):
         return f"{key.replace('_', ' ')} {', '.join(str(part) for part in value)}"
     if isinstance(value, int) and key.endswith("_bytes"):
