@@ -128,6 +128,33 @@ def test_the_first_request_of_an_expected_kind_is_replayed(cuda: torch.device) -
         assert after[name]["graph_misses"] == before[name]["graph_misses"], name
 
 
+@pytest.mark.parametrize("attention", ["torch", "flashinfer"])
+def test_prefixes_that_wait_behind_a_busy_device_keep_their_plans(attention: str, cuda: torch.device) -> None:
+    """The host is long done with the second one's plan when the device reads that of the first."""
+    here = place(cuda, attention=attention)
+    acting = Acting(WIDE, random_modules(WIDE, here), here)
+    seen = [observation(WIDE, cameras, 30 + cameras, seed=cameras) for cameras in (3, 1, 2)]
+    expected = [acting.act(each)[0] for each in seen]
+    runner, handles = acting.turner.runners["LLM"], []
+    busy = torch.randn(8192, 8192, device=cuda)
+    for _ in range(20):
+        busy = busy @ busy / 100
+    for each in seen:
+        handles.append(acting.submit(each, is_flowing=False))
+        acting.turner.once("vit_encoder")
+        running = runner.launch()
+        assert running is not None and runner.is_done(running), "nobody waits for a prefix"
+        acting.turner.take(runner.collect(running))
+    for handle, each in zip(handles, seen, strict=True):
+        acting.flow(handle, each)
+    acting.turner.run()
+    done = acting.turner.done
+    found = [done[acting._flows[int(handle)]].outputs["robot_actions"].cpu() for handle in handles]
+    for first, second in zip(found, expected, strict=True):
+        assert difference(first, second, is_relative=True) < BFLOAT16.actions
+    acting.end()
+
+
 def test_a_step_is_done_when_its_actions_are_on_the_host(cuda: torch.device) -> None:
     """The worker asks and does not wait: what is launched behind a flow must not hold its actions back."""
     here = place(cuda)
