@@ -1,0 +1,309 @@
+"""CPU of the api per streamed chunk, once all streams run: two source trees in turn, and where the time goes.
+
+Run from the repository root: `python bench/api_chunks.py [--against FOLDER] [--kind pcm] [--save NAME]`. Prints one
+JSON object. The api is a process of its own; a stand-in for the worker sends a chunk of 4,096 bytes to a quarter of the
+streams in one message over the real transport, and the next when a third process, the clients, has it all. So chunks
+never wait for each other and become one write, which makes them the cheaper the busier the machine is. Measured is CPU
+time of the api, by the kernel's clock of the process, in windows in which no request begins or ends. With --profile
+py-spy, which has to be installed, looks at the api in one more window each and tells the shares of its stages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+from bench.serving.figures import ROOT, head, summary
+from tests.api.own_process import OwnApi, own_api, spec_in
+from tests.fakes.paced import LANES, PacedDeployment, Spoken
+from tests.fakes.speech_model import SPEC
+
+RESULTS: Final = ROOT / "bench" / "results" / "api"
+SETTLE_S: Final = 0.3
+"""From the first chunk after a silence to the begin of the window."""
+
+KINDS: Final = {
+    "pcm": ("/v1/audio/speech", {"input": "x", "stream": True, "response_format": "pcm"}),
+    "events": ("/v1/audio/speech", {"input": "x", "stream_format": "sse", "response_format": "pcm"}),
+    "lines": ("/generate", {"text": "x", "output_modalities": ["audio"]}),
+}
+STAGES: Final = (
+    ("socket", ("write (asyncio/selector_events.py", "_write_send (asyncio/selector_events.py")),
+    ("sanic", ("sanic/",)),
+    ("limit, framing and turn of a write", ("api/exchange.py", "api/chunked.py", "asyncio/timeouts.py")),
+    ("metrics", ("prometheus_client/", "observe/exposition.py", "api/metrics.py")),
+    ("telemetry", ("api/feed.py", "observe/")),
+    ("encoding", ("api/formats.py", "api/sse.py", "api/audio.py", "base64.py", "_delta (")),
+    ("presenter", ("api/present.py",)),
+    ("mailbox and copy of the tensor", ("transport/",)),
+    ("decode and link", ("api/link.py", "messages/wire.py")),
+    ("outbox and route", ("api/stream.py", "api/service.py", "api/routes/")),
+    ("event loop", ("asyncio/", "selectors.py")),
+)
+"""Stage -> parts of frames; the innermost frame that names one decides."""
+
+
+def main() -> None:
+    """Measure, print, and keep with --save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", type=Path, help="another source tree, measured in turn with this one")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=80, help="steps of a window; each round has one per tree")
+    parser.add_argument("--kind", choices=KINDS, default="pcm", help="what the clients ask for")
+    parser.add_argument("--profile", action="store_true", help="also look at the stages, with py-spy, in windows after")
+    parser.add_argument("--save", metavar="NAME", help=f"also write it to {RESULTS.relative_to(ROOT)}/NAME.json")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(serve(options))
+        return
+    load = os.getloadavg()[0]
+    folders = (("before", options.against), ("now", ROOT))
+    trees = [Tree(name, folder) for name, folder in folders if folder is not None]
+    windows = [tree.window("measure") for _ in range(options.rounds) for tree in trees]
+    profiles = {tree.name: tree.window("profile")["stages_us"] for tree in trees if options.profile}
+    for tree in trees:
+        tree.close()
+    report = {
+        **head(), "model": "a stand-in for the worker", "kind": options.kind,
+        "before": options.against.name if options.against else None, "streams": options.streams,
+        "workload": f"steps of {options.streams // LANES} chunks of 4,096 bytes, each when the clients have the one "
+        f"before; windows of {options.steps} steps, the trees in turn",
+        "load_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
+        "us_per_chunk": {tree.name: summary(tree.us_per_chunk, "us") for tree in trees},
+        "stages_us": profiles, "windows": windows,
+    }  # fmt: skip
+    print(json.dumps(report, indent=1))
+    if options.save:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / f"{options.save}.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+class Tree:
+    """A process that imports the packages of one source tree: its api, the worker's stand-in, clients; in silence."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.us_per_chunk: list[float] = []
+        command = [sys.executable, str(Path(__file__).resolve()), "--serve", *sys.argv[1:]]
+        env = {**os.environ, "PYTHONPATH": str(folder.resolve())}
+        self._process = subprocess.Popen(
+            command, cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._answer()
+
+    def window(self, word: str) -> dict[str, Any]:
+        """Let its streams run for a while. word: measure or profile."""
+        assert self._process.stdin is not None
+        print(word, file=self._process.stdin, flush=True)
+        found = self._answer()
+        if word == "measure":
+            self.us_per_chunk.append(found["us_per_chunk"])
+        print(self.name, found, file=sys.stderr, flush=True)
+        return {"tree": self.name, **found}
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate("")
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        found: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return found
+
+
+class Stepped(PacedDeployment):
+    """A worker that begins streams at the pace of speech, and then makes steps only when it is told to."""
+
+    is_paced = True
+
+    def step(self, number: int) -> int:
+        """One message with a chunk for each stream of a lane. Returns how many chunks."""
+        lane = [stream for stream in self._streams.values() if stream.lane == number % LANES]
+        super()._step(lane)
+        return len(lane)
+
+    def _step(self, streams: list[Spoken]) -> None:
+        if self.is_paced:
+            super()._step(streams)
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """One tree's side: begin all streams, then one window for each line of the standard input."""
+    with tempfile.TemporaryDirectory(prefix="mstar-api-") as folder:
+        spec = spec_in(folder, SPEC, max_concurrent_requests=options.streams + 8)
+        async with Stepped(spec.ipc_dir, chunks=1 << 30) as worker, own_api(spec, worker.supervisor) as api:
+            await worker.serve()
+            await api.ready()
+            with reading(api.port, options.kind, options.streams) as pipe:
+                assert await asyncio.to_thread(pipe.recv) == "all begun"
+                worker.is_paced = False
+                await asyncio.sleep(SETTLE_S)
+                print("{}", flush=True)
+                while word := (await asyncio.to_thread(sys.stdin.readline)).strip():
+                    print(json.dumps(await window(worker, api, pipe, options.steps, word)), flush=True)
+
+
+async def window(worker: Stepped, api: OwnApi, pipe: Connection, steps: int, word: str) -> dict[str, Any]:
+    """Microseconds of the api's CPU per chunk. Each step waits until every client has what the one before made."""
+    looking = await profiled(api.pid) if word == "profile" else None
+    cpu, start, chunks = cpu_s(api.pid), time.monotonic(), 0
+    for number in range(steps if looking is None else 4 * steps):
+        count = worker.step(number)
+        chunks += count
+        pipe.send(count)
+        await heard(pipe)
+    spent, wall = cpu_s(api.pid) - cpu, time.monotonic() - start
+    found: dict[str, Any] = {
+        "us_per_chunk": round(1e6 * spent / chunks, 1),
+        "chunks": chunks,
+        "cores": round(spent / wall, 3),
+    }
+    if looking is not None:
+        looking.send_signal(signal.SIGINT)
+        stacks = (await looking.communicate())[0].decode()
+        found["stages_us"] = stages(stacks, found["us_per_chunk"])
+    return found
+
+
+async def heard(pipe: Connection) -> None:
+    """Wait until the clients say that all of a step has come."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pipe.fileno(), done.set)
+    await done.wait()
+    loop.remove_reader(pipe.fileno())
+    pipe.recv()
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of another process. Source: the kernel's clock of a process, as clock_getcpuclockid(3) names it."""
+    return time.clock_gettime(~pid << 3 | 2)
+
+
+async def profiled(pid: int) -> asyncio.subprocess.Process:
+    spy = str(Path(sys.executable).with_name("py-spy"))
+    look = ("--pid", str(pid), "--duration", "600", "--rate", "400", "--nonblocking")
+    return await asyncio.create_subprocess_exec(
+        spy, "record", *look, "--format", "raw", "--output", "/dev/stdout",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def stages(stacks: str, us_per_chunk: float) -> dict[str, float]:
+    """Microseconds per chunk by stage: shares of the samples in which the process was at work."""
+    counts: Counter[str] = Counter()
+    for line in stacks.splitlines():
+        frames, _, number = line.rpartition(" ")
+        if number.isdigit():
+            counts[stage(frames.split(";"))] += int(number)
+    total = sum(counts.values())
+    return {name: round(us_per_chunk * count / total, 1) for name, count in counts.most_common()}
+
+
+def stage(frames: list[str]) -> str:
+    """The stage of a stack, outermost frame first."""
+    for frame in reversed(frames):
+        for name, parts in STAGES:
+            if any(part in frame for part in parts):
+                return name
+    return "other"
+
+
+@contextmanager
+def reading(port: int, kind: str, streams: int) -> Iterator[Connection]:
+    """Clients in a process of their own, until the end of the block; the pipe tells when each has heard something."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=read_all, args=(port, kind, streams, theirs))
+    process.start()
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        process.kill()
+        process.join()
+
+
+def read_all(port: int, kind: str, streams: int, pipe: Connection) -> None:
+    """Ask `streams` times, then drop what comes."""
+    path, body = KINDS[kind]
+    data = json.dumps(body).encode()
+    lines = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    asyncio.run(_read_all(port, lines.encode() + data, streams, pipe))
+
+
+async def _read_all(port: int, request: bytes, streams: int, pipe: Connection) -> None:
+    loop = asyncio.get_running_loop()
+    counter = _Counter(pipe)
+    clients = [(await loop.create_connection(lambda: _Client(counter), "127.0.0.1", port))[1] for _ in range(streams)]
+    for client in clients:
+        client.transport.write(request)
+    await asyncio.gather(*(client.begun.wait() for client in clients))
+    pipe.send("all begun")
+    loop.add_reader(pipe.fileno(), counter.expect)
+    await asyncio.Event().wait()
+
+
+class _Counter:
+    """Counts what came for the step that runs, and tells when it is all."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._came: set[_Client] = set()
+        self._expected = 0
+
+    def expect(self) -> None:
+        """The worker has made a step for so many clients."""
+        self._expected = self._pipe.recv()
+        self._tell()
+
+    def note(self, client: _Client) -> None:
+        """Something came for a client."""
+        self._came.add(client)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._expected and len(self._came) >= self._expected:
+            self._expected = 0
+            self._came.clear()
+            self._pipe.send("heard")
+
+
+class _Client(asyncio.Protocol):
+    """Reads and drops. begun: an answer of 200 has come."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, counter: _Counter) -> None:
+        self.begun = asyncio.Event()
+        self._counter = counter
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if not self.begun.is_set():
+            assert data.startswith(b"HTTP/1.1 200"), data
+            self.begun.set()
+        else:
+            self._counter.note(self)
+
+
+if __name__ == "__main__":
+    main()
