@@ -94,7 +94,7 @@ def test_a_body_that_breaks_off_is_never_taken_for_whole(body: bytes) -> None:
     [
         (400, BadRequest, ExitCode.USAGE),
         (409, Conflict, ExitCode.USAGE),
-        (429, Overloaded, ExitCode.USAGE),
+        (429, Overloaded, ExitCode.UNREACHABLE),
         (401, MstarError, ExitCode.REFUSED),
         (504, MstarError, ExitCode.TIMED_OUT),
     ],
