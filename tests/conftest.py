@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# A slow moment of a shared host is no failure; the time-out per test still ends what hangs.
-settings.register_profile("shared-host", deadline=None)
+# A slow moment of a shared host is no failure; the time-out per test still ends what hangs. Examples are the same in
+# each run: what is right once stays right. To look further: pytest --hypothesis-profile=explore.
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("shared-host", settings.get_profile("explore"), derandomize=True, database=None)
 settings.load_profile("shared-host")
 
 _TELL = """

@@ -173,7 +173,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_mutation_is_accepted_with_its_meaning_or_refused_with_its_place(
     data: st.DataObject, spec: ModelSpec

@@ -27,7 +27,10 @@ PHASES = {"conductor": ("ready",), "worker-0": ("weights", "kv", "ready"), "work
 LIFE = 2
 """The incarnation of every child; messages of the one before come late, and of the next one nobody knows."""
 
-FIXTURE_IS_NEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FIXTURE_IS_NEW = settings(
+    max_examples=40, deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
 
 
 class Told:
