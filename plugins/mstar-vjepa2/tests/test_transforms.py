@@ -113,6 +113,14 @@ def test_the_chosen_frames_of_a_video(form: str, codec: str) -> None:
     assert all(abs(level - wanted) < 8 for level, wanted in zip(found, (0, 60, 60, 220), strict=True))
 
 
+def test_one_frame_wanted_many_times_is_made_once_and_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    whole = media._upright
+    monkeypatch.setattr(media, "_upright", lambda frame: made.append(threading.get_ident()) or whole(frame))
+    assert len(levels(film(2), [0] * 40 + [1] * 40)) == 80
+    assert made == [threading.get_ident()] * 2
+
+
 @pytest.mark.parametrize("rate", [Fraction(30000, 1001), Fraction(1, 3), 240, 15])
 def test_odd_rates_are_told(rate: Fraction | int) -> None:
     clip = read_video(film(6, rate=rate), lambda _total, _rate: [0], lambda _: 0)

@@ -31,7 +31,7 @@ MOST_FRAMES: Final = 20_000
 """Frames of a clip that are looked through: over ten minutes at 30 a second."""
 
 THREADS: Final = 4
-"""Of a clip's decoder, and as many that turn frames into pixels: all of it releases the interpreter."""
+"""Of a clip's decoder, and as many that resize frames: all of it releases the interpreter."""
 
 MOST_AHEAD: Final = MOST_PIXELS
 """Pixels of frames that are held whole at once."""
@@ -98,9 +98,11 @@ def _decoded(
     try:
         with ThreadPoolExecutor(THREADS) as pool:
             for frame in _frames(part):
-                while wanted and wanted[0] == seen:
+                # Colours are made here: libswscale waits for ever when two threads meet in the context of one frame.
+                pixels = _upright(frame) if wanted and wanted[0] == seen else None
+                while pixels is not None and wanted and wanted[0] == seen:
                     wanted.popleft()
-                    pending.append(pool.submit(lambda frame: keep(_upright(frame)), frame))
+                    pending.append(pool.submit(keep, pixels))
                     if len(pending) >= ahead(frame.width, frame.height):
                         found.append(pending.popleft().result())
                 seen += 1
