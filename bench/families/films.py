@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,9 @@ from mstar_vjepa2.ac_predictor import ActionPredictor
 from mstar_vjepa2.encoder import Encoder
 from mstar_vjepa2.facts import RELEASED_AC, released
 from mstar_vjepa2.predictor import MaskedPredictor
+
+HAS_VIDEO: Final = find_spec("av") is not None
+"""Whether PyAV is here; without it no clip can be made, nor read by the server."""
 
 FRAMES: Final = "application/x-mstar-frames"
 """Bytes as they are, in place of base64."""
@@ -104,7 +108,8 @@ def served(
             label = f"server_{model}_{name}"
             sections.run(label, partial(_measured, running, load, label, ask, figures, answers))
         return {
-            "ready_s": round(running.ready_s, 2), "phases_s": begun["deployment"]["phases_s"], "answers": answers,
+            "has_video": HAS_VIDEO, "ready_s": round(running.ready_s, 2),
+            "phases_s": begun["deployment"]["phases_s"], "answers": answers,
             "resident_bytes": running.resident_bytes(), "cpu_s": running.cpu_s(), "gpu_at_end": gpu_state(),
             "held": running.wait_clean(),
             "values": {name: value for name, value in running.values().items() if "graph" in name},
@@ -134,17 +139,19 @@ def _measured(
 
 
 def clip_kinds(load: Load) -> dict[str, Ask]:
-    """Clips as video and as pixels, to one vector and to all."""
-    video = (("clip.mp4", film(load), "video/mp4"),)
+    """Clips as video, where PyAV is, and as pixels, to one vector and to all."""
     file = io.BytesIO()
     pixels = np.random.default_rng(2).integers(0, 256, (load.clip, 3, load.crop, load.crop), dtype=np.uint8)
     np.save(file, pixels)
     tensor = (("clip.npy", file.getvalue(), "application/octet-stream"),)
     one: dict[str, Any] = {"task": "encode", "pooling": "mean"}
-    return {
-        "video_mean": Ask(params=one, files=video), "pixels_mean": Ask(params=one, files=tensor),
+    found = {
+        "pixels_mean": Ask(params=one, files=tensor),
         "pixels_all": Ask(params={"task": "encode", "output_dtype": "bfloat16"}, files=tensor),
-    }  # fmt: skip
+    }
+    if HAS_VIDEO:
+        found["video_mean"] = Ask(params=one, files=(("clip.mp4", film(load), "video/mp4"),))
+    return found
 
 
 def rollout_kinds(load: Load) -> dict[str, Ask]:
