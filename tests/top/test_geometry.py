@@ -101,6 +101,20 @@ def test_a_walk_dims_what_it_does_not_visit() -> None:
     )
 
 
+def test_where_all_walks_are_too_many_the_lit_one_is_drawn_alone() -> None:
+    names = [f"node_{number}" for number in range(20)]
+    nodes = [GraphNode(name=name, partition="P", walks=["all", *["two"] * (name in names[3:5])]) for name in names]
+    edges = [GraphEdge(name="x", source=a, into=b, walks=["all", *["two"] * (a == names[3])])
+             for a, b in pairwise(names)]  # fmt: skip
+    view = View(store=Store(graph=Graph(partitions=["P"], nodes=nodes, edges=edges), is_synced=True))
+    assert picture(view, view.store.graph, "", "", 100, 20) is None
+    rows = picture(view, view.store.graph, "two", "", 100, 20)
+    assert rows is not None
+    text = "\n".join(row.plain for row in rows)
+    assert [name for name in names if f"{name} " in text] == names[3:5] and view.glyphs.arrow_right in text
+    assert picture(view, view.store.graph, "all", "", 100, 20) is None
+
+
 def test_parallel_edges_are_one_wire_with_the_sum_of_their_rates() -> None:
     ends = {"source": "a", "into": "b"}
     edges = [GraphEdge(name="x", **ends), GraphEdge(name="y", **ends)]

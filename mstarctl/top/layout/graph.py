@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from mstar_core.observe.frames import Graph, GraphNode, Node
 from mstarctl.output.units import size_text
 from mstarctl.top import figures
@@ -94,7 +96,21 @@ def terminal(key: str) -> list[Line]:
 
 
 def picture(view: View, graph: Graph, walk: str, chosen: str, width: int, height: int) -> list[Line] | None:
-    """The drawing in the middle of `width`; None when it needs more cells than there are."""
+    """The drawing in the middle of `width`, of the lit walk alone where all are too many; None when that is too."""
+    whole = _picture(view, graph, walk, chosen, width, height)
+    return _picture(view, _part(graph, walk), walk, chosen, width, height) if whole is None and walk else whole
+
+
+def _part(graph: Graph, walk: str) -> Graph:
+    nodes = [node for node in graph.nodes if walk in node.walks]
+    inside = {node.partition for node in nodes}
+    return replace(
+        graph, nodes=nodes, edges=[edge for edge in graph.edges if walk in edge.walks],
+        partitions=[name for name in graph.partitions if name in inside],
+    )  # fmt: skip
+
+
+def _picture(view: View, graph: Graph, walk: str, chosen: str, width: int, height: int) -> list[Line] | None:
     found = wires(graph, view.store.edges.values())
     boxes = {node.name: box(view, node, chosen) for node in graph.nodes}
     boxes |= {end: terminal(end) for wire in found for end in (wire.source, wire.into) if end[:1] in (IN, OUT)}
