@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -21,13 +20,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 from bench.serving.figures import ROOT, head, summary
+from tests.api.listeners import spawned
 from tests.api.own_process import OwnApi, own_api, spec_in
 from tests.fakes.paced import LANES, PacedDeployment, Spoken
 from tests.fakes.speech_model import SPEC
@@ -150,7 +148,7 @@ async def serve(options: argparse.Namespace) -> None:
         async with Stepped(spec.ipc_dir, chunks=1 << 30) as worker, own_api(spec, worker.supervisor) as api:
             await worker.serve()
             await api.ready()
-            with reading(api.port, options.kind, options.streams) as pipe:
+            with spawned(read_all, api.port, options.kind, options.streams) as pipe:
                 assert await asyncio.to_thread(pipe.recv) == "all begun"
                 worker.is_paced = False
                 await asyncio.sleep(SETTLE_S)
@@ -222,21 +220,6 @@ def stage(frames: list[str]) -> str:
             if any(part in frame for part in parts):
                 return name
     return "other"
-
-
-@contextmanager
-def reading(port: int, kind: str, streams: int) -> Iterator[Connection]:
-    """Clients in a process of their own, until the end of the block; the pipe tells when each has heard something."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=read_all, args=(port, kind, streams, theirs))
-    process.start()
-    theirs.close()
-    try:
-        yield ours
-    finally:
-        process.kill()
-        process.join()
 
 
 def read_all(port: int, kind: str, streams: int, pipe: Connection) -> None:

@@ -8,7 +8,7 @@ import multiprocessing
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
@@ -50,9 +50,16 @@ class Audience:
 @contextmanager
 def listening(port: int, audience: Audience) -> Iterator[Connection]:
     """The clients, from the block's begin. Receive from the pipe: one list of `Listened` fields by kind."""
+    with spawned(_run, port, audience) as pipe:
+        yield pipe
+
+
+@contextmanager
+def spawned(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
+    """A process that calls target(*arguments, pipe), until the end of the block; gives the pipe's other end."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(port, audience, theirs))
+    process = context.Process(target=target, args=(*arguments, theirs))
     process.start()
     theirs.close()
     try:

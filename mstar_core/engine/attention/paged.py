@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from mstar_core.engine.attention.append import append
-from mstar_core.engine.attention.passes import Block, written
+from mstar_core.engine.attention.passes import LOG2E, Block, written
 from mstar_core.engine.attention.split import attend_shared, shares_of
 from mstar_core.engine.attention.static import Staging
 
@@ -32,8 +32,6 @@ SHORT: Final = 256
 
 PASS_BLOCK: Final = 64
 """Tokens of one tile of a pass: a frame of 258 is five of them for each head."""
-
-_LOG2E: Final = 1.4426950408889634
 
 
 @triton.jit
@@ -138,7 +136,7 @@ class PagedFixedSegments:
         append(pool, self._page_size, fields["places"], key, value)
         heads, width = query.shape[1:]
         out = torch.empty((self._tokens, heads, width), dtype=query.dtype, device=query.device)
-        factor = (width**-0.5 if scale is None else scale) * _LOG2E
+        factor = (width**-0.5 if scale is None else scale) * LOG2E
         _prompt_kernel[(self._tiles, heads)](
             query, pool, out, fields["row"], fields["start"], fields["count"], fields["cached"], fields["tables"],
             factor, query.stride(0), out.stride(0), self._max_pages, pool.shape[3], heads // pool.shape[3],
@@ -205,7 +203,7 @@ class PagedFixedPasses:
         pool, fields, shape = self._pools[layer], self._block.device, self._shape
         append(pool, self._page_size, fields["places"], key, value)
         heads, width = query.shape[1:]
-        factor = (width**-0.5 if scale is None else scale) * _LOG2E
+        factor = (width**-0.5 if scale is None else scale) * LOG2E
         shares = self._shares or shares_of(shape.rows * self._tiles, heads)
         if shares > 1:
             return attend_shared(

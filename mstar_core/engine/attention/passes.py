@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.kv_view import KVView
 
+LOG2E: Final = 1.4426950408889634
+"""What a scale is multiplied with where a kernel takes powers of two for powers of e."""
+
 ALIGNED: Final = 16
 """Keys are padded to a multiple of this many, as the kernels behind torch want a mask to be."""
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.engine.attention.passes import Block
+from mstar_core.engine.attention.passes import LOG2E, Block
 from mstar_core.layers.fused import launch
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ MOST_SHARES: Final = 16
 
 JOINED: Final = 4
 """Lines of one program that joins shares."""
-
-_LOG2E: Final = 1.4426950408889634
 
 
 @triton.jit
@@ -166,7 +164,7 @@ class PagedFixedReads:
         if shares > 1:
             mixed = torch.empty((shares, lines, width), dtype=torch.float32, device=query.device)
             top, total = torch.empty((2, shares, lines), dtype=torch.float32, device=query.device).unbind()
-        factor = (width**-0.5 if scale is None else scale) * _LOG2E
+        factor = (width**-0.5 if scale is None else scale) * LOG2E
         _read_kernel[(tiles, shares, shape.rows * kv_heads)](
             query, key, value, pool, out, mixed, top, total, fields["ends"], fields["tables"], factor,
             query.stride(0), key.stride(0), value.stride(0), shape.tokens, shape.pages, kv_heads, lines,
