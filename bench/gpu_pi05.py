@@ -31,7 +31,7 @@ from bench.families.robots import Load, served
 from bench.families.sections import Sections
 from bench.families.timeline import timeline
 from bench.serving.figures import ROOT, Figures, head
-from mstar_core.engine.device import prepare_device
+from mstar_core.engine.device import prepare_device, resolve_device
 from mstar_pi05.sizes import Sizes
 from mstar_pi05.tiny import write_tiny
 
@@ -65,7 +65,7 @@ def main() -> int:
 
 def engines(options: argparse.Namespace, sections: Sections, scratch: Path) -> None:
     """Every precision of the tower, captured; the first with each attention backend, and once without graphs."""
-    device = torch.device(options.device)
+    device = resolve_device(options.device)
     prepare_device(device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     size = {"size": 256, "copied_bytes": 1 << 20} if options.tiny else {}

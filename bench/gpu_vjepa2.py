@@ -40,7 +40,7 @@ from bench.families.world import (
 )
 from bench.serving.figures import Figures, head
 from mstar_core.engine.captured import Captures
-from mstar_core.engine.device import prepare_device
+from mstar_core.engine.device import prepare_device, resolve_device
 from mstar_pi05.weights import building
 from mstar_vjepa2.encoder import ClipEncoder, FrameEncoder
 from mstar_vjepa2.facts import ENCODERS, RELEASED_AC, ActionFacts, EncoderFacts, VitFacts, encoder_of
@@ -82,7 +82,7 @@ class Bench:
 def main() -> int:
     """Measure, write, print."""
     options = read_options()
-    device = torch.device(options.device)
+    device = resolve_device(options.device)
     prepare_device(device)
     report: dict[str, Any] = {**head(), "model": "small sizes" if options.tiny else "official shapes, random weights"}
     bench = Bench(options, device, Figures(), {})
