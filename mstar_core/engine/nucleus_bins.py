@@ -19,7 +19,7 @@ LEAST: Final = tl.constexpr(-2139095041)
 
 OUTSIDE: Final = tl.constexpr(-(1 << 31))
 INFINITY: Final = tl.constexpr(float("inf"))
-_PER_UNIT: Final = tl.constexpr(16.0)  # bins to a nat; a power of two, so that only the subtraction before it rounds
+_PER_UNIT: Final = tl.constexpr(8.0)  # bins to a nat; a power of two, so that only the subtraction before it rounds
 _ROUNDING: Final = tl.constexpr(1e-4)  # far above the error of a float32 exponential
 _SLACK: Final = tl.constexpr(1e-12)  # far above the error of a float64 sum
 

@@ -95,10 +95,20 @@ class PrefillGraphs:
                 self._captures.measured(f"prompt graph of {tokens} tokens", lambda: self._make(tokens))
         return bool(self._later)
 
+    def compile_later(self) -> None:
+        """Run each planned bucket once, so that its capture, which a request may meet, compiles nothing."""
+        for tokens in self._later:
+            self._step(self._new(tokens))
+
     @property
     def most_tokens(self) -> int:
         """Tokens of the largest bucket there is; 0 without one."""
         return max(self._buckets, default=0)
+
+    @property
+    def most_rows(self) -> int:
+        """Prompts that the largest bucket takes; 0 without one."""
+        return self._buckets[self.most_tokens].rows if self._buckets else 0
 
     def suits(self, piece: Piece) -> bool:
         """Whether a graph could run this piece: plain ids that write, no output but the id, no rule without a graph."""
@@ -114,7 +124,10 @@ class PrefillGraphs:
         return (job is None or job.loop is None) and params.top_k <= 0 and params.min_p <= 0
 
     def batches(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
-        """Divide suitable pieces, in order, among as few replays as the largest bucket allows."""
+        """Divide suitable pieces, in order, among as few replays as the largest bucket allows.
+
+        Admission offers what fits one: more than two steps' replays of one bucket must never wait on the device.
+        """
         largest = self._buckets[self.most_tokens]
         found: list[list[Piece]] = []
         tokens = 0
@@ -172,7 +185,8 @@ class PrefillGraphs:
 
     # -- making ------------------------------------------------------------------------------------------------------
 
-    def _make(self, tokens: int) -> None:
+    def _new(self, tokens: int) -> _Bucket:
+        """A bucket with its buffers, and no graph yet."""
         rows = max(FEWEST_ROWS, tokens // TOKENS_PER_ROW)
         fields = {
             "ids": (torch.int64, tokens),
@@ -187,6 +201,10 @@ class PrefillGraphs:
         nobody = PackedPrompts(rows=none, counts=none, cached=none, tables=self._tables.ids)
         self._fill(bucket, [], nobody)
         attention.prepare(nobody)
+        return bucket
+
+    def _make(self, tokens: int) -> None:
+        bucket = self._new(tokens)
         bucket.graph, bucket.drawn = self._captures.graph(lambda: self._step(bucket))
         self._buckets[tokens] = bucket
 

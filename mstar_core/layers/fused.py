@@ -97,6 +97,18 @@ def _rotate_kernel(
     tl.store(into + width // 2 + at, second.to(dtype), mask=inside)
 
 
+@triton.jit
+def _widen_kernel(values, scale, out, inputs, block: tl.constexpr, overlaps: tl.constexpr):
+    output = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * block + tl.arange(0, block)
+    inside = at < inputs
+    value = tl.load(values + output * inputs + at, mask=inside, other=0.0).to(tl.float32) * tl.load(scale + output)
+    if overlaps:
+        # Only weights are read, but the memory written may still be read by the kernels before.
+        gdc_wait()
+    tl.store(out + output * inputs + at, value.to(out.dtype.element_ty), mask=inside)
+
+
 def applies(x: Tensor) -> bool:
     """Whether these kernels take the place of the plain operations for `x`."""
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.dim() == 2 and x.is_contiguous()
@@ -106,6 +118,12 @@ def applies(x: Tensor) -> bool:
 def overlaps(device: torch.device) -> bool:
     """Whether kernels on this device may start before the one in front of them ends: from compute capability 9.0."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@cache
+def holds_tiles(device: torch.device) -> bool:
+    """Whether a program can hold the tiles of the skinny kernels: 192 KiB of shared memory; capabilities 9 and 10."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def launch(device: torch.device) -> dict[str, bool]:
@@ -142,6 +160,17 @@ def gated_silu(pair: Tensor) -> Tensor:
     out = torch.empty((rows, width), dtype=pair.dtype, device=pair.device)
     block = 1024
     _gate_kernel[(rows, triton.cdiv(width, block))](pair, out, width, block=block, **launch(pair.device))
+    return out
+
+
+def widen(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """values * scale per output, rounded to the dtype. values: float8 [outputs, inputs]; scale: float32 [outputs]."""
+    outputs, inputs = values.shape
+    out = torch.empty((outputs, inputs), dtype=dtype, device=values.device)
+    block = 2048
+    _widen_kernel[(outputs, triton.cdiv(inputs, block))](
+        values, scale, out, inputs, block=block, num_warps=4, **launch(values.device)
+    )
     return out
 
 

@@ -42,6 +42,9 @@ class Matrix:
         """The weights as a matrix of this dtype."""
         if self.scale is None:
             return self.values.to(dtype)
+        if self.values.is_cuda and dtype in (torch.bfloat16, torch.float16):
+            found: Tensor = kernels().widen(self.values, self.scale, dtype)
+            return found
         return (self.values.float() * self.scale[:, None]).to(dtype)
 
 
@@ -100,7 +103,7 @@ def summed(found: Tensor, like: Tensor) -> Tensor:
 def gated(x: Tensor, matrix: Matrix) -> Tensor:
     """silu(gate) * up of one matrix [2 * inner, inputs], gate first. x: [T, inputs]. Returns [T, inner]."""
     if is_few(x, matrix):
-        opened: Tensor = _skinny().gated(x, matrix.values, matrix.scale, shape_of(matrix, whole=True))
+        opened: Tensor = _skinny().gated(x, matrix.values, matrix.scale, shape_of(matrix, is_gated=True))
         return opened
     pair = _many(x, matrix)
     if pair.is_cuda and kernels().applies(pair):
@@ -111,15 +114,15 @@ def gated(x: Tensor, matrix: Matrix) -> Tensor:
 
 
 def is_few(x: Tensor, matrix: Matrix) -> bool:
-    """Whether the skinny kernels take this product: a few rows in half precision on a GPU of compute capability 9.0."""
+    """Whether the skinny kernels take this product: few rows in half precision on a GPU that holds their tiles."""
     if not x.is_cuda or not 0 < x.shape[0] <= FEW_ROWS or not kernels().applies(x):
         return False
     known = (x.dtype, torch.float8_e4m3fn) if matrix.scale is not None else (x.dtype,)
     aligned = matrix.values.is_contiguous() and matrix.values.shape[1] % shape_of(matrix).step == 0
-    return aligned and matrix.values.dtype in known and bool(kernels().overlaps(x.device))
+    return aligned and matrix.values.dtype in known and bool(kernels().holds_tiles(x.device))
 
 
-def shape_of(matrix: Matrix, *, whole: bool = False) -> Shape:
+def shape_of(matrix: Matrix, *, whole: bool = False, is_gated: bool = False) -> Shape:
     """How the skinny kernels cut this matrix. whole: not along its inputs, whose slices somebody would have to sum.
 
     Rows do not matter, so that a row's bits do not depend on how many share its batch.
@@ -127,9 +130,11 @@ def shape_of(matrix: Matrix, *, whole: bool = False) -> Shape:
     from mstar_core.layers.skinny import Shape
 
     outputs, inputs = matrix.values.shape
-    splits = 1 if whole else max(1, min(round(SLICED_PROGRAMS * 64 / outputs), inputs // 256))
+    if is_gated and matrix.scale is None:
+        return Shape(block=128, step=128, stages=4, ahead_bytes=512)
+    splits = 1 if whole or is_gated else max(1, min(round(SLICED_PROGRAMS * 64 / outputs), inputs // 256))
     if matrix.scale is not None:
-        return Shape(block=64, step=128, stages=8, splits=splits)
+        return Shape(block=64, step=128, stages=8, splits=splits, ahead_bytes=512)
     return Shape(block=64, step=128, stages=3 if splits > 3 else 5, splits=splits)
 
 

@@ -70,6 +70,9 @@ def _product(
     total = tl.zeros((output.shape[0], block_rows), dtype=tl.float32)
     for _ in tl.range(0, slice_size, step, num_stages=stages):
         tile = tl.load(w_at)
+        if tile.dtype.primitive_bitwidth == 8:
+            # Exact, as the direct conversion, which takes a slow instruction for every value.
+            tile = tile.to(tl.float16).to(tl.float32)
         given = tl.load(x_at, mask=row[:, None] < rows, other=0.0)
         total = tl.dot(tile.to(x.dtype.element_ty), given.T, total)
         w_at += step
@@ -138,8 +141,9 @@ def parts(x: Tensor, weight: Tensor, scale: Tensor | None, shape: Shape, *, over
     slice_size = triton.cdiv(triton.cdiv(inputs, shape.splits), shape.step) * shape.step
     count = triton.cdiv(inputs, slice_size)
     out = torch.empty((count, rows, outputs), dtype=torch.float32 if count > 1 else x.dtype, device=x.device)
+    shortest = (inputs - (count - 1) * slice_size) * weight.element_size()
     parts_kernel[(triton.cdiv(outputs, shape.block), count)](
-        x, weight, scale, out, rows, outputs, inputs, slice_size, shape.ahead_bytes,
+        x, weight, scale, out, rows, outputs, inputs, slice_size, min(shape.ahead_bytes, shortest),
         block_rows=padded(rows), block=shape.block, step=shape.step, has_scale=scale is not None,
         overlaps=overlaps, asks=overlaps and shape.ahead_bytes > 0, stages=shape.stages,
         num_warps=shape.warps, **_launch(overlaps),
@@ -152,7 +156,7 @@ def gated(x: Tensor, weight: Tensor, scale: Tensor | None, shape: Shape, *, over
     rows, inputs, inner = x.shape[0], x.shape[1], weight.shape[0] // 2
     out = torch.empty((rows, inner), dtype=x.dtype, device=x.device)
     gated_kernel[(triton.cdiv(inner, shape.block // 2),)](
-        x, weight, scale, out, rows, inner, inputs, inputs, shape.ahead_bytes,
+        x, weight, scale, out, rows, inner, inputs, inputs, min(shape.ahead_bytes, inputs * weight.element_size()),
         block_rows=padded(rows), block=shape.block, step=shape.step, has_scale=scale is not None,
         overlaps=overlaps, asks=overlaps and shape.ahead_bytes > 0, stages=shape.stages,
         num_warps=shape.warps, **_launch(overlaps),

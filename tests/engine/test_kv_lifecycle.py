@@ -214,9 +214,9 @@ def test_an_unknown_branch_and_several_rows_are_refused() -> None:
 def test_backends_that_are_not_there_are_named() -> None:
     with pytest.raises(NotFound, match="flashinfr"):
         make_engine(attention="flashinfr")
-    with pytest.raises(StartError, match="flashinfer") as caught:
+    with pytest.raises(StartError, match="FlashInfer needs a GPU") as caught:
         make_engine(attention="flashinfer")
-    assert "missing" in caught.value.detail
+    assert "cpu" in caught.value.detail and "torch" in caught.value.hint
 
 
 def test_too_few_slots_for_the_branches_are_refused_at_start() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -59,11 +61,18 @@ def test_memory_pressure_changes_no_id() -> None:
 
 
 def test_more_prompts_than_a_bucket_has_rows_take_several_replays() -> None:
-    """A bucket of 64 tokens takes eight prompts, so ten short ones take two."""
-    rows = [(prompt(seed, 3), 2, SamplingParams()) for seed in range(10)]
-    engine = made(max_slots=32)
-    assert generate(rows, engine=engine) == generate(rows, max_slots=32)
-    assert replayed(engine) == 2
+    """A bucket of 64 tokens takes eight prompts, so twenty short ones take three, one to a step."""
+    rows = [(prompt(seed, 3), 2, SamplingParams()) for seed in range(20)]
+    engine = made(max_slots=48)
+    assert generate(rows, engine=engine) == generate(rows, max_slots=48)
+    assert replayed(engine) == 3
+    driver, hits = Driver(engine), [engine.counters()["prefill_hits"]]
+    for handle in range(20):
+        driver.open(handle)
+        driver.prefill(handle, prompt(handle, 3))
+    while driver.turn():
+        hits.append(engine.counters()["prefill_hits"])
+    assert max(after - before for before, after in itertools.pairwise(hits)) == 1
 
 
 def test_a_close_in_the_middle_of_a_prompt_leaves_nothing() -> None:

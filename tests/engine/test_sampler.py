@@ -12,6 +12,7 @@ from torch import Tensor
 from mstar_core.engine import rng
 from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.sampler import BAD_ROW, HEAD, SamplingRows, probabilities, sample
+from tests.engine.exact_draw import is_right
 
 CPU = torch.device("cpu")
 ROOT = Path(
@@ -152,3 +153,16 @@ def test_uniform_numbers_are_even_and_normals_normal() -> None:
 def test_noise_of_a_row_does_not_depend_on_the_batch() -> None:
     both = rng.normal(torch.tensor([4, 5]), torch.tensor([1, 2]), 33)
     assert torch.equal(both[1:], rng.normal(torch.tensor([5]), torch.tensor([2]), 33))
+
+
+@pytest.mark.parametrize("top_p", [0.3, 1.0])
+def test_equal_logits_are_drawn_in_the_order_of_their_ids(top_p: float) -> None:
+    """As bfloat16 gives them by the hundred; the definition is computed apart, in float64."""
+    draws, vocab = 300, HEAD + 700
+    logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(4)).bfloat16().float().expand(draws, -1)
+    params = SamplingParams(temperature=0.8, top_p=top_p, seed=12)
+    counter = torch.arange(draws)
+    found = sample(logits, rows(*[params] * draws), None, counter).tolist()
+    chance = rng.uniform(torch.full((draws,), 12), counter).tolist()
+    seen = torch.zeros(vocab, dtype=torch.bool)
+    assert all(is_right(found[index], logits[0], params, seen, chance[index]) for index in range(draws))

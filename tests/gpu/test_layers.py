@@ -110,6 +110,32 @@ def test_what_the_kernels_do_not_take_goes_to_the_library(cuda: torch.device) ->
     assert error(matrix.project(x, narrow), exact(x, narrow)) < 4e-3
 
 
+def test_many_rows_of_float8_weights_equal_float64(cuda: torch.device) -> None:
+    for rows in (matrix.FEW_ROWS + 1, 300):
+        weights, x = random_matrix(cuda, 3001, 384, "fp8"), drawn(cuda, rows, 384)
+        poison(cuda)
+        assert not matrix.is_few(x, weights)
+        # One more rounding than above: that of the widened weights.
+        assert error(matrix.project(x, weights), exact(x, weights)) < 6e-3
+
+
+def test_a_quantised_model_on_a_gpu_computes_as_on_a_cpu(cuda: torch.device) -> None:
+    from mstar_core.layers import GatedMLP
+    from mstar_core.layers.packing import pack
+    from mstar_core.layers.quantize import quantize
+
+    one = GatedMLP(256, 384).bfloat16().requires_grad_(False)
+    two = GatedMLP(256, 384).bfloat16().requires_grad_(False)
+    two.load_state_dict(one.state_dict())
+    two.to(cuda)
+    assert pack(two) == 1
+    quantize(one, "fp8")
+    quantize(two, "fp8")
+    for rows in (1, 9, 100):
+        x = torch.randn(rows, 256).bfloat16()
+        assert error(two(x.to(cuda)).cpu(), one(x.clone()).double()) < 1e-2
+
+
 @pytest.mark.parametrize("rows", [1, 5, 16, 200])
 @pytest.mark.parametrize("parts", [1, 4])
 def test_norm_of_slices_equals_float64(cuda: torch.device, rows: int, parts: int) -> None:

@@ -1,7 +1,7 @@
 """Attention over pages by FlashInfer: the CUDA path for bfloat16 and float16.
 
 Nothing is planned per layer, and nothing in a plan is a Python object per row. Passes that only read the cache, which
-FlashInfer's paged kernels cannot express, go to the torch form, segment by segment.
+FlashInfer's paged kernels cannot express, go to the torch form, all of a forward together.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.backend import Segment
+    from mstar_core.engine.attention.eager import EagerView
     from mstar_core.engine.attention.paged import PagedFixedSegments
     from mstar_core.engine.page_table import PageCopy
 
@@ -133,12 +135,18 @@ class FlashInferAttention:
             paged_kv_last_page_len_buffer=fields["last"],
         )  # fmt: skip
 
-    def replan(self, wrapper: Any, starts: Tensor, fields: dict[str, Tensor], sizes: tuple[int, int, int]) -> None:
-        """Plan a graph's wrapper again from host data only. starts: int32 [rows + 1] on the host."""
+    def replan(
+        self, wrapper: Any, counts: tuple[Tensor, Tensor], fields: dict[str, Tensor], sizes: tuple[int, int, int]
+    ) -> None:
+        """Plan a graph's wrapper again from host data only.
+
+        counts: first page of each row, int32 [rows + 1], and tokens of its last page, int32 [rows], on the host: the
+        kernel for groups that DECODE_GROUPS lacks reads the second one, and would wait for it on the device.
+        """
         dtype = self._pools[0].dtype
         self._library.decode.fast_decode_plan(
-            wrapper, fields["starts"], fields["pages"], fields["last"], *sizes, self._page_size,
-            q_data_type=dtype, kv_data_type=dtype, global_override_indptr_cpu=starts,
+            wrapper, fields["starts"], fields["pages"], counts[1], *sizes, self._page_size,
+            q_data_type=dtype, kv_data_type=dtype, global_override_indptr_cpu=counts[0],
         )  # fmt: skip
 
 
@@ -154,12 +162,12 @@ class FlashInferView:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""
-        from mstar_core.engine.attention.append import append
-
         pool = self._attention.pools[layer]
         if not self._is_planned:
             self._plan(query.shape[1], pool.shape[3], query.shape[2], scale)
         if self._places is not None:
+            from mstar_core.engine.attention.append import append
+
             append(pool, self._attention.page_size, self._places, key, value)
         count = len(self._packed.decode)
         if self._decode is not None and count == query.shape[0]:
@@ -170,10 +178,9 @@ class FlashInferView:
             out[:count] = self._decode.run(query[:count], pool)
         for wrapper, tokens in self._groups:
             out[tokens] = wrapper.run(query[tokens], pool)
-        for segment in self._reading:
-            span = slice(segment.start, segment.start + segment.count)
-            view = self._attention.plain.plan(_alone(segment, self._packed))
-            out[span] = view.attend(layer, query[span], key[span], value[span], scale)
+        if self._reading is not None:
+            tokens, view = self._reading
+            out[tokens] = view.attend(layer, query[tokens], key[tokens], value[tokens], scale)
         return out
 
     @cached_property
@@ -181,8 +188,17 @@ class FlashInferView:
         return [segment for segment in self._packed.segments if segment.writes]
 
     @cached_property
-    def _reading(self) -> list[Segment]:
-        return [segment for segment in self._packed.segments if not segment.writes]
+    def _reading(self) -> tuple[Tensor | slice, EagerView] | None:
+        """Packed tokens of the passes that only read, and the torch form of these alone; made once for all layers."""
+        chosen = [segment for segment in self._packed.segments if not segment.writes]
+        if not chosen:
+            return None
+        none, start, moved = np.zeros(0, dtype=np.int64), 0, []
+        for segment in chosen:
+            moved.append(replace(segment, start=start))
+            start += segment.count
+        packed = PackedRows(decode=none, cached=none, segments=moved, tables=self._packed.tables)
+        return self._tokens(chosen), self._attention.plain.plan(packed)
 
     @cached_property
     def _places(self) -> Tensor | None:
@@ -284,7 +300,7 @@ class FlashInferFixedRows:
         self._staging.send("pages", self._staging.start_of("pages") + 4 * len(pages))
         self._starts, self._pages = starts, pages
         if not is_same_split and self._wrapper is not None:
-            self._replan()
+            self._replan(torch.from_numpy(host["last"]))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView. The first call, outside any capture, makes the first plan."""
@@ -308,11 +324,11 @@ class FlashInferFixedRows:
         own = wrapper._pin_memory_int_workspace_buffer
         self._pinned = [own, torch.empty_like(own, pin_memory=True)]
 
-    def _replan(self) -> None:
+    def _replan(self, last: Tensor) -> None:
         # The plan goes to the device from pinned memory, in stream order: the plan before may still be on its way.
         self._turn = 1 - self._turn
         self._wrapper._pin_memory_int_workspace_buffer = self._pinned[self._turn]
-        self._attention.replan(self._wrapper, torch.from_numpy(self._starts), self._staging.device, self._sizes)
+        self._attention.replan(self._wrapper, (torch.from_numpy(self._starts), last), self._staging.device, self._sizes)
         self._wrapper._sm_scale = self._scale
         self.plans += 1
 
@@ -329,14 +345,6 @@ def pages_of(
     pages: np.ndarray = tables[rows, :widest][inside]
     last: np.ndarray = (held - (counts - 1) * page_size).astype(np.int32)
     return starts, pages, last
-
-
-def _alone(segment: Segment, packed: PackedRows) -> PackedRows:
-    """A forward that holds this segment only."""
-    from dataclasses import replace
-
-    none = np.zeros(0, dtype=np.int64)
-    return PackedRows(decode=none, cached=none, segments=[replace(segment, start=0)], tables=packed.tables)
 
 
 def _check_pools(pools: list[Tensor]) -> None:

@@ -1,0 +1,182 @@
+"""Turns the linear layers of a module into float8 weights, in place. Called by the worker after `pack`.
+
+Weights only: each output has one float32 scale, activations keep their dtype. Embeddings and norms stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import nn
+
+from mstar_core.errors import StartError, did_you_mean
+from mstar_core.layers.attention import Attention
+from mstar_core.layers.embedding import Head
+from mstar_core.layers.matrix import Matrix, QuantizedLinear
+from mstar_core.layers.mlp import GatedMLP
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+METHODS: Final = {"fp8": torch.float8_e4m3fn}
+"""Name in a deployment -> dtype of the weights."""
+
+DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
+PROBE_ROWS: Final = 16
+"""Random normal inputs that each layer's outputs are compared on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindReport:
+    """What became of the layers of one kind. Errors are ||quantised - before|| / ||before||, of weights and of outputs.
+
+    layers: how many; *_mean and *_worst: over these layers. Sizes in bytes, scales included.
+    """
+
+    layers: int
+    weight_error_mean: float
+    weight_error_worst: float
+    output_error_mean: float
+    output_error_worst: float
+    before_bytes: int
+    after_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationReport:
+    """What `quantize` did, by kind of layer: q_proj, k_proj, ..., head."""
+
+    method: str
+    kinds: dict[str, KindReport]
+
+    @property
+    def before_bytes(self) -> int:
+        """Bytes of these layers before."""
+        return sum(kind.before_bytes for kind in self.kinds.values())
+
+    @property
+    def after_bytes(self) -> int:
+        """Bytes of these layers now."""
+        return sum(kind.after_bytes for kind in self.kinds.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One layer's figures."""
+
+    weight_error: float
+    output_error: float
+    before_bytes: int
+    after_bytes: int
+
+
+def quantize(module: nn.Module, method: str, *, head: bool = False) -> QuantizationReport:
+    """Replace the weights of every Attention's and GatedMLP's projections, layer by layer; the old copies are freed.
+
+    head: also those of a Head that has a matrix of its own. A tied head stays: its matrix is the embedding's.
+    Raises StartError (phase `weights`) for a method, dtype or device that cannot, before anything was changed.
+    """
+    dtype = _dtype_of(method)
+    owners = [each for each in module.modules() if isinstance(each, Attention | GatedMLP)]
+    heads = [each for each in module.modules() if head and isinstance(each, Head) and not each.is_tied]
+    for owner in owners:
+        for name, layer in _projections(owner):
+            _check(f"{type(owner).__name__}.{name}", layer.weight)
+    for each in heads:
+        _check("Head", each.matrix.values)
+    found: dict[str, list[_Found]] = {}
+    with torch.no_grad():
+        for owner in owners:
+            was_packed = owner.unpack()
+            for name, layer in _projections(owner):
+                made, figures = _quantized(layer.weight.detach(), dtype)
+                bias = None if layer.bias is None else layer.bias.detach()
+                assert made.scale is not None
+                setattr(owner, name, QuantizedLinear(made.values, made.scale, bias))
+                found.setdefault(name, []).append(figures)
+            if was_packed:
+                owner.pack()
+            del layer
+        for each in heads:
+            made, figures = _quantized(each.matrix.values.detach(), dtype)
+            each.replace(made)
+            found.setdefault("head", []).append(figures)
+    return QuantizationReport(method=method, kinds={name: _report(each) for name, each in found.items()})
+
+
+def to_float8(weight: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Matrix:
+    """weight: [outputs, inputs]. The largest value of each output becomes the largest of the dtype."""
+    wide = weight.float()
+    largest = torch.finfo(dtype).max
+    # An output of zeros keeps a scale that divides.
+    scale = (wide.abs().amax(dim=1) / largest).clamp(min=torch.finfo(torch.float32).tiny)
+    return Matrix((wide / scale[:, None]).clamp(-largest, largest).to(dtype), scale)
+
+
+def _dtype_of(method: str) -> torch.dtype:
+    if method not in METHODS:
+        raise StartError(
+            f"no quantization is called {method!r}",
+            f"known: {', '.join(METHODS)}",
+            did_you_mean(method, METHODS),
+            phase="weights",
+        )
+    return METHODS[method]
+
+
+def _projections(owner: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    yield from ((name, layer) for name, layer in list(owner.named_children()) if isinstance(layer, nn.Linear))
+
+
+def _check(name: str, weight: Tensor) -> None:
+    if weight.dtype not in DTYPES:
+        kept = str(weight.dtype).removeprefix("torch.")
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise StartError(
+            f"{name} cannot be quantised", f"its weights are {kept}; known: {known}", "load it in one of these",
+            phase="weights",
+        )  # fmt: skip
+    if weight.device.type not in ("cpu", "cuda"):
+        raise StartError(
+            f"{name} cannot be quantised", f"its weights are on {weight.device}; cpu and cuda are known",
+            "load the weights first", phase="weights",
+        )  # fmt: skip
+    if weight.is_cuda and torch.cuda.get_device_capability(weight.device) < (8, 9):
+        major, minor = torch.cuda.get_device_capability(weight.device)
+        raise StartError(
+            "this GPU has no float8", f"its compute capability is {major}.{minor}; float8 begins with 8.9",
+            "leave quantization out", phase="weights",
+        )  # fmt: skip
+
+
+def _quantized(weight: Tensor, dtype: torch.dtype) -> tuple[Matrix, _Found]:
+    made = to_float8(weight, dtype)
+    assert made.scale is not None
+    before, after = weight.float(), made.wide(torch.float32)
+    generator = torch.Generator(weight.device).manual_seed(0)
+    x = torch.randn(PROBE_ROWS, weight.shape[1], generator=generator, device=weight.device)
+    size = made.values.numel() * made.values.element_size() + made.scale.numel() * made.scale.element_size()
+    return made, _Found(
+        _error(after, before), _error(x @ after.T, x @ before.T), weight.numel() * weight.element_size(), size
+    )
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    norm = float(expected.norm())
+    return float((found - expected).norm()) / norm if norm else 0.0
+
+
+def _report(found: list[_Found]) -> KindReport:
+    weights, outputs = [each.weight_error for each in found], [each.output_error for each in found]
+    return KindReport(
+        layers=len(found),
+        weight_error_mean=sum(weights) / len(found),
+        weight_error_worst=max(weights),
+        output_error_mean=sum(outputs) / len(found),
+        output_error_worst=max(outputs),
+        before_bytes=sum(each.before_bytes for each in found),
+        after_bytes=sum(each.after_bytes for each in found),
+    )

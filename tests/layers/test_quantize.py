@@ -1,0 +1,154 @@
+"""Float8 weights: what they keep, what they save, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from mstar_core.errors import StartError
+from mstar_core.layers import Attention, AttentionSpec, GatedMLP, Head, TokenEmbedding
+from mstar_core.layers.matrix import Matrix, QuantizedLinear, matrix_of, parts, project, summed
+from mstar_core.layers.packing import join
+from mstar_core.layers.quantize import quantize, to_float8
+
+SPEC = AttentionSpec(width=32, heads=4, kv_heads=2, head_dim=8)
+NAMES = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+class Model(nn.Module):
+    def __init__(self, *, ties: bool = False, bias: bool = False) -> None:
+        super().__init__()
+        self.embed = TokenEmbedding(11, 32)
+        self.attention = Attention(AttentionSpec(width=32, heads=4, kv_heads=2, head_dim=8, bias=bias), 0)
+        self.mlp = GatedMLP(32, 48)
+        self.other = nn.Linear(32, 32)
+        self.head = Head(32, 11, tied_to=self.embed if ties else None)
+        self.requires_grad_(False)
+
+
+class EveryToken:
+    """A cache in which a token sees itself alone."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+
+
+def quantized(owner: nn.Module, name: str) -> QuantizedLinear:
+    found = owner.get_submodule(name)
+    assert isinstance(found, QuantizedLinear)
+    return found
+
+
+def still(tokens: int) -> tuple[Tensor, Tensor]:
+    return torch.ones(tokens, 1, 8), torch.zeros(tokens, 1, 8)
+
+
+def test_each_output_uses_the_whole_range() -> None:
+    weight = torch.randn(5, 64) * torch.tensor([1e-6, 0.01, 1.0, 50.0, 1e6])[:, None]
+    made = to_float8(weight)
+    assert made.values.dtype == torch.float8_e4m3fn and made.scale is not None and made.scale.dtype == torch.float32
+    assert made.values.float().abs().amax(dim=1).tolist() == [448.0] * 5
+    # Three bits of mantissa: half a step of 1/8, relative to the power of two below.
+    off = (made.wide(torch.float32) - weight).abs()
+    assert (off <= weight.abs() / 16 + made.scale[:, None] * 2**-10 * 1.01).all()
+
+
+def test_an_output_of_zeros_stays_zero() -> None:
+    weight = torch.randn(3, 16)
+    weight[1] = 0
+    assert to_float8(weight).wide(torch.float32)[1].tolist() == [0.0] * 16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_layers_compute_with_the_dequantised_weights(dtype: torch.dtype) -> None:
+    model = Model().to(dtype)
+    quantize(model, "fp8")
+    x = torch.randn(3, 32).to(dtype)
+    gate, up, down, value, out = (
+        (each.weight.float() * each.scale[:, None]).to(dtype)
+        for each in (
+            *(quantized(model.mlp, name) for name in ("gate_proj", "up_proj", "down_proj")),
+            *(quantized(model.attention, name) for name in ("v_proj", "o_proj")),
+        )
+    )
+    assert torch.equal(model.mlp(x), (silu(x @ gate.T) * (x @ up.T)) @ down.T)
+    mixed = (x @ value.T).view(3, 2, 8).repeat_interleave(2, dim=1).reshape(3, 32)
+    assert torch.equal(model.attention(x, EveryToken(), still(3)), mixed @ out.T)
+
+
+def test_the_report_says_what_was_lost_and_saved_by_kind() -> None:
+    model = Model().to(torch.bfloat16)
+    before = {name: layer.weight.clone() for name, layer in model.mlp.named_children() if isinstance(layer, nn.Linear)}
+    report = quantize(model, "fp8")
+    assert set(report.kinds) == NAMES and report.method == "fp8"
+    up = report.kinds["up_proj"]
+    assert (up.layers, up.before_bytes, up.after_bytes) == (1, 48 * 32 * 2, 48 * 32 + 48 * 4)
+    now = quantized(model.mlp, "up_proj")
+    expected = (now.weight.float() * now.scale[:, None] - before["up_proj"].float()).norm() / before["up_proj"].norm()
+    assert up.weight_error_worst == pytest.approx(float(expected), rel=1e-2)
+    assert 0.005 < up.weight_error_mean <= up.weight_error_worst < 0.04
+    assert 0.005 < up.output_error_mean <= up.output_error_worst < 0.06
+    assert report.after_bytes < 0.6 * report.before_bytes
+
+
+def test_only_projections_change() -> None:
+    model = Model()
+    quantize(model, "fp8")
+    assert isinstance(model.other, nn.Linear) and isinstance(model.embed.weight, nn.Parameter)
+    assert model.head.matrix.scale is None
+    assert not [name for name, _ in model.named_parameters() if "proj" in name]
+
+
+def test_the_head_is_quantised_when_asked_unless_it_is_tied() -> None:
+    own, tied = Model(), Model(ties=True)
+    x, before = torch.randn(2, 32), own.head(torch.eye(32))
+    assert "head" in quantize(own, "fp8", head=True).kinds and "head" not in quantize(tied, "fp8", head=True).kinds
+    assert own.head.matrix.values.dtype == torch.float8_e4m3fn and list(own.head.state_dict()) == []
+    assert torch.allclose(own.head(torch.eye(32)), before, rtol=0.07, atol=1e-3)
+    assert tied.head(x).shape == (2, 11) and tied.embed.weight.dtype == torch.float32
+
+
+def test_a_packed_layer_stays_packed() -> None:
+    model = Model()
+    assert model.attention.pack() and model.mlp.pack()
+    quantize(model, "fp8")
+    joined = model.mlp._joined
+    assert joined is not None and joined.scale is not None and joined.values.shape == (96, 32)
+    up = quantized(model.mlp, "up_proj")
+    assert up.weight.data_ptr() == joined.values[48:].data_ptr() and torch.equal(up.scale, joined.scale[48:])
+    assert torch.equal(up.weight.float(), joined.values[48:].float())
+
+
+def test_a_bias_is_kept_and_added() -> None:
+    model = Model(bias=True)
+    bias = model.attention.q_proj.bias.clone()
+    quantize(model, "fp8")
+    now = quantized(model.attention, "q_proj")
+    assert now.bias is not None and matrix_of(now) is None
+    assert torch.equal(now(torch.zeros(2, 32)), bias.expand(2, 32))
+    assert join([model.attention.q_proj, model.attention.k_proj]) is None
+
+
+def test_unknown_methods_and_dtypes_are_refused_before_anything_changes() -> None:
+    model = Model().to(torch.float64)
+    with pytest.raises(StartError, match="fp9") as unknown:
+        quantize(model, "fp9")
+    with pytest.raises(StartError, match="float64") as wrong:
+        quantize(model, "fp8")
+    assert unknown.value.facts["phase"] == wrong.value.facts["phase"] == "weights"
+    assert all(not isinstance(each, QuantizedLinear) for each in model.modules())
+
+
+def test_weights_that_are_not_loaded_are_refused() -> None:
+    with torch.device("meta"):
+        model = Model()
+    with pytest.raises(StartError, match="meta"):
+        quantize(model, "fp8")
+
+
+def test_slices_add_up_and_whole_results_stay_as_they_are() -> None:
+    x, weights = torch.randn(3, 16), Matrix(torch.randn(5, 16))
+    assert torch.equal(summed(parts(x, weights), x), project(x, weights))
+    assert torch.equal(summed(torch.ones(4, 3, 5), x.bfloat16()), torch.full((3, 5), 4.0, dtype=torch.bfloat16))
