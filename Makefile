@@ -21,7 +21,7 @@ demo: install ## start a miniature model on this machine, send it a request, sho
 	@$(PY) scripts/demo.py
 
 test: install ## run every test that needs no GPU and no network; ARGS="-k name" narrows it
-	$(PY) -m pytest -m "not gpu" $(TESTS) $(ARGS)
+	$(PY) -m pytest -m "not gpu and not slow" $(TESTS) $(ARGS)
 
 kernels: install ## build FlashInfer's attention kernels ahead of time; needs nvcc and no GPU
 	@$(PY) scripts/kernels.py build/kernels/aot $(ARGS)

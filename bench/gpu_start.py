@@ -92,8 +92,8 @@ def started(root: Path, folder: Path, name: str) -> dict[str, Any]:
         "up_s": round(served.ready_s, 2),
         "ready_s": round(head["deployment"]["ready_s"], 2),
         "phases_s": head["deployment"]["phases_s"],
-        "children": {child["name"]: child["phases_s"] for child in head["children"]},
-        "caches": {child["name"]: child["facts"].get("caches") for child in head["children"]},
+        "children": {name: child["phases_s"] for name, child in head["children"].items()},
+        "caches": {name: child["facts"].get("caches") for name, child in head["children"].items()},
         "gpu_memory": used,
         "steps": steps(root),
     }

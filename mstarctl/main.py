@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -39,9 +40,21 @@ VERBS: tuple[Verb, ...] = (
     Verb("drain", "mstarctl.commands.drain:drain", "Stop taking new requests; those in flight go on.", DEPLOYMENTS),
     Verb("resume", "mstarctl.commands.resume:resume", "Take new requests again after a drain.", DEPLOYMENTS),
     Verb("ps", "mstarctl.commands.ps:ps", "List the deployments of this host.", DEPLOYMENTS),
+    Verb("top", "mstarctl.commands.top:top", "Watch a deployment live in the terminal.", DEPLOYMENTS),
     Verb("describe", "mstarctl.commands.describe:describe", "Show everything known of one object.", DEPLOYMENTS),
+    Verb(
+        "requests",
+        "mstarctl.commands.requests:requests",
+        "List the requests in flight and those that ended lately.",
+        DEPLOYMENTS,
+    ),
+    Verb(
+        "trace", "mstarctl.commands.trace:trace", "Show one request as a waterfall: where its time went.", DEPLOYMENTS
+    ),
+    Verb("cancel", "mstarctl.commands.cancel:cancel", "End requests and free what they hold.", DEPLOYMENTS),
     Verb("logs", "mstarctl.commands.logs:logs", "Show the logs of a deployment.", DEPLOYMENTS),
     Verb("events", "mstarctl.commands.events:events", "Show what happened to a deployment.", DEPLOYMENTS),
+    Verb("metrics", "mstarctl.commands.metrics:metrics", "Print every metric in Prometheus' text form.", DEPLOYMENTS),
     Verb("call", "mstarctl.commands.call:call", "Send one request and write the answer to a file.", DEPLOYMENTS),
     Verb("models", "mstarctl.commands.models:app", "List, show and draw the models of the installed plugins.", MODELS),
     Verb("config", "mstarctl.commands.config:app", "Check, show and explain deployment files.", MODELS),
@@ -52,6 +65,8 @@ VERBS: tuple[Verb, ...] = (
         "Check this host: versions, devices, memory, folders, ports, plugins.",
         TOOLS,
     ),
+    Verb("context", "mstarctl.commands.context:app", "Name other hosts and choose one.", TOOLS),
+    Verb("api", "mstarctl.commands.api:api", "Call the admin socket once and print the answer as it comes.", TOOLS),
     Verb("completion", "mstarctl.commands.completion:completion", "Print the completion script of a shell.", TOOLS),
     Verb(
         "version",
@@ -122,6 +137,10 @@ def global_options() -> list[TyperOption]:
     """The flags that every verb takes. Each writes into the command line's GlobalOptions."""
     return [
         _flag(["-o", "--output"], _set_output, f"form of the data: {'|'.join(FORMATS)}", metavar="FORM", is_flag=False),
+        _flag(
+            ["-c", "--context"], _set_context, "the host to speak to; local is this one", metavar="NAME", is_flag=False
+        ),
+        _flag(["--socket"], _set_socket, "the admin socket to speak to", metavar="PATH", is_flag=False),
         _flag(["--no-color"], _setter("color", False), "no colour; NO_COLOR does the same"),
         _flag(["-q", "--quiet"], _setter("quiet", True), "no narration on stderr"),
         _flag(["-v", "--verbose"], _setter("verbose", True), "more narration on stderr"),
@@ -161,6 +180,16 @@ def _set_output(ctx: Any, param: Any, given: str | None) -> None:
     if given not in FORMATS:
         raise UsageError(f"no output form {given!r}", hint=did_you_mean(given, FORMATS))
     ctx.obj.output = given
+
+
+def _set_context(ctx: Any, param: Any, given: str | None) -> None:
+    if given is not None and isinstance(ctx.obj, GlobalOptions):
+        ctx.obj.context = given
+
+
+def _set_socket(ctx: Any, param: Any, given: str | None) -> None:
+    if given is not None and isinstance(ctx.obj, GlobalOptions):
+        ctx.obj.socket = Path(given)
 
 
 def _show_version(ctx: Any, param: Any, given: Any) -> None:

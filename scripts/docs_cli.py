@@ -8,7 +8,17 @@ import os
 from collections.abc import Iterator
 
 WIDTH = "100"
-GLOBAL = ("-o, --output", "--no-color", "-q, --quiet", "-v, --verbose", "--debug", "--yes", "-h, --help")
+GLOBAL = (
+    "-o, --output",
+    "-c, --context",
+    "--socket PATH",
+    "--no-color",
+    "-q, --quiet",
+    "-v, --verbose",
+    "--debug",
+    "--yes",
+    "-h, --help",
+)
 
 
 def cli_page() -> str:

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from docs_admin import ADMIN_PARTS
 from docs_cli import cli_page
+from docs_http import HTTP_PARTS
+from docs_top import TOP_FILES, TOP_PARTS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -140,6 +143,7 @@ def table(head: tuple[str, ...], rows: Any) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    **ADMIN_PARTS,
     "cli": cli_page,
     "config-keys": config_keys,
     "distributions": distributions,
@@ -147,12 +151,15 @@ PARTS: dict[str, Callable[[], str]] = {
     "exit-codes": exit_codes,
     "extras": extras,
     "figures": figures,
+    **HTTP_PARTS,
     "make-targets": make_targets,
     "plugin-hooks": plugin_hooks,
+    **TOP_PARTS,
     "wire-messages": wire_messages,
 }
 
 FILES: dict[str, Callable[[], str]] = {
+    **TOP_FILES,
     "docs/wire/schema.json": wire_schema,
 }
 """Files that are generated whole, by path."""

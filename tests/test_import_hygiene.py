@@ -15,7 +15,9 @@ PLUGIN_MODULES = sorted(path.name for path in ROOT.glob("plugins/*/src/mstar_*")
 LIGHT = ("mstar_core.errors", "mstar_core.graph", "mstar_core.plugin")
 
 
-@pytest.mark.parametrize("argv", [("--help",), ("--version",), ("plugins", "ls"), ("ps",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "argv", [("--help",), ("--version",), ("plugins", "ls"), ("ps",), ("context", "ls")], ids=" ".join
+)
 def test_everyday_commands_stay_light(argv: tuple[str, ...], fresh_mstarctl: Callable[..., Any]) -> None:
     """An operator waits on these; torch alone costs more than a second."""
     fresh = fresh_mstarctl(*argv)

@@ -66,8 +66,7 @@ class Served:
         socket = self.plan.root / NAME / "admin.sock"
         self._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=10)
         head = self.snapshot()
-        self.pids = {child["name"]: child["pid"] for child in head["children"]}
-        self.pids["supervisor"] = head["deployment"]["pid"]
+        self.pids = {name: child["pid"] for name, child in head["children"].items()}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -1,34 +1,73 @@
-"""Serves the admin socket. A fixed table of routes; errors are code, title, detail, hint."""
+"""Serves the admin socket inside the supervisor's loop. A fixed table of routes; what is answered is made elsewhere."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
+import logging
 import socket
-import struct
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
 from sanic import Sanic
+from sanic.exceptions import NotFound as NoRoute
 from sanic.response import json as json_response
+from sanic.response import raw
 
 from mstar_core.admin import view
-from mstar_core.errors import NotFound, StartError, UsageError
+from mstar_core.admin.arguments import (
+    LEVELS,
+    LIMIT,
+    body,
+    flag,
+    json_object,
+    known_request,
+    number,
+    ordered,
+    parts,
+    whole,
+)
+from mstar_core.admin.endpoints import ENDPOINTS
+from mstar_core.admin.metrics import CONTENT_TYPE, Totals, exposition
+from mstar_core.admin.once import Once
+from mstar_core.admin.openapi import document
+from mstar_core.admin.peers import Access, access_of, peer_of
+from mstar_core.admin.problems import Conflict, answer, as_json, no_route, problem
+from mstar_core.admin.recordings import Recordings
+from mstar_core.admin.streams import NDJSON, Streams
+from mstar_core.errors import NotFound, Refused, UsageError, did_you_mean
+from mstar_core.observe.filter import Filter
+from mstar_core.observe.request_log import request_item
 
 if TYPE_CHECKING:
     from sanic.request import Request
     from sanic.response import HTTPResponse
 
-API: Final = 1
-BEAT_S: Final = 2.0
+    from mstar_core.observe.request_log import RequestLog
+
 BODY_LIMIT: Final = 64 * 1024
+RESPONSE_S: Final = 3600
+SERVING: Final = ("ready", "degraded")
+ILL: Final = ("failed", "unhealthy", "stopping")
+READ_METHODS: Final = ("GET", "HEAD")
+
+Handler = Callable[..., Coroutine[Any, Any, "HTTPResponse | None"]]
+
+
+class Picture(Protocol):
+    """What is asked of the picture."""
+
+    requests: RequestLog
+
+    def refresh(self, *, now_all: bool = False) -> None: ...
 
 
 class Deployment(view.DeploymentView, Protocol):
     """What the admin socket asks of the supervisor."""
+
+    picture: Any
 
     def stop(self, *, now: bool = False, reason: str = "", grace_s: float | None = None) -> None: ...
 
@@ -38,34 +77,26 @@ class Deployment(view.DeploymentView, Protocol):
 
     def ask_restart(self) -> None: ...
 
+    def cancel(self, handle: int) -> None: ...
 
-def bind_admin(path: Path) -> socket.socket:
-    """Bind the socket ourselves, 0600, before any thread starts (the umask belongs to the whole process)."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        path.unlink(missing_ok=True)
-        sock.bind(str(path))
-    except OSError as error:
-        sock.close()
-        raise StartError(
-            "the admin socket cannot be opened", f"{path}: {error.strerror}", "choose a shorter MSTAR_RUNTIME_DIR"
-        ) from error
-    finally:
-        os.umask(before)
-    sock.listen(64)
-    sock.setblocking(False)
-    return sock
+    def log_level(self, level: str, names: Iterable[str] = ()) -> list[str]: ...
 
 
 class AdminServer:
-    """The server inside the supervisor's loop. Ends its streams before it closes."""
+    """The server inside the supervisor's loop. Ends its streams before it closes. gid: the group that may read."""
 
-    def __init__(self, deployment: Deployment, sock: socket.socket) -> None:
+    def __init__(
+        self, deployment: Deployment, sock: socket.socket, gid: int | None = None, streams: Streams | None = None
+    ) -> None:
         self._deployment = deployment
         self._sock = sock
+        self._gid = gid
         self._server: Any = None
-        self._closing = asyncio.Event()
+        self._streams = streams or Streams()
+        self._once = Once()
+        self._totals = Totals()
+        self._recordings = Recordings(Path(deployment.spec.run_dir) / "recordings", deployment.spec.model, as_json)
+        deployment.picture.requests.on_end += [self._totals.ended, self._recordings.ended]
         self._app = self._make_app()
 
     async def start(self) -> None:
@@ -78,152 +109,244 @@ class AdminServer:
 
     async def stop(self) -> None:
         """End streams, then the server, then the socket."""
-        self._closing.set()
+        self._streams.close()
         if self._server is not None:
             with suppress(Exception):  # the process ends next; nothing could be done about it
-                await self._server.close()
+                self._server.close()
+                await self._server.wait_closed()
+                for connection in list(self._server.connections):
+                    connection.abort()
+        Sanic.unregister_app(self._app)
+        self._recordings.close()
         self._sock.close()
 
     def _make_app(self) -> Sanic[Any, Any]:
         Sanic.test_mode = False
         app: Sanic[Any, Any] = Sanic("mstar_admin", configure_logging=False)
-        app.config.update(RESPONSE_TIMEOUT=3600, REQUEST_MAX_SIZE=BODY_LIMIT, MOTD=False, ACCESS_LOG=False)
-        for path, handler in self._reads().items():
-            app.add_route(_read(handler), path, methods=["GET"], name=f"get{path.replace('/', '_')}")
-        app.add_route(self._events, "/v1/events", methods=["GET"], name="events")
-        app.add_route(self._logs, "/v1/logs", methods=["GET"], name="logs")
-        app.add_route(self._act, "/v1/deployment/<verb:str>", methods=["POST"], name="act")
-        app.on_request(_owner_only)
-        app.exception(Exception)(_problem)
+        app.config.update(
+            RESPONSE_TIMEOUT=RESPONSE_S,
+            REQUEST_MAX_SIZE=BODY_LIMIT,
+            MOTD=False,
+            ACCESS_LOG=False,
+            TOUCHUP=False,  # it rewrites Sanic's own functions at start, once per process, and fails the second time
+        )
+        handlers = self.handlers()
+        for endpoint in ENDPOINTS:
+            path = endpoint.path.replace("{id}", "<key:str>")
+            app.add_route(handlers[endpoint.name], path, methods=[endpoint.method], name=endpoint.name, unquote=True)
+        app.on_request(self._admit)
+        app.exception(Exception)(self._problem)
         return app
 
-    def _reads(self) -> dict[str, Callable[[], Any]]:
-        d = self._deployment
+    def handlers(self) -> Mapping[str, Handler]:
+        """The handler of each endpoint's name."""
         return {
-            "/v1": lambda: {"api": API, "min_api": API, **view.deployment(d)},
-            "/v1/snapshot": lambda: view.snapshot(d),
-            "/v1/children": lambda: view.children(d),
-            "/v1/health": lambda: {"state": d.state, "reason": d.reason},
-            "/v1/clock": lambda: {"monotonic": asyncio.get_running_loop().time()},
-        }
+            "head": self._head, "snapshot": self._snapshot, "watch": self._watch, "requests": self._requests,
+            "request": self._request, "trace": self._trace, "cancel": self._cancel, "graph": self._graph,
+            "config": self._config, "children": self._children, "logs": self._logs, "events": self._events,
+            "metrics": self._metrics, "health": self._health, "ready": self._ready, "clock": self._clock,
+            "openapi": self._openapi, "drain": self._drain, "resume": self._resume, "restart": self._restart,
+            "stop": self._stop, "log_level": self._log_level, "recordings": self._list_recordings,
+            "record": self._record, "recording": self._recording, "progress": self._progress, "erase": self._erase,
+        }  # fmt: skip
 
-    async def _act(self, request: Request, verb: str) -> HTTPResponse:
-        d = self._deployment
-        match verb:
-            case "stop":
-                grace = _number(request, "grace", -1) if "grace" in request.args else None
-                d.stop(now=request.args.get("now") == "1", reason="asked to stop", grace_s=grace)
-            case "drain":
-                d.drain("asked to drain")
-            case "resume":
-                d.resume()
-            case "restart":
-                d.ask_restart()
-            case _:
-                raise NotFound(
-                    f"no action {verb!r}", hint="use stop, drain, resume or restart", kind="action", name=verb
-                )
-        return json_response({"state": d.state}, status=202)
+    # -- reads --------------------------------------------------------------------------------------------------------
+
+    async def _head(self, request: Request) -> HTTPResponse:
+        return self._current(lambda: view.head(self._deployment))
+
+    async def _snapshot(self, request: Request) -> HTTPResponse:
+        def made() -> dict[str, Any]:
+            hub = self._deployment.hub
+            return view.snapshot(
+                self._deployment, hub.snapshot(parts=parts(request), filter_text=request.args.get("filter", ""))
+            )
+
+        return self._current(made)
+
+    async def _children(self, request: Request) -> HTTPResponse:
+        return self._current(lambda: view.children(self._deployment))
+
+    async def _requests(self, request: Request) -> HTTPResponse:
+        chosen = Filter.parse(request.args.get("filter", ""))
+        limit, since = whole(request, "limit", 100, LIMIT), number(request, "since", None)
+        now, log = self._deployment.hub.now(), self._deployment.picture.requests
+        rows = [known.request(self._deployment.spec.model) for known in log.all()]
+        rows = [row for row in rows if chosen.takes(row, now) and (since is None or now - row.started <= since)]
+        items = ordered(rows, request.args.get("sort", ""), now)
+        return _json({"items": items[:limit], "truncated": max(0, len(items) - limit)})
+
+    async def _request(self, request: Request, key: str) -> HTTPResponse:
+        known = known_request(self._deployment.picture.requests, request, key)
+        return _json(request_item(known.request(self._deployment.spec.model), self._deployment.hub.now()))
+
+    async def _trace(self, request: Request, key: str) -> HTTPResponse:
+        known = known_request(self._deployment.picture.requests, request, key)
+        return _json(known.trace(self._deployment.spec.model, self._deployment.hub.now()))
+
+    async def _graph(self, request: Request) -> HTTPResponse:
+        return _json(msgspec.to_builtins(self._deployment.hub.store.graph))
+
+    async def _config(self, request: Request) -> HTTPResponse:
+        return _json(view.config(self._deployment))
+
+    async def _metrics(self, request: Request) -> HTTPResponse:
+        self._deployment.picture.refresh(now_all=True)
+        return raw(exposition(self._deployment, self._totals), content_type=CONTENT_TYPE)
+
+    async def _health(self, request: Request) -> HTTPResponse:
+        state = self._deployment.state
+        return _json({"state": state, "reason": self._deployment.reason}, 503 if state in ILL else 200)
+
+    async def _ready(self, request: Request) -> HTTPResponse:
+        state = self._deployment.state
+        return _json({"state": state, "reason": self._deployment.reason}, 200 if state in SERVING else 503)
+
+    async def _clock(self, request: Request) -> HTTPResponse:
+        return _json({"monotonic": self._deployment.hub.now(), "time": time.time()})
+
+    async def _openapi(self, request: Request) -> HTTPResponse:
+        return _json(document())
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    async def _watch(self, request: Request) -> None:
+        hub = self._deployment.hub
+        subscription = hub.subscribe(
+            parts=parts(request), filter_text=request.args.get("filter", ""), hz=number(request, "hz", 4.0) or 0.0,
+            readonly=request.ctx.access is Access.READ,
+        )  # fmt: skip
+        try:
+            self._deployment.picture.refresh(now_all=True)
+            await self._streams.watch(request, subscription)
+        finally:
+            hub.unsubscribe(subscription)
 
     async def _events(self, request: Request) -> None:
-        since = _number(request, "since", 0)
-        await self._stream(request, self._new_events(since, follow=request.args.get("follow") == "1"))
-
-    async def _new_events(self, since: int, *, follow: bool) -> AsyncIterator[dict[str, Any] | None]:
-        events = self._deployment.events
-        while True:
-            for event in events.since(since):
-                since = event["n"]
-                yield event
-            if not follow:
-                return
-            try:
-                await asyncio.wait_for(events.wait(), BEAT_S)
-            except TimeoutError:
-                yield None
+        since, kind = whole(request, "since", 0), request.args.get("type", "*")
+        lines = self._streams.events(self._deployment.events, since, kind, follow=flag(request, "follow"))
+        await self._streams.lines(request, lines)
 
     async def _logs(self, request: Request) -> None:
-        child = request.args.get("from", "")
-        known = {c.name: c for c in self._deployment.children.values()}
-        if child and child not in known:
-            raise NotFound(f"no process {child!r}", hint=f"one of {', '.join(known)}", kind="process", name=child)
-        chosen = [known[child]] if child else list(known.values())
-        tail = _number(request, "tail", 100)
-        await self._stream(request, self._log_lines(chosen, tail, follow=request.args.get("follow") == "1"))
+        known = {child.name: child for child in self._deployment.children.values()}
+        name = request.args.get("from", "").replace("/", "-")
+        if name and name not in known:
+            raise NotFound(f"no process {name!r}", hint=did_you_mean(name, known), kind="process", name=name)
+        chosen = [known[name]] if name else list(known.values())
+        tail, since = whole(request, "tail", 100), number(request, "since", None)
+        lines = self._streams.logs(chosen, tail=tail, since_s=since, follow=flag(request, "follow"))
+        await self._streams.lines(request, lines)
 
-    async def _log_lines(self, children: list[Any], tail: int, *, follow: bool) -> AsyncIterator[dict[str, Any] | None]:
-        seen: dict[str, int] = {}
-        for child in children:
-            lines = list(child.log.tail)[-tail:] if tail else []
-            seen[child.name] = child.log.lines
-            for line in lines:
-                yield {"from": child.name, "line": line}
-        idle = 0.0
-        while follow:
-            fresh = False
-            for child in children:
-                new = min(child.log.lines - seen[child.name], len(child.log.tail))
-                seen[child.name] = child.log.lines
-                for line in list(child.log.tail)[len(child.log.tail) - new :]:
-                    fresh = True
-                    yield {"from": child.name, "line": line}
-            idle = 0.0 if fresh else idle + 0.2
-            if idle >= BEAT_S:
-                idle = 0.0
-                yield None
-            await asyncio.sleep(0.2)
+    # -- acts ---------------------------------------------------------------------------------------------------------
 
-    async def _stream(self, request: Request, lines: AsyncIterator[dict[str, Any] | None]) -> None:
-        response = await request.respond(content_type="application/x-ndjson; charset=utf-8")
-        async for line in lines:
-            if self._closing.is_set():
-                break
-            await response.send((json.dumps(line if line is not None else {"beat": True}, default=str) + "\n").encode())
+    async def _cancel(self, request: Request, key: str) -> HTTPResponse:
+        def act() -> dict[str, Any]:
+            known = known_request(self._deployment.picture.requests, request, key)
+            if known.has_ended:
+                raise Conflict(f"request {key} has ended", known.api.state or "", code="already_ended")
+            self._deployment.cancel(known.handle)
+            return {"id": key, "handle": known.handle, "state": "cancelling"}
+
+        return self._acted(request, act)
+
+    async def _drain(self, request: Request) -> HTTPResponse:
+        return self._act(request, lambda: self._deployment.drain("asked to drain"))
+
+    async def _resume(self, request: Request) -> HTTPResponse:
+        return self._act(request, self._deployment.resume)
+
+    async def _restart(self, request: Request) -> HTTPResponse:
+        return self._act(request, self._deployment.ask_restart)
+
+    async def _stop(self, request: Request) -> HTTPResponse:
+        grace = whole(request, "grace", 0) if "grace" in request.args else None
+        now = flag(request, "now")
+        return self._act(request, lambda: self._deployment.stop(now=now, reason="asked to stop", grace_s=grace))
+
+    async def _log_level(self, request: Request) -> HTTPResponse:
+        asked = body(request, {"level": str, "children": list})
+        level, names = str(asked.get("level", "")).upper(), [str(name) for name in asked.get("children", [])]
+        if level not in LEVELS:
+            raise UsageError(f"no log level {level!r}", hint=did_you_mean(level, LEVELS))
+        known = [*self._deployment.children, "supervisor"]
+        for name in names:
+            if name not in known:
+                raise NotFound(f"no process {name!r}", hint=did_you_mean(name, known), kind="process", name=name)
+
+        def act() -> dict[str, Any]:
+            told = self._deployment.log_level(level, names) if names != ["supervisor"] else []
+            if not names or "supervisor" in names:
+                logging.getLogger().setLevel(level)
+                told.append("supervisor")
+            return {"level": level, "children": told}
+
+        return self._acted(request, act)
+
+    async def _list_recordings(self, request: Request) -> HTTPResponse:
+        return _json({"items": [recording.facts() for recording in self._recordings.all()]})
+
+    async def _record(self, request: Request) -> HTTPResponse:
+        asked = body(request, {"name": str, "max_bytes": int})
+        return self._acted(request, lambda: self._recordings.begin(**asked).facts(), 201)
+
+    async def _recording(self, request: Request, key: str) -> HTTPResponse | None:
+        if not flag(request, "lines"):
+            return _json(self._recordings.get(key).facts())
+        self._recordings.get(key)
+        response = await request.respond(content_type=NDJSON)
+        for piece in self._recordings.lines(key):
+            await response.send(piece)
         await response.eof()
-
-
-def _read(handler: Callable[[], Any]) -> Callable[[Request], Any]:
-    async def answer(request: Request) -> HTTPResponse:
-        return json_response(handler(), dumps=_dumps)
-
-    return answer
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, default=str)
-
-
-def _number(request: Request, name: str, default: int) -> int:
-    text = request.args.get(name, str(default))
-    if not text.isdigit():
-        raise UsageError(f"{name} is {text!r}", hint="send a whole number")
-    return int(text)
-
-
-async def _owner_only(request: Request) -> HTTPResponse | None:
-    """Only the owner and root may speak here; the socket's mode says so, and the peer's uid proves it."""
-    sock = request.transport.get_extra_info("socket") if request.transport else None
-    if sock is None:
         return None
-    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    if uid in (0, os.getuid()):
+
+    async def _progress(self, request: Request, key: str) -> HTTPResponse:
+        recording = self._recordings.get(key)
+        recording.progress = json_object(request)
+        self._deployment.events.add("bench.progress", recording=key)
+        return _json(recording.facts(), 202)
+
+    async def _erase(self, request: Request, key: str) -> HTTPResponse:
+        self._recordings.erase(key)
+        return _json({"id": key, "state": "erased"})
+
+    # -- around all of them -------------------------------------------------------------------------------------------
+
+    def _current(self, made: Callable[[], Any]) -> HTTPResponse:
+        self._deployment.picture.refresh(now_all=True)
+        return _json(made())
+
+    def _act(self, request: Request, act: Callable[[], None]) -> HTTPResponse:
+        def answered() -> dict[str, Any]:
+            before = self._deployment.events.number
+            act()
+            return {"state": self._deployment.state, "event": before}
+
+        return self._acted(request, answered)
+
+    def _acted(self, request: Request, act: Callable[[], dict[str, Any]], status: int = 202) -> HTTPResponse:
+        what = f"{request.method} {request.path}?{request.query_string}"
+        return _json(self._once.run(request.headers.get("idempotency-key"), what, act), status)
+
+    async def _admit(self, request: Request) -> HTTPResponse | None:
+        """The kernel says who speaks; the socket's mode has let through only those that may speak at all."""
+        request.ctx.access = Access.ALL
+        sock = request.transport.get_extra_info("socket") if request.transport else None
+        if sock is None:
+            return None
+        try:
+            request.ctx.access = access_of(peer_of(sock), self._gid)
+            if request.ctx.access is Access.READ and request.method not in READ_METHODS:
+                raise Refused("this peer may only read", "it is a member of the admin group", "ask the owner")
+        except Refused as error:
+            status, told = problem(error)
+            return json_response(told, status=status)
         return None
-    body = {
-        "code": "refused",
-        "title": "this deployment belongs to another user",
-        "detail": f"peer uid {uid}",
-        "hint": "",
-    }
-    return json_response(body, status=403)
+
+    async def _problem(self, request: Request, error: Exception) -> HTTPResponse:
+        if isinstance(error, NoRoute):
+            error = no_route(request.path, [endpoint.path for endpoint in ENDPOINTS])
+        return await answer(request, error)
 
 
-async def _problem(request: Request, error: Exception) -> HTTPResponse:
-    title = getattr(error, "title", None) or str(error) or type(error).__name__
-    status = getattr(error, "status", None) or getattr(error, "status_code", None) or 500
-    body = {
-        "code": getattr(error, "code", None) or "error",
-        "title": title,
-        "detail": getattr(error, "detail", ""),
-        "hint": getattr(error, "hint", ""),
-    }
-    return json_response(body, status=int(status))
+def _json(value: Any, status: int = 200) -> HTTPResponse:
+    return json_response(value, dumps=as_json, status=status)

@@ -1,26 +1,28 @@
-"""What the admin socket shows: plain dictionaries made from the supervisor's state. Base units, no client text."""
+"""What the admin socket shows besides the hub: plain dictionaries made from the supervisor's state. No client text."""
 
 from __future__ import annotations
 
 import os
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.observe.frames import API, MIN_API, PARTS, SnapshotFrame
+
+if TYPE_CHECKING:
+    from mstar_core.observe.hub import Hub
+
+FEATURES = ("watch", "trace", "filter", "recordings", "log-level", "cancel", "metrics")
+"""What a client may count on besides the version; names are only added."""
+
+HIDDEN = "[hidden]"
 
 
 class ChildView(Protocol):
     """What is read of a child."""
 
-    name: str
-    state: str
-    incarnation: int
-    pid: int | None
-    phase: str
-    phase_done: int
-    phase_total: int
-    detail: str
-    facts: dict[str, Any]
     phases_s: dict[str, float]
 
 
@@ -38,6 +40,7 @@ class DeploymentView(Protocol):
     last_cause: dict[str, Any] | None
     values: dict[str, float]
     events: Any
+    hub: Hub
 
     @property
     def children(self) -> Any: ...
@@ -46,29 +49,34 @@ class DeploymentView(Protocol):
     def is_drained(self) -> bool: ...
 
 
+def head(view: DeploymentView) -> dict[str, Any]:
+    """The first thing that a client reads."""
+    return {
+        "api": API,
+        "min_api": MIN_API,
+        "boot": view.hub.boot,
+        "features": list(FEATURES),
+        **deployment(view),
+    }
+
+
 def deployment(view: DeploymentView) -> dict[str, Any]:
-    """The head of the deployment: who, where, in what state, and why."""
+    """The head of the deployment: who, where, in what state, and why; and the sums that the hub has of it."""
     spec = view.spec
     return {
+        **plain(view.hub.store.deployment),
         "name": spec.name,
         "pid": os.getpid(),
-        "model": spec.model,
-        "plugin": spec.plugin,
         "weights": spec.weights_source,
         "state": view.state,
         "reason": view.reason,
-        "endpoint": f"http://{_reachable(spec.api.host)}:{spec.api.port}",
         "host": spec.api.host,
         "port": spec.api.port,
-        "started_at": view.started_at,
         "age_s": round(time.monotonic() - view.started, 3),
-        "ready_s": view.ready_s,
         "phases_s": phases(view),
-        "ranks": len(spec.plan.ranks),
         "restarts": view.restarts,
         "is_drained": view.is_drained,
         "last_event": view.events.number,
-        "log_dir": spec.log_dir,
         "config": spec.config_file,
         "cause": view.last_cause,
         "versions": spec.versions,
@@ -85,34 +93,48 @@ def phases(view: DeploymentView) -> dict[str, float]:
 
 
 def children(view: DeploymentView) -> list[dict[str, Any]]:
-    """Every process with its state and start-up phase."""
-    return [_child(child) for child in view.children.values()]
+    """Every process with its state and start-up phase; the supervisor itself is in the head."""
+    return [plain(child) for name, child in view.hub.store.children.items() if name in view.children]
 
 
-def _child(child: ChildView) -> dict[str, Any]:
+def snapshot(view: DeploymentView, frame: SnapshotFrame) -> dict[str, Any]:
+    """A snapshot with every field of every object, the whole head, and the flat readings of all processes."""
     return {
-        "name": child.name,
-        "state": child.state,
-        "pid": child.pid,
-        "incarnation": child.incarnation,
-        "phase": child.phase,
-        "done": child.phase_done,
-        "total": child.phase_total,
-        "detail": child.detail,
-        "facts": child.facts,
-        "phases_s": {name: round(s, 3) for name, s in child.phases_s.items()},
-    }
-
-
-def snapshot(view: DeploymentView) -> dict[str, Any]:
-    """One consistent view of everything."""
-    return {
+        "rev": frame.rev,
+        "t": frame.t,
+        "boot": view.hub.boot,
         "deployment": deployment(view),
-        "children": children(view),
-        "ranks": [{"rank": r.rank, "device": r.device, "nodes": list(r.nodes)} for r in view.spec.plan.ranks],
+        "graph": msgspec.to_builtins(frame.graph),
+        **{part: {key: plain(item) for key, item in getattr(frame, part).items()} for part in PARTS},
+        "events": frame.events,
         "values": dict(sorted(view.values.items())),
+        "truncated": frame.truncated,
     }
 
 
-def _reachable(host: str) -> str:
-    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+def config(view: DeploymentView) -> dict[str, Any]:
+    """The resolved configuration. Keys of clients are hidden."""
+    spec = view.spec
+    resolved: dict[str, Any] = msgspec.to_builtins(spec)
+    settings, sources = resolved.pop("settings", {}), resolved.pop("sources", {})
+    if spec.api.api_keys:
+        resolved["api"]["api_keys"] = [HIDDEN] * len(spec.api.api_keys)
+    resolved["argv"] = _without_keys(list(spec.argv))
+    return {
+        "file": spec.config_file,
+        "settings": {key: {"value": value, "source": sources.get(key, "default")} for key, value in settings.items()},
+        "spec": resolved,
+    }
+
+
+def plain(item: msgspec.Struct) -> dict[str, Any]:
+    """Every field of an object, those at their defaults too."""
+    return {name: getattr(item, name) for name in item.__struct_fields__}
+
+
+def _without_keys(argv: list[str]) -> list[str]:
+    shown: list[str] = []
+    for word in argv:
+        follows = bool(shown) and shown[-1] == "--api-key"
+        shown.append(HIDDEN if follows else f"--api-key={HIDDEN}" if word.startswith("--api-key=") else word)
+    return shown

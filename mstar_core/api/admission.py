@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -25,12 +25,17 @@ class Admission:
     Invariant: running + waiting + preparing == places held, running <= slots.
     """
 
-    def __init__(self, slots: int, queue: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, slots: int, queue: int, clock: Callable[[], float] = time.monotonic, *, per_key: int = 0
+    ) -> None:
+        """per_key: places that one api key may hold at once; 0 is no limit."""
         self.slots = slots
         self.queue = queue
+        self.per_key = per_key
         self.running = 0
         self.places = 0
         self._clock = clock
+        self._held: Counter[str] = Counter()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._ends: deque[float] = deque(maxlen=RECENT)
 
@@ -39,9 +44,14 @@ class Admission:
         """Requests that hold a place and no slot."""
         return self.places - self.running
 
-    def check(self) -> None:
-        """Raise Overloaded when no place is left; before a body is read for nothing."""
-        if self.places >= self.slots + self.queue:
+    def check(self, key: str = "", count: int = 1) -> None:
+        """Raise Overloaded when `count` places are not left; before a body is read for nothing."""
+        if self.per_key and self._held[key] + count > self.per_key:
+            raise Overloaded(
+                f"the API key may have {self.per_key} requests at once", hint="send it again later",
+                retry_after_s=self.retry_after_s(), code="key_limit",
+            )  # fmt: skip
+        if self.places + count > self.slots + self.queue:
             raise Overloaded(
                 "the queue is full",
                 hint=f"{self.running} requests run and {self.waiting} wait; send it again later",
@@ -49,16 +59,20 @@ class Admission:
             )
 
     @contextmanager
-    def place(self) -> Iterator[Place]:
+    def place(self, key: str = "") -> Iterator[Place]:
         """Take a place for one request. Gives it back, with the slot, however the block ends. Raises Overloaded."""
-        self.check()
+        self.check(key)
         self.places += 1
+        self._held[key] += 1
         held = Place(self)
         try:
             yield held
         finally:
             held.leave()
             self.places -= 1
+            self._held[key] -= 1
+            if not self._held[key]:
+                del self._held[key]
             self._ends.append(self._clock())
 
     def retry_after_s(self) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from sanic import Request, Sanic
@@ -14,17 +12,18 @@ from sanic.exceptions import MethodNotAllowed as SanicMethodNotAllowed
 from sanic.exceptions import NotFound as SanicNotFound
 from sanic.exceptions import PayloadTooLarge, RequestCancelled, RequestTimeout, SanicException
 from sanic.handlers import ErrorHandler
+from sanic.http.http1 import Http
 from sanic.response import HTTPResponse
 
 from mstar_core.api.auth import check_key
+from mstar_core.api.cors import preflight_headers
+from mstar_core.api.endpoints import mapped_endpoints
 from mstar_core.api.errors import MethodNotAllowed, SlowUpload, reply_of, unsupported_endpoint
 from mstar_core.api.exchange import Exchange, new_exchange, take_header_id
-from mstar_core.api.routes.generate import generate
-from mstar_core.api.routes.health import health, metrics, ready, version
-from mstar_core.api.routes.models import model, models
-from mstar_core.api.routes.requests import cancel, request_state
-from mstar_core.api.routes.speech import speech
+from mstar_core.api.openapi import describe
+from mstar_core.api.page import docs_html
 from mstar_core.api.service import Service
+from mstar_core.api.table import ROUTES, Handler, Route
 from mstar_core.errors import MstarError, NotFound, RequestError, TooLarge, did_you_mean
 from mstar_core.observe.logs import request_scope
 
@@ -39,45 +38,7 @@ DRAIN_BYTES: Final = 16 << 20
 NO_LIMIT_S: Final = 7 * 24 * 3600
 """Sanic's own limit on answers; the deadline of each request governs."""
 
-Handler = Callable[[Exchange], Awaitable[HTTPResponse | None]]
 log = logging.getLogger("mstar.api")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """One path. needs: the model's mapping that it depends on. is_open: no key is asked for."""
-
-    method: str
-    path: str
-    handler: Handler
-    name: str
-    needs: str | None = None
-    is_native: bool = False
-    is_open: bool = False
-    reads_body: bool = False
-
-
-ROUTES: Final = (
-    Route(method="POST", path="/generate", handler=generate, name="generate", is_native=True, reads_body=True),
-    Route(method="POST", path="/v1/audio/speech", handler=speech, name="speech", needs="speech", reads_body=True),
-    Route(method="GET", path="/v1/models", handler=models, name="models"),
-    Route(method="GET", path="/v1/models/<name:path>", handler=model, name="model"),
-    Route(method="GET", path="/v1/requests/<name:str>", handler=request_state, name="request"),
-    Route(method="POST", path="/v1/requests/<name:str>/cancel", handler=cancel, name="cancel"),
-    Route(method="GET", path="/health", handler=health, name="health", is_open=True),
-    Route(method="GET", path="/ready", handler=ready, name="ready", is_open=True),
-    Route(method="GET", path="/version", handler=version, name="version"),
-    Route(method="GET", path="/metrics", handler=metrics, name="metrics"),
-)
-
-ENDPOINTS: Final = {
-    "chat": "/v1/chat/completions",
-    "speech": "/v1/audio/speech",
-    "image": "/v1/images/generations",
-    "image_edit": "/v1/images/edits",
-    "transcription": "/v1/audio/transcriptions",
-}
-"""Routes that a model may map, by the name of the mapping."""
 
 
 def make_app(service: Service) -> Sanic[Any, Any]:
@@ -85,6 +46,7 @@ def make_app(service: Service) -> Sanic[Any, Any]:
     app: Sanic[Any, Any] = Sanic(
         f"mstar-{secrets.token_hex(8)}", configure_logging=False, error_handler=_Errors(service)
     )
+    Http.HEADER_CEILING = HEADER_BYTES  # Sanic's own is half of what we promise; it is read when the next line is done
     app.config.update(
         {
             "ACCESS_LOG": False,
@@ -98,22 +60,14 @@ def make_app(service: Service) -> Sanic[Any, Any]:
             "FALLBACK_ERROR_FORMAT": "json",
         }
     )
-    mapped = mapped_endpoints(service)
+    mapped = mapped_endpoints(service.model)
     for route in ROUTES:
         is_served = route.needs is None or route.needs in service.model.routes
-        handler = route.handler if is_served else _unsupported(route.path, mapped)
-        _add(app, service, route, handler)
-    for name, path in ENDPOINTS.items():
-        if not any(route.path == path for route in ROUTES):
-            route = Route(method="POST", path=path, handler=_unsupported(path, mapped), name=name)
-            _add(app, service, route, route.handler)
+        _add(app, service, route, route.handler if is_served else _unsupported(route.path, mapped))
+    served = [route for route in ROUTES if route.needs is None or route.needs in service.model.routes]
+    service.description = describe(service.deployment, service.model, served)
+    service.page = docs_html(service.description)
     return app
-
-
-def mapped_endpoints(service: Service) -> list[str]:
-    """The inference routes that the loaded model serves."""
-    served = {route.needs for route in ROUTES if route.needs in service.model.routes}
-    return ["/generate", *(path for name, path in ENDPOINTS.items() if name in served)]
 
 
 def _unsupported(path: str, mapped: list[str]) -> Handler:
@@ -128,7 +82,14 @@ def _add(app: Sanic[Any, Any], service: Service, route: Route, handler: Handler)
         exchange = new_exchange(service, request, route.name, is_native=route.is_native)
         return await _guarded(exchange, route, handler)
 
+    async def preflight(request: Request, **_: str) -> HTTPResponse:
+        exchange = new_exchange(service, request, route.name, is_native=route.is_native)
+        asked = request.headers.get("access-control-request-headers")
+        return exchange.whole(b"", "text/plain; charset=utf-8", 204, preflight_headers(asked))
+
     app.add_route(handle, route.path, methods=[route.method], name=route.name, stream=route.method == "POST")
+    if service.deployment.api.cors_origins:
+        app.add_route(preflight, route.path, methods=["OPTIONS"], name=f"{route.name}_preflight")
 
 
 async def _guarded(exchange: Exchange, route: Route, handler: Handler) -> HTTPResponse | None:
@@ -161,6 +122,7 @@ def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
         )
     if reply.status in (409, 413, 429, 503):
         exchange.service.metrics.rejected.labels(reply.code).inc()
+        exchange.service.feed.counts["refused"] += 1
     if exchange.has_begun:
         if exchange.code in ("internal_error", "stalled"):
             exchange.abort()  # no error event went out: only a cut connection tells

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -39,19 +40,25 @@ FORMATS: Final = {
 }
 
 
-def audio_format(name: object) -> AudioFormat:
+CHAT_FORMATS: Final = {"pcm16" if name == "pcm" else name: form for name, form in FORMATS.items()}
+"""The same under the names of chats."""
+
+
+def audio_format(
+    name: object, field: str = "response_format", formats: Mapping[str, AudioFormat] = FORMATS
+) -> AudioFormat:
     """The format that a request names. Raises RequestError for one that this server cannot write."""
-    found = FORMATS.get(name) if isinstance(name, str) else None
-    allowed = ", ".join(FORMATS)
+    found = formats.get(name) if isinstance(name, str) else None
+    allowed = ", ".join(formats)
     if found is None:
         raise RequestError(
-            f"response_format is {str(name)[:40]!r}, allowed is one of {allowed}",
-            field="response_format", allowed=allowed, code="unsupported_parameter",
+            f"{field} is {str(name)[:40]!r}, allowed is one of {allowed}",
+            field=field, allowed=allowed, code="unsupported_parameter",
         )  # fmt: skip
     if found.codec and not can_encode(found):
         raise RequestError(
-            f"{found.name} cannot be written by this server", hint="send response_format wav or pcm",
-            field="response_format", code="unsupported_parameter",
+            f"{found.name} cannot be written by this server", hint=f"send {field} wav", field=field,
+            code="unsupported_parameter",
         )  # fmt: skip
     return found
 

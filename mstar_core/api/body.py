@@ -112,21 +112,21 @@ def sweep(folder: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-async def read_pieces(stream: ByteStream, limit: int) -> AsyncIterator[bytes]:
-    """The body piece by piece. Raises TooLarge beyond `limit` bytes, SlowUpload below the floor."""
+async def read_pieces(stream: ByteStream, limit: int, *, window_s: float = FLOOR_WINDOW_S) -> AsyncIterator[bytes]:
+    """The body piece by piece. Raises TooLarge beyond `limit` bytes, SlowUpload below the floor over a window."""
     loop = asyncio.get_running_loop()
     total = window = since_yield = 0
-    window_end = loop.time() + FLOOR_WINDOW_S
+    window_end = loop.time() + window_s
     while True:
         try:
             async with asyncio.timeout_at(window_end):
                 piece = await stream.read()
         except TimeoutError:
-            if window < FLOOR_BYTES_PER_S * FLOOR_WINDOW_S:
+            if window < FLOOR_BYTES_PER_S * window_s:
                 raise SlowUpload(
                     "the body comes too slowly", hint=f"send at least {FLOOR_BYTES_PER_S} bytes a second"
                 ) from None
-            window, window_end = 0, loop.time() + FLOOR_WINDOW_S
+            window, window_end = 0, loop.time() + window_s
             continue
         if piece is None:
             return

@@ -13,7 +13,7 @@ from mstar_core.api.ids import check_seed, seed_of
 from mstar_core.errors import NotFound, RequestError, did_you_mean
 from mstar_core.plugin.modality import MODALITY_NAMES
 from mstar_core.plugin.params import LENGTH_NAMES, param_specs, parse_params
-from mstar_core.plugin.processor import MediaPart
+from mstar_core.plugin.processor import MediaPart, Turn
 from mstar_core.plugin.spec import ModelSpec
 
 SILENT: Final = frozenset(
@@ -31,11 +31,18 @@ MAX_INT: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What is asked for. params: the model's checked dataclass. order: segments as (modality, index)."""
+    """What is asked for. params: the model's checked dataclass. order: segments as (modality, index).
+
+    texts, turns: of a chat. stops: strings that end the text. group: the client's id where this is one item of several.
+    """
 
     request_id: str
     route: str
     text: str | None
+    texts: Sequence[str] = ()
+    turns: Sequence[Turn] = ()
+    stops: tuple[str, ...] = ()
+    group: str = ""
     media: Sequence[MediaPart] = ()
     order: Sequence[tuple[str, int]] = ()
     outputs: tuple[str, ...]
@@ -53,78 +60,102 @@ class Asked:
     seed: int
     timeout_s: float
     warnings: tuple[str, ...]
+    stops: tuple[str, ...] = ()
 
 
-def check_params(
-    spec: ModelSpec, given: Mapping[str, Any], *, request_id: str, unknown: str, limit_s: float, header_s: str | None
-) -> Asked:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the deployment and the exchange say about parameters. outputs: what the request asks for."""
+
+    request_id: str
+    outputs: tuple[str, ...]
+    unknown: str
+    limit_s: float
+    header_s: str | None
+
+
+def check_params(spec: ModelSpec, given: Mapping[str, Any], rules: Rules) -> Asked:
     """Check `given` against the model's parameters and the common names. Raises RequestError naming the field."""
     rest = {name: value for name, value in given.items() if value is not None}
+    request_id = rules.request_id
     own_seed = any(spec_name == "seed" for spec_name in _names(spec))
     seed = check_seed(rest["seed"]) if "seed" in rest else seed_of(request_id)
     if not own_seed:
         rest.pop("seed", None)
-    if "stop" in rest:
-        check_stop(rest["stop"])
+    stops, told = take_stops(spec, rest, rules.outputs)
     for name, value in rest.items():
         _check_size(name, value)
-    parsed = parse_params(spec.params, rest, unknown=unknown)
+    parsed = parse_params(spec.params, rest, unknown=rules.unknown)
     params = parsed.params
     if own_seed and params.seed is None:
         params = dataclasses.replace(params, seed=seed)
-    timeout_s, warning = _timeout(parsed.common.get("timeout_s", header_s), limit_s)
+    timeout_s, warning = _timeout(parsed.common.get("timeout_s", rules.header_s), rules.limit_s)
     if "priority" in parsed.common:
         _number("priority", parsed.common["priority"])
-    warnings = (*parsed.warnings, *((warning,) if warning else ()))
-    return Asked(params=params, seed=seed, timeout_s=timeout_s, warnings=warnings)
+    warnings = (*parsed.warnings, *told, *((warning,) if warning else ()))
+    return Asked(params=params, seed=seed, timeout_s=timeout_s, warnings=warnings, stops=stops)
 
 
 def _names(spec: ModelSpec) -> list[str]:
     return [param.name for param in param_specs(spec.params)]
 
 
-def openai_params(spec: ModelSpec, route: str, body: Mapping[str, Any], own: frozenset[str]) -> dict[str, Any]:
-    """Model parameters out of an OpenAI body; `own`: fields that the route itself reads.
+def openai_params(
+    spec: ModelSpec, route: str, rest: Mapping[str, Any], offered: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Model parameters out of an OpenAI body: the fields that its route does not read itself.
 
     A field that a parameter maps (`openai="voice"`, or `"speech:voice"` for one route) gives its value; a field under
-    the parameter's own name wins over it.
+    the parameter's own name wins over it. offered: fields of the route that count only where a parameter maps them.
+    What the model's surface sets for the route holds where the client says nothing.
     """
+    own = {name: param.name for param in param_specs(spec.params) for name in (param.name, *param.aliases)}
+    mapped = mapped_fields(spec, route)
+    body = {**rest, **{name: value for name, value in (offered or {}).items() if name in mapped}}
+    given: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None or (name in SILENT and name not in own and name not in mapped):
+            continue
+        if name in mapped:
+            given.setdefault(mapped[name], value)
+        else:
+            given[name] = value
+    direct = {name: rest[name] for name in own if rest.get(name) is not None and mapped.get(name, name) == name}
+    asked = {**given, **direct}
+    spoken = {own.get(name, name) for name in asked}
+    return {**{name: v for name, v in spec.surface(route).params.items() if name not in spoken}, **asked}
+
+
+def mapped_fields(spec: ModelSpec, route: str) -> dict[str, str]:
+    """OpenAI field -> the parameter that takes its value on this route."""
     mapped: dict[str, str] = {}
     for param in param_specs(spec.params):
         scope, _, field = (param.openai or "").rpartition(":")
         if field and field not in LENGTH_NAMES and scope in ("", route) and (field not in mapped or scope):
             mapped[field] = param.name
-    given: dict[str, Any] = {}
-    names = set(_names(spec))
-    for name, value in body.items():
-        if name in SILENT or value is None:
-            continue
-        if name in mapped:
-            given.setdefault(mapped[name], value)
-        elif name not in own:
-            given[name] = value
-    direct = {name: body[name] for name in names if body.get(name) is not None and mapped.get(name, name) == name}
-    return {**given, **direct}
+    return mapped
 
 
-def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """Raise RequestError for OpenAI fields whose effect this server would not deliver."""
-    response_format = body.get("response_format")
-    kind = response_format.get("type") if isinstance(response_format, dict) else None
-    refused = {
-        "tools": bool(body.get("tools")),
-        "logprobs": bool(body.get("logprobs")),
-        "response_format": kind not in (None, "text"),
-        "presence_penalty": body.get("presence_penalty") not in (None, 0),
-        "frequency_penalty": body.get("frequency_penalty") not in (None, 0),
-        "logit_bias": bool(body.get("logit_bias")),
-        "speed": body.get("speed") not in (None, 1),
-    }
-    for name, is_asked in refused.items():
-        if is_asked:
+NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
+    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+    "logprobs": (False,), "top_logprobs": (0,), "response_format": ({"type": "text"},), "presence_penalty": (0,),
+    "frequency_penalty": (0,), "logit_bias": ({},), "speed": (1,), "stream": (False,), "partial_images": (0,),
+}  # fmt: skip
+"""OpenAI fields whose effect this server would not deliver, and the values that ask for none."""
+
+
+def drop_unsupported(spec: ModelSpec, rest: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields without those of NO_EFFECT, which a model may have as parameters of its own.
+
+    Raises RequestError (`unsupported_parameter`) for one that asks for an effect.
+    """
+    own = {name for param in param_specs(spec.params) for name in (param.name, *param.aliases)}
+    for name, harmless in NO_EFFECT.items():
+        if name in rest and name not in own and rest[name] not in harmless:
             raise RequestError(
                 f"{name} is not supported", hint="leave it out", field=name, code="unsupported_parameter"
             )
+    return {name: value for name, value in rest.items() if name in own or name not in NO_EFFECT}
 
 
 def check_model(spec: ModelSpec, names: Sequence[str], asked: object, *, strict: bool) -> None:
@@ -139,7 +170,7 @@ def check_model(spec: ModelSpec, names: Sequence[str], asked: object, *, strict:
         )
 
 
-def check_outputs(spec: ModelSpec, asked: Sequence[str] | None) -> tuple[str, ...]:
+def check_outputs(spec: ModelSpec, asked: Sequence[str] | None, field: str = "output_modalities") -> tuple[str, ...]:
     """The output modalities; by default text, or the model's first where it gives no text. Raises RequestError."""
     offered = [modality.kind for modality in spec.outputs]
     if not asked:
@@ -149,7 +180,7 @@ def check_outputs(spec: ModelSpec, asked: Sequence[str] | None) -> tuple[str, ..
             known = name in MODALITY_NAMES
             title = f"the model does not give {name}" if known else f"there is no modality {name[:40]!r}"
             hint = f"it gives {', '.join(offered)}" if known else did_you_mean(name, MODALITY_NAMES)
-            raise RequestError(title, hint=hint, field="output_modalities", code="unknown_modality")
+            raise RequestError(title, hint=hint, field=field, code="unknown_modality")
     return tuple(dict.fromkeys(asked))
 
 
@@ -205,14 +236,35 @@ def _asked_order(
     return order
 
 
-def check_stop(value: Any) -> None:
-    """Raise RequestError unless `stop` is one string or up to four of 1 to 256 characters."""
+def take_stops(
+    spec: ModelSpec, rest: dict[str, Any], outputs: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The stop strings, taken out of `rest`, and what to say of them. Raises RequestError.
+
+    They end text. Where the text is also spoken they would leave the sound behind, so there they are refused.
+    """
+    if "stop" not in rest or "stop" in _names(spec):
+        return (), ()
+    stops = check_stop(rest.pop("stop"))
+    if "text" not in outputs:
+        return (), ("stop has no effect on this answer: it holds no text",)
+    if len(outputs) > 1 and stops:
+        raise RequestError(
+            "stop is not supported together with sound or images", hint="leave it out", field="stop",
+            code="unsupported_parameter",
+        )  # fmt: skip
+    return stops, ()
+
+
+def check_stop(value: Any) -> tuple[str, ...]:
+    """Stop strings. Raises RequestError unless `stop` is one string or up to four of 1 to 256 characters."""
     items = [value] if isinstance(value, str) else value
     allowed = f"one string or up to {MAX_STOPS} of 1 to {MAX_STOP_CHARS} characters"
     if not isinstance(items, list) or len(items) > MAX_STOPS:
         raise RequestError(f"stop is not {allowed}", field="stop", allowed=allowed)
     if not all(isinstance(item, str) and 1 <= len(item) <= MAX_STOP_CHARS for item in items):
         raise RequestError(f"stop is not {allowed}", field="stop", allowed=allowed)
+    return tuple(items)
 
 
 def _check_size(name: str, value: Any) -> None:

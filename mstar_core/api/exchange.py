@@ -13,6 +13,7 @@ from sanic.exceptions import BadRequest, PayloadTooLarge
 from sanic.response import HTTPResponse
 
 from mstar_core.api.body import BodyLimits
+from mstar_core.api.cors import cors_headers
 from mstar_core.api.errors import Stalled
 from mstar_core.api.ids import check_request_id, new_request_id
 from mstar_core.api.service import Service
@@ -82,7 +83,11 @@ class Exchange:
 
     @property
     def all_headers(self) -> dict[str, str]:
-        return {"X-Request-ID": self.request_id, "Cache-Control": "no-store", **self.headers}
+        return {"X-Request-ID": self.request_id, "Cache-Control": "no-store", **self._cors, **self.headers}
+
+    @property
+    def _cors(self) -> dict[str, str]:
+        return cors_headers(self.service.deployment.api.cors_origins, self.request.headers.get("origin"))
 
     async def write(self, data: bytes, content_type: str, limit_s: float | None = None) -> None:
         """Send some bytes of a streamed answer, headers first. Raises Stalled when the client does not read them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -16,6 +16,8 @@ NDJSON: Final = "application/x-ndjson; charset=utf-8"
 FRAMES: Final = "application/x-mstar-frames"
 LINE_BYTES: Final = 12 << 20
 """Payload of one line; with base64 a line stays under 16 MiB, which clients accept."""
+
+WRITE_BYTES: Final = 1 << 20
 
 
 class LineFormat(Protocol):
@@ -68,10 +70,32 @@ def error_line(form: LineFormat, reply: ErrorReply, request_id: str) -> bytes:
 
 def whole_outputs(chunks: Sequence[Chunk]) -> dict[str, list[dict[str, Any]]]:
     """Outputs by modality: text and audio joined into one entry, all others one by one in order."""
+    grouped: dict[str, list[dict[str, Any]]] = {}
+    for chunk in joined_chunks(chunks):
+        grouped.setdefault(chunk.modality, []).append(_entry(chunk))
+    return grouped
+
+
+def joined_chunks(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Chunks grouped by modality, in the order in which these first came; text and audio joined into one each."""
     grouped: dict[str, list[Chunk]] = {}
     for chunk in chunks:
         grouped.setdefault(chunk.modality, []).append(chunk)
-    return {modality: [_entry(chunk) for chunk in _joined(modality, parts)] for modality, parts in grouped.items()}
+    return [chunk for modality, parts in grouped.items() for chunk in _joined(modality, parts)]
+
+
+def pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines put together for few writes, but none so large that a client has to take it all before the next."""
+    waiting: list[bytes] = []
+    size = 0
+    for line in lines:
+        waiting.append(line)
+        size += len(line)
+        if size >= WRITE_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
 
 
 def _joined(modality: str, parts: list[Chunk]) -> list[Chunk]:

@@ -15,11 +15,12 @@ import zmq
 
 from mstar_core.api.errors import PeerError, lost
 from mstar_core.api.metrics import Metrics
+from mstar_core.api.numbers import BFLOAT16
 from mstar_core.api.peers import CONDUCTOR, Deployment
 from mstar_core.api.requests import Live, Registry
 from mstar_core.api.stream import Ending, Item, Outbox
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.errors import EngineError, MstarError, TransportError
+from mstar_core.errors import Cancelled, EngineError, MstarError, TransportError
 from mstar_core.messages.flow import Output, Outputs, TensorFreed
 from mstar_core.messages.life import (
     Drain,
@@ -31,14 +32,15 @@ from mstar_core.messages.life import (
     Telemetry,
 )
 from mstar_core.messages.requests import CancelRequest, NewRequest, RequestFailed, RequestFinished
+from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.child import SUPERVISOR, ChildLife
 from mstar_core.transport import Courier, Mailbox, Malformed, OutboxLimits, loan_of, open_transport
 from mstar_core.transport.dtypes import Array
 
-TURN_S: Final = 0.2
-"""How often the life towards the supervisor gets its turn."""
+TURN_S: Final = 0.1
+"""How often the life towards the supervisor gets its turn, and telemetry goes out."""
 
 MESSAGE_BYTES: Final = 64 << 20
 
@@ -63,6 +65,7 @@ class Link:
         self.on_stop: Callable[[str], None] | None = None
         self.on_ready: Callable[[], None] | None = None
         self.gauges: Callable[[], dict[str, float]] = dict
+        self.news: Callable[[], tuple[list[RequestNews], list[Span]]] = lambda: ([], [])
         self._spec = spec
         self._registry = registry
         self._metrics = metrics
@@ -155,10 +158,13 @@ class Link:
         self._timer = self._loop.call_later(TURN_S, self._turn)
 
     def _tell_gauges(self) -> None:
+        if not self.life.known:
+            return
         values = self.gauges()
-        if self.life.known and values != self._told:
+        news, spans = self.news()
+        if news or spans or values != self._told:
             self._told = values
-            self.life.telemetry(values, [], [])
+            self.life.telemetry(values, news, spans)
 
     def _check_stop(self) -> None:
         if self.life.stop_reason is not None and self.on_stop is not None:
@@ -198,6 +204,10 @@ class Link:
                 self.deployment.down.pop(message.name, None)
             case ServiceState():
                 self._service_state(message)
+            case CancelRequest():
+                cancelled = self._registry.get(message.handle)
+                if cancelled is not None:
+                    cancelled.fail(Cancelled("the request was cancelled by an operator"))
             case Drain():
                 self.deployment.is_draining = message.on
                 self._drained_told = not message.on
@@ -232,7 +242,9 @@ class Link:
             log.error("an output of %s could not be read: %s", worker, error)
             live.fail(EngineError("an output was lost", node=worker))
             return
-        outbox.put(worker, output.seq, Item(modality=output.modality, port=output.port, array=array, meta=output.meta))
+        dtype = output.ref.dtype if output.ref.dtype == BFLOAT16 else None
+        item = Item(modality=output.modality, port=output.port, array=array, meta=output.meta, dtype=dtype)
+        outbox.put(worker, output.seq, item)
 
     def _finished(self, message: RequestFinished) -> None:
         live, outbox = self._registry.get(message.handle), self.outboxes.get(message.handle)

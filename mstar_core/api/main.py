@@ -16,12 +16,14 @@ from sanic import Sanic
 
 from mstar_core.api.app import make_app
 from mstar_core.api.body import sweep
+from mstar_core.api.fetch import Fetcher
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
 from mstar_core.api.pool import Pool
 from mstar_core.api.pool_child import load_processor
 from mstar_core.api.requests import Registry
 from mstar_core.api.service import KEEPALIVE_S, Service
+from mstar_core.api.tls import tls_context
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import PluginError, StartError, Unavailable
 from mstar_core.observe.child import guarded_process, prepare_process
@@ -48,6 +50,7 @@ class ApiProcess:
         model: ModelSpec,
         *,
         keepalive_s: float = KEEPALIVE_S,
+        fetcher: Fetcher | None = None,
     ) -> None:
         """Take the port and open the mailbox, before anything is loaded. Raises StartError, TransportError."""
         if model.processor is None:
@@ -56,6 +59,7 @@ class ApiProcess:
             )
         self.spec = spec
         self.model = model
+        self._tls = tls_context(spec.api)
         self.socket = bind(spec.api.host, spec.api.port)
         self.registry = Registry(incarnation)
         self.metrics = Metrics()
@@ -69,6 +73,7 @@ class ApiProcess:
         self.pool = Pool(model.processor, self._folder, spec.model_kwargs, size=spec.api.pool_processes)
         self.stopped: asyncio.Future[str] | None = None
         self._keepalive_s = keepalive_s
+        self._fetcher = fetcher or Fetcher(spec.api.remote_media, spec.api.max_body_bytes)
         self._app: Sanic[Any, Any] | None = None
         self._server: Any = None
 
@@ -88,7 +93,7 @@ class ApiProcess:
         self.stopped = loop.create_future()
         self.link.on_stop = self.stop
         self.link.attach(loop)
-        sweep(Path(self.spec.run_dir) / "uploads")
+        sweep(self.spec.uploads)
         self.life.phase("pool", total=self.spec.api.pool_processes)
         app = self._make_app(await self._detokenizer())
         if not self.spec.api.bind_when_ready:
@@ -126,7 +131,7 @@ class ApiProcess:
     def _make_app(self, detokenizer: Callable[[], Detokenizer] | None) -> Sanic[Any, Any]:
         service = Service(
             self.spec, self.model, self.link, self.pool, self.registry, self.metrics,
-            detokenizer=detokenizer, keepalive_s=self._keepalive_s,
+            fetcher=self._fetcher, detokenizer=detokenizer, keepalive_s=self._keepalive_s,
         )  # fmt: skip
         self._app = make_app(service)
         return self._app
@@ -147,7 +152,7 @@ class ApiProcess:
 
     async def _serve(self, app: Sanic[Any, Any]) -> None:
         self._server = await app.create_server(
-            sock=self.socket, return_asyncio_server=True, access_log=False, backlog=BACKLOG,
+            sock=self.socket, return_asyncio_server=True, access_log=False, backlog=BACKLOG, ssl=self._tls,
             asyncio_server_kwargs={"start_serving": False},
         )  # fmt: skip
         await self._server.startup()

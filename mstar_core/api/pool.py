@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from mstar_core.api.pool_child import serve
 from mstar_core.errors import BadMedia, StartError
+from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.processor import Inputs, PromptRequest
 
 JOBS_PER_PROCESS: Final = 500
@@ -137,6 +138,11 @@ class Pool:
         """Run `postprocess`."""
         chunk: tuple[bytes, dict[str, Any]] = await self._job("postprocess", array, modality)
         return chunk
+
+    async def recode(self, data: bytes, form: str, limits: MediaLimits) -> bytes:
+        """An image file as another kind: `png`, `jpeg` or `webp`."""
+        made: bytes = await self._job("recode", data, form, limits)
+        return made
 
     async def close(self) -> None:
         """End all processes; jobs that run fail. Safe to call twice."""

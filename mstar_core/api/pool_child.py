@@ -12,8 +12,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.errors import MstarError, PluginError
+from mstar_core.api.seal import deny_network
+from mstar_core.errors import MstarError, PluginError, StartError
 from mstar_core.observe.child import die_with_parent
+from mstar_core.plugin.media import check_media, encode_image, read_image
 from mstar_core.plugin.processor import Processor
 
 HEADROOM_BYTES: Final = 3 << 30
@@ -46,6 +48,11 @@ def serve(pipe: Connection, target: str, folder: Path | None, model_kwargs: Mapp
             pipe.send((False, as_ours(error)))
             return
         limit_memory()
+        try:
+            deny_network()
+        except StartError as error:
+            pipe.send((False, error))
+            return
         pipe.send((True, os.getpid()))
         while True:
             pipe.send(answer(processor, pipe.recv()))
@@ -58,7 +65,11 @@ def answer(processor: Processor, job: tuple[str, tuple[Any, ...]]) -> tuple[bool
     try:
         match name:
             case "prompt":
+                check_media(args[0].media, args[0].limits)
                 return True, processor.process_prompt(*args)
+            case "recode":
+                data, form, limits = args
+                return True, encode_image(read_image(data, limits), form)
             case "postprocess":
                 return True, processor.postprocess(*args)
             case _:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from mstar_core.api.metrics import Metrics
+from mstar_core.api.numbers import NumberForm, packed, widened
+from mstar_core.api.stops import StopStrings
 from mstar_core.api.stream import Array, Item
 from mstar_core.plugin.modality import Audio
 from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
+
+AT_ONCE_BYTES: Final = 1 << 20
+RAW: Final = NumberForm()
 
 Postprocess = Callable[[Array, str], Awaitable[tuple[bytes, dict[str, Any]]]]
 
@@ -28,8 +34,8 @@ class Chunk:
 class Presenter:
     """Turns items into chunks and counts what went out.
 
-    The raw forms (PCM16, numbers) need no work and are made here; the others come from the processor, by
-    `postprocess`; ids of text go through `detokenizer`.
+    PCM16 and numbers are made here, the latter in the form that `numbers` asks for; the others come from the processor,
+    by `postprocess`; ids of text go through `detokenizer`.
     """
 
     def __init__(
@@ -39,11 +45,15 @@ class Presenter:
         detokenizer: Detokenizer | None,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        stops: StopStrings | None = None,
+        numbers: NumberForm = RAW,
     ) -> None:
         self.samples = 0
         self.text_tokens = 0
         self.images = 0
         self.first_at: float | None = None
+        self.first_sound_at: float | None = None
         audio = spec.output("audio")
         self.rate = audio.rate if isinstance(audio, Audio) else 0
         self.channels = audio.channels if isinstance(audio, Audio) else 1
@@ -51,6 +61,8 @@ class Presenter:
         self._detokenizer = detokenizer
         self._metrics = metrics
         self._clock = clock
+        self._stops = stops
+        self._numbers = numbers
         self._last: dict[str, float] = {}
         self._started_playing = 0.0
 
@@ -68,23 +80,37 @@ class Presenter:
             case "text":
                 return self._text(item)
             case "action" | "scalar" | "tensor":
-                return [_numbers(item)]
+                return [await self._packed(item)]
             case _:
-                data, metadata = await self._postprocess(item.array, item.modality)
+                data, metadata = await self._postprocess(widened(item), item.modality)
                 self.images += item.modality == "image"
                 return [Chunk(modality=item.modality, data=data, metadata={**item.meta, **metadata})]
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self._stops is not None and self._stops.is_matched
+
     def flush(self) -> list[Chunk]:
-        """What a split character left behind."""
+        """What a split character left behind, and what might have begun a stop string."""
         rest = self._detokenizer.flush() if self._detokenizer is not None else ""
+        if self._stops is not None:
+            rest = self._stops.push(rest) + self._stops.flush()
         return [Chunk(modality="text", data=rest.encode())] if rest else []
+
+    async def _packed(self, item: Item) -> Chunk:
+        if item.array.nbytes > AT_ONCE_BYTES:  # others are served while a large one is written
+            data, metadata = await asyncio.to_thread(packed, item, self._numbers)
+        else:
+            data, metadata = packed(item, self._numbers)
+        return Chunk(modality=item.modality, data=data, metadata=metadata)
 
     async def _audio(self, item: Item) -> Chunk:
         extra: Mapping[str, Any] = {}
         if item.array.dtype == "<i2":
             data = item.array.tobytes()
         else:
-            data, extra = await self._postprocess(item.array, "audio")
+            data, extra = await self._postprocess(widened(item), "audio")
         samples = len(data) // (2 * self.channels)
         metadata = {
             **extra,
@@ -100,10 +126,22 @@ class Presenter:
 
     def _text(self, item: Item) -> list[Chunk]:
         ids = [int(value) for value in item.array.reshape(-1).tolist()]
+        if self._stops is not None and self._detokenizer is not None:
+            return self._stopped_text(ids, self._stops, self._detokenizer)
         self.text_tokens += len(ids)
         if self._detokenizer is None:
             return [Chunk(modality="text", data=bytes(item.array.tobytes()))] if item.array.dtype == "u1" else []
         pieces = [self._detokenizer.push([value]) for value in ids]
+        return [Chunk(modality="text", data=piece.encode()) for piece in pieces if piece]
+
+    def _stopped_text(self, ids: list[int], stops: StopStrings, detokenizer: Detokenizer) -> list[Chunk]:
+        # Id by id: what counts is the tokens up to the one that completed the stop string.
+        pieces = []
+        for value in ids:
+            if stops.is_matched:
+                break
+            self.text_tokens += 1
+            pieces.append(stops.push(detokenizer.push([value])))
         return [Chunk(modality="text", data=piece.encode()) for piece in pieces if piece]
 
     def _note(self, modality: str) -> None:
@@ -114,6 +152,8 @@ class Presenter:
         self._last[modality] = now
         if self.first_at is None:
             self.first_at = now
+        if modality == "audio" and self.first_sound_at is None:
+            self.first_sound_at = now
 
     def _note_playback(self) -> None:
         now = self._clock()
@@ -121,8 +161,3 @@ class Presenter:
             self._started_playing = now
         elif self.rate:
             self._metrics.stream_gap_s.observe(max(0.0, now - self._started_playing - self.samples / self.rate))
-
-
-def _numbers(item: Item) -> Chunk:
-    metadata = {**item.meta, "shape": list(item.array.shape), "dtype": item.array.dtype.name, "name": item.port}
-    return Chunk(modality=item.modality, data=item.array.tobytes(), metadata=metadata)

@@ -23,8 +23,8 @@ T = TypeVar("T")
 class Live:
     """A request from arrival to end. Owned by the handler that opened it; others only call `fail`.
 
-    key: which api key sent it. deadline: monotonic. state: preprocessing, queued, running. is_sent: the conductor
-    knows it. is_over: the conductor said so.
+    key: which api key sent it. group: the id of the request that it is an item of, its own for most. deadline:
+    monotonic. state: preprocessing, queued, running. is_sent: the conductor knows it. is_over: the conductor said so.
     """
 
     handle: int
@@ -33,6 +33,7 @@ class Live:
     key: str
     started: float
     deadline: float
+    group: str = ""
     created: float = field(default_factory=time.time)
     state: str = "preprocessing"
     is_sent: bool = False
@@ -115,9 +116,11 @@ class Registry:
         return iter(list(self._by_handle.values()))
 
     @contextmanager
-    def open(self, request_id: str, *, route: str, key: str, started: float, deadline: float) -> Iterator[Live]:
+    def open(
+        self, request_id: str, *, route: str, key: str, started: float, deadline: float, group: str = ""
+    ) -> Iterator[Live]:
         """Hold a request in the registry for the block. Raises Duplicate when its id is in flight."""
-        if request_id in self._by_id:
+        if request_id in self._by_id or any(live.group == request_id for live in self._by_handle.values()):
             raise Duplicate(
                 "a request with this id is in flight",
                 hint="wait for it, cancel it, or use another id",
@@ -125,7 +128,10 @@ class Registry:
             )
         self._number += 1
         handle = make_handle(self._incarnation, self._number)
-        live = Live(handle=handle, request_id=request_id, route=route, key=key, started=started, deadline=deadline)
+        live = Live(
+            handle=handle, request_id=request_id, route=route, key=key, started=started, deadline=deadline,
+            group=group or request_id,
+        )  # fmt: skip
         self._by_handle[handle] = self._by_id[request_id] = live
         try:
             yield live
@@ -145,9 +151,12 @@ class Registry:
         return self._by_handle.get(handle)
 
     def find(self, request_id: str, key: str) -> Live | None:
-        """The live request of a client's id, if that key sent it."""
-        live = self._by_id.get(request_id)
-        return live if live is not None and live.key == key else None
+        """The live request of a client's id, or the first item of it that still runs, if that key sent it."""
+        return next(iter(self.items(request_id, key)), None)
+
+    def items(self, request_id: str, key: str) -> list[Live]:
+        """Every live item of a client's id, if that key sent it."""
+        return [live for live in self._by_handle.values() if live.group == request_id and live.key == key]
 
     def remember(self, outcome: Outcome) -> None:
         """Keep what became of a request, in place of the oldest."""

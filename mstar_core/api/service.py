@@ -6,25 +6,30 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.api.admission import Admission, Place
 from mstar_core.api.call import Call
 from mstar_core.api.errors import Stalled, reply_of
+from mstar_core.api.feed import Feed
+from mstar_core.api.fetch import Fetcher
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
+from mstar_core.api.numbers import NumberForm
 from mstar_core.api.pool import Pool
 from mstar_core.api.present import Chunk, Presenter
 from mstar_core.api.requests import Live, Outcome, Registry, timed_out
+from mstar_core.api.stops import StopStrings
 from mstar_core.api.stream import Ending, Outbox, Spool
 from mstar_core.api.usage import usage_of
-from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.deployment import ApiConfig, DeploymentSpec
 from mstar_core.errors import Cancelled, MstarError, RequestError, TimedOut
 from mstar_core.messages.requests import NewRequest, SegmentRef
 from mstar_core.messages.tensors import TensorRef
+from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
 
@@ -52,7 +57,7 @@ class Session:
         self.call = call
         self.live = live
         self.presenter = presenter
-        self.warnings = (*call.warnings, *inputs.warnings)
+        self.warnings = (*call.warnings, *inputs.warnings, *lowered(call, inputs))
         self._service = service
         self._outbox = outbox
         self._inputs = inputs
@@ -73,6 +78,8 @@ class Session:
             chunks = [chunk for item in items for chunk in await self.presenter.chunks(item)]
             self._note_first(items[0].modality if items else "")
             self._ending = self._outbox.ending
+            if self.presenter.is_stopped:
+                self._ending = self._ending or Ending(reason="stop")  # leaving the block cancels what still runs
             if self._ending is not None:
                 chunks += self.presenter.flush()
             is_silent = not items and self._ending is None
@@ -83,7 +90,9 @@ class Session:
         """The end of a request whose chunks were all read."""
         assert self._ending is not None
         prompt = self._inputs.prompt_tokens
-        media = sum(segment.length for segment in self._inputs.segments if segment.kind != "text")
+        media: Counter[str] = Counter()
+        for segment in self._inputs.segments:
+            media[segment.kind] += segment.length
         usage = usage_of(
             self._service.model, self.presenter, prompt_tokens=prompt, cached_tokens=self._ending.cached_tokens,
             counts=self._ending.counts, media=media,
@@ -95,7 +104,7 @@ class Session:
         first = self.presenter.first_at or now
         times = {"queue_ms": self._queued_s, "ttft_ms": first - self.live.started, "total_ms": now - self.live.started}
         done = Done(
-            finish_reason=self._ending.reason,
+            finish_reason="stop" if self.presenter.is_stopped else self._ending.reason,
             usage=usage,
             warnings=warnings,
             times_ms={name: value * 1000 for name, value in times.items()},
@@ -130,6 +139,7 @@ class Service:
         registry: Registry,
         metrics: Metrics,
         *,
+        fetcher: Fetcher,
         detokenizer: Callable[[], Detokenizer] | None = None,
         keepalive_s: float = KEEPALIVE_S,
         clock: Callable[[], float] = time.monotonic,
@@ -143,10 +153,18 @@ class Service:
         self.keepalive_s = keepalive_s
         self.clock = clock
         self.created = int(time.time())
-        self.uploads = Path(deployment.run_dir) / "uploads"
-        self.admission = Admission(deployment.max_concurrent_requests, deployment.max_queue, clock)
+        self.description: dict[str, Any] = {}  # filled by the app, which knows the routes
+        self.page = ""
+        self.uploads = deployment.uploads
+        api = deployment.api
+        self.admission = Admission(
+            deployment.max_concurrent_requests, deployment.max_queue, clock, per_key=api.max_requests_per_key
+        )
+        self.fetcher = fetcher
+        self.limits = media_limits(api)
         self._detokenizer = detokenizer
-        link.gauges = self._gauges
+        self.feed = Feed(clock, lambda: f"all {self.admission.slots} slots are taken")
+        link.gauges, link.news = self._gauges, self.feed.take
         metrics.inflight.set_function(lambda: self.admission.running)
         metrics.queue_depth.set_function(lambda: self.admission.waiting)
         metrics.pool_busy.set_function(lambda: self.pool.busy)
@@ -155,16 +173,19 @@ class Service:
         return {
             "api.requests_running": self.admission.running,
             "api.requests_waiting": self.admission.waiting,
+            "api.slots": self.admission.slots,
+            "api.queue": self.admission.queue,
+            **{f"api.{what}": self.feed.counts[what] for what in ("finished", "failed", "cancelled", "refused")},
             "api.pool_busy": self.pool.busy,
             "api.tensors_lent": self.link.loans,
         }
 
-    def check_open(self) -> None:
-        """Raise Unavailable, WorkerLost or Overloaded when a new request would not be taken."""
+    def check_open(self, key: str = "", count: int = 1) -> None:
+        """Raise Unavailable, WorkerLost or Overloaded when `count` new requests would not be taken."""
         problem = self.link.deployment.problem()
         if problem is not None:
             raise problem
-        self.admission.check()
+        self.admission.check(key, count)
 
     @asynccontextmanager
     async def open(self, call: Call, *, key: str, started: float) -> AsyncIterator[Session]:
@@ -172,12 +193,14 @@ class Service:
 
         Raises Duplicate, Overloaded, Unavailable, TimedOut, Cancelled, and what preprocessing finds wrong.
         """
-        self.check_open()
+        self.check_open(key)
         deadline = started + call.timeout_s
         with (
-            self.registry.open(call.request_id, route=call.route, key=key, started=started, deadline=deadline) as live,
-            self._noted(live),
-            self.admission.place() as place,
+            self.registry.open(
+                call.request_id, route=call.route, key=key, started=started, deadline=deadline, group=call.group
+            ) as live,
+            self._noted(live, call),
+            self.admission.place(key) as place,
             self._outbox(live) as outbox,
         ):
             refs: list[TensorRef] = []
@@ -186,20 +209,28 @@ class Service:
                 self.metrics.queue_s.observe(self.clock() - live.started)
                 self._submit(call, live, inputs, refs)
                 detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None
-                presenter = Presenter(self.model, self.pool.postprocess, detokenizer, self.metrics, self.clock)
+                stops = StopStrings(call.stops) if call.stops else None
+                presenter = Presenter(
+                    self.model, self.pool.postprocess, detokenizer, self.metrics, self.clock, stops=stops,
+                    numbers=NumberForm.of(call.params),
+                )  # fmt: skip
+                self.feed.shown(live, presenter, inputs.prompt_tokens)
                 yield Session(self, call, live, outbox, presenter, inputs)
             finally:
                 self.link.release(refs)
 
     async def _preprocess(self, call: Call, place: Place, live: Live) -> Inputs:
         prompt = PromptRequest(
-            text=call.text, media=call.media, order=call.order, params=call.params, outputs=frozenset(call.outputs),
-            seed=call.seed, max_seq_len=self.deployment.max_seq_len,
+            text=call.text, texts=call.texts, turns=call.turns, media=call.media, order=call.order, params=call.params,
+            outputs=frozenset(call.outputs), seed=call.seed, max_seq_len=self.deployment.max_seq_len,
+            limits=self.limits,
         )  # fmt: skip
         inputs = await self.pool.prompt(prompt)
         live.state = "queued"
+        self.feed.prepared(live)
         await place.run()
         live.state = "running"
+        self.feed.admitted(live)
         return inputs
 
     def _submit(self, call: Call, live: Live, inputs: Inputs, refs: list[TensorRef]) -> None:
@@ -234,9 +265,10 @@ class Service:
             outbox.close()
 
     @contextmanager
-    def _noted(self, live: Live) -> Iterator[None]:
+    def _noted(self, live: Live, call: Call) -> Iterator[None]:
         # The one place where a request ends: its outcome is written down, and the conductor told if it still works.
         error: BaseException | None = None
+        self.feed.opened(live, call)
         try:
             yield
         except BaseException as raised:
@@ -248,7 +280,9 @@ class Service:
                 self.link.cancel(live.handle, why)
             if error is not None and isinstance(error, (Cancelled, TimedOut, asyncio.CancelledError, GeneratorExit)):
                 self.metrics.cancelled.labels(why).inc()
-            self.registry.remember(self._outcome(live, error))
+            outcome = self._outcome(live, error)
+            self.registry.remember(outcome)
+            self.feed.ended(live, outcome.status, str((outcome.error or {}).get("code") or ""))
             asyncio.get_running_loop().call_soon(self.link.note_change)
 
     def _outcome(self, live: Live, error: BaseException | None) -> Outcome:
@@ -267,6 +301,8 @@ class Service:
 def cancel_cause(error: BaseException | None) -> str:
     """Why a request that was still running is cancelled, in the words of CancelRequest."""
     match error:
+        case None:
+            return "stop"
         case Stalled():
             return "stalled"
         case Cancelled():
@@ -277,6 +313,23 @@ def cancel_cause(error: BaseException | None) -> str:
             return "drain"
         case _:
             return "disconnect"
+
+
+def lowered(call: Call, inputs: Inputs) -> tuple[str, ...]:
+    """What to say of an output limit that the processor lowered, unless the processor said it."""
+    asked, given = getattr(call.params, "max_output_tokens", None), inputs.max_output_tokens
+    if asked is None or given is None or given >= asked or any("max_output_tokens" in told for told in inputs.warnings):
+        return ()
+    return (f"max_output_tokens was lowered from {asked} to {given}, the room left",)
+
+
+def media_limits(api: ApiConfig) -> MediaLimits:
+    """The deployment's limits of media as their readers take them."""
+    return MediaLimits(
+        image_pixels=api.max_image_pixels, image_side=api.max_image_side, audio_s=api.max_audio_s,
+        video_s=api.max_video_s, video_frames=api.max_video_frames, video_width=api.max_video_width,
+        video_height=api.max_video_height, decoded_bytes=api.max_decoded_bytes,
+    )  # fmt: skip
 
 
 def plain_params(params: Any, inputs: Inputs) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import asyncio
 import tempfile
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -26,18 +26,23 @@ Array = npt.NDArray[np.generic]
 QUEUE_BYTES: Final = 4 << 20
 QUEUE_ITEMS: Final = 256
 SPOOL_BYTES: Final = 64 << 20
+LEAST_SPOOLED: Final = 8
+"""Outputs that may always wait for a client that reads, however large they are (steps of a rollout)."""
+
+NOTHING: Final[Array] = np.zeros(0, dtype=np.uint8)
 LOST_GRACE_S: Final = 0.25
 """How long outputs that a dead worker sent before it died may still be on their way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One output as it came from a worker."""
+    """One output as it came from a worker. dtype: the type of its numbers where numpy has none (bfloat16)."""
 
     modality: str
     port: str
     array: Array
     meta: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +56,9 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class _Spooled:
-    modality: str
-    port: str
-    meta: Mapping[str, Any]
+    """An output in the file. item: all of it but its array, whose type and shape stand here."""
+
+    item: Item
     dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
     offset: int
@@ -70,18 +75,16 @@ class Spool:
         self._end = 0
 
     def write(self, item: Item) -> _Spooled:
-        """Append an output. Raises Stalled over the limit."""
+        """Append an output. Raises Stalled over the limit, unless it is a matter of a few large ones."""
         data = np.ascontiguousarray(item.array)
-        if self._end + data.nbytes > self._limit:
+        if self._end + data.nbytes > max(self._limit, LEAST_SPOOLED * data.nbytes):
             raise Stalled("the client does not read its answer", hint=f"more than {self._limit >> 20} MiB wait for it")
         if self._file is None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=self._folder)
         self._file.seek(self._end)
-        self._file.write(data.tobytes())
-        place = _Spooled(
-            item.modality, item.port, item.meta, item.array.dtype, item.array.shape, self._end, item.array.nbytes
-        )
+        self._file.write(data.data if data.nbytes else b"")
+        place = _Spooled(replace(item, array=NOTHING), data.dtype, data.shape, self._end, data.nbytes)
         self._end += item.array.nbytes
         return place
 
@@ -92,7 +95,7 @@ class Spool:
             self._file.seek(place.offset)
             data = self._file.read(place.size)
         array: Array = np.frombuffer(data, dtype=place.dtype).reshape(place.shape)
-        return Item(modality=place.modality, port=place.port, array=array, meta=place.meta)
+        return replace(place.item, array=array)
 
     def rewind(self) -> None:
         """Everything was read: start again at the front, so that the file does not grow for ever."""

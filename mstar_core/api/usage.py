@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from mstar_core.api.present import Presenter
 from mstar_core.graph.walks import Walk, graph_nodes, loops
 from mstar_core.plugin.spec import ModelSpec
+
+MEDIA: Final = ("image", "audio", "video")
 
 
 def completion_tokens(spec: ModelSpec, counts: Mapping[str, int]) -> int:
@@ -37,9 +39,9 @@ def usage_of(
     prompt_tokens: int,
     cached_tokens: int,
     counts: Mapping[str, int],
-    media: int,
+    media: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The usage object. media: prompt tokens that are not text."""
+    """The usage object. media: prompt tokens by kind of segment; what is of no kind of media is text."""
     made = max(completion_tokens(spec, counts), presenter.text_tokens)
     has_audio = spec.output("audio") is not None
     return {
@@ -48,10 +50,8 @@ def usage_of(
         "total_tokens": prompt_tokens + made,
         "prompt_tokens_details": {
             "cached_tokens": cached_tokens,
-            "text_tokens": prompt_tokens - media,
-            "image_tokens": media if spec.output("image") is not None else 0,
-            "audio_tokens": 0,
-            "video_tokens": 0,
+            "text_tokens": max(0, prompt_tokens - sum(media.get(kind, 0) for kind in MEDIA)),
+            **{f"{kind}_tokens": media.get(kind, 0) for kind in MEDIA},
         },
         "completion_tokens_details": {
             "text_tokens": presenter.text_tokens,

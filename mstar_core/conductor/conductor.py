@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from mstar_core.conductor.news import News
 from mstar_core.conductor.request import PartitionRun, PendingRun, Request, facts_of, run_message, signal_map
 from mstar_core.conductor.router import Router
 from mstar_core.config.deployment import Plan
@@ -36,7 +37,7 @@ from mstar_core.messages.work import (
     WalkDone,
     WorkFailed,
 )
-from mstar_core.plugin.program import Answer, Fork, Run
+from mstar_core.plugin.program import Answer, Run
 from mstar_core.plugin.spec import ModelSpec, Partition
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Conductor:
         self.unknown = 0
         self.finished = 0
         self.failed = 0
+        self.news = News(spec)
         self._max_seq_len = max_seq_len
         self._send = send
         self._clock = clock
@@ -119,15 +121,22 @@ class Conductor:
         request = Request(message, facts, homes, runs, deadline=self._clock() + message.deadline_s + 1.0)
         self.requests[message.handle] = request
         self.router.opened(homes)
-        self._open_on_ranks(request)
-        for run in runs.values():
+        # What programs begin with says how many rows will keep caches, which ranks admit or refuse as a whole.
+        is_begun = all(self._advance(request, run, None, first=True) for run in runs.values())
+        if is_begun:
+            self._open_on_ranks(request)
+        for run in runs.values() if is_begun else ():
             if message.handle in self.requests:
-                self._step(request, run, None, first=True)
+                self._take(request, run)
 
     def _open_on_ranks(self, request: Request) -> None:
         message = request.message
         limit = getattr(request.facts.params, "max_output_tokens", None)
         tokens = self._max_seq_len if limit is None else min(self._max_seq_len, message.prompt_tokens + int(limit))
+        rows = 1
+        for wish in (wish for run in request.partitions.values() for wish in run.wanted):
+            if wish.row_tokens and wish.rows > rows:
+                rows, tokens = wish.rows, wish.rows * wish.row_tokens
         opened = OpenRequest(
             handle=message.handle,
             params=message.params,
@@ -135,24 +144,35 @@ class Conductor:
             homes=dict(request.homes.by_node),
             max_tokens=tokens,
             outputs=message.outputs,
+            rows=rows,
         )
         for rank in sorted(request.homes.ranks):
             self._send.send(worker_name(rank), opened)
 
     # -- its programs go on -----------------------------------------------------------------------------------
 
-    def _step(self, request: Request, run: PartitionRun, answer: Answer, *, first: bool = False) -> None:
-        forks: list[tuple[str, str]] = []
+    def _step(self, request: Request, run: PartitionRun, answer: Answer) -> None:
+        if self._advance(request, run, answer):
+            self._take(request, run)
+
+    def _advance(self, request: Request, run: PartitionRun, answer: Answer, *, first: bool = False) -> bool:
+        """Let a program say what it wants next. False when it failed, and the request with it."""
         try:
-            wish = run.advance(answer, first=first)
-            while isinstance(wish, Fork):
-                forks.append((wish.source, wish.into))
-                wish = run.advance(None)
-            if wish is None:
+            run.next_wish(answer, first=first)
+        except Exception as error:  # noqa: BLE001  isolation boundary: one program, one request
+            self._fail(request.handle, error)
+            return False
+        return True
+
+    def _take(self, request: Request, run: PartitionRun) -> None:
+        """Carry out what a program wants."""
+        wanted, is_over, run.batch = run.wanted, run.wish is None, isinstance(run.wish, list)
+        run.wish = None  # or the values that it names would live until the next one
+        try:
+            if is_over:
                 self._partition_ended(request, run)
             else:
-                run.batch = isinstance(wish, list)
-                self._hand_out(request, run, wish if isinstance(wish, list) else [wish], forks)
+                self._hand_out(request, run, wanted, run.forks)
         except Exception as error:  # noqa: BLE001  isolation boundary: one program, one request
             self._fail(request.handle, error)
 
@@ -174,6 +194,7 @@ class Conductor:
             run.order.append(message.run)
             for rank in ranks:
                 per_rank.setdefault(rank, []).append(message)
+        self.news.changed(request.handle)
         for rank, messages in per_rank.items():
             self._send.send(
                 worker_name(rank), RunWalks(handle=request.handle, partition=run.partition.name, runs=messages)
@@ -187,6 +208,9 @@ class Conductor:
             return
         request.take(done)
         pending = run.pending[done.run]
+        if pending.waiting == {done.rank}:
+            request.walks[pending.walk] = request.walks.get(pending.walk, 0) + 1
+            self.news.changed(request.handle)
         if done.reason == "length" and pending.walk in self._stopping_walks:
             request.length_stop = True
         for port, signal in signal_map(done).items():
@@ -251,6 +275,7 @@ class Conductor:
     def _end(self, request: Request) -> None:
         """The one place where a request leaves: forget it, free its ranks, end its generators."""
         del self.requests[request.handle]
+        self.news.ended(request)
         self.router.closed(request.homes)
         for rank in request.homes.ranks:
             self._send.send(worker_name(rank), CloseRequest(handle=request.handle))

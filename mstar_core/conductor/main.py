@@ -7,6 +7,7 @@ import logging
 import time
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from mstar_core.conductor.conductor import Conductor
@@ -14,6 +15,8 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import PeerStalled
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.child import ChildLife, prepare_process
+from mstar_core.observe.frames import GRAPH_FACT
+from mstar_core.observe.graph import graph_of
 from mstar_core.observe.logs import start_logging
 from mstar_core.plugin.served import bound_model
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
@@ -92,9 +95,10 @@ class Loop:
             "conductor.unknown_messages": float(conductor.unknown),
             **{f"conductor.load.{rank}": float(load) for rank, load in conductor.router.load.items()},
         }
-        if values != self._last_report:
+        news = conductor.news.take(conductor.requests)
+        if news or values != self._last_report:
             self._last_report = values
-            self._life.telemetry(values, [], [])
+            self._life.telemetry(values, news)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -117,5 +121,5 @@ def main(argv: list[str] | None = None) -> None:
                 conductor = Conductor(
                     model, spec.plan, PatientSender(courier), max_seq_len=spec.max_seq_len, clock=time.monotonic
                 )
-                life.phase("ready")
+                life.phase("ready", facts={GRAPH_FACT: msgspec.to_builtins(graph_of(model, spec.plan))})
                 Loop(conductor, mailbox, courier, life).run()

@@ -12,6 +12,7 @@ from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import RunInputRef, RunWalk, SignalRef, WalkDone
 from mstar_core.plugin.program import (
     Answer,
+    Fork,
     InputFact,
     ProgramGenerator,
     ProgramRequest,
@@ -38,7 +39,10 @@ class PendingRun:
 
 @dataclass(slots=True)
 class PartitionRun:
-    """A partition's program on its way. batch: whether it waits for a list of runs."""
+    """A partition's program on its way. batch: whether it waits for a list of runs.
+
+    wish: what it asked for last. forks: those that ride with it.
+    """
 
     partition: Partition
     generator: ProgramGenerator
@@ -46,6 +50,27 @@ class PartitionRun:
     order: list[int] = field(default_factory=list)
     batch: bool = False
     finished: bool = False
+    wish: Wish | None = None
+    forks: list[tuple[str, str]] = field(default_factory=list)
+
+    def next_wish(self, answer: Answer, *, first: bool = False) -> None:
+        """Go on to the next wish that takes walks (None at the program's end); forks before it ride with it."""
+        self.forks = []
+        self.wish = self.advance(answer, first=first)
+        while isinstance(self.wish, Fork):
+            self.forks.append((self.wish.source, self.wish.into))
+            self.wish = self.advance(None)
+
+    @property
+    def wanted(self) -> list[Run]:
+        """The walks of the present wish."""
+        match self.wish:
+            case Run():
+                return [self.wish]
+            case list():
+                return self.wish
+            case _:
+                return []
 
     def advance(self, answer: Answer, *, first: bool = False) -> Wish | None:
         """Give the program its answer and return its next wish, or None when it ended."""
@@ -74,7 +99,10 @@ class PartitionRun:
 
 @dataclass(slots=True)
 class Request:
-    """Everything the conductor knows of one request. Owned by `Conductor`; ended by `Conductor._end` alone."""
+    """Everything the conductor knows of one request. Owned by `Conductor`; ended by `Conductor._end` alone.
+
+    walks: how often each walk has been done.
+    """
 
     message: NewRequest
     facts: ProgramRequest
@@ -87,6 +115,7 @@ class Request:
     streamed: dict[int, dict[str, int]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     cached_tokens: int = 0
+    walks: dict[str, int] = field(default_factory=dict)
 
     @property
     def handle(self) -> int:

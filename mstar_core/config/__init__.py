@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mstar_core.config.resolution import resolve, resolve_target
     from mstar_core.config.resolved import NodeGroup, ResolvedConfig
     from mstar_core.config.schema import SETTINGS, Setting, explain, json_schema
-    from mstar_core.config.show import commented_file, differences
+    from mstar_core.config.show import Settings, commented_file, differences
 
 _HOMES = {
     "SETTINGS": "schema",
@@ -32,6 +32,7 @@ _HOMES = {
     "RankPlan": "deployment",
     "ResolvedConfig": "resolved",
     "Setting": "schema",
+    "Settings": "show",
     "Target": "load",
     "commented_file": "show",
     "differences": "show",
@@ -72,6 +73,7 @@ __all__ = [
     "RankPlan",
     "ResolvedConfig",
     "Setting",
+    "Settings",
     "Target",
     "commented_file",
     "differences",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,11 @@ class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The api's address and limits (docs/http-api.md). Sizes in bytes, times in seconds."""
+    """The api's address and limits (docs/http-api.md). Sizes in bytes, times in seconds.
+
+    tls_cert, tls_key: PEM files; with them the api speaks HTTPS alone. cors_origins: origins that browsers may call
+    from. remote_media: hosts that media may be fetched from. max_requests_per_key: 0 is no limit.
+    """
 
     host: str = "0.0.0.0"  # the documented default; `up` warns when no key is set
     port: int = 8000
@@ -79,6 +84,20 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_files: int = 32
     max_speech_chars: int = 4096
     pool_processes: int = 1
+    max_n: int = 8
+    max_requests_per_key: int = 0
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    remote_media: tuple[str, ...] = ()
+    max_image_pixels: int = 50_000_000
+    max_image_side: int = 16_384
+    max_audio_s: float = 1800.0
+    max_video_s: float = 600.0
+    max_video_frames: int = 768
+    max_video_width: int = 4096
+    max_video_height: int = 2304
+    max_decoded_bytes: int = 1024 * 1024 * 1024
 
 
 class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +107,11 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_requests: requests that run at once; max_queue: requests that wait beyond them.
     weights_source: `tiny`, `folder` or `official`.
     attention: backend of KV nodes (None: flashinfer on CUDA, torch on the CPU); never replaced by another one.
+    admin_group: members may read the admin socket.
     quantization: of the weights of KV nodes, `none` or `fp8`.
+    settings, sources: every configuration key with its value, and where that came from (file and line, flag, default).
+    gpus: device -> key of its lock (config/gpu_locks.py). upload_dir: below it request media is spooled (None: in the
+    run directory). log_stats: write one line per finished request to stats_file (None: stats.ndjson beside the logs).
     """
 
     name: str
@@ -96,6 +119,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     plugin: str
     run_dir: str
     log_dir: str
+    admin_group: str | None = None
     plan: Plan
     folder: str | None = None
     weights_source: str = "folder"
@@ -118,10 +142,23 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     config_file: str | None = None
     argv: tuple[str, ...] = ()
     versions: dict[str, str] = {}
+    settings: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    gpus: dict[str, str] = {}
+    upload_dir: str | None = None
+    log_stats: bool = False
+    stats_file: str | None = None
 
     @property
     def ipc_dir(self) -> Path:
         return Path(self.run_dir) / "ipc"
+
+    @property
+    def uploads(self) -> Path:
+        """The spool of request media: of this deployment alone, also where upload_dir is shared."""
+        if self.upload_dir is None:
+            return Path(self.run_dir) / "uploads"
+        return Path(self.upload_dir) / f"mstar-{self.name}-{zlib.crc32(self.run_dir.encode()):08x}"
 
     def encode(self) -> bytes:
         """JSON as written to spec.json."""

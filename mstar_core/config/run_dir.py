@@ -8,12 +8,15 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from mstar_core.config.groups import closed_to
 from mstar_core.errors import ConfigError, NotFound, did_you_mean
 
 SOCKET_PATH_LIMIT: Final = 107
@@ -21,6 +24,8 @@ SOCKET_PATH_LIMIT: Final = 107
 
 LONGEST_SOCKET: Final = "ipc/worker-000.000.fd"
 KEPT_STARTS: Final = 10
+LOCK_TRIES: Final = 5
+LOCK_PAUSE_S: Final = 0.02
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
 
 
@@ -101,12 +106,19 @@ class RunDirectory:
                 key="name",
             )
 
-    def create(self) -> None:
-        """Make the directory (0700) and its folders. Raises ConfigError when it cannot be written or is not ours."""
+    def create(self, gid: int | None = None) -> None:
+        """Make the directory (0700) and its folders. gid: a group that may enter it (0710), for its admin socket alone.
+
+        Raises ConfigError when it cannot be written, is not ours, or lies where that group cannot get.
+        """
         self.check_length()
+        mode = 0o700 if gid is None else 0o710
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.mkdir(mode=0o700, exist_ok=True)
+            for folder in (self.path.parent, self.path):
+                if not folder.is_dir():
+                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    self._open_to(folder, gid)
+            self._open_to(self.path, gid)
             for folder in (self.ipc, self.children, self.uploads):
                 folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
@@ -116,12 +128,27 @@ class RunDirectory:
                 "set MSTAR_RUNTIME_DIR to a folder of yours",
             ) from error
         facts = self.path.stat()
-        if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+        if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o777 & ~mode:
             raise ConfigError(
                 "the run directory is open to others",
                 f"{self.path}: owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):o}",
                 f"run: chmod 700 {self.path}",
             )  # fmt: skip
+
+        closed = None if gid is None else closed_to(self.path, gid)
+        if closed is not None:
+            raise ConfigError(
+                "the admin group cannot reach the run directory",
+                f"its members may not enter {closed}",
+                "give a --socket-path-prefix that they can enter, such as a folder under /var/run",
+                key="admin_group",
+            )
+
+    @staticmethod
+    def _open_to(folder: Path, gid: int | None) -> None:
+        if gid is not None:
+            os.chown(folder, -1, gid)
+            folder.chmod(0o710)
 
     def holder(self) -> int | None:
         """The pid that holds the lock, or None when nobody does."""
@@ -139,8 +166,7 @@ class RunDirectory:
         """Take the lock and write our pid. Returns the descriptor to keep open. Raises ConfigError when it is held."""
         fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not self._is_lock(fd):  # whoever ended between the two lines took the directory away
+            if not lock_soon(fd) or not self._is_lock(fd):  # whoever ended just now took the directory away
                 raise BlockingIOError
         except BlockingIOError:
             os.close(fd)
@@ -182,9 +208,20 @@ class RunDirectory:
         shutil.rmtree(ended, ignore_errors=True)
 
 
-def deployments() -> Iterator[RunDirectory]:
-    """Run directories on this host with a spec, running or stale, by name."""
-    root = runtime_root()
+def lock_soon(fd: int) -> bool:
+    """Take the lock of an open file; False when somebody keeps it. A look at who holds it takes it for a moment too."""
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_S)
+    return False
+
+
+def deployments(root: Path | None = None) -> Iterator[RunDirectory]:
+    """Run directories on this host (or below `root`) with a spec, running or stale, by name."""
+    root = runtime_root() if root is None else root
     if not root.is_dir():
         return
     for path in sorted(root.iterdir()):
@@ -210,15 +247,20 @@ def find(name: str | None) -> RunDirectory:
 def new_log_dir(name: str) -> Path:
     """Make the log folder of a new start, and drop those of all but the last ten. Raises ConfigError."""
     root = state_root() / check_name(name)
-    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")[:-3]
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for old in sorted(p for p in root.iterdir() if p.is_dir())[: -(KEPT_STARTS - 1)]:
             shutil.rmtree(old, ignore_errors=True)
-        path = root / stamp
-        path.mkdir(mode=0o700)
+        return _new_folder(root)
     except OSError as error:
         raise ConfigError(
             "the log folder cannot be written", f"{root}: {error.strerror}", "set XDG_STATE_HOME to a folder of yours"
         ) from error
-    return path
+
+
+def _new_folder(root: Path) -> Path:
+    while True:
+        path = root / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")[:-3]
+        with suppress(FileExistsError):  # another start of this name in the same millisecond
+            path.mkdir(mode=0o700)
+            return path

@@ -278,6 +278,26 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     _api("max_files", "integer", "Most uploaded files of a request.", ge=0, le=4096),
     _api("max_speech_chars", "integer", "Most characters of a speech request.", ge=1, le=1_048_576),
     _api("pool_processes", "integer", "Processes that decode media and tokenise.", ge=1, le=256),
+    _api("max_n", "integer", "Most answers (`n`) of one request.", ge=1, le=128),
+    _api("max_requests_per_key", "integer", "Most requests of one API key at once; 0 is no limit.", ge=0, le=1_048_576),
+    _api("tls_cert", "string", "PEM file with the certificate; the api then speaks HTTPS alone.", nullable=True),
+    _api("tls_key", "string", "PEM file with the certificate's key.", nullable=True),
+    _api("cors_origins", "list of string", "Origins that browsers may call from.", default_text="null", nullable=True),
+    _api(
+        "remote_media",
+        "list of string",
+        "Hosts (`HOST` or `HOST:PORT`) that media may be fetched from.",
+        default_text="null",
+        nullable=True,
+    ),
+    _api("max_image_pixels", "integer", "Most pixels of an image.", ge=1, le=1_073_741_824),
+    _api("max_image_side", "integer", "Most pixels of a side of an image.", ge=1, le=65_535),
+    _api("max_audio_s", "number", "Seconds of the longest sound.", gt=0, le=86_400),
+    _api("max_video_s", "number", "Seconds of the longest video.", gt=0, le=86_400),
+    _api("max_video_frames", "integer", "Most frames decoded of a video.", ge=1, le=1_048_576),
+    _api("max_video_width", "integer", "Most pixels of a video's longer side.", ge=1, le=65_535),
+    _api("max_video_height", "integer", "Most pixels of a video's shorter side.", ge=1, le=65_535),
+    _api("max_decoded_bytes", "integer", "Most bytes that a request's media decode to.", ge=1, le=1_099_511_627_776),
 )
 
 _BY_KEY: Final = {setting.key: setting for setting in SETTINGS}

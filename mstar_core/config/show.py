@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from mstar_core.config.resolved import ResolvedConfig
 from mstar_core.config.schema import Setting, words_of
@@ -72,16 +75,30 @@ def _default(item: Setting, spec: ModelSpec) -> str:
     )
 
 
-def differences(left: ResolvedConfig, right: ResolvedConfig) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Values by key with where each came from: of a file, or of a deployment that runs."""
+
+    values: Mapping[str, Any]
+    sources: Mapping[str, str]
+
+    @classmethod
+    def of(cls, config: ResolvedConfig) -> Settings:
+        """Of a configuration, as JSON gives it back: what a running deployment wrote down is compared with it."""
+        values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(config.values(), enc_hook=str))
+        return cls(values=values, sources={key: config.source(key) for key in values})
+
+
+def differences(left: Settings, right: Settings) -> list[dict[str, Any]]:
     """Keys whose values differ, with both values and their sources; None where a side has no such key."""
-    ours, theirs = left.values(), right.values()
+    ours, theirs = left.values, right.values
     return [
         {
             "name": key,
             "left": ours.get(key),
             "right": theirs.get(key),
-            "left_source": left.source(key) if key in ours else None,
-            "right_source": right.source(key) if key in theirs else None,
+            "left_source": left.sources.get(key, "default") if key in ours else None,
+            "right_source": right.sources.get(key, "default") if key in theirs else None,
         }
         for key in dict.fromkeys([*ours, *theirs])
         if ours.get(key) != theirs.get(key) or (key in ours) != (key in theirs)

@@ -62,7 +62,7 @@ class QuietLife:
         """A bench never waits."""
         return 0.0
 
-    def telemetry(self, values: dict[str, float], requests: list[Any], events: list[Any]) -> None:
+    def telemetry(self, values: dict[str, float], *_: object, **__: object) -> None:
         """Nobody listens."""
 
 

@@ -92,7 +92,7 @@ def _runner(built: BuiltNode, settings: Settings, clock: Callable[[], float], fa
             lookahead=settings.lookahead, clock=clock, faults=own,
         )  # fmt: skip
     assert node.kv is not None, "the graph check admits no KV node without a cache"
-    slots, dtype = settings.slots * len(node.kv.branches), compute_dtype(None, CPU)
+    slots, dtype = node.kv.slots(settings.slots), compute_dtype(None, CPU)
     pool = plan_pool(
         node.kv, PoolRequest(page_size=settings.page_size, pages=settings.pages), node=node.name,
         dtype=dtype, free_bytes=POOL_LIMIT_BYTES, longest=0, most_tokens=slots * settings.max_seq_len,

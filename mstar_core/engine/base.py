@@ -46,7 +46,8 @@ class LoopSpec:
 
     max_iters: 0 skips the loop. carry: output port -> input port. stop_port: the id or boolean port that ends it.
     stop_ids: ids that end the loop (empty with a boolean stop_port); the starting value is tested too.
-    fused: no result per iteration is needed unless `emit` names ports to report each iteration.
+    fused: iterate without asking the worker in between. All iterations run within one step, up to a bound on the
+    tokens of a step; where `emit` names ports to report, one iteration runs per step, so that each is told as it ends.
     """
 
     max_iters: int
@@ -64,7 +65,12 @@ class Job:
     inputs: port -> tensor (any device; the runner moves it). STEP is given as a 0-d int64 tensor outside loops.
     numbers: (stateless) port -> plain number, for ports that take one. A port is in one of the two.
     outputs: ports whose values the walk needs. sample: (KV) run the head on the last row and sample.
-    branch: cache branch. rows: batch rows of this request (candidates).
+    branch: cache branch. rows: batch rows of this request (candidates). Inputs of the rank that their port declares
+    are the same for all rows, those with one more dimension hold a value for each; outputs are stacked, [rows, ...].
+    (KV) Each row goes on from the branch's cache in one of its own, which lasts as `attend.keep` says and until a job
+    of one row, or of another number of rows, comes. Rows of which nothing stays (a loop with keep="loop", or a pass
+    that does not write) take turns where memory is short; others exist all at once. In loops, a row that stopped
+    earlier gives its last value again, and `Done.iterations` are those of the longest.
     tokens_hash_seed: extra bytes for the prefix cache key (segment kind, media hash); None = do not cache.
     urgency: a higher one runs first where rows of a node compete (seconds of playback overdue).
     """
@@ -115,7 +121,7 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emission:
-    """Values of one iteration of a job's loop on a general (not sampled) port."""
+    """Values of one iteration of a job's loop on a general (not sampled) port, in order. Of several rows: stacked."""
 
     job: Job
     iteration: int
@@ -176,10 +182,11 @@ class NodeRunner(Protocol):
 
     name: str
 
-    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int) -> None:
-        """Announce a request before its first job. max_tokens: most tokens its cache may ever hold.
+    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None:
+        """Announce a request before its first job. max_tokens: most tokens its caches may ever hold.
 
-        Raises TooLarge when that can never fit the whole pool.
+        rows: rows that will exist at once, which hold those tokens in equal parts. Raises TooLarge when that can never
+        fit the whole pool or its slots.
         """
 
     def submit(self, job: Job) -> None:
@@ -213,6 +220,22 @@ class WorksWhenIdle(Protocol):
 
     def idle(self) -> bool:
         """Do one piece of it, of at most a second or two. True when more is left. Not called with a step in flight."""
+
+
+@runtime_checkable
+class HoldsPages(Protocol):
+    """A runner that knows what each request holds and what it waits for."""
+
+    def held(self) -> dict[Handle, tuple[int, str]]:
+        """By open request: pages of its caches, and in a few words what it waits for (empty: nothing). Cheap."""
+
+
+@runtime_checkable
+class EndsLoops(Protocol):
+    """A runner that keeps something for the length of a loop whose iterations come as single jobs."""
+
+    def end_loops(self, handle: Handle) -> None:
+        """No loop of this request goes on: free what was kept for one. Never raises."""
 
 
 @runtime_checkable

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -85,6 +86,16 @@ class Captures:
         self.counts.capture_s += taken
         self.counts.bytes += size
         log.info("%s: %.2f s, %.0f MiB", name, taken, size / (1 << 20))
+
+    @contextmanager
+    def compiling(self, name: str) -> Iterator[None]:
+        """Around steps that are run to be compiled, and for nothing else."""
+        started, self._name = time.monotonic(), name
+        self._tell("kernels")
+        yield
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        log.info("%s: %.2f s", name, time.monotonic() - started)
 
     def graph(self, step: Callable[[], Tensor]) -> tuple[Any, Tensor | None]:
         """Capture a step: the graph and what a replay leaves behind. (None, None) on the CPU."""

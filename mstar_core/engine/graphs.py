@@ -109,6 +109,11 @@ class DecodeGraphs:
                 self._captures.measured(f"decode graph of {rows} rows", lambda: self._make(rows))
         return bool(self._later)
 
+    def compile_later(self) -> None:
+        """Run each planned bucket once, so that its capture, which a request may meet, compiles nothing."""
+        for rows in self._later:
+            self._step(self._new(rows))
+
     def takes(self, decode: DecodeRows) -> bool:
         """Whether a graph can run this step; what it cannot do is counted as a miss."""
         if self._slots.device_stop_ids is not self._stop_ids:
@@ -141,13 +146,18 @@ class DecodeGraphs:
 
     # -- making ------------------------------------------------------------------------------------------------------
 
-    def _make(self, rows: int) -> None:
+    def _new(self, rows: int) -> _Bucket:
+        """A bucket with its buffers, and no graph yet."""
         device = self._slots.device
         staging = Staging({"positions": (torch.int64, rows), "chance": (torch.float64, rows)}, device)
         parameters = Staging(parameter_fields(rows), device)
         attention = self._make_rows(rows, self._tables.ids.shape[1])
         bucket = _Bucket(rows, attention, staging, parameters, self._drawing(rows, staging, parameters))
         self._park(bucket)
+        return bucket
+
+    def _make(self, rows: int) -> None:
+        bucket = self._new(rows)
         bucket.graph, bucket.drawn = self._captures.graph(lambda: self._step(bucket))
         self._buckets[rows] = bucket
 

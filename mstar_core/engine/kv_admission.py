@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mstar_core.engine.batching import Offer, share_budget, youngest
+from mstar_core.engine.kv_rows import iterations_ahead
 from mstar_core.engine.kv_sequence import Branch, Firing
 from mstar_core.engine.kv_step import Piece, StepRunner, decode_rows
 from mstar_core.engine.pages import OutOfPages
 from mstar_core.errors import TooLarge
 
 if TYPE_CHECKING:
+    from mstar_core.engine.base import Job
     from mstar_core.engine.kv_loops import Loops
+    from mstar_core.engine.kv_rows import Rows
     from mstar_core.engine.kv_state import KVState
     from mstar_core.engine.page_table import PageCopy
     from mstar_core.graph.nodes import NodeSpec
@@ -23,12 +26,15 @@ if TYPE_CHECKING:
 class Admission:
     """Starts jobs, reserves pages and preempts. Holds no state of its own beyond the engine's."""
 
-    def __init__(self, spec: NodeSpec, state: KVState, loops: Loops, runner: StepRunner, token_budget: int) -> None:
+    def __init__(
+        self, spec: NodeSpec, state: KVState, loops: Loops, rows: Rows, runner: StepRunner, token_budget: int
+    ) -> None:
         assert spec.kv is not None
         self._spec = spec
         self._branch_names = spec.kv.branches
         self._state = state
         self._loops = loops
+        self._rows = rows
         self._runner = runner
         self._budget = token_budget
 
@@ -36,12 +42,18 @@ class Admission:
         """Start what can start, in order of age, and cut it to the token budget."""
         self._state.is_blocked = False
         chosen: list[Branch] = []
-        for _, branch in sorted(self._state.pending.items()):
+        ahead = [branch for _, branch in sorted(self._state.pending.items(), reverse=True)]
+        while ahead:
+            branch = ahead.pop()
             if branch.in_flight or not self._has_slots(branch):
                 continue
-            if not self._start_next(branch):
+            started = self._start_next(branch)
+            ahead.extend(reversed(started))
+            if branch.job is None:
                 continue
-            if branch.current is None and branch.is_reserved:
+            if branch.waits_for_rows:
+                self._restore(branch, chosen)
+            elif branch.current is None and branch.is_reserved:
                 self._join_decode(branch)
             elif branch.is_reserved or (not self._state.is_blocked and self.reserve(branch)):
                 if branch.current is None:
@@ -69,6 +81,11 @@ class Admission:
 
     def _has_slots(self, branch: Branch) -> bool:
         request = branch.request
+        if branch.trunk is not None:
+            if branch.slot < 0 and (self._state.is_blocked or not self._rows.enter(branch)):
+                self._state.is_blocked = True
+                return False
+            return True
         if request.slots:
             return True
         taken = None if self._state.is_blocked else self._state.slots.take(len(self._branch_names), request.sampling)
@@ -80,35 +97,68 @@ class Admission:
             each.slot = slot
         return True
 
-    def _start_next(self, branch: Branch) -> bool:
-        """Start the next job of a branch that has none. False when nothing is left to do there."""
+    def _start_next(self, branch: Branch) -> list[Branch]:
+        """Start the next job of a branch that has none; the branch has none after it when nothing is left to do there.
+
+        Returns the rows that a job of several has opened.
+        """
+        key = (branch.request.order, branch.name)
         while branch.job is None and branch.queue:
             job = branch.job = branch.queue.popleft()
             branch.is_reserved, branch.cached_tokens = False, 0
             try:
+                if job.rows > 1:
+                    return self._start_rows(branch, job)
+                self._rows.drop(branch)
                 ended = self._loops.start(branch, job)
+                self._rows.check_pages(branch)
             except Exception as error:  # noqa: BLE001 one job's inputs must not end the worker's turn
                 self._state.fail(self._state.ready, branch, job, self._state.wrapped(error))
-                return False
+                return []
             if ended is not None:
                 self._state.ready.done.append(ended)
-                branch.request.held.update(ended.outputs)
+                self._state.hold(branch, ended.outputs)
                 branch.job = None
             elif branch.is_decoding:
                 self._state.looping[int(job.key)] = branch
         if branch.job is None:
+            self._state.pending.pop(key, None)
+        return []
+
+    def _start_rows(self, branch: Branch, job: Job) -> list[Branch]:
+        if not self._rows.has_room(branch, job):
+            branch.queue.appendleft(job)
+            branch.job = None
+            self._state.is_blocked = True
+            return []
+        opened = self._rows.start(branch, job)
+        if not branch.is_evicted:
             self._state.pending.pop((branch.request.order, branch.name), None)
-            return False
-        return True
+        return opened
+
+    def _restore(self, branch: Branch, chosen: list[Branch]) -> None:
+        """Compute a preempted branch again before its rows, which share what it holds."""
+        if (branch.is_evicted or branch.replay) and not self._state.is_blocked and self.reserve(branch):
+            if branch.current is not None:
+                chosen.append(branch)
+                return
+        if not (branch.is_evicted or branch.replay):
+            self._state.pending.pop((branch.request.order, branch.name), None)
 
     def reserve(self, branch: Branch) -> bool:
         """Get the pages that the current work will fill, preempting others only for the oldest with work."""
+        if branch.trunk is not None and not self._rows.attach(branch):
+            return False
         if branch.is_evicted and not branch.replay:
             self._loops.rebuild(branch)
+            branch.is_evicted = bool(branch.replay)
         self._adopt_cached(branch)
         wanted = sum(firing.left for firing in branch.replay)
         if branch.firing is not None and branch.firing.attend.write:
             wanted += branch.firing.left
+            if branch.trunk is not None:
+                # All that its loop will need: a row that has begun ends, and then others take its place.
+                wanted = min(wanted + branch.firing.tokens * iterations_ahead(branch), self._room(branch))
         wanted += branch.is_decoding
         if self._would_thrash(branch, wanted):
             self._state.is_blocked = True
@@ -127,6 +177,11 @@ class Admission:
                 branch.is_reserved = True
                 return True
 
+    def _room(self, row: Branch) -> int:
+        """Most tokens that a row can still take; never less than what it computes now, which may be too much."""
+        left = sum(firing.left for firing in row.replay) + (row.firing.left if row.firing is not None else 0)
+        return max(left, self._state.tables.max_tokens - int(self._state.tables.length[row.slot]))
+
     def _would_thrash(self, branch: Branch, wanted: int) -> bool:
         """Whether the rows that decode would soon take these pages back. The oldest with work is never held up."""
         if not self._state.active:
@@ -143,6 +198,13 @@ class Admission:
             if victim is not None:
                 self._preempt(victim.order)
                 return True
+            row = self._rows.gives_way(branch)
+            if row is not None:
+                self._evict(row)
+                return True
+            if self._rows.someone_goes_on(branch):
+                self._state.is_blocked = True
+                return False
             if not self._state.in_flight and branch.job is not None:
                 self._state.fail(self._state.ready, branch, branch.job, self._state.outgrown(shortage))
                 return False
@@ -217,26 +279,32 @@ class Admission:
         """Take all pages of a request; its branches compute their logs again when they are next admitted."""
         request = next(request for request in self._state.requests.values() if request.order == order)
         self._state.preempted += 1
-        for branch in request.branches.values():
-            if branch.slot < 0:
-                continue
-            self._loops.sync_log(branch)
-            self._state.tables.release(branch.slot)
-            branch.replay.clear()
-            branch.is_evicted = branch.logged > 0
-            branch.is_reserved = False
-            branch.cached_tokens = 0
-            if branch.firing is not None:
-                branch.firing.restart()
-            if branch.is_decoding and branch.job is not None:
-                if self._state.active.pop(int(branch.job.key), None) is not None:
-                    self._state.is_decode_current = False
-                self._state.pending[(order, branch.name)] = branch
-                branch.waiting_since = self._state.clock()
-            if self._state.in_flight:
-                # Its last id may still be on the way; the log is complete once that step is collected.
-                branch.in_flight += 1
-                self._state.in_flight[-1].fixed.append(branch)
+        for branch in request.sequences():
+            if branch.slot >= 0:
+                self._evict(branch)
+
+    def _evict(self, branch: Branch) -> None:
+        """Take the pages of one cache."""
+        key = (branch.request.order, branch.name)
+        self._loops.sync_log(branch)
+        self._state.tables.release(branch.slot)
+        branch.replay.clear()
+        branch.is_evicted = branch.logged > 0
+        branch.is_reserved = False
+        branch.cached_tokens = 0
+        if branch.firing is not None:
+            branch.firing.restart()
+        if branch.is_decoding and branch.job is not None:
+            if self._state.active.pop(int(branch.job.key), None) is not None:
+                self._state.is_decode_current = False
+            self._state.pending[key] = branch
+            branch.waiting_since = self._state.clock()
+        if branch.waits_for_rows:
+            self._state.pending[key] = branch
+        if self._state.in_flight:
+            # Its last id may still be on the way; the log is complete once that step is collected.
+            branch.in_flight += 1
+            self._state.in_flight[-1].fixed.append(branch)
 
     def _copy(self, copies: list[PageCopy]) -> None:
         if copies:

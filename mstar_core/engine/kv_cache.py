@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from mstar_core.engine.captured import Buckets, GraphCounts
 from mstar_core.engine.kv_admission import Admission
 from mstar_core.engine.kv_intake import Intake
 from mstar_core.engine.kv_loops import Loops
+from mstar_core.engine.kv_rows import Rows
 from mstar_core.engine.kv_sequence import Branch, Request
 from mstar_core.engine.kv_state import KVRunning, KVState
 from mstar_core.engine.kv_step import Faults, Part, Piece, StepRunner
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Job, Running, SamplingParams
     from mstar_core.engine.kv_view import KVModule
     from mstar_core.graph.nodes import NodeSpec
+
+
+FUSED_TOKENS: Final = 65536
+"""Tokens of one step beyond which fused loops go on in the next one, so that nobody waits for all of a long rollout."""
 
 
 class KVCacheEngine:
@@ -65,9 +70,10 @@ class KVCacheEngine:
         """report: told the phase (`kernels` or `capture`) and the step, for each step captured here."""
         if spec.kv is None:
             raise ConfigError(f"node {spec.name} has no cache", hint="a KV_CACHE node declares KVSpec", key=spec.name)
-        if max_slots < len(spec.kv.branches):
+        if max_slots < spec.kv.slots(requests=1):
             raise ConfigError(
-                f"node {spec.name} needs {len(spec.kv.branches)} slots per request, {max_slots} are configured",
+                f"node {spec.name} needs {spec.kv.slots(requests=1)} slots for one request, {max_slots} are configured",
+                f"{len(spec.kv.branches)} for each of one cache and {spec.kv.rows} rows",
                 key="max_slots",
             )
         self.name = spec.name
@@ -91,16 +97,18 @@ class KVCacheEngine:
             )  # fmt: skip
             self._graphs.capture(buckets, self._runner)
         self._loops = Loops(slots, tables, Intake(spec, module, device, dtype), spec, vocab)
-        self._admission = Admission(spec, self._state, self._loops, self._runner, token_budget)
+        self._rows = Rows(spec, self._state)
+        self._admission = Admission(spec, self._state, self._loops, self._rows, self._runner, token_budget)
 
     # -- the worker's calls ------------------------------------------------------------------------------------------
 
-    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int) -> None:
+    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None:
         """See NodeRunner. Raises TooLarge when the request could never fit, EngineError for a handle in use."""
         if handle in self._state.requests:
             raise EngineError(f"handle {handle} is already open at node {self.name}", node=self.name)
-        limit = self._state.tables.max_tokens * len(self._branch_names)
-        needed = self._state.pool.pages_for(max_tokens)
+        self._rows.check(rows)
+        limit = self._state.tables.max_tokens * len(self._branch_names) * rows
+        needed = self._state.pool.pages_for(-(-max_tokens // rows)) * rows
         if max_tokens > limit or needed > self._state.pool.total:
             raise TooLarge(
                 f"the request can never fit the cache of node {self.name}",
@@ -144,6 +152,7 @@ class KVCacheEngine:
         self._state.slots.copy(old.slot, new.slot)
         new.log, new.logged, new.chain = list(old.log), old.logged, old.chain.copy()
         new.replay.clear()
+        self._rows.drop(new)
         new.is_evicted = old.is_evicted or bool(old.replay) or old.job is not None
         if not new.is_evicted:
             self._state.tables.fork(old.slot, new.slot)
@@ -154,12 +163,27 @@ class KVCacheEngine:
         request = self._state.requests.pop(handle, None)
         if request is None:
             return
-        for branch in request.branches.values():
+        for branch in request.sequences():
             self._state.pending.pop((request.order, branch.name), None)
             self._state.stop_decoding(branch)
+            if branch.rows is not None:
+                branch.rows.job = None
             if branch.slot >= 0:
                 self._state.tables.release(branch.slot)
         self._state.slots.give_back(request.slots)
+        self._state.is_blocked = False
+
+    def end_loops(self, handle: Handle) -> None:
+        """See EndsLoops."""
+        request = self._state.requests.get(handle)
+        if request is None or request.is_failed:
+            return
+        for branch in request.branches.values():
+            if branch.rows is not None and branch.rows.is_for_loop and branch.rows.job is None:
+                self._rows.drop(branch)
+        for branch in request.sequences():
+            if not branch.has_work:
+                self._loops.drop(branch)
         self._state.is_blocked = False
 
     def pressure(self) -> Pressure:
@@ -223,6 +247,8 @@ class KVCacheEngine:
             )
             result.loop = LoopStep(keys=keys, ids=drawn)
         if result.done or result.failed or result.emissions:
+            with torch.inference_mode():
+                self._rows.gather(result)
             result.done = [done for done in result.done if done.job.handle in self._state.requests]
             result.failed = [failed for failed in result.failed if failed.job.handle in self._state.requests]
             result.emissions = [item for item in result.emissions if item.job.handle in self._state.requests]
@@ -253,6 +279,18 @@ class KVCacheEngine:
             slots_used=self._state.slots.used,
             preempted=self._state.preempted,
         )
+
+    def held(self) -> dict[Handle, tuple[int, str]]:
+        """See HoldsPages."""
+        state, counts = self._state, self._state.tables.count.tolist()
+        waits = {}
+        for branch in state.pending.values() if state.is_blocked else ():
+            if not branch.is_reserved:
+                waits[branch.request.order] = "waits for a slot" if branch.slot < 0 else "waits for pages"
+        return {
+            handle: (sum(counts[slot] for slot in request.slots), waits.get(request.order, ""))
+            for handle, request in state.requests.items()
+        }
 
     # -- after a forward ---------------------------------------------------------------------------------------------
 
@@ -326,13 +364,13 @@ class KVCacheEngine:
             running.result.emissions.append(emission)
         if ended is not None:
             running.result.done.append(ended)
-            branch.request.held.update(ended.outputs)
+            self._state.hold(branch, ended.outputs)
             branch.job = branch.firing = branch.loop = None
             branch.in_flight += 1
             running.fixed.append(branch)
             return False
         branch.is_reserved = False
-        return job.loop.fused
+        return job.loop.fused and not job.loop.emit and running.result.tokens < FUSED_TOKENS
 
     # -- collecting --------------------------------------------------------------------------------------------------
 
@@ -425,13 +463,14 @@ class KVCacheEngine:
             if drawn < 0:
                 self._state.fail(result, branch, job, self._state.no_id())
                 return
-            self._state.slots.last[branch.slot] = drawn
+            if branch.slot >= 0:  # a row may have been freed
+                self._state.slots.last[branch.slot] = drawn
             # On the host, where it is known: whoever asks a GPU for it again waits for the steps launched since.
             outputs[self._spec.sampling.port] = torch.tensor([drawn], dtype=torch.int64)
         if piece.firing.is_replay or job.loop is not None or branch.job is not job:
             return
         result.done.append(Done(job=job, outputs=outputs, cached_tokens=branch.cached_tokens))
-        branch.request.held.update(outputs)
+        self._state.hold(branch, outputs)
         branch.job = None
         self._state.look_again(branch)
 

@@ -34,8 +34,9 @@ class Intake:
 
     A pass whose tokens are one port's is cut along that port's token axis, and other ports of that length with it;
     the axis is the one its type calls `n`, else the first. A pass that joins several ports, or puts tokens around
-    them, runs whole and alone; so does one with an input that is neither a number nor of that length. Numbers (0-d
-    inputs such as STEP) reach the module as one value per packed token, under `ports.keyword` of their name.
+    them, runs whole and alone; so does one with an input that is neither a number nor of that length. A pass with ports
+    of which a row has one value (`NodeSpec.row_ports`) runs whole, beside those of other rows. Numbers (0-d inputs such
+    as STEP) reach the module as one value per packed token, under `ports.keyword` of their name.
     """
 
     def __init__(self, spec: NodeSpec, module: KVModule, device: torch.device, dtype: torch.dtype) -> None:
@@ -45,6 +46,7 @@ class Intake:
         self._types: dict[str, PortType] = {name: spec.port(name) for name in spec.ports}
         self.id_port = id_port(spec)
         self.takes_step = takes(module, keyword(STEP))
+        self._row_ports = frozenset(map(keyword, spec.row_ports))
         self._id_names = {self.id_port, *((spec.sampling.port,) if spec.sampling else ())}
 
     def is_id_port(self, name: str) -> bool:
@@ -81,7 +83,7 @@ class Intake:
             )
         return Firing(
             ports=ports, axes=axes, tokens=tokens, attend=attend, position=position, base=base, given=given,
-            after=after, is_ids=ids is not None and given is None,
+            after=after, is_ids=ids is not None and given is None, per_row=self._row_ports & set(ports),
         )  # fmt: skip
 
     def replayed(self, entry: Logged, base: int, history: np.ndarray) -> Firing:
@@ -95,7 +97,7 @@ class Intake:
         old = entry.firing
         return Firing(
             ports=old.ports, axes=old.axes, tokens=old.tokens, attend=old.attend, position=old.position, base=base,
-            given=old.given, after=old.after, is_ids=old.is_ids, is_replay=True,
+            given=old.given, after=old.after, is_ids=old.is_ids, is_replay=True, per_row=old.per_row,
         )  # fmt: skip
 
     def _only_ids(self, ports: dict[str, Tensor], attend: Attend) -> Tensor | None:
@@ -111,8 +113,9 @@ class Intake:
         self, ports: dict[str, Tensor], attend: Attend
     ) -> tuple[dict[str, Tensor], dict[str, int | None], int]:
         """Ports as keywords, the axis that each is cut along, and the tokens of the pass."""
-        numbers = {name: value for name, value in ports.items() if not value.dim()}
-        solid = {name: value for name, value in ports.items() if value.dim()}
+        numbers = {n: value for n, value in ports.items() if not value.dim() and n not in self._row_ports}
+        whole = {n: value for n, value in ports.items() if n in self._row_ports}
+        solid = {name: value for name, value in ports.items() if value.dim() and name not in whole}
         sequence = [name for name in self._spec.sequence if name in solid] or list(solid)[:1]
         if not sequence and attend.tokens is None:
             raise EngineError(
@@ -124,7 +127,8 @@ class Intake:
         axes: dict[str, int | None] = {}
         for name, value in solid.items():
             axes[keyword(name)] = self._axis(name, value, tokens) if is_cut else None
-        made = {keyword(name): value for name, value in solid.items()}
+        made = {keyword(name): value for name, value in (solid | whole).items()}
+        axes |= dict.fromkeys(map(keyword, whole))
         for name, value in numbers.items():
             made[keyword(name)] = value.expand(tokens)
             axes[keyword(name)] = 0

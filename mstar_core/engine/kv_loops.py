@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from mstar_core.engine.base import Done, Emission
+from mstar_core.engine.kv_rows import RowJob
 from mstar_core.engine.kv_sequence import Branch, Firing, Logged, LoopState, Mark
 from mstar_core.engine.loop_rules import carried_values, no_start, stops
 from mstar_core.engine.slots import NO_ID
@@ -50,18 +51,11 @@ class Loops:
 
     def start(self, branch: Branch, job: Job) -> Done | None:
         """Prepare a job; a Done when there is nothing to run. Raises MstarError when it cannot be run."""
-        if job.rows != 1:
-            raise EngineError(
-                f"node {self._spec.name} runs one row per request",
-                f"{job.rows} rows were asked for",
-                "candidates of a node with a cache are not part of this version",
-                node=self._spec.name,
-            )
         self._keep_or_drop(branch, job)
         if job.loop is None:
             branch.firing = self._first_firing(branch, job, job.inputs)
             return None
-        if self._is_resident(job, job.loop):
+        if self._is_resident(branch, job, job.loop):
             return self._start_resident(branch, job, job.loop)
         return self._start_general(branch, job, job.loop)
 
@@ -87,9 +81,9 @@ class Loops:
         loop.carried = {into: outputs[port] for port, into in spec.carry.items()}
         is_stopped = spec.stop_port in outputs and stops(spec, outputs[spec.stop_port])
         if is_stopped or loop.iteration >= loop.limit:
-            branch.request.held.update({port: outputs[port] for port in spec.carry})
+            self._hold(branch, {port: outputs[port] for port in spec.carry})
             if job.attend.keep == "loop":
-                self._drop(branch)
+                self.drop(branch)
             kept = {port: outputs[port] for port in job.outputs if port in outputs}
             return emission, Done(
                 job=job, outputs=kept, reason="stop" if is_stopped else "length", iterations=loop.iteration
@@ -125,10 +119,16 @@ class Loops:
 
     def rebuild(self, branch: Branch) -> None:
         """Queue the passes that compute a preempted branch again."""
-        base = 0
+        base = branch.base
         for entry in branch.log:
             branch.replay.append(self._intake.replayed(entry, base, self._slots.history[branch.slot]))
             base += entry.tokens
+
+    def _hold(self, branch: Branch, values: dict[str, Tensor]) -> None:
+        if branch.trunk is None:
+            branch.request.held.update(values)
+        elif isinstance(branch.job, RowJob):
+            branch.job.group.held[branch.job.row].update(values)
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
@@ -166,15 +166,17 @@ class Loops:
         A loop that this engine iterates alone drops its tokens at its end. Between single firings the end shows
         in the next job: one that stays, or the first iteration of the next loop.
         """
+        if branch.trunk is not None and branch.trunk.rows is not None and branch.trunk.rows.is_for_loop:
+            return  # the whole row goes with its loop
         step = job.inputs.get(STEP)
         if branch.mark is not None and (job.attend.keep == "request" or (step is not None and int(step) == 0)):
-            self._drop(branch)
+            self.drop(branch)
         if branch.mark is None and job.attend.keep == "loop" and job.attend.write:
             position = int(self._slots.next_position[branch.slot])
             branch.mark = Mark(log=tuple(branch.log), logged=branch.logged, position=position)
 
-    def _drop(self, branch: Branch) -> None:
-        """Return a branch to its mark."""
+    def drop(self, branch: Branch) -> None:
+        """Return a branch to its mark, where it has one."""
         mark = branch.mark
         if mark is None:
             return
@@ -204,8 +206,10 @@ class Loops:
         if self._sees_input and self._slots.sampling[slot].repetition_penalty != 1:
             self._slots.see(slot, ids)
 
-    def _is_resident(self, job: Job, loop: LoopSpec) -> bool:
-        if self._port is None or set(loop.carry) != {self._port} or loop.stop_port not in (None, self._port):
+    def _is_resident(self, branch: Branch, job: Job, loop: LoopSpec) -> bool:
+        if branch.trunk is not None or self._port is None or set(loop.carry) != {self._port}:
+            return False
+        if loop.stop_port not in (None, self._port):
             return False
         into = loop.carry[self._port]
         if job.attend.keep == "loop":
@@ -269,6 +273,7 @@ class Loops:
     def _iteration(self, branch: Branch, job: Job, loop: LoopState) -> Firing:
         inputs = {**job.inputs, **loop.carried}
         inputs.pop(STEP, None)
-        if STEP in job.inputs or self._intake.takes_step:
+        is_only_ids = all(map(self._intake.is_id_port, inputs))  # as in the decode rows, which count no steps
+        if STEP in job.inputs or (self._intake.takes_step and not is_only_ids):
             inputs[STEP] = torch.tensor(loop.iteration, dtype=torch.int64)
         return self._first_firing(branch, job, inputs)

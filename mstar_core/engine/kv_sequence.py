@@ -6,6 +6,7 @@ A branch keeps a log of what its cache was made of, so that it can be computed a
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import Handle, Job, SamplingParams
+    from mstar_core.engine.kv_rows import RowSet
     from mstar_core.engine.prefix_cache import ContentChain
 
 
@@ -23,6 +25,7 @@ class Firing:
     """One pass of a branch through the module, computed whole or in chunks.
 
     ports: what the module gets; axes: axis along which each port is cut with the tokens (None: not cut).
+    per_row: ports of which the row has one value, which go to the module stacked with those of other rows.
     Ids stay where they came from until a step takes them, so that they travel once and with all others.
     given: positions as a port brought them, tokens on the last axis. base: tokens in the cache before this pass.
     after: where given positions go on, known when they came.
@@ -39,6 +42,7 @@ class Firing:
     after: int = 0
     is_ids: bool = False
     is_replay: bool = False
+    per_row: frozenset[str] = frozenset()
     done: int = 0
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
 
@@ -100,7 +104,11 @@ class Mark:
 
 @dataclass(slots=True)
 class Branch:
-    """One cache of a request. slot: its place in the arrays, NO_SLOT before admission."""
+    """One cache of a request. slot: its place in the arrays, -1 before admission.
+
+    rows: caches that go on from this one, with the job of several rows that they run. trunk: the branch that this one
+    is a row of; base: tokens that it shares with it, which its log leaves out.
+    """
 
     request: Request
     name: str
@@ -120,6 +128,14 @@ class Branch:
     in_flight: int = 0
     cached_tokens: int = 0
     waiting_since: float = float("inf")
+    rows: RowSet | None = None
+    trunk: Branch | None = None
+    base: int = 0
+
+    @property
+    def waits_for_rows(self) -> bool:
+        """Whether its job is one of several rows, which run it."""
+        return self.rows is not None and self.rows.job is not None
 
     @property
     def current(self) -> Firing | None:
@@ -143,7 +159,10 @@ class Branch:
 
 @dataclass(slots=True)
 class Request:
-    """A request at this node. order: age, small is old. held: what carried ports last held."""
+    """A request at this node. order: age, small is old. held: what carried ports last held.
+
+    slots: all it has. spare: those that no row uses; claimed: slots for rows that it keeps for as long as it lives.
+    """
 
     handle: Handle
     order: int
@@ -151,4 +170,13 @@ class Request:
     branches: dict[str, Branch] = field(default_factory=dict)
     held: dict[str, Tensor] = field(default_factory=dict)
     slots: list[int] = field(default_factory=list)
+    spare: list[int] = field(default_factory=list)
+    claimed: int = 0
     is_failed: bool = False
+
+    def sequences(self) -> Iterator[Branch]:
+        """Every cache of the request, rows after the branch that they go on from."""
+        for branch in self.branches.values():
+            yield branch
+            if branch.rows is not None:
+                yield from branch.rows.branches

@@ -5,7 +5,7 @@ Shared by the engine and its admission, which both change it; nothing else does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ from mstar_core.engine.kv_sequence import Branch, Request
 from mstar_core.errors import EngineError, MstarError, TooLarge
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mstar_core.engine.base import Handle, Job
     from mstar_core.engine.kv_step import DecodeRows, Part
     from mstar_core.engine.page_table import PageTables
@@ -66,7 +68,7 @@ class KVState:
         for request in self.requests.values():
             if request.slots:
                 pages = int(self.tables.count[request.slots].sum())
-                fixed = any(branch.in_flight for branch in request.branches.values())
+                fixed = any(branch.in_flight for branch in request.sequences())
                 yield Holder(order=request.order, pages=pages, is_fixed=fixed)
 
     def is_alone(self, request: Request) -> bool:
@@ -79,16 +81,21 @@ class KVState:
         return next(r.order for r in self.requests.values() if any(b.has_work for b in r.branches.values()))
 
     def fail(self, result: StepResult, branch: Branch, job: Job, error: MstarError) -> None:
-        """Fail a request: report the job, take its other work away, keep its memory until it is closed."""
-        result.failed.append(Failed(job=job, error=error))
+        """Fail a request: report the job, take its other work away, keep its slots until it is closed."""
         request = branch.request
+        if request.is_failed:
+            return
+        whole = branch.trunk.job if branch.trunk is not None else None
+        result.failed.append(Failed(job=whole or job, error=error))
         request.is_failed = True
-        for each in request.branches.values():
+        for each in request.sequences():
             self.pending.pop((request.order, each.name), None)
             self.stop_decoding(each)
             each.queue.clear()
             each.replay.clear()
             each.job = each.firing = each.loop = None
+            if each.rows is not None:
+                each.rows.job = None
             if each.slot >= 0:
                 self.tables.release(each.slot)
         self.is_blocked = False
@@ -104,6 +111,11 @@ class KVState:
             self.is_decode_current = False
         for running in self.in_flight:
             running.dropped.add(key)
+
+    def hold(self, branch: Branch, outputs: Mapping[str, Tensor]) -> None:
+        """Remember what the ports of a branch last held; a row's values are remembered with those of its neighbours."""
+        if branch.trunk is None:
+            branch.request.held.update(outputs)
 
     def look_again(self, branch: Branch) -> None:
         """Queue a branch whose job has ended if more jobs wait there."""

@@ -144,6 +144,7 @@ class StepRunner:
         self.prompts: PrefillGraphs | None = None
         self.id_port = id_port(spec)
         self._history = spec.sampling.history if spec.sampling else "none"
+        self._row_ports = frozenset(spec.row_ports)
         self._columns = Columns(spec, slots.device_seen.shape[1], slots.device)
 
     def run(self, decode: DecodeRows | None, pieces: Sequence[Piece]) -> list[Part]:
@@ -208,7 +209,7 @@ class StepRunner:
         """Pieces that one forward can take together; ids share theirs with the decode rows under the key ()."""
         groups: dict[tuple[object, ...], list[Piece]] = {}
         for piece in pieces:
-            groups.setdefault(_signature(piece.firing), []).append(piece)
+            groups.setdefault(_signature(piece.firing, self._spec.batch_key), []).append(piece)
         return groups
 
     def _isolated(self, decode: DecodeRows | None, pieces: list[Piece]) -> list[Part]:
@@ -275,7 +276,9 @@ class StepRunner:
             start += piece.count
         return segments
 
-    def _packed(self, decode: DecodeRows | None, pieces: list[Piece]) -> tuple[dict[str, Tensor], Tensor]:
+    def _packed(
+        self, decode: DecodeRows | None, pieces: list[Piece]
+    ) -> tuple[dict[str, Tensor | list[Tensor]], Tensor]:
         """The module's ports and positions, all rows one after the other."""
         slots = self._slots
         ids = slots.device_last.index_select(0, decode.on_device(slots)[0]) if decode is not None else None
@@ -284,8 +287,11 @@ class StepRunner:
             assert ids is not None and own is not None
             return {self.id_port: ids}, own
         first = pieces[0].firing
-        ports = {}
+        ports: dict[str, Tensor | list[Tensor]] = {}
         for name, axis in first.axes.items():
+            if name in first.per_row:
+                ports[name] = _of_rows([piece.firing.ports[name] for piece in pieces])
+                continue
             cuts = [_cut(piece, piece.firing.ports[name], piece.firing.axes[name]) for piece in pieces]
             if first.is_ids:
                 cuts = _together(cuts, slots.device)
@@ -359,22 +365,25 @@ class StepRunner:
             for port in piece.wants:
                 if port in outputs:
                     chunks.append(
-                        (piece.firing, port, self._chunk(part, outputs[port], (index, start, piece.count, total)))
+                        (piece.firing, port, self._chunk(part, port, outputs[port], (index, start, piece.count, total)))
                     )
             start += piece.count
         return chunks
 
-    def _chunk(self, part: Part, value: Tensor, place: tuple[int, int, int, int]) -> Tensor:
+    def _chunk(self, part: Part, port: str, value: Tensor, place: tuple[int, int, int, int]) -> Tensor:
         """The share of one piece in a packed output: its tokens, else its row, else (alone) all of it."""
         index, start, count, total = place
-        if value.dim() and value.shape[0] == total:
+        if port in self._row_ports:
+            if part.decode is None and value.dim() and value.shape[0] == len(part.pieces):
+                return value[index]
+        elif value.dim() and value.shape[0] == total:
             return value[start : start + count]
-        if part.decode is None and len(part.pieces) == 1:
+        elif part.decode is None and len(part.pieces) == 1:
             return value
-        if part.decode is None and value.dim() and value.shape[0] == len(part.pieces):
+        elif part.decode is None and value.dim() and value.shape[0] == len(part.pieces):
             return value[index]
         raise EngineError(
-            f"node {self._spec.name} gave an output that cannot be divided among its rows",
+            f"node {self._spec.name} gave {port!r} in a form that cannot be divided among its rows",
             f"first dimension {list(value.shape)[:1]} is neither {total} tokens nor {len(part.pieces)} rows",
             node=self._spec.name,
         )
@@ -416,13 +425,26 @@ def id_port(spec: NodeSpec) -> str:
     return spec.sampling.port
 
 
-def _signature(firing: Firing) -> tuple[object, ...]:
+def _signature(firing: Firing, batch_key: Sequence[str]) -> tuple[object, ...]:
+    """What passes must agree in to share a forward. batch_key: where not empty, the row ports whose shapes count."""
     if firing.is_ids:
         return ()
-    if any(axis is None for axis in firing.axes.values()):
-        return ("alone", id(firing))
-    shapes = tuple(sorted((name, axis, firing.ports[name].dtype) for name, axis in firing.axes.items()))
-    return (*shapes, firing.given.dim() if firing.given is not None else 0)
+    rows = firing.per_row
+    parts: list[tuple[object, ...]] = []
+    for name, axis in sorted(firing.axes.items()):
+        value = firing.ports[name]
+        if name in rows:
+            parts.append((name, value.dtype, value.shape if not batch_key or name in batch_key else None))
+        elif axis is None:
+            return ("alone", id(firing))
+        else:
+            parts.append((name, value.dtype, axis))
+    return (*parts, firing.given.dim() if firing.given is not None else 0)
+
+
+def _of_rows(values: list[Tensor]) -> Tensor | list[Tensor]:
+    """One value per row, stacked where their shapes agree."""
+    return torch.stack(values) if all(value.shape == values[0].shape for value in values) else values
 
 
 def _cut(piece: Piece, value: Tensor, axis: int | None) -> Tensor:

@@ -43,11 +43,13 @@ class KVModule(Protocol):
 
     forward(kv=..., positions=..., **ports) -> {"hidden": [T, width], ...}. Ids arrive packed as int64 [T] under
     `tokens` where the node has that port, else under the port it samples; `embeds`-like ports as [T, width];
-    positions int64 [T]. A special input `$step` arrives as `step`, `$param:x` as `x`, one value per token [T].
+    positions int64 [T]. Ports in `NodeSpec.row_ports` come as [rows of the step, ...] in token order (a list of rows
+    where their shapes differ), and outputs among them are given likewise; a job of several rows is so many rows of a
+    step. A special input `$step` arrives as `step`, `$param:x` as `x`, one value per token [T].
     head(hidden [n, width]) -> logits [n, vocab] of any float type, which are sampled as float32; for a node whose
     Sampling names a vocabulary [n, ids of it], in that order. Called by the engine on the rows that need logits.
     """
 
-    def __call__(self, *, kv: KVView, positions: Tensor, **ports: Tensor) -> dict[str, Tensor]: ...
+    def __call__(self, *, kv: KVView, positions: Tensor, **ports: Tensor | list[Tensor]) -> dict[str, Tensor]: ...
 
     def head(self, hidden: Tensor) -> Tensor: ...

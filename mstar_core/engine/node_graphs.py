@@ -64,10 +64,23 @@ class NodeGraphs:
                 "lower kv_cache.memory_fraction, max_concurrent_requests or token_budget",
                 phase="kernels",
             ) from error
-        self._captures.report = None  # what is captured later is no part of the start
         self.decode.plan(buckets.decode_later)
         self.prompts.plan(buckets.prefill_later, self._budget)
+        self._compile_later()
+        self._captures.report = None  # what is captured later is no part of the start
         runner.graphs, runner.prompts = self.decode, self.prompts
+
+    def _compile_later(self) -> None:
+        """Compile what the later captures need: a request that meets one waits for tens of milliseconds, not seconds.
+
+        What does not fit now may fit later, or is left out then: it fails no start.
+        """
+        try:
+            with torch.inference_mode(), self._captures.compiling("steps that are captured later"):
+                self.decode.compile_later()
+                self.prompts.compile_later()
+        except torch.OutOfMemoryError as error:
+            log.warning("node %s: not every later step was tried: %s", self._name, str(error).splitlines()[0])
 
     @property
     def is_complete(self) -> bool:

@@ -95,6 +95,11 @@ class PrefillGraphs:
                 self._captures.measured(f"prompt graph of {tokens} tokens", lambda: self._make(tokens))
         return bool(self._later)
 
+    def compile_later(self) -> None:
+        """Run each planned bucket once, so that its capture, which a request may meet, compiles nothing."""
+        for tokens in self._later:
+            self._step(self._new(tokens))
+
     @property
     def most_tokens(self) -> int:
         """Tokens of the largest bucket there is; 0 without one."""
@@ -180,7 +185,8 @@ class PrefillGraphs:
 
     # -- making ------------------------------------------------------------------------------------------------------
 
-    def _make(self, tokens: int) -> None:
+    def _new(self, tokens: int) -> _Bucket:
+        """A bucket with its buffers, and no graph yet."""
         rows = max(FEWEST_ROWS, tokens // TOKENS_PER_ROW)
         fields = {
             "ids": (torch.int64, tokens),
@@ -195,6 +201,10 @@ class PrefillGraphs:
         nobody = PackedPrompts(rows=none, counts=none, cached=none, tables=self._tables.ids)
         self._fill(bucket, [], nobody)
         attention.prepare(nobody)
+        return bucket
+
+    def _make(self, tokens: int) -> None:
+        bucket = self._new(tokens)
         bucket.graph, bucket.drawn = self._captures.graph(lambda: self._step(bucket))
         self._buckets[tokens] = bucket
 

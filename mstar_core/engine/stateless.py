@@ -10,7 +10,7 @@ import contextlib
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from mstar_core.engine.base import Done, Emission, Failed, Handle, MemoryUse, Pr
 from mstar_core.engine.host_ring import HostRing
 from mstar_core.engine.loop_rules import carried_values, stops
 from mstar_core.engine.ports import keyword, names, takes
+from mstar_core.engine.rows import Dealer
 from mstar_core.engine.sampler import to_int64
 from mstar_core.engine.stateless_ports import BatchPorts, Number
 from mstar_core.errors import EngineError, MstarError
@@ -37,23 +38,21 @@ if TYPE_CHECKING:
 class _Entry:
     """A job in the queue. carried: what a loop's next iteration takes in place of its inputs.
 
-    key: what may share its batch, where that stays the same. made: when its inputs on the device are there.
+    rank: small goes first, by urgency, then age. width: batch rows; dealt: inputs that hold a value for each. key: what
+    may share its batch, None where that changes from firing to firing. made: when its inputs on the device are there.
     """
 
     job: Job
     request: _Request
-    order: int
     since: float
     inputs: dict[str, Tensor | Number]
     carried: dict[str, Tensor] = field(default_factory=dict)
     iteration: int = 0
+    rank: tuple[float, int] = (0.0, 0)
+    width: int = 1
+    dealt: frozenset[str] = frozenset()
     key: tuple[object, ...] | None = None
     made: torch.cuda.Event | None = None
-
-    @property
-    def rank(self) -> tuple[float, int]:
-        """Small goes first: urgency, then age."""
-        return -self.job.urgency, self.order
 
 
 @dataclass(slots=True)
@@ -80,18 +79,20 @@ class StatelessRunning:
 class StatelessEngine:
     """Runs one stateless node on one device. Owned by the worker; every call comes from its one thread.
 
-    A module may name `host_ports`, inputs that it wants on the host: it gets them as numpy arrays [B, ...], numbers as
-    int64 (booleans too) or float64. It may name `host_outputs`, outputs that leave the GPU in one copy per step: those
-    of a job are views of memory that serves again three steps later, and are to be copied by then. A module on CUDA
-    may keep an output in one place, where the next step overwrites it. `idle() -> bool` of a module is work for
-    moments without any.
+    A module may name `host_ports`, inputs that it wants on the host: it gets them as numpy arrays [B, ...] (a list of B
+    where their shapes differ), numbers as int64 (booleans too) or float64. It may name `host_outputs`, outputs that
+    leave the GPU in one copy per step: those of a job are views of memory that serves again three steps later, and are
+    to be copied by then. A module on CUDA may keep an output in one place, where the next step overwrites it.
+    `idle() -> bool` of a module is work for moments without any.
 
     The module's forward gets each port stacked on a leading batch dimension: [B, ...] (numbers: [B]), or a list of B
-    tensors for a port outside `spec.batch_key` whose shapes differ. It returns [B, ...] or a list of B per port, with
-    None for a row that does not produce it. A
-    forward that names `seeds` or `counters` gets them as int64 [B]: the request's seed, and how many firings of this
-    node the request had before this one. A job of several rows brings them on its inputs' first axis; a node with
-    `per="request"` gets them as one batch row, any other as that many.
+    tensors for a port outside `spec.batch_key`, or in `spec.ragged`, whose shapes differ. It returns [B, ...] or a list
+    of B per port, with None for a row that does not produce it. A forward that names `seeds` or `counters` gets them as
+    int64 [B]: the request's seed, and how many firings of this node the request had before this one.
+
+    A job of several rows brings values for each on its inputs' first axis, or one for all; a node with `per="request"`
+    gets them as one batch row, any other as that many. Where no input has a value for each row there is nothing to do
+    more than once: the job is one batch row, and what it gives is every row's.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class StatelessEngine:
         self._lookahead = lookahead
         self._clock = clock
         self._faults = faults
+        self._dealer = Dealer(spec)
         self._ports = BatchPorts(spec, module, device, dtype)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._takes_step = takes(module, keyword(STEP))
@@ -127,7 +129,7 @@ class StatelessEngine:
         self._ready = StepResult()
         self._submitted = 0
 
-    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int) -> None:
+    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None:
         """See NodeRunner. Raises EngineError for a handle in use."""
         if handle in self._requests:
             raise EngineError(f"handle {handle} is already open at node {self.name}", node=self.name)
@@ -139,10 +141,10 @@ class StatelessEngine:
         if request is None or request.is_failed:
             return
         self._submitted += 1
-        entry = _Entry(job, request, self._submitted, self._clock(), {})
+        entry = _Entry(job, request, self._clock(), {}, rank=(-job.urgency, self._submitted))
         try:
             entry.inputs = {name: self._ports.taken(name, value) for name, value in (job.inputs | job.numbers).items()}
-            self._check_rows(entry)
+            self._spread(entry, entry.inputs)
             if job.loop is None:
                 entry.key = self._batch_key(entry)
         except (MstarError, RuntimeError) as error:
@@ -258,8 +260,8 @@ class StatelessEngine:
             _, handle = heapq.heappop(heads)
             request = self._requests[handle]
             entry = request.queue[0]
-            own = self._batch_key(entry)
-            width = self._rows(entry)
+            own = entry.key or self._batch_key(entry)
+            width = entry.width
             if (key is not None and own != key) or (batch and rows + width > self._max_batch):
                 continue
             key, rows = own, rows + width
@@ -294,6 +296,7 @@ class StatelessEngine:
         given = {name: self._tensor(name, value) for name, value in entry.inputs.items() if name in loop.carry.values()}
         values = carried_values(loop, given, entry.request.held, self.name)
         entry.carried = {into: self._tensor(into, value) for into, value in values.items()}
+        self._spread(entry, {**entry.inputs, **entry.carried})
         start = {port: entry.carried[into] for port, into in loop.carry.items()}
         is_stopped = loop.stop_port in start and stops(loop, start[loop.stop_port])
         if not is_stopped and loop.max_iters > 0:
@@ -311,28 +314,28 @@ class StatelessEngine:
         return ports
 
     def _batch_key(self, entry: _Entry) -> tuple[object, ...]:
-        if entry.key is not None:
-            return entry.key
-        return self._ports.key(self._given(entry), 1 if self._rows(entry) > 1 else 0)
-
-    def _rows(self, entry: _Entry) -> int:
-        return entry.job.rows if self._spec.per == "row" else 1
+        return self._ports.key(self._given(entry), entry.dealt)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
     def _run(self, result: StepResult, batch: list[_Entry]) -> None:
-        """Run a batch, and all iterations of its fused loops; others go back to the head of their queue."""
-        going = batch
-        while going:
-            again = []
-            for entry, outputs in self._isolated(result, going):
-                if self._settle(result, entry, outputs):
-                    again.append(entry)
-            going = [entry for entry in again if entry.job.loop is not None and entry.job.loop.fused]
-            for entry in again:
-                if entry not in going:
+        """Run a batch, and all iterations of its fused loops; others go back to the head of their queue.
+
+        So does a fused loop that tells its iterations: each is told at the end of a step.
+        """
+        groups = [batch] if batch else []
+        while groups:
+            going: dict[tuple[object, ...], list[_Entry]] = {}
+            for entry, outputs in self._isolated(result, groups.pop()):
+                if not self._settle(result, entry, outputs):
+                    continue
+                loop = entry.job.loop
+                if loop is not None and loop.fused and not loop.emit:
+                    going.setdefault(self._batch_key(entry), []).append(entry)
+                else:
                     entry.since = self._clock()
                     entry.request.queue.appendleft(entry)
+            groups += going.values()
 
     def _isolated(self, result: StepResult, batch: list[_Entry]) -> list[tuple[_Entry, dict[str, Tensor]]]:
         """Outputs of each job; when a batch fails its jobs run one by one, so that only the bad ones fail."""
@@ -346,16 +349,17 @@ class StatelessEngine:
             return [pair for entry in batch for pair in self._isolated(result, [entry])]
         for entry in batch:
             entry.request.fired += 1
-        result.rows += sum(self._rows(entry) for entry in batch)
+        result.rows += sum(entry.width for entry in batch)
         return list(zip(batch, outputs, strict=True))
 
     def _forward(self, batch: list[_Entry]) -> list[dict[str, Tensor]]:
         if self._faults is not None:
             self._faults([entry.request.handle for entry in batch])
-        given, rows = [self._given(entry) for entry in batch], [self._rows(entry) for entry in batch]
-        ports: dict[str, object] = {
-            self._ports.word(name): self._ports.stacked(name, [each[name] for each in given], rows) for name in given[0]
-        }
+        given, rows = [self._given(entry) for entry in batch], [entry.width for entry in batch]
+        ports: dict[str, object] = {}
+        for name in given[0]:
+            counts = [(entry.width, name in entry.dealt) for entry in batch]
+            ports[self._ports.word(name)] = self._ports.stacked(name, [each[name] for each in given], counts)
         if self._wants_seeds:
             ports["seeds"] = self._per_row(batch, [entry.request.seed for entry in batch])
         if self._wants_counters:
@@ -388,7 +392,7 @@ class StatelessEngine:
         return counters
 
     def _per_row(self, batch: list[_Entry], values: list[int]) -> Tensor:
-        spread = [value for entry, value in zip(batch, values, strict=True) for _ in range(self._rows(entry))]
+        spread = [value for entry, value in zip(batch, values, strict=True) for _ in range(entry.width)]
         return self._ports.sent(torch.tensor(spread, dtype=torch.int64))
 
     def _shares(
@@ -436,6 +440,7 @@ class StatelessEngine:
             values = {port: outputs[port] for port in loop.emit if port in outputs}
             result.emissions.append(Emission(job=job, iteration=entry.iteration, outputs=values))
         entry.iteration += 1
+        entry.dealt |= frozenset(loop.carry.values()) if entry.width > 1 else frozenset()
         entry.carried = {into: outputs[port] for port, into in loop.carry.items()}
         is_stopped = loop.stop_port in outputs and stops(loop, outputs[loop.stop_port])
         if not is_stopped and entry.iteration < loop.max_iters:
@@ -457,15 +462,14 @@ class StatelessEngine:
         taken = self._ports.taken(name, value)
         return taken if isinstance(taken, torch.Tensor) else torch.tensor(taken)
 
-    def _check_rows(self, entry: _Entry) -> None:
+    def _spread(self, entry: _Entry, inputs: Mapping[str, Tensor | Number]) -> None:
+        """Find out which inputs hold a value for each row. Raises EngineError for one that fits neither way."""
         rows = entry.job.rows
-        for name, value in entry.inputs.items():
-            if rows > 1 and isinstance(value, torch.Tensor) and value.dim() and value.shape[0] != rows:
-                raise EngineError(
-                    f"port {name!r} of node {self.name} does not hold one value per row",
-                    f"{rows} rows, shape {list(value.shape)}",
-                    node=self.name,
-                )
+        if rows == 1 or self._spec.per != "row":
+            return
+        tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        dealt = [name for name, value in tensors.items() if self._dealer.is_dealt(name, value, rows)]
+        entry.dealt, entry.width = frozenset(dealt), rows if dealt else 1
 
 
 def _is_on_gpu(value: Tensor | Number) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
 from mstar_core.engine.ports import keyword
-from mstar_core.errors import EngineError
 from mstar_core.graph.nodes import PortType
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class BatchPorts:
 
     def _is_open(self, name: str) -> bool:
         named = self._spec.batch_key
-        return bool(named) and name not in named
+        return name in self._spec.ragged or (bool(named) and name not in named)
 
     def _of(self, name: str) -> tuple[str, bool]:
         """Keyword, and whether it is a host port; looked up for every input of every job."""
@@ -71,8 +70,8 @@ class BatchPorts:
             return value.to(dtype)
         return value.to(self._device, dtype)
 
-    def key(self, ports: Mapping[str, Tensor | Number], axis: int) -> tuple[object, ...]:
-        """What jobs must agree in to share a batch. axis: 1 when the first dimension is a job's own rows."""
+    def key(self, ports: Mapping[str, Tensor | Number], dealt: Container[str] = ()) -> tuple[object, ...]:
+        """What jobs must agree in to share a batch. dealt: ports whose first dimension is a job's own rows."""
         parts: list[object] = []
         for name, value in ports.items():
             if type(value) is int or type(value) is bool:
@@ -81,23 +80,23 @@ class BatchPorts:
                 parts += [name] if _is_float(value) else []
                 continue
             assert isinstance(value, torch.Tensor), "numbers of other ports become tensors when they are taken"
-            shape = value.shape[axis:] if axis else value.shape
+            shape = value.shape[1:] if name in dealt else value.shape
             parts += (value.dtype, None if self._is_open(name) else shape)
         return tuple(ports), *parts
 
     def stacked(
-        self, name: str, values: Sequence[Tensor | Number], rows: Sequence[int]
-    ) -> Tensor | list[Tensor] | np.ndarray:
-        """One port of a batch: [B, ...], or a list of B where shapes differ. rows: batch rows of each job."""
+        self, name: str, values: Sequence[Tensor | Number], rows: Sequence[tuple[int, bool]]
+    ) -> Tensor | list[Tensor] | np.ndarray | list[np.ndarray]:
+        """One port of a batch: [B, ...], or a list of B where shapes differ.
+
+        rows: batch rows of each job, and whether its value is one for each of them.
+        """
         if self.is_host(name):
-            return _host_array(name, values, rows, self._spec.name)
+            return _host_array(values, rows)
         tensors: list[Tensor] = []
-        for value, count in zip(values, rows, strict=True):
+        for value, (count, is_dealt) in zip(values, rows, strict=True):
             assert isinstance(value, torch.Tensor), "numbers become tensors when they are taken"
-            if count == 1:
-                tensors.append(value)
-            else:
-                tensors.extend(value.expand(count) if not value.dim() else value)
+            tensors.extend(value if is_dealt else [value] * count)
         is_even = all(row.shape == tensors[0].shape for row in tensors)
         if self._device.type == "cpu":
             return torch.stack(tensors) if is_even else tensors
@@ -115,20 +114,18 @@ class BatchPorts:
         return value.pin_memory().to(self._device, non_blocking=True)
 
 
-def _host_array(name: str, values: Sequence[Tensor | Number], rows: Sequence[int], node: str) -> np.ndarray:
+def _host_array(values: Sequence[Tensor | Number], rows: Sequence[tuple[int, bool]]) -> np.ndarray | list[np.ndarray]:
+    counts = [count for count, _ in rows]
     if not _is_number(values[0]):
-        arrays = [value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value) for value in values]
-        if any(array.shape != arrays[0].shape for array in arrays):
-            raise EngineError(
-                f"port {name!r} of node {node} has rows of different shapes",
-                f"{sorted({array.shape for array in arrays})}; a port on the host is one array",
-                "name the port in the node's batch_key",
-                node=node,
-            )
-        return np.stack(arrays) if max(rows) == 1 else np.concatenate(arrays)
+        arrays = [
+            np.asarray(each)
+            for value, (count, is_dealt) in zip(values, rows, strict=True)
+            for each in (value if is_dealt and isinstance(value, torch.Tensor) else [value] * count)
+        ]
+        return np.stack(arrays) if all(array.shape == arrays[0].shape for array in arrays) else arrays
     dtype = np.float64 if _is_float(values[0]) else np.int64
     made: np.ndarray = np.fromiter(values, dtype=dtype, count=len(values))
-    return made if max(rows) == 1 else np.repeat(made, rows)
+    return made if max(counts) == 1 else np.repeat(made, counts)
 
 
 def _is_number(value: Tensor | Number) -> bool:

@@ -9,7 +9,7 @@ from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph.compiled import CompiledWalk, Kind, Source
 from mstar_core.graph.declared import Declared
 from mstar_core.graph.edges import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream, StreamingGraphEdge
-from mstar_core.graph.nodes import KV_CACHE, NodeSpec, PortType
+from mstar_core.graph.nodes import KV_CACHE, STATELESS, NodeSpec, PortType
 from mstar_core.graph.walk_check import WalkCheck
 from mstar_core.graph.walks import Walk, graph_nodes, loops
 from mstar_core.graph.wiring import wire
@@ -123,6 +123,13 @@ class _Check:
             self.declared.has_port(node, port, f"batch_key of node {node.name!r} names", node.name)
         for port in node.sequence:
             self.declared.has_port(node, port, f"sequence of node {node.name!r} names", node.name)
+        for field, ports, engine in (("row_ports", node.row_ports, KV_CACHE), ("ragged", node.ragged, STATELESS)):
+            for port in ports:
+                self.declared.has_port(node, port, f"{field} of node {node.name!r} names", node.name)
+            if ports and node.engine is not engine:
+                self.declared.problem(
+                    f"node {node.name!r} has {field}, which mean nothing to its engine", node.name, "leave them out"
+                )
         if node.of is not None and node.of.name not in self.declared.nodes:
             self.declared.problem(
                 f"node {node.name!r} is a branch of {node.of.name!r}, which is not among the nodes",

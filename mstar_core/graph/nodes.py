@@ -74,13 +74,23 @@ class PortType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVSpec:
-    """Shape of a node's cache. `page` overrides the deployment's page size (in tokens)."""
+    """Shape of a node's cache. `page` overrides the deployment's page size (in tokens).
+
+    rows: most rows (candidates) whose caches exist at once on a branch, of all requests together, beside the caches
+    of their branches; 0 for a node that never runs several. A job of more rows is refused, unless its rows take turns
+    (see `Job.rows`).
+    """
 
     layers: int
     kv_heads: int
     head_dim: int
     branches: tuple[str, ...] = (MAIN,)
     page: int | None = None
+    rows: int = 0
+
+    def slots(self, requests: int) -> int:
+        """Caches that may exist at once when so many requests run."""
+        return (requests + self.rows) * len(self.branches)
 
     def bytes_per_token(self, dtype_bytes: int) -> int:
         """Cache bytes of one token over all layers, keys and values."""
@@ -136,6 +146,11 @@ class NodeSpec:
     token each, features one per vector of the last axis. Empty: the only port that a use takes.
     per: `row` runs once per row of a request; `request` runs once with all its rows, stacked on a first axis (port
     types describe one row), and hands a value for rows out again along that axis.
+    row_ports: (KV) ports, in and out, that hold one value per row and not one per token: the module gets and gives
+    them stacked on a first axis, [rows of the step, ...], even for one row. Inputs that are not in `batch_key`, where
+    one is given, may differ in shape and then come as a list. Passes with such ports run whole, and together.
+    ragged: (STATELESS) inputs whose shapes may differ within a batch, whatever `batch_key` says: they come as a list of
+    one tensor per row wherever they do differ.
     """
 
     name: str
@@ -152,6 +167,8 @@ class NodeSpec:
     doc: str = ""
     sequence: tuple[str, ...] = ()
     per: Literal["row", "request"] = "row"
+    row_ports: tuple[str, ...] = ()
+    ragged: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         return hash(self.name)

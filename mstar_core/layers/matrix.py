@@ -134,7 +134,7 @@ def shape_of(matrix: Matrix, *, whole: bool = False, is_gated: bool = False) -> 
         return Shape(block=128, step=128, stages=4, ahead_bytes=512)
     splits = 1 if whole or is_gated else max(1, min(round(SLICED_PROGRAMS * 64 / outputs), inputs // 256))
     if matrix.scale is not None:
-        return Shape(block=64, step=128, stages=8, splits=splits)
+        return Shape(block=64, step=128, stages=8, splits=splits, ahead_bytes=512)
     return Shape(block=64, step=128, stages=3 if splits > 3 else 5, splits=splits)
 
 

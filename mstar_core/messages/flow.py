@@ -25,9 +25,10 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True, tag="values"):
-    """Worker to worker: values and marks that crossed in one step."""
+    """Worker to worker: values and marks that crossed in one step. sent: CLOCK_MONOTONIC, as in all that follows."""
 
     items: list[Value]
+    sent: float = 0.0
 
 
 class StreamItems(msgspec.Struct, frozen=True, kw_only=True, tag="stream_items"):
@@ -37,6 +38,7 @@ class StreamItems(msgspec.Struct, frozen=True, kw_only=True, tag="stream_items")
     handles: list[int]
     index: list[int]
     ids: list[int]
+    sent: float = 0.0
 
 
 class StreamTensor(msgspec.Struct, frozen=True, kw_only=True, tag="stream_tensor"):
@@ -46,6 +48,7 @@ class StreamTensor(msgspec.Struct, frozen=True, kw_only=True, tag="stream_tensor
     handle: int
     index: int
     ref: TensorRef
+    sent: float = 0.0
 
 
 class TensorFreed(msgspec.Struct, frozen=True, kw_only=True, tag="tensor_freed"):

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from mstar_core.messages.telemetry import EdgeNews, RequestNews, Span
+
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """Child to supervisor, repeated until PeerUp of itself comes back.
@@ -104,19 +106,41 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     reason: str = ""
 
 
-class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry", omit_defaults=True):
-    """Child to supervisor, at most every 100 ms: absolute gauges and counters by name, and finished spans.
+class LogLevel(msgspec.Struct, frozen=True, kw_only=True, tag="log_level"):
+    """Supervisor to child: log from this level on, until the process ends."""
 
-    values: flat name -> number, e.g. "node.LLM.pages_used". events: (type, facts). No client text.
+    level: str
+
+
+class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry", omit_defaults=True):
+    """Child to supervisor, at most every 100 ms: gauges, counters, news of requests, spans, edges. No client text.
+
+    values: flat name -> number, absolute, e.g. "worker-0.LLM.pages_used"; those that changed. events: (type, facts).
+    dropped: spans that were too many to send, since the process began.
     """
 
     name: str
     incarnation: int
     values: dict[str, float] = {}
-    requests: list[dict[str, Any]] = []
+    requests: list[RequestNews] = []
+    spans: list[Span] = []
+    edges: list[EdgeNews] = []
     events: list[tuple[str, dict[str, Any]]] = []
+    dropped: int = 0
 
 
 LifeMessage = (
-    Hello | Phase | Beat | PeerUp | PeerDown | PeerReady | ServiceState | Ping | Drain | Drained | Stop | Telemetry
+    Hello
+    | Phase
+    | Beat
+    | PeerUp
+    | PeerDown
+    | PeerReady
+    | ServiceState
+    | Ping
+    | Drain
+    | Drained
+    | Stop
+    | LogLevel
+    | Telemetry
 )

@@ -23,7 +23,8 @@ RunInputRef = TensorRef | SignalRef
 class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request", omit_defaults=True):
     """Conductor to worker: a request whose walks will come. homes: node name -> leading rank that runs it.
 
-    params: checked values by parameter name. max_tokens: most tokens its caches may hold.
+    params: checked values by parameter name. max_tokens: most tokens its caches may hold. rows: batch rows that keep
+    caches of their own at once, which hold those tokens in equal parts.
     """
 
     handle: int
@@ -32,6 +33,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, tag="open_request",
     homes: dict[str, int]
     max_tokens: int
     outputs: list[str] = []
+    rows: int = 1
 
 
 class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from mstar_core.errors import ExitCode, MstarError
-from mstar_core.messages.life import Beat, Hello, PeerDown, PeerUp, Phase, Ping, Stop, Telemetry
+from mstar_core.messages.life import Beat, Hello, LogLevel, PeerDown, PeerUp, Phase, Ping, Stop, Telemetry
+from mstar_core.messages.telemetry import EdgeNews, RequestNews, Span
 from mstar_core.observe.logs import REQUEST_ID
 
 HELLO_S: Final = 0.2
@@ -132,6 +133,9 @@ class ChildLife:
             case PeerDown():
                 self._courier.disconnect(message.name, message.incarnation)
                 return False
+            case LogLevel():
+                logging.getLogger().setLevel(message.level)
+                log.info("logging from %s on", message.level)
             case Stop():
                 self.stop_reason = self.stop_reason or message.reason or "stopped by the supervisor"
             case _:
@@ -151,12 +155,22 @@ class ChildLife:
         )  # fmt: skip
 
     def telemetry(
-        self, values: dict[str, float], requests: list[dict[str, Any]], events: list[tuple[str, dict[str, Any]]]
+        self,
+        values: dict[str, float],
+        requests: list[RequestNews] | None = None,
+        spans: list[Span] | None = None,
+        edges: list[EdgeNews] | None = None,
+        *,
+        events: list[tuple[str, dict[str, Any]]] | None = None,
+        dropped: int = 0,
     ) -> None:
         """Send one telemetry batch; the caller keeps the pace of at most one per 100 ms."""
         self._send(
-            Telemetry(name=self.name, incarnation=self.incarnation, values=values, requests=requests, events=events)
-        )
+            Telemetry(
+                name=self.name, incarnation=self.incarnation, values=values, requests=requests or [],
+                spans=spans or [], edges=edges or [], events=events or [], dropped=dropped,
+            )
+        )  # fmt: skip
 
     def fatal(self, error: BaseException) -> None:
         """Write why this process dies to the run directory and to its log. Never raises; the first cause is kept."""

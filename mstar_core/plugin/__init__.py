@@ -12,6 +12,7 @@ from mstar_core.plugin.params import ParamSpec, param, param_schema, param_specs
 from mstar_core.plugin.problem import Problem
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
 from mstar_core.plugin.spec import API_VERSION, ModelSpec, Partition, Sample, WeightRef
+from mstar_core.plugin.surface import Surface
 
 __all__ = [
     "API_VERSION",
@@ -38,6 +39,7 @@ __all__ = [
     "Scalar",
     "Segment",
     "Signal",
+    "Surface",
     "TensorData",
     "Text",
     "TransportSpec",

@@ -20,6 +20,7 @@ from mstar_core.plugin.graph_json import (
 from mstar_core.plugin.modality import MODALITIES, Modality
 from mstar_core.plugin.params import param_schema
 from mstar_core.plugin.spec import ModelSpec, Partition, Sample, WeightRef
+from mstar_core.plugin.surface import Surface
 
 FORM_VERSION: Final = 1
 _PLAIN: Final = (
@@ -48,6 +49,7 @@ def spec_to_json(spec: ModelSpec) -> Json:
         "params": name_of(spec.params),
         "params_schema": param_schema(spec.params),
         "routes": sorted(spec.routes),
+        "surfaces": {name: _surface_to_json(surface) for name, surface in spec.surfaces.items()},
         "nodes": [node_to_json(node) for node in spec.nodes],
         "streams": [stream_to_json(stream) for stream in spec.streams],
         "partitions": [_partition_to_json(partition) for partition in spec.partitions],
@@ -78,6 +80,7 @@ def spec_from_json(data: Mapping[str, Any]) -> ModelSpec:
         outputs=tuple(_modality_from_json(item) for item in data["outputs"]),
         params=named(data["params"]),
         routes=frozenset(data["routes"]),
+        surfaces={name: _surface_from_json(surface) for name, surface in data["surfaces"].items()},
         nodes=tuple(nodes.values()),
         streams=tuple(streams.values()),
         partitions=tuple(
@@ -111,6 +114,14 @@ def _modality_from_json(data: Mapping[str, Any]) -> Modality:
     facts = dict(data)
     kinds = {kind.kind: kind for kind in MODALITIES}
     return kinds[facts.pop("kind")](**facts)
+
+
+def _surface_to_json(surface: Surface) -> Json:
+    return {**dataclasses.asdict(surface), "params": dict(surface.params), "beside": list(surface.beside)}
+
+
+def _surface_from_json(data: Mapping[str, Any]) -> Surface:
+    return Surface(**{**data, "beside": tuple(data["beside"])})
 
 
 def _sample_to_json(sample: Sample) -> Json:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from mstar_core.plugin.media.limits import MediaLimits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,19 +26,42 @@ class MediaPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One message of a chat. order: its pieces, as in PromptRequest.order."""
+
+    role: Literal["system", "user", "assistant"]
+    order: Sequence[tuple[str, int]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRequest:
     """What the api hands to a processor: text and media in the order given, and the checked parameters.
 
-    order: indices into (texts, media) as (modality, index) pairs. seed: already chosen.
+    order: (modality, index) pairs; `("text", i)` is `text_at(i)`, `("image", i)` the i-th image among `media`.
+    text: the text; of several texts all of them, with an empty line between. texts: each of them.
+    turns: the messages of a chat, in order; together their pieces are `order`. A model with a template of its own lays
+    them out; one without roles reads the pieces of `order` as segments. Empty on routes without messages.
+    seed: already chosen. limits: of media, for the readers in `mstar_core.plugin.media`.
     """
 
     text: str | None
+    texts: Sequence[str] = ()
+    turns: Sequence[Turn] = ()
     media: Sequence[MediaPart] = ()
     order: Sequence[tuple[str, int]] = ()
     params: Any = None
     outputs: frozenset[str] = frozenset()
     seed: int = 0
     max_seq_len: int = 0
+    limits: MediaLimits = field(default_factory=MediaLimits)
+
+    def text_at(self, index: int) -> str:
+        """The text that a pair `("text", index)` of `order` means."""
+        return self.texts[index] if self.texts else self.text or ""
+
+    def media_at(self, modality: str, index: int) -> MediaPart:
+        """The file that a pair of `order` means."""
+        return [part for part in self.media if part.modality == modality][index]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,12 @@ class Run:
     """A program's wish to take a walk.
 
     max_iters: limit of the walk's loop, or {loop: limit} when there are several; None = until it stops itself.
-    branches: cache branches that take part. rows: batch rows of this request (candidates).
+    branches: cache branches that take part. rows: batch rows of this request (candidates). Each goes on from the
+    branch's cache, which they share, with one of its own; inputs have their values on a first axis, [rows, ...], or are
+    the same for all, and outputs are stacked on one. A Run of one row goes on from the branch again.
+    row_tokens: tokens that each row keeps beside the shared ones, where all rows exist at once: rows * row_tokens are
+    counted when the request is admitted. 0: nothing is counted before, as where rows take turns (loops that an engine
+    iterates alone and that keep nothing).
     sample: whether a prefill samples from its last row. keep: output ports of the walk's nodes whose last value comes
     back as a signal. inputs: walk input -> request input, segment or signal.
     """
@@ -97,6 +102,7 @@ class Run:
     max_iters: int | Mapping[str, int] | None
     branches: tuple[str, ...]
     rows: int
+    row_tokens: int
     sample: bool
     keep: tuple[str, ...]
     inputs: Mapping[str, RunInput]
@@ -108,6 +114,7 @@ class Run:
         max_iters: int | Mapping[str, int] | None = None,
         branches: Sequence[str] = (MAIN,),
         rows: int = 1,
+        row_tokens: int = 0,
         sample: bool = True,
         keep: Sequence[str] = (),
         **inputs: RunInput,
@@ -116,6 +123,7 @@ class Run:
         object.__setattr__(self, "max_iters", max_iters)
         object.__setattr__(self, "branches", tuple(branches))
         object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "row_tokens", row_tokens)
         object.__setattr__(self, "sample", sample)
         object.__setattr__(self, "keep", tuple(keep))
         object.__setattr__(self, "inputs", dict(inputs))

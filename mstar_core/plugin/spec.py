@@ -11,6 +11,7 @@ from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph import NodeSpec, Stream, Walk
 from mstar_core.plugin.modality import Modality
 from mstar_core.plugin.program import Program, ProgramRequest
+from mstar_core.plugin.surface import Surface
 
 API_VERSION = 1
 """Major of the plugin API. A plugin states `PLUGIN_API = 1`."""
@@ -61,7 +62,8 @@ class ModelSpec:
     when the installed version carries no model code. configs: package of default YAML files ("pkg:folder").
     tiny: target "pkg.mod:function" that writes the embedded default checkpoint into a folder.
     resolve: target "pkg.mod:function" that finds or downloads the official weights.
-    openai routes: `routes`. notice: one line shown whenever the tiny checkpoint is used.
+    openai routes: `routes`, and `surfaces` where one needs more than its name.
+    notice: one line shown whenever the tiny checkpoint is used.
     """
 
     name: str
@@ -72,6 +74,7 @@ class ModelSpec:
     outputs: tuple[Modality, ...]
     params: type[Any]
     routes: frozenset[str] = frozenset()
+    surfaces: Mapping[str, Surface] = field(default_factory=dict)
     nodes: tuple[NodeSpec, ...]
     streams: tuple[Stream, ...] = ()
     partitions: tuple[Partition, ...]
@@ -113,6 +116,14 @@ class ModelSpec:
     def output(self, kind: str) -> Modality | None:
         """The output modality of that kind, or None."""
         return next((modality for modality in self.outputs if modality.kind == kind), None)
+
+    def input(self, kind: str) -> Modality | None:
+        """The input modality of that kind, or None."""
+        return next((modality for modality in self.inputs if modality.kind == kind), None)
+
+    def surface(self, route: str) -> Surface:
+        """What the model says of one of its routes."""
+        return self.surfaces.get(route) or Surface()
 
     def bound(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
         """The spec adapted to a checkpoint folder and the deployment's model_kwargs."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from mstar_core.errors import GraphError, MstarError, PluginError, did_you_mean
 from mstar_core.graph import CLIENT, GraphEdge, graph_nodes, loops
@@ -13,9 +13,7 @@ from mstar_core.plugin.dry_run import WalkInputs, dry_run
 from mstar_core.plugin.modality import MODALITY_NAMES
 from mstar_core.plugin.params import check_value, param_specs
 from mstar_core.plugin.spec import ModelSpec
-
-ROUTES: Final = ("chat", "speech", "image", "image_edit", "transcription", "robot_policy")
-"""Routes of the api that a model may map."""
+from mstar_core.plugin.surface import ROUTE_INPUTS, ROUTE_OUTPUTS, ROUTES
 
 _NAME = re.compile(r"^[a-z][a-z0-9_.-]*$")
 _TARGET = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
@@ -23,7 +21,7 @@ _TARGET = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 def check_spec(spec: ModelSpec) -> list[MstarError]:
     """Every way in which a spec contradicts itself; empty when it is sound."""
-    found: list[MstarError] = [*_names(spec), *_targets(spec), *_params(spec)]
+    found: list[MstarError] = [*_names(spec), *_targets(spec), *_params(spec), *_surfaces(spec)]
     if not any(isinstance(error, GraphError) for error in found):
         graph = _graph(spec)
         found += graph or _programs(spec)
@@ -96,6 +94,35 @@ def _params(spec: ModelSpec) -> Iterator[MstarError]:
             yield PluginError(
                 f"{spec.name}: default of parameter {item.name!r} is refused", error.title, phase="params"
             )
+
+
+def _surfaces(spec: ModelSpec) -> Iterator[MstarError]:
+    reads, writes = {m.kind for m in spec.inputs}, {m.kind for m in spec.outputs}
+    for route in sorted(spec.routes & set(ROUTE_OUTPUTS)):
+        missing = [f"read {kind}" for kind in ROUTE_INPUTS[route] if kind not in reads]
+        missing += [f"give {kind}" for kind in (ROUTE_OUTPUTS[route],) if kind not in writes]
+        if missing:
+            yield PluginError(f"{spec.name} maps route {route!r} and does not {missing[0]}", phase="surfaces")
+    for route, surface in spec.surfaces.items():
+        if route not in spec.routes:
+            hint = did_you_mean(route, spec.routes)
+            yield PluginError(f"{spec.name}: surface {route!r} is no route of it", hint=hint, phase="surfaces")
+        for kind in surface.beside:
+            if kind not in writes:
+                hint = did_you_mean(kind, writes)
+                yield PluginError(f"{spec.name}: surface {route!r} asks for {kind!r}", hint=hint, phase="surfaces")
+        yield from _surface_params(spec, route, surface.params)
+
+
+def _surface_params(spec: ModelSpec, route: str, given: Mapping[str, Any]) -> Iterator[MstarError]:
+    known = {item.name: item for item in param_specs(spec.params)}
+    for name, value in given.items():
+        try:
+            if name not in known:
+                raise PluginError(f"there is no parameter {name!r}", hint=did_you_mean(name, known))
+            check_value(known[name], value)
+        except MstarError as error:
+            yield PluginError(f"{spec.name}: surface {route!r}: {error.title}", hint=error.hint, phase="surfaces")
 
 
 def _graph(spec: ModelSpec) -> list[MstarError]:

@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -16,12 +17,13 @@ log = logging.getLogger(__name__)
 
 
 class Events:
-    """Owned by the supervisor; read by the admin socket's streams, which wait on `changed`."""
+    """Owned by the supervisor; read by the admin socket's streams, which wait for the next. on_event: the hub's ear."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, on_event: Callable[[dict[str, Any]], None] | None = None) -> None:
         self.ring: deque[dict[str, Any]] = deque(maxlen=RING)
         self.number = 0
         self._path = path
+        self._on_event = on_event
         self._changed = asyncio.Event()
 
     def add(self, kind: str, **facts: Any) -> None:
@@ -29,6 +31,8 @@ class Events:
         self.number += 1
         event = {"n": self.number, "time": round(time.time(), 3), "type": kind, **facts}
         self.ring.append(event)
+        if self._on_event is not None:
+            self._on_event(event)
         log.info("%s %s", kind, " ".join(f"{key}={value}" for key, value in facts.items()))
         if self._path is not None:
             with suppress(OSError), self._path.open("a") as file:

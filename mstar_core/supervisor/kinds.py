@@ -18,6 +18,7 @@ FETCHED: Final = "weights.folder"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """Times of the supervisor in seconds. ping: five missed ones end a child. watch: between looks at progress.
+    show: between two pictures of what goes on.
 
     stop: for children to end by themselves. backoff: before the first, second ... restart; restarts_max of them within
     `window`. stacks: for a stuck child to write its stacks. cause: for others to die of the same cause.
@@ -25,6 +26,7 @@ class Pace:
 
     ping_s: float = 1.0
     watch_s: float = 0.5
+    show_s: float = 0.1
     stop_s: float = 10.0
     backoff_s: tuple[float, ...] = (0.2, 1.0, 2.0, 4.0, 8.0)
     window_s: float = 600.0

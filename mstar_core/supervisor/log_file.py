@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -17,13 +16,16 @@ log = logging.getLogger(__name__)
 
 
 class LogFile:
-    """Appends lines, keeps the last ones in memory, turns the file over at its limit. Owned by its child's pump."""
+    """Appends lines, keeps the last ones in memory, turns the file over at its limit. Owned by its child's pump.
 
-    def __init__(self, path: Path, on_line: Callable[[str, str], None] | None = None) -> None:
+    listeners: set with each line; whoever follows the log puts an event in and takes it out again.
+    """
+
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.lines = 0
-        self._on_line = on_line
+        self.listeners: set[asyncio.Event] = set()
         self._file = path.open("ab", buffering=0)
         self._size = self._file.tell()
 
@@ -39,8 +41,8 @@ class LogFile:
                 self._turn_over()
         except OSError as error:
             log.warning("a log line was lost: %s", error.strerror)
-        if self._on_line is not None:
-            self._on_line(self.path.stem, text)
+        for listener in self.listeners:
+            listener.set()
 
     def close(self) -> None:
         self._file.close()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -14,13 +16,18 @@ from pathlib import Path
 
 import zmq
 
-from mstar_core.admin.server import AdminServer, bind_admin
+from mstar_core.admin.binding import bind_admin
+from mstar_core.admin.server import AdminServer
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.ports import check_port
+from mstar_core.config.gpu_locks import acquire_gpus, release
+from mstar_core.config.groups import group_id
+from mstar_core.config.ports import check_port, one_start, port_claimant
 from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ConfigError, ExitCode, MstarError
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.logs import start_logging
+from mstar_core.observe.stats_log import FILE as STATS_FILE
+from mstar_core.observe.stats_log import StatsLog
 from mstar_core.supervisor.kinds import Kinds, child_kinds, write_spec
 from mstar_core.supervisor.outcome import outcome, write_outcome
 from mstar_core.supervisor.supervisor import Supervisor
@@ -65,10 +72,14 @@ def _serve(spec: DeploymentSpec, run: RunDirectory, kinds: Kinds) -> tuple[ExitC
     except (MstarError, OSError) as error:
         refused = error if isinstance(error, MstarError) else unwritable(run, error)
         return refused.exit_code, _failed(refused)
+    gpus: list[int] = []
     try:
-        prepare(run, spec)
-        check_port(spec.api.host, spec.api.port)
-        admin = bind_admin(run.admin_socket)
+        with one_start(run):
+            claimant = port_claimant(spec.api.host, spec.api.port, run)
+            prepare(run, spec)
+        check_port(spec.api.host, spec.api.port, claimant)
+        gpus = acquire_gpus(spec.gpus, spec.name)
+        admin = bind_admin(run.admin_socket, admin_gid(spec))
         return asyncio.run(_run(spec, run, admin, kinds))
     except MstarError as error:
         log.error("%s", error)
@@ -79,13 +90,21 @@ def _serve(spec: DeploymentSpec, run: RunDirectory, kinds: Kinds) -> tuple[ExitC
         return ExitCode.INTERNAL, _failed(broken)
     finally:
         run.remove()
+        shutil.rmtree(spec.uploads, ignore_errors=True)
+        release(gpus)
         os.close(lock)
+
+
+def admin_gid(spec: DeploymentSpec) -> int | None:
+    """The group that may read the admin socket. Raises ConfigError when it is gone."""
+    return None if spec.admin_group is None else group_id(spec.admin_group)
 
 
 def prepare(run: RunDirectory, spec: DeploymentSpec) -> None:
     """Clear the run directory and write the spec into it. Raises ConfigError."""
     try:
         run.clean()
+        spec.uploads.mkdir(mode=0o700, exist_ok=True)
         write_spec(run, spec)
     except OSError as error:
         raise unwritable(run, error) from error
@@ -119,11 +138,16 @@ async def _run(
         mailbox.attach(loop, supervisor.on_batch)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: supervisor.stop(reason="asked to stop by a signal"))
-        server = AdminServer(supervisor, admin)
+        requests = supervisor.picture.requests
+        if spec.log_stats:
+            path = Path(spec.stats_file) if spec.stats_file else Path(spec.log_dir) / STATS_FILE
+            requests.on_end.append(StatsLog(path, spec.model).ended)
+        server = AdminServer(supervisor, admin, admin_gid(spec))
         await server.start()
         try:
             code = await supervisor.run()
         finally:
+            requests.settle(math.inf)  # whoever ended in the last moment is told of too
             await server.stop()
             mailbox.detach()
             courier.detach()

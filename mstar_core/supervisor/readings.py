@@ -1,4 +1,4 @@
-"""What the api is told of the workers' nodes, once a second, so that its metrics have one source."""
+"""Readings of nodes out of the flat telemetry of workers: `worker-RANK.NODE.READING`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,32 @@ FORWARDED = {
 }
 
 
+class Readings:
+    """One look at the values: by rank, node and reading; and requests by walk. Owned by whoever takes the look."""
+
+    def __init__(self, values: Mapping[str, float]) -> None:
+        self._values = values
+        self._walks: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for name, value in values.items():
+            node, found, walk = name.partition(".walk.")
+            if found and value:
+                self._walks[node][walk] = int(value)
+
+    def find(self, rank: int, node: str, reading: str) -> float | None:
+        """A reading, None when the worker has not told it."""
+        return self._values.get(f"worker-{rank}.{node}.{reading}")
+
+    def number(self, rank: int, node: str, reading: str) -> float:
+        """A reading, 0.0 when the worker has not told it."""
+        return self._values.get(f"worker-{rank}.{node}.{reading}", 0.0)
+
+    def walks(self, rank: int, node: str) -> dict[str, int]:
+        """Walk -> requests in it at that node."""
+        return self._walks.get(f"worker-{rank}.{node}", {})
+
+
 def node_readings(values: Mapping[str, float]) -> dict[str, float]:
-    """Readings by node, added up over ranks. values: telemetry by name, `worker-R.NODE.READING` among others."""
+    """Readings by node, added up over ranks, for the api's metrics: one source for both."""
     found: defaultdict[str, float] = defaultdict(float)
     for name, value in values.items():
         process, _, rest = name.partition(".")

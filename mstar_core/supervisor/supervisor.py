@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import signal
 import time
 from collections.abc import Iterable
@@ -24,6 +25,7 @@ from mstar_core.messages.life import (
     Drain,
     Drained,
     Hello,
+    LogLevel,
     Phase,
     Ping,
     ServiceState,
@@ -31,12 +33,16 @@ from mstar_core.messages.life import (
     Telemetry,
 )
 from mstar_core.messages.names import API
+from mstar_core.messages.requests import CancelRequest
 from mstar_core.messages.wire import Envelope, Message
+from mstar_core.observe.hub import Hub
 from mstar_core.supervisor.child import Child, ChildKind, death_record
 from mstar_core.supervisor.events import Events
+from mstar_core.supervisor.gpus import GpuReader, library
 from mstar_core.supervisor.kinds import DEFAULT_PACE, FETCHED, Kinds, Pace, child_kinds, write_spec
 from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.outcome import outcome
+from mstar_core.supervisor.picture import Picture
 from mstar_core.supervisor.post import Post
 from mstar_core.supervisor.readings import node_readings
 from mstar_core.supervisor.verdicts import can_serve, cause_sentence, exit_code_of, hang
@@ -70,8 +76,11 @@ class Supervisor:
         self.deaths: list[dict[str, Any]] = []
         self.last_cause: dict[str, Any] | None = None
         self.values: dict[str, float] = {}
-        self.events = Events(Path(spec.log_dir) / "events.ndjson")
         self.children: dict[str, Child] = {}
+        self.hub = Hub(secrets.token_hex(6), spec.name)
+        self.gpus = GpuReader(library() if any(r.device != "cpu" for r in spec.plan.ranks) else None)
+        self.picture = Picture(self, self.hub, self.gpus)
+        self.events = Events(Path(spec.log_dir) / "events.ndjson", self.picture.event)
         self.exit_code = ExitCode.DONE
         self.restarts = 0
         self.fetch_s = 0.0
@@ -93,6 +102,8 @@ class Supervisor:
         self.events.add("deployment.starting", ranks=len(self.spec.plan.ranks), model=self.spec.model)
         self._task(self._ping_forever())
         self._task(self._watch_progress())
+        self._task(self._show_forever())
+        self.gpus.start()
         fetch, *kinds = self._kinds(self.spec)
         await self._fetch_weights(fetch)
         if not self._ended.is_set():
@@ -104,6 +115,7 @@ class Supervisor:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.gpus.stop()
         for child in self.children.values():
             child.log.close()
         return self.exit_code
@@ -132,6 +144,19 @@ class Supervisor:
             self._set_state(
                 "ready" if is_whole else "degraded", "" if is_whole else cause_sentence(self.last_cause or {})
             )
+
+    def cancel(self, handle: int) -> None:
+        """End one request; the api tells when it has."""
+        self._post.send(API, CancelRequest(handle=handle, why="by_operator"))
+
+    def log_level(self, level: str, names: Iterable[str] = ()) -> list[str]:
+        """Let these children (none named: all) log from that level on. Returns those that were told."""
+        chosen = set(names)
+        told = [n for n, c in self.children.items() if c.state in ("known", "ready") and (n in chosen or not chosen)]
+        for name in told:
+            self._post.send(name, LogLevel(level=level))
+        self.events.add("log.level", level=level, children=told)
+        return told
 
     @property
     def is_drained(self) -> bool:
@@ -251,6 +276,7 @@ class Supervisor:
 
     def _part(self, child: Child, cause: str) -> None:
         self._post.part(child, cause)
+        self.picture.part(child.name)
         # Its numbers died with it: kept, they would show requests and pages that nobody holds any more.
         self.values = {name: value for name, value in self.values.items() if not name.startswith(f"{child.name}.")}
 
@@ -329,6 +355,7 @@ class Supervisor:
                     child.last_steps, child.last_step_change = message.steps, now
             case Telemetry():
                 self.values.update(message.values)
+                self.picture.take(child.name, message)
                 for kind, facts in message.events:
                     self.events.add(kind, **facts)
             case Drained():
@@ -352,7 +379,7 @@ class Supervisor:
         if new:
             self.events.add("phase", child=child.name, phase=phase.phase, total=phase.total, detail=phase.detail,
                             after=before, after_s=round(took, 3))  # fmt: skip
-        child.facts = {**child.facts, **phase.facts}
+        child.facts = {**child.facts, **self.picture.phase(child.name, phase)}
         if phase.phase == "ready":
             if child.endpoint:  # before its hello it cannot be spoken to: it becomes ready with that
                 self._became_ready(child)
@@ -381,6 +408,11 @@ class Supervisor:
             self._forward_readings()
             self._post.flush()
             await asyncio.sleep(self._pace.ping_s)
+
+    async def _show_forever(self) -> None:
+        while True:
+            self.picture.refresh()
+            await asyncio.sleep(self._pace.show_s)
 
     def _forward_readings(self) -> None:
         readings = node_readings(self.values)

@@ -170,7 +170,7 @@ def _kv_runner(
         dtype=dtype,
         num_pages=plan.pages,
         page_size=plan.page_size,
-        max_slots=spec.max_concurrent_requests * len(node.kv.branches),
+        max_slots=node.kv.slots(spec.max_concurrent_requests),
         max_seq_len=spec.max_seq_len,
         vocab=vocab,
         token_budget=spec.token_budget,
@@ -196,7 +196,7 @@ def pool_plans(
     wanted = PoolRequest(page_size=cache.page_size, pages=cache.pages, tokens=cache.tokens)
     plans: dict[str, PoolPlan] = {}
     for node, kv in kv_nodes:
-        slots = spec.max_concurrent_requests * len(kv.branches)
+        slots = kv.slots(spec.max_concurrent_requests)
         share = shares[node.name]
         why = budget.sum_text if share == 1 else f"{share:.4g} of {budget.sum_text}"
         plans[node.name] = plan_pool(

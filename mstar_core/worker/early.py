@@ -58,7 +58,7 @@ class EarlyMessages:
                 handles.append(h)
                 index.append(i)
                 ids.append(value)
-        return StreamItems(stream=message.stream, handles=handles, index=index, ids=ids)
+        return StreamItems(stream=message.stream, handles=handles, index=index, ids=ids, sent=message.sent)
 
     def take(self, handle: int) -> list[Message]:
         """What came for a request before it was announced, in order."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
-from mstar_core.engine.base import Done, Emission, Handle, LoopSpec, LoopStep, NodeRunner, StepResult
+from mstar_core.engine.base import Done, Emission, EndsLoops, Handle, LoopSpec, LoopStep, NodeRunner, StepResult
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.graph.actions import (
     Action,
@@ -39,15 +39,19 @@ from mstar_core.messages.flow import StreamItems, StreamTensor, Value
 from mstar_core.messages.requests import error_info
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalks, SignalRef, WalkDone
+from mstar_core.observe.graph import graph_of, stream_ends
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import to_tensor
-from mstar_core.worker.jobs import Jobs
+from mstar_core.worker.edges import Edges
+from mstar_core.worker.guard import Guard
+from mstar_core.worker.jobs import Jobs, UnderWay
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.relay import RelayJob, Relays
 from mstar_core.worker.request import ActiveRun, WaitingChunk, WorkerRequest, opened, sampling_params
 from mstar_core.worker.resident import ResidentJob, TaskJob, loop_spec
 from mstar_core.worker.streams import Streams, sent_items
+from mstar_core.worker.tracing import Tracer, node_at
 from mstar_core.worker.values import described, gather, held_value, resolve, start_stops, stop_said, wanted_ports
 from mstar_core.worker.walks import RankWalks, run_inputs
 
@@ -71,6 +75,7 @@ class Executor:
     ) -> None:
         self.requests: dict[Handle, WorkerRequest] = {}
         self.unknown = 0
+        self.underruns = 0
         self._spec = spec
         self._rank = rank
         self._runners = runners
@@ -80,6 +85,10 @@ class Executor:
         self._walks = RankWalks(spec, rank)
         self._streams = Streams(spec, rank, outbox, self._chunk)
         self._jobs = Jobs(runners, float(getattr(spec.output("audio"), "rate", 0) or 0), clock)
+        self.tracer = Tracer(clock)
+        graph = graph_of(spec)
+        self.edges = Edges(rank, stream_ends(graph))
+        self.playing_node = next((edge.source for edge in graph.edges if edge.modality == "audio"), "")
         self._relays = Relays(self._jobs, self._streams, self._emit, self._end_walk)
         self._next_signal = 0
 
@@ -92,7 +101,7 @@ class Executor:
         with self._guard(request):
             for name, runner in self._local_runners(request):
                 sampling = sampling_params(self._spec.node(name).sampling, request.params, request.seed)
-                runner.open(request.handle, sampling, message.max_tokens)
+                runner.open(request.handle, sampling, message.max_tokens, message.rows)
 
     def run(self, message: RunWalks) -> None:
         """Walks of one partition, in order; the first begins now unless one of that partition is under way."""
@@ -114,8 +123,8 @@ class Executor:
             self._streams.inbox(request, message.stream).end(message.total)
             self._streams.serve(request, message.stream)
 
-    def value(self, item: Value) -> None:
-        """A task's value from another rank."""
+    def value(self, item: Value, sent: float = 0.0) -> None:
+        """A task's value from another rank. sent: when it left."""
         request = self.requests.get(Handle(item.handle))
         if request is None:
             self.unknown += 1
@@ -125,17 +134,23 @@ class Executor:
             if run is None:
                 request.early.setdefault(item.run, []).append(item)
             else:
+                if sent and item.ref is not None:
+                    source = node_at(run.share.walk, item.task)
+                    self.edges.arrived(item.port, source, request.homes.get(source, self._rank), self._clock() - sent)
                 self._arrived(request, run, item)
 
     def stream_items(self, message: StreamItems) -> None:
         """Ids from another rank, one per row of its step."""
+        now = self._clock()
         for handle, index, value in zip(message.handles, message.index, message.ids, strict=True):
             request = self.requests.get(Handle(handle))
             if request is None:
                 self.unknown += 1
                 continue
             with self._guard(request):
-                self._streams.inbox(request, message.stream).put_id(index, value)
+                inbox = self._streams.inbox(request, message.stream)
+                inbox.came(message.sent, now)
+                inbox.put_id(index, value)
                 self._streams.serve(request, message.stream)
 
     def stream_tensor(self, message: StreamTensor) -> None:
@@ -145,7 +160,9 @@ class Executor:
             self.unknown += 1
             return
         with self._guard(request):
-            self._streams.inbox(request, message.stream).put_tensor(message.index, self._read(message.ref))
+            inbox = self._streams.inbox(request, message.stream)
+            inbox.came(message.sent, self._clock())
+            inbox.put_tensor(message.index, self._read(message.ref))
             self._streams.serve(request, message.stream)
 
     def release_signal(self, message: ReleaseSignal) -> None:
@@ -159,6 +176,8 @@ class Executor:
         request = self.requests.pop(handle, None)
         if request is None:
             return
+        self.edges.closed(request)
+        self.tracer.transfers(request, request.inboxes.values())
         for run in request.active.values():
             run.state.cancel()
         self._jobs.forget(request)
@@ -167,6 +186,16 @@ class Executor:
                 self._outbox.read(item.ref)  # nobody will: its run has not begun here
         for runner in self._runners.values():
             runner.close(handle)
+
+    @property
+    def under_way(self) -> Collection[UnderWay]:
+        """Jobs handed to runners."""
+        return self._jobs.under_way.values()
+
+    def least_ahead_s(self) -> float | None:
+        """The least sound that a listener of this rank has in hand, in seconds; None when nobody listens."""
+        return min((ahead for each in self.requests.values() if (ahead := self._jobs.ahead_s(each)) is not None),
+                   default=None)  # fmt: skip
 
     def close_all(self) -> None:
         """Free every request: the conductor that knew them is gone."""
@@ -177,6 +206,7 @@ class Executor:
 
     def take(self, result: StepResult) -> None:
         """Route what one collected step brought."""
+        self.tracer.step(result)
         if result.loop is not None:
             self._loop_step(result.loop)
         for emission in result.emissions:
@@ -203,6 +233,9 @@ class Executor:
             if type(entry) is not ResidentJob:
                 continue
             request = entry.request
+            request.tokens += 1
+            if not entry.tally.began:
+                entry.tally.began = self.tracer.began
             try:
                 if entry.inbox is not None:
                     if entry.inbox.take_id(value):
@@ -237,10 +270,13 @@ class Executor:
         request, run = entry.request, entry.run
         with self._guard(request):
             if isinstance(entry, RelayJob):
+                if run.relay is not None:
+                    self.tracer.task(entry, run.relay.relay.task.name, is_looped=False)
                 self._relays.done(entry, done.outputs)
                 return
             run.cached_tokens += done.cached_tokens
             if isinstance(entry, ResidentJob):
+                self.tracer.loop(entry, run.share.walk.tasks[entry.task].name, done)
                 last = (*entry.iteration, done.iterations - 1)
                 for port, tensor in done.outputs.items():
                     run.values[Key(entry.task, port, last)] = tensor
@@ -259,6 +295,9 @@ class Executor:
         if entry.firing.open_jobs:
             return
         task, iteration, outputs = entry.task, entry.iteration, entry.firing.outputs
+        spec = run.share.walk.tasks[task].node.spec
+        request.tokens += spec.sampling is not None and spec.sampling.port in outputs
+        self.tracer.task(entry, spec.name, is_looped=bool(iteration))
         for port, tensor in outputs.items():
             run.values[Key(task, port, iteration)] = tensor
         self._keep_signals(request, run, outputs)
@@ -318,7 +357,7 @@ class Executor:
                 case AskStop(loop, iteration, value):
                     queue.extend(run.state.tested(loop, iteration, start_stops(request, run, loop, value)))
                 case Want(address, stream, iteration):
-                    request.waiting[stream] = WaitingChunk(run, address, iteration)
+                    request.waiting[stream] = WaitingChunk(run, address, iteration, self._clock())
                     self._streams.serve(request, stream)
                 case Hold(node, port, value):
                     request.held[node, port] = run.values[value]
@@ -332,6 +371,8 @@ class Executor:
                         self._streams.put(request, stream, tensor)
                 case Send(rank, address, port, iteration, value):
                     tensor = None if value is None else resolve(request, run, value)
+                    if tensor is not None:
+                        self.edges.crossed(port, node_at(run.share.walk, address), rank, tensor.nbytes)
                     self._outbox.value(rank, request.handle, run.number, address, port, list(iteration), tensor)
                 case Free(value):
                     run.values.pop(value, None)
@@ -339,6 +380,8 @@ class Executor:
                     self._end_walk(request, run, reason, counts)
 
     def _end_walk(self, request: WorkerRequest, run: ActiveRun, reason: str, counts: dict[str, int]) -> None:
+        self.tracer.walk_ended(request, run)
+        self._end_loops(request, run)
         run.values.clear()
         request.active.pop(run.partition, None)
         if reason == "cancelled":
@@ -358,6 +401,14 @@ class Executor:
         )
         self._begin_next(request, run.partition)
 
+    def _end_loops(self, request: WorkerRequest, run: ActiveRun) -> None:
+        """Free what nodes kept for as long as a loop of this walk went on."""
+        if not self._walks.keeps_for_loops(run.share):
+            return
+        for _, runner in self._local_runners(request):
+            if isinstance(runner, EndsLoops):
+                runner.end_loops(request.handle)
+
     # -- jobs -------------------------------------------------------------------------------------------------
 
     def _fire(self, request: WorkerRequest, run: ActiveRun, fire: Fire) -> None:
@@ -365,11 +416,12 @@ class Executor:
         branches = fire.branches or (MAIN,)
         inputs = gather(request, run, fire.inputs, fire.iteration)
         outputs = wanted_ports(run, task)
-        entry = TaskJob(request=request, run=run, task=fire.task, iteration=fire.iteration)
+        entry = TaskJob(request=request, run=run, task=fire.task, iteration=fire.iteration, since=self._clock())
         entry.firing.open_jobs = len(branches)
         for number, branch in enumerate(branches):
             sample = run.message.sample and number == 0
-            job = self._jobs.make(request, task, inputs, outputs if number == 0 else (), branch, sample=sample)
+            wanted = outputs if number == 0 else ()
+            job = self._jobs.make(request, task, inputs, wanted, branch, sample=sample, rows=run.message.rows)
             self._jobs.submit(self._jobs.runner(task), job, entry if number == 0 else entry.beside())
 
     def _fire_loop(self, request: WorkerRequest, run: ActiveRun, fire: FireLoop) -> None:
@@ -378,9 +430,10 @@ class Executor:
         inputs = gather(request, run, fire.inputs, (*fire.iteration, 0))
         branch = (fire.branches or (MAIN,))[0]
         spec: LoopSpec = loop_spec(loop, task, fire.limit, request.params)
-        job = self._jobs.make(request, task, inputs, wanted_ports(run, task), branch, sample=True)
+        wanted, rows = wanted_ports(run, task), run.message.rows
+        job = self._jobs.make(request, task, inputs, wanted, branch, sample=True, rows=rows)
         job.loop = spec
-        entry = ResidentJob.of(request, run, fire, task, self._streams)
+        entry = ResidentJob.of(request, run, fire, task, self._streams, self._clock())
         self._jobs.submit(self._jobs.runner(task), job, entry)
 
     def _local_runners(self, request: WorkerRequest) -> list[tuple[str, NodeRunner]]:
@@ -416,6 +469,8 @@ class Executor:
             return
         if request.first_output_s is None:
             request.first_output_s = self._clock()
+        elif modality == "audio" and self._jobs.urgency(request) > 0:
+            self.underruns += 1  # what was sent before has been heard already
         self._outbox.output(request.handle, request.emitted, port, modality, tensor, dict(meta))
         request.emitted += 1
         request.emitted_units += tensor.numel()
@@ -423,6 +478,8 @@ class Executor:
     def _chunk(self, request: WorkerRequest, waiting: WaitingChunk, popped: tuple[Chunk, Tensor] | None) -> None:
         """A stream's answer to a walk that waits."""
         run, address, iteration = waiting.run, waiting.address, waiting.iteration
+        if popped is not None:
+            self.tracer.chunk(request, waiting)
         if run.relay is not None:
             self._relays.chunk(request, run, popped)
             return
@@ -435,26 +492,5 @@ class Executor:
         run.flags[iteration] = (chunk.first, chunk.last)
         self._carry_out(request, run, run.state.chunk(address, iteration))
 
-    def _guard(self, request: WorkerRequest) -> _Guard:
-        return _Guard(self, request)
-
-
-class _Guard:
-    """Isolation boundary around the work of one request: what goes wrong inside fails it and nothing else."""
-
-    __slots__ = ("_executor", "_request")
-
-    def __init__(self, executor: Executor, request: WorkerRequest) -> None:
-        self._executor = executor
-        self._request = request
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if error is None or not isinstance(error, Exception):
-            return False
-        if not isinstance(error, MstarError):
-            log.error("request %d failed", self._request.handle, exc_info=error)
-        self._executor.fail(self._request, error)
-        return True
+    def _guard(self, request: WorkerRequest) -> Guard:
+        return Guard(self.fail, request)

@@ -31,6 +31,7 @@ class Jobs:
     def __init__(self, runners: Mapping[str, NodeRunner], units_per_s: float, clock: Callable[[], float]) -> None:
         self.under_way: dict[JobKey, UnderWay] = {}
         self._runners = runners
+        self.now = clock
         self._units_per_s = units_per_s
         self._clock = clock
         self._next = 0
@@ -44,6 +45,7 @@ class Jobs:
         branch: str,
         *,
         sample: bool,
+        rows: int = 1,
     ) -> Job:
         """A job of one firing, or of a loop that the caller sets."""
         only_ids = all(value.dtype is torch.int64 and value.dim() == 1 for value in inputs.values())
@@ -56,6 +58,7 @@ class Jobs:
             attend=task.node.attend or Attend(),
             branch=branch,
             sample=sample,
+            rows=rows,
             tokens_hash_seed=IDS_KIND if only_ids else None,
             urgency=self.urgency(request),
         )
@@ -93,6 +96,12 @@ class Jobs:
         """A number that no job had before."""
         self._next += 1
         return JobKey(self._next)
+
+    def ahead_s(self, request: WorkerRequest) -> float | None:
+        """Seconds of sound that the client has and has not heard; None before the first, and where nothing plays."""
+        if request.first_output_s is None or not self._units_per_s:
+            return None
+        return request.first_output_s + request.emitted_units / self._units_per_s - self._clock()
 
     def urgency(self, request: WorkerRequest) -> float:
         """How soon the client runs dry: seconds of playback overdue; the first chunk of a stream comes first."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from mstar_core.engine.base import Counted, Handle, NodeRunner, WorksWhenIdle
+from mstar_core.engine.base import Handle, NodeRunner, WorksWhenIdle
 from mstar_core.messages.flow import StreamItems, StreamTensor, TensorFreed, Values
 from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
 from mstar_core.messages.names import CONDUCTOR
@@ -19,11 +19,11 @@ from mstar_core.transport import Courier, Mailbox, Malformed, TensorTransport
 from mstar_core.worker.early import EarlyMessages
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.outbox import Outbox
+from mstar_core.worker.report import Report
 from mstar_core.worker.steps import Steps
 
 log = logging.getLogger(__name__)
 
-TELEMETRY_S: Final = 0.1
 QUIET_S: Final = 1.0
 """Without a step or a message for so long, a runner may do what can wait (capture further steps)."""
 
@@ -44,15 +44,18 @@ class Worker:
     runners: Mapping[str, NodeRunner]
     steps: Steps
     early: EarlyMessages = field(default_factory=EarlyMessages)
-    next_report: float = 0.0
-    last_report: dict[str, float] = field(default_factory=dict)
-    has_news: bool = False
     has_idle_work: bool = True
     quiet_since: float = 0.0
-    idle_s: float = 0.0
+    report: Report = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.report = Report(
+            life=self.life, executor=self.executor, transport=self.transport, runners=self.runners, steps=self.steps
+        )
 
     def run(self) -> None:
         """Turn until the supervisor asks for the end or is lost."""
+        self.quiet_since = time.monotonic()
         while self.life.stop_reason is None:
             self.turn()
         log.info("worker ends: %s", self.life.stop_reason)
@@ -66,20 +69,20 @@ class Worker:
         for result in self.steps.collect(launched):
             self.executor.take(result)
             collected += 1
-        self.has_news = self.has_news or collected > 0
+        self.report.has_news = self.report.has_news or collected > 0
         self.give_back()
         self.outbox.flush()
         self.courier.flush()
         in_flight = self.steps.count
         self.life.beat(now, work_ready=bool(launched or in_flight), steps=self.steps.collected)
-        self.report(now)
+        self.report.send(now)
         if launched or collected:
             self.quiet_since = now
         elif in_flight:
             self.steps.wait(lambda: self.mailbox.wait(0.0))
         elif not self.work_in_the_quiet(now):
             self.mailbox.wait(self.wait_s(now), writable=self.courier.blocked())
-            self.idle_s += time.monotonic() - now
+            self.report.idle_s += time.monotonic() - now
 
     def work_in_the_quiet(self, now: float) -> bool:
         """One piece of a runner's work that can wait, when nothing has happened for a while; whether there was any."""
@@ -91,8 +94,8 @@ class Worker:
     def wait_s(self, now: float) -> float:
         """Seconds until something is due without a message: a beat, a report of what changed, work for the quiet."""
         due = self.life.wait_s(now)
-        if self.has_news:
-            due = min(due, max(0.0, self.next_report - now))
+        if self.report.has_news:
+            due = min(due, max(0.0, self.report.due - now))
         if self.has_idle_work:
             due = min(due, max(0.0, self.quiet_since + QUIET_S - now))
         return due
@@ -105,7 +108,7 @@ class Worker:
                 continue
             if self.life.on(item.body):
                 continue
-            self.has_news = True
+            self.report.has_news = True
             self.quiet_since = time.monotonic()
             try:
                 self.dispatch(item.body)
@@ -131,7 +134,7 @@ class Worker:
             case Values():
                 for item in message.items:
                     if not self.early.keep(item.handle, Values(items=[item]), self.executor.requests):
-                        self.executor.value(item)
+                        self.executor.value(item, message.sent)
             case StreamTensor():
                 if not self.early.keep(message.handle, message, self.executor.requests):
                     self.executor.stream_tensor(message)
@@ -161,43 +164,3 @@ class Worker:
         if message.name == CONDUCTOR:
             self.executor.close_all()
             self.early.clear()
-
-    def report(self, now: float) -> None:
-        """Send what changed to the supervisor, at most ten times a second."""
-        if now < self.next_report:
-            return
-        self.next_report = now + TELEMETRY_S
-        self.has_news = False
-        values = self.readings()
-        changed = {name: value for name, value in values.items() if self.last_report.get(name) != value}
-        if changed:
-            self.last_report = values
-            self.life.telemetry(changed, [], [])
-
-    def readings(self) -> dict[str, float]:
-        """Gauges and counters of this rank by name."""
-        values = {
-            f"{self.life.name}.requests": float(len(self.executor.requests)),
-            f"{self.life.name}.steps": float(self.steps.collected),
-            f"{self.life.name}.idle_s": round(self.idle_s, 3),
-            f"{self.life.name}.wait_s": round(self.steps.waited_s, 3),
-        }
-        values[f"{self.life.name}.shm_bytes"] = float(self.transport.used_bytes)
-        values[f"{self.life.name}.shm_live"] = float(self.transport.live)
-        for name, runner in self.runners.items():
-            memory, pressure = runner.memory(), runner.pressure()
-            prefix = f"{self.life.name}.{name}"
-            values |= {
-                f"{prefix}.pages_total": float(memory.pages_total),
-                f"{prefix}.pages_used": float(memory.pages_used),
-                f"{prefix}.pages_cached": float(memory.pages_cached),
-                f"{prefix}.slots_used": float(memory.slots_used),
-                f"{prefix}.preempted": float(memory.preempted),
-                f"{prefix}.ready": float(pressure.ready),
-                f"{prefix}.waiting": float(pressure.waiting),
-            }
-            if isinstance(runner, Counted):
-                values |= {f"{prefix}.{key}": value for key, value in runner.counters().items()}
-            if self.steps.statistics[name].steps:
-                values |= {f"{prefix}.{key}": value for key, value in self.steps.statistics[name].values().items()}
-        return values

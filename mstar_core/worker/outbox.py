@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mstar_core.errors import MstarError
@@ -67,7 +68,7 @@ class Outbox:
     def stream_tensor(self, rank: int, stream: str, handle: int, index: int, tensor: Tensor) -> None:
         """One tensor item on a stream whose consumer is on another rank."""
         name = worker_name(rank)
-        message = StreamTensor(stream=stream, handle=handle, index=index, ref=self._put(tensor, name))
+        message = StreamTensor(stream=stream, handle=handle, index=index, ref=self._put(tensor, name), sent=monotonic())
         self._control.append((name, message))
 
     def walk_done(self, message: WalkDone) -> None:
@@ -90,10 +91,12 @@ class Outbox:
             self.sent_outputs += len(self._outputs)
             self._send(API, Outputs(worker=self._name, items=self._outputs))
             self._outputs = []
+        sent = monotonic() if self._ids or self._values else 0.0
         for (rank, stream), (handles, indices, ids) in self._ids.items():
-            self._send(worker_name(rank), StreamItems(stream=stream, handles=handles, index=indices, ids=ids))
+            news = StreamItems(stream=stream, handles=handles, index=indices, ids=ids, sent=sent)
+            self._send(worker_name(rank), news)
         for rank, items in self._values.items():
-            self._send(worker_name(rank), Values(items=items))
+            self._send(worker_name(rank), Values(items=items, sent=sent))
         for name, message in self._control:
             self._send(name, message)
         for owner, slots in self._freed.items():

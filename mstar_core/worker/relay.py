@@ -14,7 +14,6 @@ from mstar_core.engine.base import Job
 from mstar_core.graph.compiled import ROOT, CompiledLoop, CompiledTask, Kind
 from mstar_core.graph.nodes import CHUNK_FIRST, CHUNK_LAST, STATELESS, STEP
 from mstar_core.worker.request import ActiveRun, WaitingChunk, WorkerRequest, parameter_name
-from mstar_core.worker.values import constant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,15 +51,16 @@ class Relay:
     def takes(self, message: RunWalk, given: Collection[str]) -> bool:
         """Whether a run can go this way: nothing is asked of it that needs more than its chunks."""
         inputs_are_there = all(name in given for _, name, is_parameter in self.fixed if not is_parameter)
-        return message.max_iters is None and not message.keep and inputs_are_there
+        return message.max_iters is None and message.rows == 1 and not message.keep and inputs_are_there
 
 
 @dataclass(slots=True, kw_only=True)
 class RelayRun:
-    """Where one run of a relay is. fixed: inputs that every job gets. count: chunks that became jobs."""
+    """Where one run of a relay is. fixed, numbers: inputs that every job gets. count: chunks that became jobs."""
 
     relay: Relay
     fixed: Mapping[str, Tensor]
+    numbers: Mapping[str, float | int | bool]
     runner: NodeRunner
     count: int = 0
 
@@ -71,6 +71,7 @@ class RelayJob(NamedTuple):
     request: WorkerRequest
     run: ActiveRun
     step: int
+    since: float = 0.0
 
 
 def relay_of(share: RankWalk) -> Relay | None:
@@ -113,14 +114,10 @@ class Relays:
 
     def begin(self, request: WorkerRequest, run: ActiveRun, relay: Relay) -> None:
         """Take the first chunk, now or when it comes."""
-        fixed = {}
-        for port, name, is_parameter in relay.fixed:
-            number = request.numbers.get(parameter_name(name)) if is_parameter else None
-            if not is_parameter:
-                fixed[port] = run.inputs[name]
-            elif number is not None:
-                fixed[port] = constant(number)
-        run.relay = RelayRun(relay=relay, fixed=fixed, runner=self._jobs.runner(relay.task))
+        fixed = {port: run.inputs[name] for port, name, is_parameter in relay.fixed if not is_parameter}
+        asked = {port: parameter_name(name) for port, name, is_parameter in relay.fixed if is_parameter}
+        numbers = {port: request.numbers[name] for port, name in asked.items() if name in request.numbers}
+        run.relay = RelayRun(relay=relay, fixed=fixed, numbers=numbers, runner=self._jobs.runner(relay.task))
         self._want(request, run)
 
     def chunk(self, request: WorkerRequest, run: ActiveRun, popped: tuple[Chunk, Tensor] | None) -> None:
@@ -132,20 +129,19 @@ class Relays:
             self._end_walk(request, run, "done", {relay.loop.name: state.count})
             return
         chunk, items = popped
-        inputs = dict(state.fixed)
-        inputs[relay.chunk] = items
+        numbers = dict(state.numbers)
         for port, name in relay.changing:
-            value = state.count if name == STEP else chunk.first if name == CHUNK_FIRST else chunk.last
-            inputs[port] = constant(value)
+            numbers[port] = state.count if name == STEP else chunk.first if name == CHUNK_FIRST else chunk.last
         job = Job(
             key=self._jobs.next_key(),
             handle=request.handle,
-            inputs=inputs,
+            inputs={**state.fixed, relay.chunk: items},
+            numbers=numbers,
             outputs=relay.outputs,
             urgency=self._jobs.urgency(request),
         )
         step, state.count = state.count, state.count + 1
-        self._jobs.submit(state.runner, job, RelayJob(request, run, step))
+        self._jobs.submit(state.runner, job, RelayJob(request, run, step, self._jobs.now()))
 
     def done(self, entry: RelayJob, outputs: Mapping[str, Tensor]) -> None:
         """What a job made leaves, and the next chunk is taken."""
@@ -164,5 +160,5 @@ class Relays:
 
     def _want(self, request: WorkerRequest, run: ActiveRun) -> None:
         assert run.relay is not None
-        request.waiting[run.relay.relay.stream] = WaitingChunk(run, 0, ())
+        request.waiting[run.relay.relay.stream] = WaitingChunk(run, 0, (), self._jobs.now())
         self._streams.serve(request, run.relay.relay.stream)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mstar_core.graph.cut import RankWalk
     from mstar_core.graph.readiness import WalkState
     from mstar_core.worker.relay import RelayRun
+    from mstar_core.worker.tracing import Tally
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class ActiveRun:
 
     values: what tasks produced and somebody still needs. flags: (first, last) of the chunk of each iteration.
     signals: port -> key of the value that the program asked to keep. relay: set where the run goes without readiness.
+    tallies: time of firings inside loops, by node.
     """
 
     message: RunWalk
@@ -41,6 +43,7 @@ class ActiveRun:
     cached_tokens: int = 0
     signals: dict[str, int] = field(default_factory=dict)
     relay: RelayRun | None = None
+    tallies: dict[str, Tally] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -49,11 +52,12 @@ class ActiveRun:
 
 @dataclass(slots=True)
 class WaitingChunk:
-    """A walk that waits for the next chunk of a stream."""
+    """A walk that waits for the next chunk of a stream, since a time of the executor's clock."""
 
     run: ActiveRun
     address: int
     iteration: Iteration
+    since: float = 0.0
 
 
 @dataclass(slots=True)
@@ -64,7 +68,7 @@ class WorkerRequest:
     signals: values kept for the program, by key.
     early: values from other ranks for runs that have not begun here.
     streamed: items sent on each stream to another rank; produced: streams whose items were made and stay here.
-    emitted: outputs sent to the api from here.
+    emitted: outputs sent to the api from here. tokens: ids drawn here. waited_s: in queues of nodes here.
     """
 
     handle: Handle
@@ -87,6 +91,8 @@ class WorkerRequest:
     emitted: int = 0
     emitted_units: int = 0
     first_output_s: float | None = None
+    tokens: int = 0
+    waited_s: float = 0.0
 
     def run_numbered(self, number: int) -> ActiveRun | None:
         """The active run with that number."""

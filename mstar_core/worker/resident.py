@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mstar_core.engine.base import LoopSpec
 from mstar_core.graph.walks import StopOn
+from mstar_core.worker.tracing import Tally
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +39,7 @@ class TaskJob:
     run: ActiveRun
     task: int
     iteration: Iteration
+    since: float = 0.0
     firing: Firing = field(default_factory=Firing)
     is_first_branch: bool = True
 
@@ -51,7 +53,7 @@ class ResidentJob:
     """A job that is a whole loop, iterated by the engine.
 
     port: the sampled port; streams and modality: where its ids go in each iteration. outlets: those of other ports.
-    inbox: where the ids go when that is one stream of this rank and nothing else.
+    inbox: where the ids go when that is one stream of this rank and nothing else. since: when it was handed over.
     """
 
     request: WorkerRequest
@@ -64,10 +66,12 @@ class ResidentJob:
     modality: str | None
     outlets: tuple[Outlet, ...]
     inbox: StreamInbox | None = None
+    since: float = 0.0
+    tally: Tally = field(default_factory=Tally)
 
     @classmethod
     def of(
-        cls, request: WorkerRequest, run: ActiveRun, fire: FireLoop, task: CompiledTask, streams: Streams
+        cls, request: WorkerRequest, run: ActiveRun, fire: FireLoop, task: CompiledTask, streams: Streams, now: float
     ) -> ResidentJob:
         """The record of a loop's job."""
         sampling = task.node.spec.sampling
@@ -87,6 +91,7 @@ class ResidentJob:
             modality=modality,
             outlets=tuple(outlet for outlet in task.outlets if outlet.port != port),
             inbox=streams.local_inbox(request, into[0]) if is_single else None,
+            since=now,
         )
 
 

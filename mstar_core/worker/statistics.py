@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
 
 from mstar_core.engine.base import StepResult
+
+RECENT: Final = 256
+"""Steps that quantiles are taken from."""
 
 
 @dataclass(slots=True)
@@ -24,6 +29,7 @@ class NodeStatistics:
     launch_s: float = 0.0
     collect_s: float = 0.0
     route_s: float = 0.0
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def add(self, result: StepResult) -> None:
         """Count one step."""
@@ -33,9 +39,12 @@ class NodeStatistics:
         self.busy_s += result.duration_s
         self.last_rows = result.rows
         self.last_step_s = result.duration_s
+        self.recent_s.append(result.duration_s)
 
     def values(self) -> dict[str, float]:
-        """Flat numbers for telemetry: totals, and the last step's size and time."""
+        """Flat numbers for telemetry: totals, the last step's size and time, and quantiles of the recent ones."""
+        recent = sorted(self.recent_s)
+        last = len(recent) - 1
         return {
             "steps": float(self.steps),
             "rows": float(self.rows),
@@ -43,6 +52,8 @@ class NodeStatistics:
             "busy_s": round(self.busy_s, 4),
             "batch": float(self.last_rows),
             "step_s": round(self.last_step_s, 6),
+            "step_p50_s": round(recent[last // 2], 6) if recent else 0.0,
+            "step_p99_s": round(recent[last * 99 // 100], 6) if recent else 0.0,
             "launch_s": round(self.launch_s, 4),
             "collect_s": round(self.collect_s, 4),
             "route_s": round(self.route_s, 4),

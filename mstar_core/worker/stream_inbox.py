@@ -25,19 +25,23 @@ class StreamInbox:
 
     policy: the stream's chunk policy as this request's parameters make it. Items are numbered by the
     producer; a gap or a repetition is an error of the stream, never silently wrong data.
-    `received` counts every item that came, before the stream's accept range sorts them.
+    `received` counts every item that came, before the stream's accept range sorts them. transfers, transfer_s: messages
+    with items from another rank and the time they took; first_sent, last_came: of the first and the last of them.
 
     Cost model: one id is a comparison and an append; the chunk policy is asked only when a chunk may be there.
     """
 
     __slots__ = (
-        "_base", "_count", "_cursor", "_due", "_high", "_ids", "_low", "_pushed", "_tensors", "_total", "received",
-        "stream",
+        "_base", "_count", "_cursor", "_due", "_high", "_ids", "_low", "_pushed", "_tensor_bytes", "_tensors", "_total",
+        "first_sent", "last_came", "received", "stream", "transfer_s", "transfers",
     )  # fmt: skip
 
     def __init__(self, stream: Stream, policy: ChunkPolicy, *, flush: bool) -> None:
         self.stream = stream
         self.received = 0
+        self.transfers = 0
+        self.transfer_s = self.first_sent = self.last_came = 0.0
+        self._tensor_bytes = 0
         self._cursor = ChunkCursor(policy, flush=flush)
         self._due = self._cursor.due
         self._total: int | None = None
@@ -70,6 +74,7 @@ class StreamInbox:
         self._expect(index)
         self.received += 1
         self._tensors.append(value)
+        self._tensor_bytes += value.nbytes
         self._count += 1
         self._close_if_complete()
 
@@ -77,6 +82,19 @@ class StreamInbox:
         """The producer sent `total` items in all. Idempotent."""
         self._total = total
         self._close_if_complete()
+
+    def came(self, sent: float, now: float) -> None:
+        """A message with items of this stream came from another rank. sent: when it left, 0.0 when it does not say."""
+        if sent:
+            self.transfers += 1
+            self.transfer_s += now - sent
+            self.first_sent = self.first_sent or sent
+            self.last_came = now
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the items that came; an id has eight."""
+        return self._tensor_bytes or 8 * self.received
 
     @property
     def is_finished(self) -> bool:

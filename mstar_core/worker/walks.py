@@ -21,6 +21,7 @@ class RankWalks:
         self._aliases = dict(spec.walk_aliases)
         self._shares: dict[tuple[str, tuple[tuple[str, int], ...]], RankWalk] = {}
         self._relays: dict[int, Relay | None] = {}
+        self._loop_keepers: dict[int, bool] = {}
 
     def share(self, walk: str, homes: Mapping[str, int]) -> RankWalk:
         """This rank's share of a walk under a placement of its nodes."""
@@ -31,6 +32,13 @@ class RankWalks:
         if key not in self._shares:
             self._shares[key] = cut(compiled, {**dict(placed)})[self._rank]
         return self._shares[key]
+
+    def keeps_for_loops(self, share: RankWalk) -> bool:
+        """Whether a task of a share has cached tokens that live only as long as their loop."""
+        if id(share) not in self._loop_keepers:
+            uses = (share.walk.tasks[index].node.attend for index in share.tasks)
+            self._loop_keepers[id(share)] = any(attend is not None and attend.keep == "loop" for attend in uses)
+        return self._loop_keepers[id(share)]
 
     def relay(self, share: RankWalk) -> Relay | None:
         """The relay that a share is, or None. share: one of `share`, which are kept for good."""

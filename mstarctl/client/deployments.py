@@ -14,6 +14,7 @@ from mstar_core.errors import ExitCode, NotFound, Unreachable, did_you_mean
 from mstarctl.client.admin import AdminClient
 
 OUTCOME: Final = "outcome.json"
+SUPERVISOR: Final = "supervisor"
 REMEMBERED_S: Final = 24 * 3600.0
 """How long `ps` lists a failed deployment that was not started again."""
 
@@ -22,11 +23,14 @@ ANSWER_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """One deployment. snapshot: what its supervisor says, when it runs; outcome: how its last start ended, else."""
+    """One deployment. snapshot: what its supervisor says, when it runs; outcome: how its last start ended, else.
+
+    run: None on another host. A deployment with a snapshot runs, whatever its pid is there.
+    """
 
     name: str
     state: str
-    run: RunDirectory
+    run: RunDirectory | None = None
     pid: int | None = None
     snapshot: dict[str, Any] = field(default_factory=dict)
     outcome: dict[str, Any] = field(default_factory=dict)
@@ -34,7 +38,7 @@ class Known:
 
     @property
     def is_running(self) -> bool:
-        return self.pid is not None
+        return self.pid is not None or bool(self.snapshot)
 
     @property
     def head(self) -> dict[str, Any]:
@@ -44,8 +48,12 @@ class Known:
 
     @property
     def children(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.snapshot.get("children", [])
-        return found
+        """Its processes but the supervisor."""
+        return [child for name, child in self.snapshot.get("children", {}).items() if name != SUPERVISOR]
+
+    @property
+    def ranks(self) -> list[dict[str, Any]]:
+        return list(self.snapshot.get("ranks", {}).values())
 
     @property
     def cause(self) -> dict[str, Any] | None:

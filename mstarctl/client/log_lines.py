@@ -7,6 +7,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,21 +42,35 @@ class LogLine:
         return str(self.facts.get("time", ""))
 
     @property
+    def time_s(self) -> float:
+        """Seconds since the epoch, 0 for a line that has no time."""
+        try:
+            return datetime.fromisoformat(self.time).timestamp()
+        except ValueError:
+            return 0.0
+
+    @property
     def message(self) -> str:
         return str(self.facts.get("message", self.text)) if self.facts else self.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogQuery:
-    """Which lines are wanted. level: the least; plain text has none and passes only without it."""
+    """Which lines are wanted. level: the least; plain text has none and passes only without it.
+
+    oldest_s: seconds since the epoch; a line without a time of its own passes only without it.
+    """
 
     source: str = ""
     level: str = ""
     pattern: re.Pattern[str] | None = None
     request: str = ""
+    oldest_s: float = 0.0
 
     @classmethod
-    def of(cls, *, source: str = "", level: str = "", grep: str = "", request: str = "") -> LogQuery:
+    def of(
+        cls, *, source: str = "", level: str = "", grep: str = "", request: str = "", oldest_s: float = 0.0
+    ) -> LogQuery:
         """Raises UsageError for an unknown level or a broken expression. `worker/1` means `worker-1`."""
         word = _ALIASES.get(level.lower(), level.lower())
         if word and word not in LEVELS:
@@ -64,13 +79,15 @@ class LogQuery:
             pattern = re.compile(grep) if grep else None
         except re.error as error:
             raise UsageError(f"--grep {grep!r} is no regular expression", str(error)) from error
-        return cls(source=source.replace("/", "-"), level=word, pattern=pattern, request=request)
+        return cls(source=source.replace("/", "-"), level=word, pattern=pattern, request=request, oldest_s=oldest_s)
 
     def takes(self, line: LogLine) -> bool:
         """Whether the line is wanted."""
         if self.source and line.source != self.source:
             return False
         if self.level and (line.level not in LEVELS or LEVELS.index(line.level) < LEVELS.index(self.level)):
+            return False
+        if self.oldest_s and line.time_s < self.oldest_s:
             return False
         if self.request and line.facts.get("request") != self.request:
             return False

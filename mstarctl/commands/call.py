@@ -1,40 +1,48 @@
-"""`mstarctl call`: one request to a deployment, streamed into a file. A smoke test with figures."""
+"""`mstarctl call`: one request to a deployment, streamed into a file; or one a tick, as a control loop sends them."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from mstar_core.client import ApiClient, Line, WavFile
+from mstar_core.client import ApiClient
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.run_dir import RunDirectory, deployments, find
-from mstar_core.errors import ConfigError, NotFound, UsageError
-from mstar_core.plugin.modality import Audio, Modality
-from mstar_core.plugin.served import served_model
-from mstar_core.plugin.spec import ModelSpec
-from mstarctl.output import Printer, duration_text
+from mstar_core.config.run_dir import RunDirectory, deployments
+from mstar_core.errors import ExitCode, MstarError, NotFound, UsageError
+from mstarctl.call.ask import Ask, Card, parse_params, read_files, state_param
+from mstarctl.call.pace import keep_pace
+from mstarctl.call.report import Progress, Tally, report, report_pace
+from mstarctl.call.sink import Sink, chosen_output
+from mstarctl.client.reach import Reached, context_of, reached
+from mstarctl.client.tunnel import forwarded
+from mstarctl.complete import deployment_names
+from mstarctl.output import GlobalOptions, Printer
 
-STDOUT: Final = "-"
-SUFFIXES: Final = {"audio": ".wav", "image": ".png", "video": ".mp4", "text": ".txt"}
-EVERY_S: Final = 0.1
+if TYPE_CHECKING:
+    import httpx
+
+KEY_VARIABLE: Final = "MSTAR_API_KEY"
 EVERYWHERE: Final = ("0.0.0.0", "::")
-
-Files = Annotated[list[Path] | None, typer.Option(metavar="FILE", help="a file to send; may be repeated")]
+TICKS: Final = 100
 
 
 def call(
     ctx: typer.Context,
     target: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="deployment or model; may be left out when only one runs")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="deployment or model; may be left out when only one runs",
+            autocompletion=deployment_names,
+        ),
     ] = None,
     text: Annotated[str | None, typer.Option("--text", help="the prompt; - reads it from stdin")] = None,
     voice: Annotated[str | None, typer.Option("--voice", help="speaker, for models that have them")] = None,
@@ -47,51 +55,136 @@ def call(
     video: Annotated[
         list[Path] | None, typer.Option("--video", metavar="FILE", help="a video; may be repeated")
     ] = None,
+    state: Annotated[
+        Path | None, typer.Option("--state", metavar="FILE", help="the state of a robot: numbers, JSON or .npy")
+    ] = None,
     params: Annotated[
         list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="a parameter of the model; may be repeated")
     ] = None,
-    out: Annotated[str | None, typer.Option("--out", metavar="FILE", help="where the answer goes; - is stdout")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="FILE", help="where the answer goes; its ending chooses the output; - is stdout"),
+    ] = None,
     request_id: Annotated[
         str | None, typer.Option("--request-id", metavar="ID", help="your own id of the request")
     ] = None,
     is_streamed: Annotated[
         bool, typer.Option("--stream/--no-stream", help="write while it is made, or once it is whole")
     ] = True,
+    rate: Annotated[
+        float | None, typer.Option("--rate", metavar="HZ", min=0.01, max=10_000, help="send so often; count misses")
+    ] = None,
+    ticks: Annotated[int, typer.Option("--ticks", min=1, help="with --rate: how many")] = TICKS,
+    max_misses: Annotated[
+        int | None, typer.Option("--max-misses", min=0, help="with --rate: exit 8 when more deadlines are missed")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", help=f"of another host's deployment; also {KEY_VARIABLE}")
+    ] = None,
 ) -> None:
     """Send one request and write the answer to a file."""
     printer = Printer.of(ctx)
-    spec = deployment_of(target)
-    model = served_model(spec.plugin, spec.model)
-    files = [*_files(model, "image", image), *_files(model, "audio", audio), *_files(model, "video", video)]
+    if rate is None and max_misses is not None:
+        raise UsageError("--max-misses counts nothing without --rate", hint="add --rate HZ")
+    if rate is not None and request_id is not None:
+        raise UsageError("--rate sends many requests, and --request-id names one", hint="leave one of them out")
     words = sys.stdin.read() if text == "-" else text
-    if words is None and not files:
-        raise UsageError("there is nothing to send", hint='--text "Hello there"')
-    given = {**parse_params(params or []), **({} if voice is None else {"voice": voice})}
-    modality = model.outputs[0].kind
-    sink = Sink.of(model, out, spec.name)
-    if spec.weights_source == "tiny" and model.notice:
-        printer.warn(model.notice)
-    tally = Tally(started=time.monotonic())
-    progress = Progress(printer, is_streamed=is_streamed)
-    with ApiClient(endpoint_of(spec), api_key=next(iter(spec.api.api_keys), None)) as client:
-        lines = client.generate(outputs=(modality,), text=words, files=files, params=given, request_id=request_id)
-        try:
-            for line in lines if is_streamed else list(lines):
-                tally.add(line)
-                sink.add(line)
-                progress.show(tally, sink)
-            sink.open()
-        finally:
-            progress.end()
-            sink.close()
-            if not tally.is_done and tally.chunks and sink.path is not None:
-                printer.warn(f"{sink.path} holds what arrived before the end: {sink.amount}")
-    report(tally, sink, spec, printer)
+    with served(printer.options, target, api_key) as server:
+        card = server.card
+        files = (
+            *read_files(card, "image", image),
+            *read_files(card, "audio", audio),
+            *read_files(card, "video", video),
+        )
+        given = {**parse_params(params or []), **({} if voice is None else {"voice": voice})}
+        given |= {} if state is None else state_param(card, state)
+        if words is None and not files:
+            raise UsageError("there is nothing to send", hint='--text "Hello there"')
+        kind = chosen_output(card.name, card.outputs, out)
+        ask = Ask(outputs=(kind,), text=words, files=files, params=given, request_id=request_id)
+        if card.notice:
+            printer.warn(card.notice)
+        if server.is_tunnelled:
+            printer.warn("the answer comes through ssh: the figures hold its time too")
+        if rate is None:
+            call_once(server, ask, Sink.of(kind, out, server.name), printer, is_streamed=is_streamed)
+        else:
+            call_at(server, ask, kind, out, printer, rate=rate, ticks=ticks, max_misses=max_misses)
 
 
-def deployment_of(target: str | None) -> DeploymentSpec:
-    """The spec of the running deployment of that name, or of the only one that serves that model. Raises NotFound."""
-    run = _run_of(None if target is None else target.partition(":")[0])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """The api of one deployment, connected. Lives as long as the block that `served` gives it to."""
+
+    name: str
+    client: ApiClient
+    card: Card
+    facts: dict[str, Any]
+    is_tunnelled: bool = False
+
+
+@contextmanager
+def served(options: GlobalOptions, target: str | None, api_key: str | None) -> Iterator[Server]:
+    """Find a deployment by its name or its model's, here or on another host, and ask it what it serves."""
+    key = api_key or os.environ.get(KEY_VARIABLE)
+    name = None if target is None else target.partition(":")[0]
+    with reached(options, _here(options, name)) as found:
+        if found.run is not None:
+            spec = spec_of(found.run)
+            facts: dict[str, Any] = {"deployment": spec.name, "model": spec.model, "weights": spec.weights_source}
+            own_key = key or next(iter(spec.api.api_keys), None)
+            with ApiClient(endpoint_of(spec), api_key=own_key, transport=tls_transport(spec)) as client:
+                yield Server(name=spec.name, client=client, card=_card(client), facts=facts)
+            return
+        with _forwarded_api(found, key) as client:
+            head = found.admin.head()
+            facts = {"deployment": found.name, "model": head.get("model"), "weights": head.get("weights")}
+            yield Server(name=found.name, client=client, card=_card(client), facts=facts, is_tunnelled=True)
+
+
+@contextmanager
+def _forwarded_api(found: Reached, key: str | None) -> Iterator[ApiClient]:
+    head = found.admin.head()
+    if found.context is None or found.context.is_local:  # --socket on this host
+        with ApiClient(str(head["endpoint"]), api_key=key) as client:
+            yield client
+        return
+    import httpx
+
+    with forwarded(found.context, f"127.0.0.1:{head['port']}") as local:
+        with ApiClient("http://localhost", api_key=key, transport=httpx.HTTPTransport(uds=str(local))) as client:
+            yield client
+
+
+def _card(client: ApiClient) -> Card:
+    return Card.of(client.models()[0])
+
+
+def _here(options: GlobalOptions, name: str | None) -> str | None:
+    """The deployment of this host that serves the model of that name, when none is called so. Raises NotFound."""
+    if name is None or options.socket is not None or not context_of(options).is_local:
+        return name
+    running = {run.name: run for run in deployments() if run.holder() is not None}
+    if name in running:
+        return name
+    serving = [run.name for run in running.values() if _model_of(run) == name]
+    if len(serving) > 1:
+        raise NotFound(
+            f"{len(serving)} deployments serve {name!r}", hint=f"name one of: {', '.join(serving)}", kind="deployment",
+            name=name,
+        )  # fmt: skip
+    return serving[0] if serving else name
+
+
+def _model_of(run: RunDirectory) -> str:
+    try:
+        return DeploymentSpec.load(run.spec).model
+    except (OSError, ValueError):
+        return ""
+
+
+def spec_of(run: RunDirectory) -> DeploymentSpec:
+    """What a running deployment runs with. Raises NotFound when it ends just now."""
     try:
         return DeploymentSpec.load(run.spec)
     except OSError as error:
@@ -100,233 +193,75 @@ def deployment_of(target: str | None) -> DeploymentSpec:
         ) from error
 
 
-def _run_of(name: str | None) -> RunDirectory:
-    try:
-        return find(name)
-    except NotFound:
-        serving = [
-            run for run in deployments() if run.holder() is not None and DeploymentSpec.load(run.spec).model == name
-        ]
-        if len(serving) == 1:
-            return serving[0]
-        if serving:
-            names = ", ".join(run.name for run in serving)
-            raise NotFound(
-                f"{len(serving)} deployments serve {name!r}", hint=f"name one of: {names}", kind="deployment", name=name
-            ) from None
-        raise
-
-
 def endpoint_of(spec: DeploymentSpec) -> str:
     """Where the api of a deployment of this host is reached from here."""
     host = "127.0.0.1" if spec.api.host in EVERYWHERE else spec.api.host
-    return f"http://[{host}]:{spec.api.port}" if ":" in host else f"http://{host}:{spec.api.port}"
+    scheme = "https" if spec.api.tls_cert else "http"
+    return f"{scheme}://[{host}]:{spec.api.port}" if ":" in host else f"{scheme}://{host}:{spec.api.port}"
 
 
-def parse_params(texts: Sequence[str]) -> dict[str, Any]:
-    """`k=v` words; a value that is JSON is taken as such, everything else as text. Raises UsageError."""
-    made: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"--param {text!r} is no KEY=VALUE", hint="--param temperature=0.5")
-        try:
-            made[key.strip()] = json.loads(value)
-        except ValueError:
-            made[key.strip()] = value
-    return made
+def tls_transport(spec: DeploymentSpec) -> httpx.BaseTransport | None:
+    """To a deployment of this host that speaks TLS: its own certificate is trusted, whatever name it carries."""
+    if spec.api.tls_cert is None:
+        return None
+    import ssl
+
+    import httpx
+
+    context = ssl.create_default_context(cafile=spec.api.tls_cert)
+    context.check_hostname = False  # it is reached by its address; that it holds the certificate's key is what counts
+    return httpx.HTTPTransport(verify=context)
 
 
-def _files(model: ModelSpec, kind: str, paths: Sequence[Path] | None) -> Iterator[tuple[str, bytes]]:
-    if paths and kind not in {modality.kind for modality in model.inputs}:
-        reads = ", ".join(modality.kind for modality in model.inputs)
-        raise UsageError(f"{model.name} does not read {kind}", hint=f"it reads {reads}")
-    for path in paths or ():
-        try:
-            yield path.name, path.read_bytes()
-        except OSError as error:
-            raise ConfigError(
-                f"{path} cannot be read", error.strerror or str(error), file=str(path), key=kind
-            ) from error
-
-
-@dataclass(slots=True)
-class Tally:
-    """What is known of a request from its lines and a clock. Times in seconds since it was sent."""
-
-    started: float
-    chunks: int = 0
-    first_s: float | None = None
-    total_s: float = 0.0
-    facts: dict[str, Any] = field(default_factory=dict)
-    is_done: bool = False
-
-    def add(self, line: Line) -> None:
-        """Take one line."""
-        self.total_s = time.monotonic() - self.started
-        if line.modality in ("start", "done"):
-            self.facts |= line.metadata
-            self.is_done = line.modality == "done"
-            return
-        self.chunks += 1
-        if self.first_s is None:
-            self.first_s = self.total_s
-
-
-class Sink:
-    """Where output lines go: a WAV file that grows, a file of another kind, or stdout. Closed by the command.
-
-    A file is opened with the first output, so that a refused request leaves what was there before.
-    """
-
-    def __init__(self, modality: Modality, path: Path | None) -> None:
-        self.kind = modality.kind
-        self.path = path
-        self.size_bytes = 0
-        self._modality = modality
-        self._file: BinaryIO | None = None
-        self._wav: WavFile | None = None
-
-    @classmethod
-    def of(cls, model: ModelSpec, out: str | None, name: str) -> Sink:
-        """The sink of a model's first output. Text goes to stdout unless --out names a file. Raises ConfigError."""
-        modality = model.outputs[0]
-        if out == STDOUT or out is None and modality.kind == "text":
-            return cls(modality, None)
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-        path = Path(out) if out is not None else Path(f"{name}-{stamp}{SUFFIXES.get(modality.kind, '.bin')}")
-        check_writable(path)
-        return cls(modality, path)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of sound so far, 0 for everything else."""
-        return 0.0 if self._wav is None else self._wav.seconds
-
-    @property
-    def amount(self) -> str:
-        """How much there is, for people."""
-        return f"{self.seconds:.1f} s of audio" if self.kind == "audio" else f"{self.size_bytes} bytes"
-
-    def add(self, line: Line) -> None:
-        """Write one output line."""
-        if line.modality != self.kind:
-            return
-        file = self.open()
-        self.size_bytes += len(line.data)
-        if self._wav is not None:
-            self._wav.write(line.data)
-        else:
-            file.write(line.data)
-            file.flush()
-
-    def open(self) -> BinaryIO:
-        """Begin the file, in place of what is there. Also called for an answer without any output."""
-        if self._file is None:
-            self._file = sys.stdout.buffer if self.path is None else _create(self.path)
-            if isinstance(self._modality, Audio):
-                self._wav = WavFile(self._file, self._modality.rate, self._modality.channels)
-        return self._file
-
-    def close(self) -> None:
-        """Make the file whole. stdout stays open."""
-        if self._file is None or self._file.closed:
-            return
-        if self.path is None:
-            if self.kind == "text":
-                self._file.write(b"\n")
-            self._file.flush()
-            self._file = None
-        elif self._wav is not None:
-            self._wav.close()
-        else:
-            self._file.close()
-
-
-def check_writable(path: Path) -> None:
-    """Raises ConfigError before anything is sent when the answer could not be kept."""
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder", hint="name a file with --out", file=str(path), key="out")
-    if not path.parent.is_dir():
-        raise ConfigError(
-            f"{path} cannot be written", f"there is no folder {path.parent}", f"mkdir -p {path.parent}", key="out"
-        )
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"{path} cannot be written", "permission denied", "choose another file with --out", key="out")
-
-
-def _create(path: Path) -> BinaryIO:
+def call_once(server: Server, ask: Ask, sink: Sink, printer: Printer, *, is_streamed: bool) -> None:
+    """One request, its answer written as it comes."""
+    tally = Tally(started=time.monotonic())
+    progress = Progress(printer, is_streamed=is_streamed)
+    lines = ask.send(server.client)
     try:
-        return path.open("wb")
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written", error.strerror or str(error), file=str(path), key="out"
-        ) from error
+        for line in lines if is_streamed else list(lines):
+            tally.add(line)
+            sink.add(line)
+            progress.show(tally, sink)
+        sink.begin()
+    finally:
+        progress.end()
+        sink.close()
+        if not tally.is_done and tally.chunks and sink.path is not None:
+            printer.warn(f"{sink.path} holds what arrived before the end: {sink.amount}")
+    report(tally, sink, server.facts, printer)
 
 
-class Progress:
-    """One line on stderr that counts, on a terminal; elsewhere the first chunk only."""
+def call_at(
+    server: Server, ask: Ask, kind: str, out: str | None, printer: Printer, *, rate: float, ticks: int,
+    max_misses: int | None,
+) -> None:  # fmt: skip
+    """One request a tick; with --out the last answer is kept. Raises MstarError when too many deadlines were missed."""
+    last: list[Any] = []
 
-    def __init__(self, printer: Printer, *, is_streamed: bool) -> None:
-        self._printer = printer
-        self._is_drawn = is_streamed and sys.stderr.isatty() and not printer.options.quiet
-        self._next = 0.0
-        self._has_drawn = False
-        self._has_said = False
+    def send() -> None:
+        last[:] = list(ask.send(server.client))
 
-    def show(self, tally: Tally, sink: Sink) -> None:
-        """Draw what there is, at most ten times a second."""
-        if tally.chunks and not self._is_drawn and not self._has_said:
-            self._has_said = True
-            self._printer.say(f"first {sink.kind} after {duration_text(tally.first_s or 0.0)}")
-        now = time.monotonic()
-        if self._is_drawn and now >= self._next:
-            self._next, self._has_drawn = now + EVERY_S, True
-            print(
-                f"\r\x1b[2K{tally.chunks} chunks  {sink.amount}  {duration_text(tally.total_s)}",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def end(self) -> None:
-        """Clear the line."""
-        if self._has_drawn:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
-            self._has_drawn = False
+    progress = Progress(printer, is_streamed=True)
+    try:
+        paced = keep_pace(rate, ticks, send, show=progress.show_paced)
+    finally:
+        progress.end()
+    if out is not None:
+        sink = Sink.of(kind, out, server.name)
+        for line in last:
+            sink.add(line)
+        sink.close()
+        printer.say(f"wrote the last answer: {', '.join(map(str, sink.files)) or 'stdout'}")
+    report_pace(paced, server.facts, printer)
+    if max_misses is not None and paced.missed > max_misses:
+        raise too_many(paced.missed, paced.ticks, max_misses)
 
 
-def report(tally: Tally, sink: Sink, spec: DeploymentSpec, printer: Printer) -> None:
-    """Figures on stderr; the file, or everything as data, on stdout."""
-    factor = tally.total_s / sink.seconds if sink.seconds else None
-    facts = tally.facts
-    item: dict[str, Any] = {
-        "name": facts.get("request_id"),
-        "deployment": spec.name,
-        "model": spec.model,
-        "weights": spec.weights_source,
-        "out": None if sink.path is None else str(sink.path),
-        "modality": sink.kind,
-        "chunks": tally.chunks,
-        "audio_s": round(sink.seconds, 4) if sink.kind == "audio" else None,
-        "bytes": sink.size_bytes,
-        "first_ms": None if tally.first_s is None else round(tally.first_s * 1000, 1),
-        "total_ms": round(tally.total_s * 1000, 1),
-        "real_time_factor": None if factor is None else round(factor, 3),
-        "finish_reason": facts.get("finish_reason"),
-        "seed": facts.get("seed"),
-        "usage": facts.get("usage"),
-        "warnings": list(facts.get("warnings", [])),
-    }
-    for warning in item["warnings"]:
-        printer.warn(warning)
-    first = "nothing came" if tally.first_s is None else f"time to first {sink.kind} {duration_text(tally.first_s)}"
-    speed = "" if factor is None else f", real-time factor {factor:.2f}"
-    took = f"{tally.chunks} chunks, {sink.amount} in {duration_text(tally.total_s)}"
-    printer.say(f"{spec.name}: {took} ({first}{speed}; finish: {item['finish_reason']}, seed {item['seed']})")
-    if sink.kind == "audio" and not tally.chunks:
-        printer.warn("no sound came: the model ended before its first window; try another --param seed=N")
-    if sink.path is None:
-        return
-    printer.say(f"wrote {sink.path}")
-    printer.item("call", item, str(sink.path))
+def too_many(missed: int, ticks: int, allowed: int) -> MstarError:
+    """A control loop that did not keep its rate."""
+    error = MstarError(
+        f"{missed} of {ticks} deadlines were missed", f"allowed are {allowed}", "lower --rate", code="deadlines_missed"
+    )
+    error.exit_code = ExitCode.ASSERTION
+    return error

@@ -11,8 +11,11 @@ import typer
 from mstar_core.config import (
     SETTINGS,
     ConfigFile,
+    DeploymentSpec,
+    Override,
     ResolvedConfig,
     Setting,
+    Settings,
     Target,
     commented_file,
     differences,
@@ -21,11 +24,12 @@ from mstar_core.config import (
     json_schema,
     make_plan,
     parse_set,
+    read_file,
     resolve_target,
 )
-from mstar_core.errors import ConfigError, ExitCode, MstarError, UsageError
+from mstar_core.errors import ConfigError, ExitCode, MstarError, NotFound, UsageError
 from mstar_core.plugin import Plugins
-from mstarctl.complete import key_names, plugin_names
+from mstarctl.complete import configured_names, key_names, plugin_names
 from mstarctl.output import Column, Printer
 from mstarctl.output.errors import render_error
 
@@ -205,9 +209,76 @@ def init(
 
 
 @app.command("diff")
-def diff(ctx: typer.Context, left: What, right: What) -> None:
-    """Show the values in which two configurations differ."""
+def diff(
+    ctx: typer.Context,
+    left: Annotated[
+        str,
+        typer.Argument(metavar="MODEL|FILE|deployment/NAME", help="what stands left", autocompletion=configured_names),
+    ],
+    right: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL|FILE|deployment/NAME]",
+            help="what stands right; for a deployment alone: its own file as it is now",
+            autocompletion=configured_names,
+        ),
+    ] = None,
+) -> None:
+    """Show the values in which two configurations differ; of a deployment, what changed since it started."""
     printer = Printer.of(ctx)
-    plugins = Plugins.discover()
-    ours, theirs = (resolve_target(find(text, plugins)) for text in (left, right))
-    printer.items("setting", differences(ours, theirs), DIFFERENT, empty="no difference")
+    if right is None:
+        name = running_name(left)
+        if name is None:
+            raise UsageError("there is nothing to compare with", hint=f"mstarctl config diff {left} OTHER")
+        ours, theirs = running_settings(name), file_settings(name)
+    else:
+        ours, theirs = settings_of(left), settings_of(right)
+    items = differences(ours, theirs)
+    printer.items("setting", items, DIFFERENT, empty="no difference")
+    if right is None and items:
+        printer.say(f"  try: mstarctl down {running_name(left)}, then mstarctl up with the file as it is now")
+
+
+def running_name(text: str) -> str | None:
+    """The NAME of `deployment/NAME`; None for anything else."""
+    kind, slash, name = text.partition("/")
+    return name if slash and kind == "deployment" and name else None
+
+
+def settings_of(text: str) -> Settings:
+    """What a model, a file or a running deployment is configured with."""
+    name = running_name(text)
+    return running_settings(name) if name is not None else Settings.of(resolve_target(find(text, Plugins.discover())))
+
+
+def running_spec(name: str) -> DeploymentSpec:
+    """What a running deployment was started with. Raises NotFound."""
+    from mstar_core.config.run_dir import find as find_running
+
+    run = find_running(name)
+    try:
+        return DeploymentSpec.load(run.spec)
+    except OSError as error:
+        raise NotFound(f"deployment {name!r} has just ended", kind="deployment", name=name) from error
+
+
+def running_settings(name: str) -> Settings:
+    """Every value that a running deployment has, with where it came from."""
+    spec = running_spec(name)
+    return Settings(values=spec.settings, sources=spec.sources)
+
+
+def file_settings(name: str) -> Settings:
+    """What the same command line would give now: the deployment's file as it is, its flags over it."""
+    spec = running_spec(name)
+    if spec.config_file is None:
+        raise NotFound(f"{name} was started without a file", hint=f"mstarctl config diff deployment/{name} FILE")
+    found = find(spec.model, Plugins.discover())
+    is_tiny = spec.weights_source == "tiny"
+    target = Target(spec=found.spec, config=read_file(Path(spec.config_file)), is_tiny=is_tiny)
+    flags = [
+        Override(key=key, value=spec.settings[key], source=source)
+        for key, source in spec.sources.items()
+        if source.startswith("--")
+    ]
+    return Settings.of(resolve_target(target, flags))

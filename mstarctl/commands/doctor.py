@@ -14,6 +14,7 @@ from typing import Final
 
 import typer
 
+from mstar_core.config.gpu_locks import gpu_holder, lock_folder
 from mstar_core.config.ports import bind_error
 from mstar_core.config.run_dir import deployments, runtime_root, state_root
 from mstar_core.errors import ExitCode, MstarError
@@ -136,7 +137,7 @@ def _shared_memory() -> Iterator[Finding]:
         )
         return
     free = shutil.disk_usage(path).free
-    left = len(list(path.glob("mstar*")))
+    left = len([found for found in path.glob("mstar*") if found != lock_folder()])
     detail = f"{size_text(free)} free" + (f"; {left} files named mstar*" if left else "")
     yield Finding(name="/dev/shm", state=OK if free >= LITTLE_SHM else WARN, detail=detail)
 
@@ -164,6 +165,16 @@ def _stale() -> Iterator[Finding]:
     yield Finding(name="stale deployments", state=WARN if stale else OK, detail=detail)
 
 
+def _locks() -> Iterator[Finding]:
+    folder = lock_folder()
+    held = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        holder = gpu_holder(path.name)
+        if holder is not None:
+            held.append(f"{path.name}: {holder}")
+    yield Finding(name="gpu locks", state=OK if held else NA, detail="; ".join(held) or "no deployment holds a GPU")
+
+
 def _ports() -> Iterator[Finding]:
     error = bind_error("0.0.0.0", USUAL_PORT)
     detail = "free" if error is None else f"{error.strerror}: use --port"
@@ -189,5 +200,5 @@ def _plugins() -> Iterator[Finding]:
 
 
 CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
-    _python, _torch, _gpus, gpu_findings, _sound, _memory, _shared_memory, _folders, _stale, _ports, _plugins,
+    _python, _torch, _gpus, gpu_findings, _locks, _sound, _memory, _shared_memory, _folders, _stale, _ports, _plugins,
 )  # fmt: skip

@@ -14,6 +14,8 @@ from mstar_core.config.run_dir import RunDirectory, deployments, find
 from mstar_core.errors import ExitCode, NotFound, Unreachable, UsageError
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import find_known
+from mstarctl.client.reach import context_of, reached
+from mstarctl.complete import deployment_names
 from mstarctl.output import Printer, duration_text
 from mstarctl.output.durations import parse_duration
 
@@ -25,7 +27,10 @@ POLL_S = 0.1
 
 def down(
     ctx: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="may be left out when only one runs")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="may be left out when only one runs", autocompletion=deployment_names),
+    ] = None,
     is_all: Annotated[bool, typer.Option("--all", help="every deployment of this host")] = False,
     is_now: Annotated[bool, typer.Option("--now", help="do not wait for requests in flight")] = False,
     grace: Annotated[str, typer.Option("--grace", metavar="TIME", help="most time for requests in flight")] = "30s",
@@ -35,8 +40,30 @@ def down(
     grace_s = 0.0 if is_now else parse_duration(grace, "--grace")
     if is_all and name is not None:
         raise UsageError("a NAME and --all exclude each other", hint="leave one of them out")
+    is_here = printer.options.socket is None and context_of(printer.options).is_local
+    if not is_here:
+        if is_all:
+            raise UsageError("--all stops the deployments of this host", hint="name the one to stop")
+        stop_there(printer, name, grace_s=grace_s, is_now=is_now)
+        return
     for run in _chosen(name, is_all, printer):
         stop(run, printer, grace_s=grace_s, is_now=is_now)
+
+
+def stop_there(printer: Printer, name: str | None, *, grace_s: float, is_now: bool) -> None:
+    """Stop a deployment of another host and wait until its socket is gone. Raises Unreachable when it does not end."""
+    with reached(printer.options, name) as found:
+        begun = time.monotonic()
+        printer.say(f"{found.name}: {'stopping' if is_now else 'draining, then stopping'}")
+        found.admin.act("stop", **({"now": 1} if is_now else {"grace": int(grace_s)}))
+        while time.monotonic() - begun < grace_s + END_S:
+            try:
+                found.admin.head()
+            except Unreachable:
+                printer.say(f"{found.name} has stopped after {duration_text(time.monotonic() - begun)}")
+                return
+            time.sleep(POLL_S)
+        raise Unreachable(f"{found.name} does not end", f"its socket still answers after {grace_s + END_S:.0f} s")
 
 
 def _chosen(name: str | None, is_all: bool, printer: Printer) -> list[RunDirectory]:

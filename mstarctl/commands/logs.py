@@ -14,22 +14,42 @@ from mstar_core.errors import NotFound
 from mstarctl.client import LogLine, LogQuery, find_known, read_logs
 from mstarctl.client.deployments import last_log_dir
 from mstarctl.client.log_lines import parse_lines
+from mstarctl.client.reach import context_of, reached
+from mstarctl.complete import deployment_names, process_names
 from mstarctl.output import Printer
+from mstarctl.output.durations import parse_duration
+from mstarctl.output.options import GlobalOptions
 from mstarctl.output.table import escape
 
 POLL_S = 0.2
+TAIL = 200
+SOCKET_TAIL = 200
+"""Lines of the past that the admin socket tells, at most."""
+
 COLOURS = {"warning": "yellow", "error": "red", "critical": "red"}
 
 
 def logs(
     ctx: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="may be left out when only one runs; works after its end")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="may be left out when only one runs; works after its end",
+            autocompletion=deployment_names,
+        ),
     ] = None,
     is_following: Annotated[bool, typer.Option("-f", "--follow", help="go on with what comes, until it ends")] = False,
-    tail: Annotated[int, typer.Option("--tail", min=0, help="how many lines from the past")] = 100,
+    tail: Annotated[int, typer.Option("--tail", min=0, help="how many lines from the past")] = TAIL,
+    since: Annotated[str, typer.Option("--since", metavar="TIME", help="only the last TIME, such as 10m")] = "",
     source: Annotated[
-        str, typer.Option("--from", metavar="PROCESS", help="supervisor, api, conductor, weights or worker/N")
+        str,
+        typer.Option(
+            "--from",
+            metavar="PROCESS",
+            help="supervisor, api, conductor, weights or worker/N",
+            autocompletion=process_names,
+        ),
     ] = "",
     level: Annotated[str, typer.Option("--level", help="this level and above: debug, info, warning, error")] = "",
     grep: Annotated[str, typer.Option("--grep", metavar="RE", help="lines that this expression finds")] = "",
@@ -37,7 +57,12 @@ def logs(
 ) -> None:
     """Show the logs of a deployment."""
     printer = Printer.of(ctx)
-    query = LogQuery.of(source=source, level=level, grep=grep, request=request)
+    oldest_s = time.time() - parse_duration(since, "--since") if since else 0.0
+    query = LogQuery.of(source=source, level=level, grep=grep, request=request, oldest_s=oldest_s)
+    if printer.options.socket is not None or not context_of(printer.options).is_local:
+        for line in told(printer.options, name, query, tail, is_following=is_following):
+            show(line, printer)
+        return
     run, folder = folder_of(name)
     offsets = {path: path.stat().st_size for path in folder.glob("*.log")} if is_following else {}
     for line in read_logs(folder, query, tail):
@@ -48,7 +73,23 @@ def logs(
                 show(line, printer)
 
 
-def folder_of(name: str | None) -> tuple[RunDirectory, Path]:
+def told(
+    options: GlobalOptions, name: str | None, query: LogQuery, tail: int, *, is_following: bool
+) -> Iterator[LogLine]:
+    """Lines as the admin socket tells them: of another host, where no file can be read."""
+    arguments: dict[str, Any] = {"tail": min(tail, SOCKET_TAIL), "follow": int(is_following)}
+    if query.source:
+        arguments["from"] = query.source
+    with reached(options, name) as found:
+        for item in found.admin.lines("/v1/logs", **arguments):
+            if item is None:
+                continue
+            line = LogLine.of(str(item["from"]), str(item["line"]))
+            if query.takes(line):
+                yield line
+
+
+def folder_of(name: str | None) -> tuple[RunDirectory | None, Path]:
     """The log folder of a deployment: of the running one, else of its last start. Raises NotFound."""
     known = find_known(find(name).name if name is None else name)
     folder = known.log_dir or last_log_dir(known.name)
@@ -69,7 +110,7 @@ def show(line: LogLine, printer: Printer) -> None:
     shown = {
         key: value
         for key, value in line.facts.items()
-        if key not in ("time", "level", "child", "logger", "message", "traceback")
+        if key not in ("time", "level", "child", "logger", "message", "traceback") and value != ""
     }
     facts = " ".join(f"{key}={_short(value)}" for key, value in shown.items())
     printer.text(
@@ -85,7 +126,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def follow(run: RunDirectory, folder: Path, offsets: dict[Path, int]) -> Iterator[LogLine]:
+def follow(run: RunDirectory | None, folder: Path, offsets: dict[Path, int]) -> Iterator[LogLine]:
     """Lines as they are written, from those offsets on, until the deployment has ended. Files may turn over."""
     rest: dict[Path, str] = {}
     while True:
@@ -97,9 +138,10 @@ def follow(run: RunDirectory, folder: Path, offsets: dict[Path, int]) -> Iterato
         time.sleep(POLL_S)
 
 
-def _has_ended(run: RunDirectory, folder: Path) -> bool:
+def _has_ended(run: RunDirectory | None, folder: Path) -> bool:
     return (
         (folder / "outcome.json").exists()
+        or run is None
         or run.name not in {other.name for other in deployments()}
         or run.holder() is None
     )

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import enum
+import shutil
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mstar_core.config import shipped
+from mstar_core.config import shipped, split_name
 from mstar_core.graph import Graph, NodeSpec, graph_to_dict, graph_to_dot
 from mstar_core.plugin import ModelSpec, Plugins, param_specs
 from mstarctl.complete import plugin_names
-from mstarctl.output import Column, Printer
+from mstarctl.output import Column, Printer, duration_text, size_text
+from mstarctl.output.table import escape
+from mstarctl.start.progress import bar
 
 app = typer.Typer(
     add_completion=False,
@@ -93,9 +99,13 @@ def show_model(
     ],
 ) -> None:
     """Show one model: nodes, walks, streams, parameters, files."""
+    describe_model(name, Printer.of(ctx))
+
+
+def describe_model(name: str, printer: Printer) -> None:
+    """Print one model. Raises NotFound with the nearest name."""
     from mstar_core.plugin.json_form import spec_to_json
 
-    printer = Printer.of(ctx)
     plugins = Plugins.discover()
     spec = plugins.model(name)
     facts = {**summary(spec, plugins), **spec_to_json(spec)}
@@ -167,3 +177,62 @@ def draw_model(
         printer.text(graph_to_dot(graph).rstrip("\n"))
     else:
         printer.text(draw_graph(graph, width=width, ascii_only=is_ascii).rstrip("\n"))
+
+
+@app.command("fetch")
+def fetch_model(
+    ctx: typer.Context,
+    name: Annotated[
+        str, typer.Argument(metavar="MODEL[:tiny]", help="model, alias or dist/model", autocompletion=plugin_names)
+    ],
+    cache_dir: Annotated[
+        Path | None, typer.Option("--cache-dir", metavar="DIR", help="where weights are cached and downloaded to")
+    ] = None,
+) -> None:
+    """Download a model's weights, or go on with a download; print the folder."""
+    from mstarctl.start.fetch import fetch_weights
+
+    printer = Printer.of(ctx)
+    model, is_tiny = split_name(name)
+    spec = Plugins.discover().model(model)
+    view = FetchView(printer)
+    try:
+        folder = fetch_weights(spec, is_tiny=is_tiny, cache_dir=cache_dir, show=view.show)
+    finally:
+        view.end()
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    item = {"name": name, "folder": str(folder), "bytes": size}
+    printer.say(f"{name}: {size_text(size)}")
+    printer.item("weights", item, str(folder))
+
+
+class FetchView:
+    """How far a download is: redrawn on a terminal, a line a file elsewhere."""
+
+    def __init__(self, printer: Printer) -> None:
+        self._printer = printer
+        self._is_drawn = sys.stderr.isatty() and not printer.options.quiet
+        self._file = ""
+        self._begun = time.monotonic()
+        self._first: int | None = None
+
+    def show(self, done: int, total: int, file: str) -> None:
+        """Bytes so far, of all files together."""
+        if self._first is None:
+            self._first = done
+        if not self._is_drawn:
+            if file != self._file:
+                self._file = file
+                self._printer.say(f"  {file}  {size_text(done)}/{size_text(total)}")
+            return
+        rate = (done - self._first) / max(1e-3, time.monotonic() - self._begun)
+        left = f"  {duration_text((total - done) / rate)} left" if rate > 0 else ""
+        share = bar(done / total if total else 0.0)
+        text = f"  {share}  {size_text(done)}/{size_text(total)}  {size_text(rate)}/s{left}  {escape(file)}"
+        print(f"\r\x1b[2K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+        self._file = file
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._is_drawn and self._file:
+            print(file=sys.stderr, flush=True)

@@ -86,9 +86,13 @@ def plugin_info(
     name: Annotated[str, typer.Argument(metavar="NAME", help="plugin or distribution", autocompletion=plugin_names)],
 ) -> None:
     """Show one plugin: version, requirements, models, and the traceback of a broken one with --debug."""
+    describe_plugin(name, Printer.of(ctx))
+
+
+def describe_plugin(name: str, printer: Printer) -> None:
+    """Print one plugin. Raises NotFound with the nearest name."""
     from mstar_core.plugin import Plugins
 
-    printer = Printer.of(ctx)
     item = Plugins.discover().plugin(name)
     facts = {**summary(item), "requires": list(item.entry.requires)}
     lines = [

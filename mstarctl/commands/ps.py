@@ -1,60 +1,100 @@
-"""`mstarctl ps`: the deployments of this host."""
+"""`mstarctl ps`: the deployments of a host."""
 
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from mstar_core.errors import ExitCode
+from mstar_core.errors import ExitCode, NotFound, did_you_mean
 from mstarctl.client import Known, find_known, known_deployments
+from mstarctl.client.reach import context_of, reached
+from mstarctl.client.tunnel import remote_items
+from mstarctl.complete import deployment_names
 from mstarctl.output import Column, Printer, age_text
+from mstarctl.output.options import GlobalOptions
 
 COLUMNS = (
     Column("NAME", "name"),
     Column("STATE", "state"),
     Column("RANKS", "ranks", is_right=True),
     Column("RUN/WAIT", "load", is_right=True),
+    Column("TTFT p50", "ttft", is_right=True),
+    Column("TEXT tok/s", "tokens", is_right=True),
+    Column("AUDIO x", "audio", is_right=True),
     Column("AGE", "age", is_right=True),
     Column("ENDPOINT", "address"),
     Column("MODEL", "model_shown", is_wide=True),
+    Column("TTFT p99", "ttft_p99", is_wide=True, is_right=True),
+    Column("REQ/s", "requests_s", is_wide=True, is_right=True),
+    Column("DONE", "finished", is_wide=True, is_right=True),
+    Column("ERR", "failed", is_wide=True, is_right=True),
+    Column("PAGES", "pages", is_wide=True, is_right=True),
     Column("PID", "pid", is_wide=True, is_right=True),
     Column("RESTARTS", "restarts", is_wide=True, is_right=True),
+    Column("CAUSE", "cause_text", is_wide=True),
     Column("LOGS", "log_dir", is_wide=True),
     Column("", "note"),
 )
-NOTE_CELLS = 80
+NOTE_CELLS: Final = 80
 """A longer cause is cut in the table; `describe` and -o json show all of it."""
 
-FAILED = ("failed", "unhealthy", "silent")
+FAILED: Final = ("failed", "unhealthy", "silent")
+WATCH_S: Final = 1.0
+SUMS: Final = (
+    "running", "waiting", "preparing", "ttft_p50_ms", "ttft_p99_ms", "ttfa_p50_ms", "tokens_s", "audio_x",
+    "requests_s", "finished", "failed", "cancelled", "refused", "pages_used", "pages_total", "preempted",
+)  # fmt: skip
+"""Figures of the head, as the socket names them."""
 
 
 def ps(
     ctx: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="one deployment, also after its end; exit 6 when it failed")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="one deployment, also after its end; exit 6 when it failed",
+            autocompletion=deployment_names,
+        ),
     ] = None,
     is_watching: Annotated[
-        bool, typer.Option("--watch", help="print again whenever something changed; NDJSON with -o json")
+        bool, typer.Option("-w", "--watch", help="print again whenever something changed; NDJSON with -o json")
     ] = False,
 ) -> None:
     """List the deployments of this host."""
     printer = Printer.of(ctx)
-    items = _show(name, printer)
+    items = _items(printer.options, name)
+    if is_watching and printer.is_machine:
+        for item in items:
+            printer.line({"kind": "deployment", **item})
+    else:
+        _show(items, printer)
     if is_watching:
         _watch(name, printer, items)
     if name is not None and items[0]["state"] in FAILED:
         raise typer.Exit(ExitCode.START_FAILED)
 
 
-def _items(name: str | None) -> list[dict[str, Any]]:
-    found = known_deployments() if name is None else [find_known(name)]
-    return [item_of(known) for known in found]
+def _items(options: GlobalOptions, name: str | None) -> list[dict[str, Any]]:
+    if options.socket is not None:
+        with reached(options, name) as found:
+            snapshot = found.admin.snapshot()
+            return [item_of(Known(name=found.name, state=snapshot["deployment"]["state"], snapshot=snapshot))]
+    context = context_of(options)
+    if not context.is_local:
+        items = remote_items(context)
+        chosen = [item for item in items if name in (None, item["name"])]
+        if name is not None and not chosen:
+            hint = did_you_mean(name, [str(item["name"]) for item in items])
+            raise NotFound(f"no deployment {name!r} on {context.name}", hint=hint, kind="deployment", name=name)
+        return chosen
+    found_here = known_deployments() if name is None else [find_known(name)]
+    return [item_of(known) for known in found_here]
 
 
-def _show(name: str | None, printer: Printer) -> list[dict[str, Any]]:
-    items = _items(name)
+def _show(items: list[dict[str, Any]], printer: Printer) -> None:
     shown = items if printer.is_machine else [for_people(item) for item in items]
     printer.items(
         "deployment",
@@ -67,21 +107,24 @@ def _show(name: str | None, printer: Printer) -> list[dict[str, Any]]:
             printer.say(
                 f"{item['name']} is stale: its supervisor was killed; mstarctl up cleans it when the name is used again"
             )
-    return items
 
 
 def _watch(name: str | None, printer: Printer, before: list[dict[str, Any]]) -> None:
     while True:
-        time.sleep(1.0)
-        items = _items(name)
-        if [_lasting(item) for item in items] == [_lasting(item) for item in before]:
+        time.sleep(WATCH_S)
+        items = _items(printer.options, name)
+        lasting = [_lasting(item) for item in items]
+        if lasting == [_lasting(item) for item in before]:
             continue
+        known = {str(item["name"]): _lasting(item) for item in before}
         before = items
-        if printer.is_machine:
-            for item in items:
+        if not printer.is_machine:
+            _show(items, printer)
+            printer.text("", is_flushed=True)
+            continue
+        for item in items:
+            if known.get(str(item["name"])) != _lasting(item):
                 printer.line({"kind": "deployment", **item})
-        else:
-            _show(name, printer)
 
 
 def _lasting(item: dict[str, Any]) -> dict[str, Any]:
@@ -89,10 +132,9 @@ def _lasting(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def item_of(known: Known) -> dict[str, Any]:
-    """One deployment as data: base units, the supervisor's own words."""
-    if not known.is_running:
-        return _ended_item(known)
-    head, values = known.head, known.snapshot.get("values", {})
+    """One deployment as data: base units, the supervisor's own words and sums."""
+    is_alive = known.is_running
+    head = known.head if is_alive else known.outcome
     return {
         "name": known.name,
         "state": known.state,
@@ -100,69 +142,62 @@ def item_of(known: Known) -> dict[str, Any]:
         "model": head.get("model"),
         "weights": head.get("weights"),
         "ranks": head.get("ranks"),
-        "running": _count(values, "api.running", "conductor.in_flight"),
-        "waiting": _count(values, "api.waiting"),
-        "age_s": head.get("age_s"),
-        "endpoint": head.get("endpoint"),
-        "pid": known.pid,
-        "restarts": head.get("restarts"),
+        **{key: known.head.get(key) for key in SUMS},
+        "age_s": known.head.get("age_s"),
+        "endpoint": known.head.get("endpoint"),
+        "pid": known.pid if is_alive else None,
+        "restarts": known.head.get("restarts"),
         "cause": known.cause,
-        "log_dir": head.get("log_dir"),
+        "log_dir": known.head.get("log_dir") or (None if known.log_dir is None else str(known.log_dir)),
+        "socket": str(known.run.admin_socket) if is_alive and known.run is not None else None,
         "note": _note(known),
     }
 
 
-def _ended_item(known: Known) -> dict[str, Any]:
-    end = known.outcome
-    return {
-        "name": known.name,
-        "state": known.state,
-        "reason": end.get("reason", ""),
-        "model": end.get("model"),
-        "weights": end.get("weights"),
-        "ranks": end.get("ranks"),
-        "running": None,
-        "waiting": None,
-        "age_s": None,
-        "endpoint": None,
-        "pid": None,
-        "restarts": None,
-        "cause": known.cause,
-        "log_dir": None if known.log_dir is None else str(known.log_dir),
-        "note": str(end.get("reason", "")) if known.state == "failed" else "",
-    }
-
-
-def _count(values: dict[str, float], *names: str) -> int | None:
-    return next((int(values[name]) for name in names if name in values), None)
-
-
 def _note(known: Known) -> str:
     head = known.head
-    if known.state == "silent":
-        return f"its supervisor, pid {known.pid}, does not answer"
-    if known.state == "starting":
-        return next((_progress(child) for child in known.children if child["state"] != "ready"), "")
-    return str(head.get("reason", "")) if known.state in ("degraded", "unhealthy", "draining", "failed") else ""
+    match known.state:
+        case "silent":
+            return f"its supervisor, pid {known.pid}, does not answer"
+        case "starting":
+            return _progress(head)
+        case "degraded" | "unhealthy" | "draining":
+            return str(head.get("reason", ""))
+        case "failed":
+            return str((head or known.outcome).get("reason", ""))
+        case _:
+            return ""
 
 
-def _progress(child: dict[str, Any]) -> str:
-    share = f" {100 * child['done'] // child['total']} %" if child["total"] else ""
-    return f"{child['name']} {child['phase']}{share}"
+def _progress(head: dict[str, Any]) -> str:
+    total = int(head.get("total") or 0)
+    share = f" {100 * int(head.get('done') or 0) // total} %" if total else ""
+    return f"{head.get('phase', '')}{share}"
 
 
 def for_people(item: dict[str, Any]) -> dict[str, Any]:
     """The item with its cells as text."""
-    running, waiting, age = item["running"], item["waiting"], item["age_s"]
-    load = None if running is None else f"{running}/{0 if waiting is None else waiting}"
-    address = (item["endpoint"] or "").removeprefix("http://")
-    model = f"{item['model']}:tiny" if item["weights"] == "tiny" else item["model"]
-    note = item["note"] if len(item["note"]) <= NOTE_CELLS else f"{item['note'][: NOTE_CELLS - 3]}..."
+    running, waiting, age, pages = item["running"], item["waiting"], item["age_s"], item["pages_total"]
+    cause = item["cause"] or {}
     return {
         **item,
-        "note": note,
-        "load": load,
+        "load": None if running is None else f"{running}/{waiting or 0}",
+        "ttft": _ms(item["ttft_p50_ms"]),
+        "ttft_p99": _ms(item["ttft_p99_ms"]),
+        "tokens": f"{item['tokens_s']:.0f}" if item["tokens_s"] else None,
+        "audio": f"{item['audio_x']:.1f}" if item["audio_x"] else None,
+        "pages": f"{item['pages_used']}/{pages}" if pages else None,
         "age": None if age is None else age_text(age),
-        "address": address,
-        "model_shown": model,
+        "address": (item["endpoint"] or "").partition("://")[2],
+        "model_shown": f"{item['model']}:tiny" if item["weights"] == "tiny" else item["model"],
+        "cause_text": _short(str(cause.get("message") or "")),
+        "note": _short(item["note"]),
     }
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= NOTE_CELLS else f"{text[: NOTE_CELLS - 3]}..."
+
+
+def _ms(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0f} ms"

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from mstar_core.config.run_dir import find
 from mstar_core.errors import StartError, Unreachable
-from mstarctl.client import AdminClient
+from mstarctl.client.reach import reached
+from mstarctl.complete import deployment_names
 from mstarctl.output import Printer
 from mstarctl.start.progress import PlainView, SilentView, TerminalView
 
@@ -20,16 +20,19 @@ POLL_S = 0.2
 
 def restart(
     ctx: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="may be left out when only one runs")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="may be left out when only one runs", autocompletion=deployment_names),
+    ] = None,
     is_waiting: Annotated[bool, typer.Option("--wait/--no-wait", help="return when it is ready again")] = True,
 ) -> None:
     """Restart a deployment's processes."""
     printer = Printer.of(ctx)
-    run = find(name)
-    with AdminClient.of(run) as admin:
+    with reached(printer.options, name) as found:
+        admin, who = found.admin, found.name
         before = admin.head()["restarts"]
         admin.act("restart")
-        printer.say(f"{run.name}: draining, then restarting")
+        printer.say(f"{who}: draining, then restarting")
         if not is_waiting:
             return
         view = (
@@ -45,10 +48,10 @@ def restart(
             if head["restarts"] > before:
                 view.show(snapshot)
             if head["state"] == "ready" and head["restarts"] > before:
-                printer.say(f"{run.name} is ready")
+                printer.say(f"{who} is ready")
                 return
             if head["state"] in ("unhealthy", "failed"):
-                raise StartError(f"{run.name} did not come back", head["reason"], f"mstarctl logs {run.name}")
+                raise StartError(f"{who} did not come back", head["reason"], f"mstarctl logs {who}")
             if head["state"] == "stopping":
-                raise Unreachable(f"{run.name} was stopped meanwhile", head["reason"])
+                raise Unreachable(f"{who} was stopped meanwhile", head["reason"])
             time.sleep(POLL_S)

@@ -17,6 +17,7 @@ import typer
 from mstar_core.errors import ConfigError, ExitCode, MstarError, Unreachable, UsageError, did_you_mean
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import read_outcome
+from mstarctl.client.reach import only_here
 from mstarctl.output import Printer
 from mstarctl.output.durations import parse_duration
 from mstarctl.start import options
@@ -63,17 +64,17 @@ def up(
     log_stats: options.LogStats = False,
     log_stats_file: options.LogStatsFile = None,
     remote_media: options.RemoteMedia = None,
+    cors_origin: options.CorsOrigin = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
     admin_group: options.AdminGroup = None,
     rust_frontend: options.RustFrontend = False,
     rust_frontend_bin: options.RustFrontendBin = None,
 ) -> None:
     """Start a deployment."""
     printer = Printer.of(ctx)
-    absent = {
-        "--upload-dir": upload_dir, "--enable-nvtx": nvtx, "--log-stats": log_stats, "--log-stats-file": log_stats_file,
-        "--allow-remote-media": remote_media, "--admin-group": admin_group,
-    }  # fmt: skip
-    refuse_absent(absent, has_rust=rust_frontend or rust_frontend_bin is not None)
+    only_here(printer.options, "up")
+    refuse_absent({"--enable-nvtx": nvtx}, has_rust=rust_frontend or rust_frontend_bin is not None)
     wanted = Wanted(
         target=target,
         config=config,
@@ -91,8 +92,16 @@ def up(
         log_level=level_of(log_level),
         transport=protocol,
         run_root=run_root,
+        upload_dir=upload_dir,
+        log_stats=log_stats,
+        stats_file=log_stats_file,
         bind_when_ready=bind_when_ready,
+        remote_media=tuple(remote_media or ()),
+        cors_origins=tuple(cors_origin or ()),
+        tls_cert=tls_cert,
+        tls_key=tls_key,
         strict_model=strict_model,
+        admin_group=admin_group,
         argv=tuple(sys.argv[1:]),
     )
     planned = make_planned(wanted)
@@ -330,7 +339,7 @@ def _example(planned: Planned) -> str:
 def _data(snapshot: dict[str, Any], printer: Printer) -> None:
     if printer.is_machine:
         head = snapshot["deployment"]
-        printer.item("deployment", {**head, "children": snapshot["children"]}, "")
+        printer.item("deployment", {**head, "children": list(snapshot["children"].values())}, "")
 
 
 @contextmanager

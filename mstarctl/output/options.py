@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TextIO
 
 FORMATS: Final = ("table", "wide", "json", "yaml", "name")
@@ -20,6 +21,8 @@ class GlobalOptions:
     verbose: bool = False
     debug: bool = False
     assume_yes: bool = False
+    context: str | None = None
+    socket: Path | None = None
 
     def is_coloured(self, stream: TextIO | None = None) -> bool:
         """Whether colour may be written to `stream` (stdout): a terminal, no --no-color, no NO_COLOR."""

@@ -17,17 +17,28 @@ from pathlib import Path
 from typing import Final
 
 SMI_TIMEOUT_S: Final = 15.0
-_QUERY: Final = "name,driver_version,memory.free,memory.total"
+_QUERY: Final = "name,driver_version,memory.free,memory.total,uuid"
+_PROCESSES: Final = "gpu_uuid,pid,used_memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU now. free, total: bytes."""
+    """One GPU now. free, total: bytes. uuid: "" when the driver's tool is too old to tell."""
 
     name: str
     driver: str
     free: int
     total: int
+    uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process with memory on a GPU, as the driver names it. used: bytes."""
+
+    uuid: str
+    pid: int
+    used: int
 
 
 def gpus() -> list[Gpu]:
@@ -51,7 +62,8 @@ def _by_library() -> list[Gpu] | None:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             name = _text(nvml.nvmlDeviceGetName(handle))
-            made.append(Gpu(name=name, driver=driver, free=int(memory.free), total=int(memory.total)))
+            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+            made.append(Gpu(name=name, driver=driver, free=int(memory.free), total=int(memory.total), uuid=uuid))
         return made
     except nvml.NVMLError:
         return None
@@ -64,25 +76,45 @@ def _text(value: str | bytes) -> str:
 
 
 def _by_tool() -> list[Gpu]:
+    return parse_smi(_ask_tool(f"--query-gpu={_QUERY}"))
+
+
+def gpu_processes() -> list[GpuProcess]:
+    """Who holds memory on the GPUs of this host, as far as the driver's tool may tell."""
+    return parse_processes(_ask_tool(f"--query-compute-apps={_PROCESSES}"))
+
+
+def _ask_tool(query: str) -> str:
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return []
-    command = [tool, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+        return ""
+    command = [tool, query, "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return []
-    return parse_smi(said.stdout) if said.returncode == 0 else []
+        return ""
+    return said.stdout if said.returncode == 0 else ""
 
 
 def parse_smi(text: str) -> list[Gpu]:
-    """Lines of `nvidia-smi --query-gpu=name,driver_version,memory.free,memory.total`, memory in MiB."""
+    """Lines of `nvidia-smi --query-gpu=name,driver_version,memory.free,memory.total,uuid`, memory in MiB."""
     made = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
         with suppress(ValueError, IndexError):
             free, total = int(fields[2]) << 20, int(fields[3]) << 20
-            made.append(Gpu(name=fields[0], driver=fields[1], free=free, total=total))
+            uuid = fields[4] if len(fields) > 4 else ""
+            made.append(Gpu(name=fields[0], driver=fields[1], free=free, total=total, uuid=uuid))
+    return made
+
+
+def parse_processes(text: str) -> list[GpuProcess]:
+    """Lines of `nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory`, memory in MiB; others are left out."""
+    made = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        with suppress(ValueError, IndexError):
+            made.append(GpuProcess(uuid=fields[0], pid=int(fields[1]), used=int(fields[2]) << 20))
     return made
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from mstar_core.config import DeploymentSpec
+from mstar_core.config.groups import group_id
 from mstar_core.config.run_dir import RunDirectory, new_log_dir
 from mstar_core.errors import ExitCode, MstarError, StartError, Unreachable
 from mstarctl.client import AdminClient
@@ -49,9 +50,9 @@ class Started:
 
 def launch(spec: DeploymentSpec, run: RunDirectory, module: str = SUPERVISOR) -> Started:
     """Make the run directory and the log folder, and start the supervisor by name, detached from this terminal."""
-    run.create()
+    run.create(None if spec.admin_group is None else group_id(spec.admin_group))
     spec = msgspec.structs.replace(spec, log_dir=str(new_log_dir(spec.name)))
-    path = run.path / f"start-{os.getpid()}.json"
+    path = Path(spec.log_dir) / "start.json"  # another start of the name clears the run directory
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(spec.encode())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(word for word in map(_absolute, sys.path) if word)}

@@ -69,11 +69,30 @@ Protocol = Annotated[
 ]
 MooncakePort = Annotated[int | None, typer.Option("--mooncake-port", help="accepted; SHM uses none")]
 TransferDevice = Annotated[str | None, typer.Option("--tcp-transfer-device", help="accepted; SHM uses none")]
-UploadDir = Annotated[Path | None, typer.Option("--upload-dir", hidden=True)]
+UploadDir = Annotated[
+    Path | None,
+    typer.Option("--upload-dir", metavar="DIR", help="spool media of requests below this folder"),
+]
 Nvtx = Annotated[bool, typer.Option("--enable-nvtx", hidden=True)]
-LogStats = Annotated[bool, typer.Option("--log-stats", hidden=True)]
-LogStatsFile = Annotated[Path | None, typer.Option("--log-stats-file", hidden=True)]
-RemoteMedia = Annotated[list[str] | None, typer.Option("--allow-remote-media", hidden=True)]
-AdminGroup = Annotated[str | None, typer.Option("--admin-group", hidden=True)]
+LogStats = Annotated[
+    bool, typer.Option("--log-stats", help="one JSON line per finished request, in stats.ndjson beside the logs")
+]
+LogStatsFile = Annotated[Path | None, typer.Option("--log-stats-file", metavar="FILE", help="the same into this file")]
+RemoteMedia = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-remote-media", metavar="HOST", help="fetch media of requests from this host; may be repeated"
+    ),
+]
+CorsOrigin = Annotated[
+    list[str] | None,
+    typer.Option("--cors-origin", metavar="ORIGIN", help="let browsers call from this origin; may be repeated"),
+]
+TlsCert = Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="PEM certificate: HTTPS alone")]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="PEM key of the certificate")]
+AdminGroup = Annotated[
+    str | None,
+    typer.Option("--admin-group", metavar="GROUP", help="its members may read; needs a --socket-path-prefix of theirs"),
+]
 RustFrontend = Annotated[bool, typer.Option("--rust-frontend", hidden=True)]
 RustFrontendBin = Annotated[str | None, typer.Option("--rust-frontend-bin", hidden=True)]

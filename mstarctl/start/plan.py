@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from mstar_core.config import (
     DeploymentSpec,
     Override,
     ResolvedConfig,
+    Settings,
     Target,
     find,
     make_plan,
@@ -19,13 +21,17 @@ from mstar_core.config import (
     read_file,
     resolve_target,
 )
-from mstar_core.config.ports import check_port
-from mstar_core.config.run_dir import RunDirectory, check_name, deployments
-from mstar_core.errors import MstarError, UsageError, WeightsError
+from mstar_core.config.deployment import Plan
+from mstar_core.config.groups import group_id
+from mstar_core.config.ports import check_port, port_claimant
+from mstar_core.config.run_dir import RunDirectory, check_name
+from mstar_core.errors import ConfigError, UsageError, WeightsError
 from mstar_core.plugin import ModelSpec, Plugins
 from mstarctl.commands.version import client_version
+from mstarctl.start.accelerator import gpu_processes, gpus
 from mstarctl.start.devices import Devices, choose_devices, count_gpus, torch_version
 from mstarctl.start.limits import check_code, check_placement, check_transport
+from mstarctl.start.room import check_free, check_memory, gpu_keys, weights_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +54,16 @@ class Wanted:
     log_level: str = "INFO"
     transport: str = "SHM"
     run_root: Path | None = None
+    upload_dir: Path | None = None
+    log_stats: bool = False
+    stats_file: Path | None = None
     bind_when_ready: bool = False
+    remote_media: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     strict_model: bool = False
+    admin_group: str | None = None
     argv: tuple[str, ...] = ()
 
 
@@ -79,7 +93,12 @@ def make_planned(wanted: Wanted) -> Planned:
     check_placement(model, config, plan)
     run = run_directory(config.name, wanted.run_root)
     check_host(run, config)
+    if wanted.admin_group is not None:
+        group_id(wanted.admin_group)
+    folder = None if config.is_tiny else weights_folder(config.weights)
+    claimed = claim_gpus(config, plan, folder)
     entry = plugins.distribution_of(model)
+    settings = Settings.of(config)
     spec = DeploymentSpec(
         name=config.name,
         model=model.name,
@@ -87,7 +106,7 @@ def make_planned(wanted: Wanted) -> Planned:
         run_dir=str(run.path),
         log_dir="",
         plan=plan,
-        folder=None if config.is_tiny else weights_folder(config.weights),
+        folder=folder,
         weights_source="tiny" if config.is_tiny else "folder" if config.weights else "official",
         cache_dir=None if wanted.cache_dir is None else str(wanted.cache_dir.expanduser().absolute()),
         model_kwargs=dict(config.model_kwargs),
@@ -102,10 +121,17 @@ def make_planned(wanted: Wanted) -> Planned:
         transport=transport,
         api=msgspec.structs.replace(config.api, api_keys=wanted.api_keys),
         log_level=wanted.log_level,
+        admin_group=wanted.admin_group,
         stall_s=wanted.stall_s,
-        config_file=config.config_file,
+        config_file=str(target.config.path.absolute()) if target.config.path is not None else config.config_file,
         argv=wanted.argv,
         versions={"mstarctl": client_version(), entry.distribution: entry.version},
+        settings=dict(settings.values),
+        sources=dict(settings.sources),
+        gpus=claimed,
+        upload_dir=uploads_folder(wanted.upload_dir),
+        log_stats=wanted.log_stats or wanted.stats_file is not None,
+        stats_file=stats_path(wanted.stats_file),
     )
     walks = sum(len(partition.walks) for partition in model.partitions)
     return Planned(
@@ -141,6 +167,10 @@ def overrides(wanted: Wanted) -> list[Override]:
         "api.port": ("--port", wanted.port),
         "api.timeout_s": ("--timeout", wanted.timeout_s),
         "api.bind_when_ready": ("--bind-when-ready", True if wanted.bind_when_ready else None),
+        "api.remote_media": ("--allow-remote-media", list(dict.fromkeys(wanted.remote_media)) or None),
+        "api.cors_origins": ("--cors-origin", list(dict.fromkeys(wanted.cors_origins)) or None),
+        "api.tls_cert": ("--tls-cert", absolute(wanted.tls_cert)),
+        "api.tls_key": ("--tls-key", absolute(wanted.tls_key)),
         "api.strict_model": ("--strict-model", True if wanted.strict_model else None),
     }
     return made + [
@@ -148,9 +178,34 @@ def overrides(wanted: Wanted) -> list[Override]:
     ]
 
 
+def absolute(path: Path | None) -> str | None:
+    """A file as processes that run elsewhere find it."""
+    return None if path is None else str(path.expanduser().absolute())
+
+
 def run_directory(name: str, root: Path | None) -> RunDirectory:
     """Where the deployment will live."""
     return RunDirectory.of(name) if root is None else RunDirectory(root.expanduser().absolute() / check_name(name))
+
+
+def uploads_folder(given: Path | None) -> str | None:
+    """The folder for request media. Raises ConfigError when nothing can be written there."""
+    folder = absolute(given)
+    if folder is not None and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+        why = "it is no folder" if not os.path.isdir(folder) else "permission denied"
+        raise ConfigError(f"--upload-dir {given} cannot be written", why, f"mkdir -p {folder}", key="upload_dir")
+    return folder
+
+
+def stats_path(given: Path | None) -> str | None:
+    """The file for one line a request. Raises ConfigError when it cannot be written."""
+    path = absolute(given)
+    if path is not None and not os.access(path if os.path.exists(path) else os.path.dirname(path), os.W_OK):
+        raise ConfigError(
+            f"--log-stats-file {given} cannot be written", "no such folder, or permission denied",
+            "name a file in a folder of yours", key="stats_file",
+        )  # fmt: skip
+    return path
 
 
 def weights_folder(given: str | None) -> str | None:
@@ -163,6 +218,10 @@ def weights_folder(given: str | None) -> str | None:
         raise WeightsError(
             f"{given} is no folder with weights", why, "--weights takes the folder of a checkpoint", file=str(folder)
         )
+    if not os.access(folder, os.R_OK | os.X_OK):
+        facts = folder.stat()
+        why = f"owner uid {facts.st_uid}, mode {facts.st_mode & 0o7777:o}; this user is uid {os.getuid()}"
+        raise WeightsError(f"{given} cannot be read", why, "give this user access, or copy it", file=str(folder))
     return str(folder)
 
 
@@ -172,15 +231,17 @@ def check_host(run: RunDirectory, config: ResolvedConfig) -> None:
     if pid is not None:
         raise run.running_error(pid)
     run.check_length()
-    check_port(config.api.host, config.api.port, _port_holder(config.api.port))
+    check_port(config.api.host, config.api.port, port_claimant(config.api.host, config.api.port, run))
 
 
-def _port_holder(port: int) -> str:
-    for run in deployments():
-        try:
-            spec = DeploymentSpec.load(run.spec)
-        except (OSError, msgspec.MsgspecError, MstarError):
-            continue
-        if spec.api.port == port and run.holder() is not None:
-            return f"deployment {run.name!r}"
-    return ""
+def claim_gpus(config: ResolvedConfig, plan: Plan, folder: str | None) -> dict[str, str]:
+    """Device -> key of its lock, for the supervisor to take. Raises StartError for a GPU that is in use or too full."""
+    devices = [rank.device for rank in plan.ranks]
+    if not any(device.startswith("cuda") for device in devices):
+        return {}
+    present = gpus()
+    keys = gpu_keys(devices, present)
+    check_free(keys)
+    needed = weights_bytes(None if folder is None else Path(folder), config.quantization)
+    check_memory(config.name, plan, keys, present, needed, gpu_processes())
+    return keys

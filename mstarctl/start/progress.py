@@ -12,6 +12,7 @@ from mstarctl.output.table import cell_width, escape
 
 BYTES: Final = ("fetch", "weights")
 BAR_CELLS: Final = 20
+SUPERVISOR: Final = "supervisor"
 REPEAT_S: Final = 5.0
 """On no terminal, a long phase says how far it is so often."""
 
@@ -44,11 +45,12 @@ class Row:
 
 def rows_of(snapshot: dict[str, Any]) -> list[Row]:
     """The rows of a snapshot: ranks with their nodes, the api with its address, everything else by name."""
-    nodes = {f"worker-{rank['rank']}": " ".join(rank["nodes"]) for rank in snapshot["ranks"]}
+    nodes = {f"worker-{rank['rank']}": " ".join(rank["nodes"]) for rank in snapshot["ranks"].values()}
     endpoint = snapshot["deployment"]["endpoint"]
     rows = []
-    for child in snapshot["children"]:
-        name = str(child["name"])
+    for name, child in snapshot["children"].items():
+        if name == SUPERVISOR:
+            continue
         is_rank = name in nodes
         rows.append(
             Row(

@@ -14,6 +14,7 @@ import httpx
 import msgspec
 import pytest
 
+from mstar_core.api.fetch import Fetcher
 from mstar_core.api.main import ApiProcess
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
 from mstar_core.plugin.spec import ModelSpec
@@ -57,6 +58,7 @@ async def running(
     ready: bool = True,
     model: ModelSpec = SPEC,
     keepalive_s: float = 15.0,
+    fetcher: Fetcher | None = None,
     **changes: Any,
 ) -> AsyncIterator[Api]:
     """An api between fake peers. changes: fields of ApiConfig or DeploymentSpec."""
@@ -76,7 +78,7 @@ async def running(
         spec.ipc_dir.mkdir(mode=0o700)
         fake = FakeDeployment(spec.ipc_dir, script)
         fake.attach()
-        process = ApiProcess(spec, 0, fake.supervisor, model, keepalive_s=keepalive_s)
+        process = ApiProcess(spec, 0, fake.supervisor, model, keepalive_s=keepalive_s, fetcher=fetcher)
         try:
             await process.start()
             url = f"http://127.0.0.1:{process.port}"

@@ -12,9 +12,10 @@ import pytest
 
 import mstar_core.api
 from mstar_core import errors
-from mstar_core.api.app import ENDPOINTS, ROUTES
 from mstar_core.api.audio import FORMATS
+from mstar_core.api.endpoints import ENDPOINTS
 from mstar_core.api.metrics import Metrics
+from mstar_core.api.table import ROUTES, shown_path
 
 PAGE = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text()
 
@@ -52,7 +53,7 @@ def test_every_error_code_is_on_the_page(code: str) -> None:
 
 def test_every_route_is_on_the_page() -> None:
     for path in [*(route.path for route in ROUTES), *ENDPOINTS.values()]:
-        assert re.sub(r"<\w+:\w+>", "{id}", path) in PAGE
+        assert shown_path(path).replace("{name}", "{id}") in PAGE
 
 
 def test_every_metric_is_on_the_page() -> None:

@@ -12,6 +12,7 @@ import httpx
 
 from mstar_core.messages.requests import NewRequest
 from tests.api.conftest import Started
+from tests.fakes import media
 from tests.fakes.conductor import FakeDeployment, say, speak
 
 AUDIO = {"output_modalities": "audio"}
@@ -165,7 +166,7 @@ async def test_a_deadline_travels_with_the_request(started: Started) -> None:
 
 
 async def test_an_uploaded_image_reaches_the_processor_in_order(started: Started) -> None:
-    png = b"\x89PNG\r\n\x1a\n" + bytes(20)
+    png = media.image()
     async with started(speak(1)) as api:
         files = {
             "files": ("../../etc/passwd", png, "application/octet-stream"),

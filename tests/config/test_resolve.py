@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mstar_core.config import (
     SETTINGS,
+    Settings,
     commented_file,
     differences,
     explain,
@@ -115,12 +116,12 @@ def test_the_commented_file_is_valid_and_its_comments_are_the_defaults(spec: Mod
     text = commented_file(spec)
     bare = resolved(text)
     written = resolved(re.sub(r"^# (?=(?:  )?\w+:)", "", text, flags=re.MULTILINE))
-    assert differences(bare, written) == []
+    assert differences(Settings.of(bare), Settings.of(written)) == []
     assert set(written.provenance.values()) >= {"toy.yaml:3"}
 
 
 def test_differences_name_values_and_sources(spec: ModelSpec, resolved: Resolve) -> None:
-    (found,) = differences(resolved(GOOD), resolved(GOOD, "max_queue=5"))
+    (found,) = differences(Settings.of(resolved(GOOD)), Settings.of(resolved(GOOD, "max_queue=5")))
     assert found == {
         "name": "max_queue",
         "left": 128,
@@ -146,6 +147,10 @@ def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> Non
         "api.host": "127.0.0.1",
         "api.max_body_bytes": 4096,
         "api.unknown_params": "warn",
+        "api.tls_cert": "cert.pem",
+        "api.tls_key": "key.pem",
+        "api.cors_origins": ["https://example.org"],
+        "api.remote_media": ["example.org"],
     }
     base = resolved(GOOD)
     skipped = ("model", "node_groups", "kv_cache", "api")
@@ -154,7 +159,7 @@ def test_every_key_changes_the_result(spec: ModelSpec, resolved: Resolve) -> Non
             continue
         value = other.get(item.key, not item.default if item.kind == "boolean" else 17)
         changed = resolved(GOOD, f"{item.key}={yaml.safe_dump(value, default_flow_style=True).split(chr(10))[0]}")
-        assert differences(base, changed), item.key
+        assert differences(Settings.of(base), Settings.of(changed)), item.key
 
 
 VALUES = st.one_of(

@@ -43,11 +43,22 @@ def test_memory_pressure_changes_no_id() -> None:
     assert engine.memory().preempted > 0 and engine.memory().pages_used == 0
 
 
+def test_later_steps_run_once_before_serving_and_harm_no_row() -> None:
+    """What their kernels need is compiled then; a request that meets their capture waits for the capture alone."""
+    buckets = Buckets(decode=(1,), decode_later=(2, 8), prefill=(16,), prefill_later=(32, 64))
+    engine = make_engine(graphs=buckets)
+    ran = engine._graphs.decode, engine._graphs.prompts  # type: ignore[union-attr]
+    assert [part.sizes for part in ran] == [[1], [16]]
+    assert [part._later for part in ran] == [[2, 8], [32, 64]]
+    assert engine.memory().pages_used == 0 and engine.memory().slots_used == 0
+
+
 def test_each_step_captured_before_serving_is_reported_and_none_later() -> None:
     told: list[tuple[str, str]] = []
     buckets = Buckets(decode=(1, 4), decode_later=(2, 8))
     engine = make_engine(graphs=buckets, report=lambda phase, step: told.append((phase, step)))
-    first = [("kernels", "decode graph of 1 rows"), ("kernels", "decode graph of 4 rows")]
+    first = [("kernels", f"decode graph of {rows} rows") for rows in (1, 4)]
+    first.append(("kernels", "steps that are captured later"))
     assert told == first
     while engine.idle():
         pass

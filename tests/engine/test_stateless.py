@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -127,7 +129,35 @@ def test_a_loop_carries_counts_and_emits(fused: bool) -> None:
     emitted = [item for result in play.results for item in result.emissions]
     assert [(item.iteration, item.outputs["y"][0].item()) for item in emitted] == [(0, 2.0), (1, 5.0), (2, 12.0)]
     assert play.done[other].outputs["y"].tolist() == [0.0, 0.0]
-    assert len(play.results) == (2 if fused else 4)
+    assert len(play.results) == 4, "an iteration that is told ends a step, so that it is told in time"
+
+
+def test_a_fused_loop_that_tells_nothing_runs_within_one_step() -> None:
+    play = player()
+    spec = LoopSpec(max_iters=3, carry={"y": "x"}, fused=True)
+    keys = [play.submit(0, torch.ones(2), loop=spec), play.submit(1, torch.ones(2), loop=replace(spec, max_iters=2))]
+    play.run()
+    assert [play.done[key].outputs["y"].tolist() for key in keys] == [[12.0, 12.0], [5.0, 5.0]]
+    assert len(play.results) == 1
+
+
+def test_loops_whose_values_change_their_shape_part_and_meet_again() -> None:
+    class Growing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batches: list[tuple[int, ...]] = []
+
+        def forward(self, x: Tensor, step: Tensor) -> dict[str, Tensor | list[Tensor]]:
+            self.batches.append(tuple(x.shape))
+            return {"y": [torch.cat([row, row[:1] + 1]) if row[0] > 0 else row for row in x]}
+
+    module = Growing()
+    play = player(module)
+    spec = LoopSpec(max_iters=3, carry={"y": "x"}, fused=True)
+    keys = [play.submit(handle, torch.full((2,), float(handle % 2)), loop=spec) for handle in range(4)]
+    play.run()
+    assert [play.done[key].outputs["y"].tolist() for key in keys[:2]] == [[0, 0], [1, 1, 2, 2, 2]]
+    assert module.batches == [(4, 2), (2, 3), (2, 4), (2, 2), (2, 2)]
 
 
 def test_a_loop_ends_at_its_stop_port_and_starts_from_what_was_held() -> None:
@@ -178,6 +208,66 @@ def test_several_rows_of_one_request_share_a_batch() -> None:
     play.submit(1, torch.zeros(3))
     play.run()
     assert module.batches == [(3, 3)] and play.done[1].outputs["y"].tolist() == [[0, 2, 4], [6, 8, 10]]
+
+
+def test_a_value_for_all_rows_stands_beside_values_for_each() -> None:
+    class Sum(nn.Module):
+        def forward(self, x: Tensor, z: Tensor, scale: Tensor) -> dict[str, Tensor]:
+            assert x.shape == z.shape and scale.shape == x.shape[:1]
+            return {"y": (x + z) * scale[:, None]}
+
+    play = player(Sum(), spec=replace(SPEC, ports={"x": "f32[n]", "z": "f32[n]", "scale": "f32", "y": "f32[n]"}))
+    more = {"z": torch.ones(3), "scale": torch.tensor(2.0)}
+    play.submit(0, torch.arange(6.0).view(2, 3), rows=2, more=more)
+    play.submit(1, torch.zeros(3), more=more)
+    play.run()
+    assert play.done[1].outputs["y"].tolist() == [[2, 4, 6], [8, 10, 12]]
+    assert play.done[2].outputs["y"].tolist() == [2, 2, 2]
+
+
+def test_what_is_the_same_for_all_rows_runs_once_and_stays_one_value() -> None:
+    module = Doubler()
+    play = player(module)
+    play.submit(0, torch.ones(3), rows=400)
+    play.run()
+    assert module.batches == [(1, 3)] and play.done[1].outputs["y"].tolist() == [2, 2, 2]
+
+
+def test_rows_in_a_loop_carry_a_value_each() -> None:
+    play = player()
+    spec = LoopSpec(max_iters=2, carry={"y": "x"}, fused=True)
+    key = play.submit(0, torch.arange(4.0).view(2, 2), rows=2, loop=spec)
+    play.run()
+    assert play.done[key].outputs["y"].tolist() == [[1, 5], [9, 13]]
+
+
+def test_a_value_of_no_row_is_refused() -> None:
+    play = player()
+    play.submit(0, torch.zeros(2, 3, 4), rows=3)
+    play.run()
+    assert "3 rows, shape [2, 3, 4], 1 dimensions without rows" in str(play.failed[1].error)
+
+
+def test_ragged_ports_of_different_shapes_share_a_batch() -> None:
+    """Cameras of each request on a first axis, as many as it has."""
+
+    class Cameras(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batches: list[object] = []
+
+        def forward(self, x: Tensor | list[Tensor]) -> dict[str, Tensor | list[Tensor]]:
+            self.batches.append([len(row) for row in x])
+            counts = [len(row) for row in x]
+            return {"y": list(torch.cat(list(x)).mul(2).split(counts))}
+
+    module = Cameras()
+    play = player(module, spec=replace(SPEC, ports={"x": "f32[c,n]", "y": "f32[c,n]"}, ragged=("x",)))
+    for handle, cameras in enumerate([1, 3, 2, 3]):
+        play.submit(handle, torch.full((cameras, 4), float(handle)))
+    play.run()
+    assert module.batches == [[1, 3, 2, 3]]
+    assert play.done[2].outputs["y"].tolist() == [[2.0] * 4] * 3
 
 
 def test_outputs_do_not_keep_the_batch_alive() -> None:
@@ -234,6 +324,21 @@ def test_numbers_of_host_ports_arrive_as_one_array_each_and_a_row_may_give_nothi
     assert [str(each.dtype) for each in (step, gain)] == ["int64", "float64"]
     assert play.done[first].outputs["y"].tolist() == [1, 2]
     assert "y" not in play.done[second].outputs
+
+
+def test_host_ports_of_different_shapes_come_as_a_list() -> None:
+    class Lengths(nn.Module):
+        host_ports = ("x",)
+
+        def forward(self, x: list[np.ndarray]) -> dict[str, list[Tensor]]:
+            assert [type(each) for each in x] == [np.ndarray] * 3
+            return {"y": [torch.full((len(each),), len(x)) for each in x]}
+
+    play = player(Lengths(), spec=replace(SPEC, ragged=("x",)))
+    for handle, length in enumerate((2, 5, 2)):
+        play.submit(handle, torch.zeros(length))
+    play.run()
+    assert [play.done[key].outputs["y"].tolist() for key in (1, 2, 3)] == [[3] * 2, [3] * 5, [3] * 2]
 
 
 def test_numbers_of_other_ports_arrive_as_tensors() -> None:

@@ -89,6 +89,14 @@ class FakeDeployment:
         """One output of ids, one per byte."""
         self.output(handle, "text", np.frombuffer(data, dtype=np.uint8).astype(np.int64))
 
+    def image(self, handle: int, width: int = 4, height: int = 2, *, value: int = 7) -> None:
+        """One image."""
+        self.output(handle, "image", np.full((height, width, 3), value, dtype=np.uint8))
+
+    def prompt(self, request: NewRequest) -> str:
+        """What the processor made of the request, as text: ids that are bytes."""
+        return bytes(self._tensors.copy(request.inputs["tokens"]).astype(np.uint8).tolist()).decode()
+
     def output(self, handle: int, modality: str, array: Any, *, seq: int | None = None) -> None:
         number = self._seq.get(handle, 0) if seq is None else seq
         self._seq[handle] = max(number + 1, self._seq.get(handle, 0))
@@ -195,3 +203,16 @@ def say(*pieces: bytes) -> Script:
         fake.finish(request.handle)
 
     return answer
+
+
+def echo(fake: FakeDeployment, request: NewRequest) -> None:
+    """A script: every output that is asked for; the text is the prompt, as one id per byte."""
+    if "text" in request.outputs:
+        for byte in fake.prompt(request).encode():
+            fake.text(request.handle, bytes([byte]))
+    if "audio" in request.outputs:
+        fake.audio(request.handle, 100)
+        fake.audio(request.handle, 100)
+    if "image" in request.outputs:
+        fake.image(request.handle, request.params.get("width", 4), request.params.get("height", 2))
+    fake.finish(request.handle)

@@ -26,7 +26,7 @@ class FakeRunner:
     seen: list[Job] = field(default_factory=list)
     _loops: dict[int, tuple[Job, deque[int], int]] = field(default_factory=dict)
 
-    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int) -> None:
+    def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None:
         self.open_handles.add(handle)
 
     def submit(self, job: Job) -> None:

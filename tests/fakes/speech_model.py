@@ -25,7 +25,7 @@ RATE = 24000
 class Params:
     voice: str = param("tara", "speaker", choices=("tara", "leo"), openai="voice")
     temperature: float = param(0.6, "0 is greedy", ge=0, le=2, openai="temperature")
-    max_output_tokens: int = param(100, "ids", ge=1, le=4096)
+    max_output_tokens: int = param(50, "ids", ge=1, le=4096)
     seed: int | None = param(None, "seed", ge=0)
 
 

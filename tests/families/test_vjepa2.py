@@ -22,10 +22,10 @@ BASE = {
     "encode, attentive": "classify",
     "classify": "classify",
     "predict": "predict",
-    "predict, as video": "predict",
+    "predict, as video": "predict_video",
     "rollout": "rollout",
-    "rollout, earlier names": "rollout",
-    "encode, earlier name": "encode",
+    "rollout, earlier names": "rollout_video",
+    "encode, earlier name": "encode_video",
 }
 AC = {
     "encode": ["encode"],
@@ -37,7 +37,10 @@ AC = {
     "rollout, scored": ["rollout_scored"],
     "rollout, scored, last frame": ["rollout_scored_final"],
     "rollout, many candidates": ["rollout_energies"],
-    "rollout, earlier names": ["rollout_scored"],
+    "rollout, earlier names": ["rollout_scored_video"],
+    "encode, as video": ["encode_video"],
+    "predict, as video": ["predict_video"],
+    "rollout, as video": ["rollout_video"],
     "plan": ["plan"],
     "plan, earlier frames": ["prefill_context", "plan"],
 }
@@ -70,7 +73,7 @@ def test_who_asks_for_video_gets_the_latents_of_many_candidates_too() -> None:
     many = sample_of("vjepa2_ac", "rollout, many candidates")
     request = sample_request(SPECS["vjepa2_ac"], replace(many, outputs=frozenset({"video", "scalar"})))
     ((run,),) = SPECS["vjepa2_ac"].partitions[0].program(request)
-    assert run.walk == "rollout_scored"
+    assert run.walk == "rollout_scored_video"
 
 
 def test_a_plan_rolls_every_sample_out_in_every_planning_step() -> None:
@@ -106,6 +109,8 @@ def test_a_frame_is_one_page_and_a_rollout_leaves_nothing_behind() -> None:
         ("rollout_scored", {"next_frame", "next_state", "energies"}, {"best_index"}),
         ("rollout_scored_final", {"next_state", "energies"}, {"next_frame", "best_index"}),
         ("rollout_energies", {"next_state", "energies"}, {"best_index"}),
+        ("rollout_video", {"next_frame"}, set()),
+        ("rollout_scored_video", {"next_frame", "energies"}, {"best_index"}),
     ],
 )
 def test_a_rollout_sends_what_is_wanted_and_no_more(walk: str, each: set[str], last: set[str]) -> None:

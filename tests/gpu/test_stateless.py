@@ -38,16 +38,29 @@ def engine_of(cuda: torch.device, module: nn.Module) -> StatelessEngine:
     return engine
 
 
+def warmed(cuda: torch.device, module: Slow) -> StatelessEngine:
+    """An engine whose kernels have run once: loading one may wait for everything on the device."""
+    engine, cycles = engine_of(cuda, module), module.cycles
+    module.cycles = 0
+    submit(engine, 7, torch.ones(4), ("y", "z"))
+    running = engine.launch()
+    assert running is not None
+    assert (engine.collect(running).done[0].outputs["z"] + 1).tolist() == [4.0] * 4
+    module.cycles = cycles
+    return engine
+
+
 def submit(engine: StatelessEngine, number: int, x: Tensor, outputs: tuple[str, ...] = ("y",)) -> None:
     engine.submit(Job(key=JobKey(number), handle=Handle(number), inputs={"x": x}, outputs=outputs))
 
 
 def test_a_step_keeps_neither_the_host_nor_the_workers_stream_waiting(cuda: torch.device) -> None:
-    engine = engine_of(cuda, Slow())
+    engine, given = warmed(cuda, Slow()), torch.ones(4, device=cuda)
+    torch.cuda.synchronize()
     submit(engine, 0, torch.ones(4))
     running = engine.launch()
     assert running is not None and not engine.is_done(running)
-    beside = torch.ones(4, device=cuda) + 1
+    beside = given + 1
     torch.cuda.current_stream().synchronize()
     assert not engine.is_done(running), "the worker's stream was through before the step"
     assert beside.tolist() == [2.0] * 4

@@ -317,7 +317,7 @@ class Deployment:
         while (held := self.leaks()) and time.monotonic() < end:
             time.sleep(TURN_S * 5)  # telemetry is sent ten times a second
         assert held == {}
-        assert {child["name"] for child in self.at_ready["children"]} == set(self.pids()) - {"supervisor"}
+        assert set(self.at_ready["children"]) == set(self.pids())
         self.assert_no_strangers()
 
     def assert_no_strangers(self) -> None:

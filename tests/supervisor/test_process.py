@@ -77,7 +77,7 @@ def test_sigterm_drains_and_leaves_nothing(start: Launch) -> None:
     started.process.send_signal(signal.SIGTERM)
     assert started.process.wait(LIMIT_S) == ExitCode.DONE
     assert outcome(started)["exit_code"] == 0
-    assert all(is_gone(child["pid"]) for child in snapshot["children"])
+    assert all(is_gone(child["pid"]) for child in snapshot["children"].values())
     assert not started.run.path.exists()
 
 
@@ -93,7 +93,7 @@ def test_a_second_sigterm_does_not_wait_for_the_drain(start: Launch, play: Calla
 
 def test_no_child_outlives_a_killed_supervisor_and_the_next_start_cleans_up(start: Launch) -> None:
     started = start()
-    pids = [child["pid"] for child in wait_ready(started, nothing)["children"]]
+    pids = [child["pid"] for child in wait_ready(started, nothing)["children"].values()]
     os.kill(started.process.pid, signal.SIGKILL)
     started.process.wait(LIMIT_S)
     wait_until(lambda: all(is_gone(pid) for pid in pids), "a child outlived its supervisor")
@@ -142,7 +142,7 @@ def test_the_socket_shows_events_logs_and_errors(start: Launch) -> None:
         assert kinds[0] == "deployment.starting" and "deployment.ready" in kinds
         with pytest.raises(MstarError, match="no process 'wrker'"):
             list(admin.lines("/v1/logs", **{"from": "wrker"}))
-        with pytest.raises(MstarError, match="no action 'explode'"):
+        with pytest.raises(MstarError, match="there is no /v1/deployment/explode"):
             admin.act("explode")
         assert admin.head()["api"] == 1
     assert RunDirectory.of("fake").holder() == started.process.pid

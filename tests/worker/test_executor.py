@@ -153,7 +153,7 @@ def test_flush_hands_over_the_last_window_again_with_its_flag() -> None:
     bench = Bench({1: [*ids(35), STOP]})
     bench.open(1, flush=True)
     bench.speak(1)
-    flags = [(bool(job.inputs["$first"]), bool(job.inputs["$last"])) for job in bench.snac.seen]
+    flags = [(bool(job.numbers["$first"]), bool(job.numbers["$last"])) for job in bench.snac.seen]
     assert flags == [(True, False), (False, False), (False, True)]
     assert bench.pcm(1)[-1] == ids(35)[-28:]
 
@@ -258,7 +258,10 @@ def test_a_relay_gives_what_readiness_gives(count: int, flush: bool) -> None:
         bench.turns()
         outputs = [(item.seq, item.port, item.meta) for message in bench.post.of(Outputs) for item in message.items]
         ends = [(end.reason, end.counts, end.emitted, end.streamed) for end in bench.post.of(WalkDone)]
-        jobs = [(job.handle, sorted((k, v.tolist()) for k, v in job.inputs.items())) for job in bench.snac.seen]
+        jobs = [
+            (job.handle, sorted({**{k: v.tolist() for k, v in job.inputs.items()}, **job.numbers}.items()))
+            for job in bench.snac.seen
+        ]
         found.append((outputs, bench.pcm(1), ends, jobs, bench.executor._jobs.under_way))
     assert found[0] == found[1]
     assert found[0][2][0][0] == "done"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import dataclasses
@@ -11,13 +10,25 @@ from typing import Any, Final
 
 from sanic.response import HTTPResponse
 
+from mstar_core.api.asking import check_name, rules_of
 from mstar_core.api.body import Form, Upload, Uploads, read_form, uploads_in
-from mstar_core.api.call import Call, check_model, check_order, check_outputs, check_params
-from mstar_core.api.errors import UnsupportedType, reply_of
+from mstar_core.api.call import Call, check_order, check_outputs, check_params
+from mstar_core.api.errors import reply_of
 from mstar_core.api.exchange import Exchange
-from mstar_core.api.formats import FRAMES, Frames, LineFormat, Ndjson, chunk_lines, error_line, whole_outputs
+from mstar_core.api.formats import (
+    FRAMES,
+    Frames,
+    LineFormat,
+    Ndjson,
+    chunk_lines,
+    error_line,
+    joined_chunks,
+    pieces,
+    whole_outputs,
+)
+from mstar_core.api.references import part_of_upload
 from mstar_core.api.service import Done, Session
-from mstar_core.api.sniff import sniff
+from mstar_core.api.sse import fail_stream
 from mstar_core.api.strict_json import parse_object
 from mstar_core.api.usage import native_usage
 from mstar_core.errors import MstarError, RequestError, TooLarge
@@ -44,7 +55,7 @@ class Wanted:
 async def generate(exchange: Exchange) -> HTTPResponse | None:
     """Answer one request. The answer is whole when a response comes back, streamed already when None does."""
     service = exchange.service
-    service.check_open()
+    service.check_open(exchange.key)
     with uploads_in(service.uploads) as uploads:
         form = await read_form(exchange, exchange.content_type, exchange.limits, uploads)
         exchange.name(form.fields.get("request_id"))
@@ -53,7 +64,7 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
         exchange.warn(session.warnings)
         if not wanted.is_streamed:
-            return await _whole(exchange, session)
+            return await _whole(exchange, session, wanted)
         await _stream(exchange, session, wanted)
     return None
 
@@ -74,14 +85,10 @@ def _wanted(exchange: Exchange, form: Form) -> Wanted:
 
 
 async def _call(exchange: Exchange, form: Form, uploads: Uploads) -> Call:
-    service, fields = exchange.service, form.fields
-    spec, api = service.model, service.deployment.api
-    check_model(spec, model_names(exchange), fields.get("model"), strict=api.strict_model)
-    asked = check_params(
-        spec, _given(fields), request_id=exchange.request_id, unknown=api.unknown_params, limit_s=api.timeout_s,
-        header_s=exchange.timeout_header,
-    )  # fmt: skip
+    spec, fields = exchange.service.model, form.fields
+    check_name(exchange, fields.get("model"))
     outputs = check_outputs(spec, _names(fields.get("output_modalities"), "output_modalities"))
+    asked = check_params(spec, _given(fields), rules_of(exchange, outputs))
     text = fields.get("text")
     if text is not None and not isinstance(text, str):
         raise RequestError("text is not a string", field="text")
@@ -91,15 +98,8 @@ async def _call(exchange: Exchange, form: Form, uploads: Uploads) -> Call:
     order = check_order(spec, _names(fields.get("input_modalities"), "input_modalities"), text, media)
     return Call(
         request_id=exchange.request_id, route=exchange.route, text=text, media=media, order=order, outputs=outputs,
-        params=asked.params, seed=asked.seed, timeout_s=asked.timeout_s, warnings=asked.warnings,
+        params=asked.params, seed=asked.seed, timeout_s=asked.timeout_s, warnings=asked.warnings, stops=asked.stops,
     )  # fmt: skip
-
-
-def model_names(exchange: Exchange) -> list[str]:
-    """All names under which the one model may be asked for."""
-    service = exchange.service
-    weights = [ref.repo for ref in service.model.weights.values()]
-    return list(dict.fromkeys([service.deployment.name, service.model.name, *service.model.aliases, *weights]))
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
@@ -146,19 +146,18 @@ async def _media(files: Sequence[tuple[str, Upload]]) -> list[MediaPart]:
     for field, upload in files:
         if field not in ("files", "files[]"):
             raise RequestError(f"{field[:40]} is not a field for files", hint="send them as files", field=field[:40])
-        modality = sniff(upload.head(), upload.name, upload.content_type)
-        if modality is None:
-            raise UnsupportedType("a file is of no known type", field="files", code="unsupported_media_type")
-        data = await asyncio.to_thread(upload.read)
-        parts.append(MediaPart(modality=modality, data=data, name=upload.name[:200]))
+        parts.append(await part_of_upload("files", upload))
     return parts
 
 
-async def _whole(exchange: Exchange, session: Session) -> HTTPResponse:
+async def _whole(exchange: Exchange, session: Session, wanted: Wanted) -> HTTPResponse:
     chunks = [chunk async for ready in session.chunks() for chunk in ready]
     done = session.done()
     session.count(done)
     exchange.warn(done.warnings)
+    if wanted.form.content_type == FRAMES:
+        lines = [*chunk_lines(wanted.form, joined_chunks(chunks)), _done_line(session, done, wanted.form)]
+        return exchange.whole(b"".join([_start_line(exchange, session, wanted.form), *lines]), FRAMES)
     body = {
         "request_id": exchange.request_id,
         "outputs": whole_outputs(chunks),
@@ -176,9 +175,9 @@ async def _stream(exchange: Exchange, session: Session, wanted: Wanted) -> None:
         if wanted.is_full:
             await exchange.write(_start_line(exchange, session, form), form.content_type)
         async for chunks in session.chunks():
-            data = b"".join(chunk_lines(form, chunks)) if chunks else form.keepalive
-            if data:
-                await exchange.write(data, form.content_type, session.live.deadline - exchange.service.clock())
+            for data in pieces(chunk_lines(form, chunks)) if chunks else (form.keepalive,):
+                if data:
+                    await exchange.write(data, form.content_type, session.live.deadline - exchange.service.clock())
         done = session.done()
         session.count(done)
         last = _done_line(session, done, form) if wanted.is_full else b""
@@ -188,15 +187,6 @@ async def _stream(exchange: Exchange, session: Session, wanted: Wanted) -> None:
             raise
         await fail_stream(exchange, error_line(form, reply_of(error, exchange.request_id), exchange.request_id), error)
         raise
-    await exchange.end()
-
-
-async def fail_stream(exchange: Exchange, last: bytes, error: MstarError) -> None:
-    """Send the one error event of a stream that has begun and end its body."""
-    if error.code == "stalled":
-        exchange.abort()
-        return
-    await exchange.write(last, "")
     await exchange.end()
 
 

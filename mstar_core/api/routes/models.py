@@ -6,18 +6,11 @@ from typing import Any
 
 from sanic.response import HTTPResponse
 
+from mstar_core.api.asking import model_names
+from mstar_core.api.endpoints import mapped_endpoints
 from mstar_core.api.exchange import Exchange
-from mstar_core.api.routes.generate import model_names
 from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.plugin.params import param_schema
-
-PATHS = {
-    "chat": "/v1/chat/completions",
-    "speech": "/v1/audio/speech",
-    "image": "/v1/images/generations",
-    "image_edit": "/v1/images/edits",
-    "transcription": "/v1/audio/transcriptions",
-}
 
 
 async def models(exchange: Exchange) -> HTTPResponse:
@@ -46,7 +39,7 @@ def _card(exchange: Exchange) -> dict[str, Any]:
         "aliases": [name for name in model_names(exchange) if name != service.deployment.name],
         "input_modalities": [modality.kind for modality in spec.inputs],
         "output_modalities": [modality.kind for modality in spec.outputs],
-        "endpoints": ["/generate", *(PATHS[name] for name in sorted(spec.routes) if name == "speech")],
+        "endpoints": mapped_endpoints(spec),
         "max_model_len": service.deployment.max_seq_len,
         "parameters": param_schema(spec.params),
     }

@@ -29,9 +29,10 @@ async def cancel(exchange: Exchange) -> HTTPResponse:
     """End a request; one that has ended already is no error."""
     name = str(exchange.request.match_info["name"])
     registry = exchange.service.registry
-    live = registry.find(name, exchange.key)
-    if live is not None:
-        live.fail(Cancelled("the request was cancelled by its id"))
+    items = registry.items(name, exchange.key)
+    if items:
+        for live in items:
+            live.fail(Cancelled("the request was cancelled by its id"))
         await exchange.skip()
         return exchange.json({"id": name, "status": "cancelled"})
     outcome = registry.outcome(name, exchange.key)

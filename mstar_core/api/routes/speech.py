@@ -4,91 +4,60 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any, Final
+from typing import Any
 
-import msgspec
 from sanic.response import HTTPResponse
 
+from mstar_core.api.asking import check_name, openai_asked, voice_of
 from mstar_core.api.audio import AudioFormat, Encoder, audio_format, content_type, encode_whole, stream_encoder
-from mstar_core.api.body import read_json
-from mstar_core.api.call import Call, check_model, check_params, openai_params, refuse_unsupported
-from mstar_core.api.errors import UnsupportedType, reply_of
+from mstar_core.api.call import Call
 from mstar_core.api.exchange import Exchange
-from mstar_core.api.routes.generate import fail_stream, model_names
+from mstar_core.api.fields import read_body
+from mstar_core.api.schema.audio import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
 from mstar_core.api.service import Session
+from mstar_core.api.sse import EVENTS, PING, event, fail_events
 from mstar_core.errors import MstarError, RequestError, TooLarge
-from mstar_core.plugin.params import param_specs, parse_bool
-from mstar_core.plugin.spec import ModelSpec
-
-OWN: Final = frozenset(
-    ("model", "input", "response_format", "stream", "stream_format", "speed", "request_id", "instructions")
-)
-EVENTS: Final = "text/event-stream; charset=utf-8"
 
 
 async def speech(exchange: Exchange) -> HTTPResponse | None:
     """Answer one request. The answer is whole when a response comes back, streamed already when None does."""
     service = exchange.service
-    service.check_open()
-    kind = exchange.content_type.partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise UnsupportedType("the body is not JSON", hint="send it as application/json")
-    body = await read_json(exchange, exchange.limits)
-    exchange.name(body.get("request_id"))
-    form = audio_format(body.get("response_format") or "wav")
-    mode = _mode(body)
-    call = _call(exchange, body)
+    service.check_open(exchange.key)
+    asked, rest = await read_body(exchange, SpeechRequest)
+    exchange.name(asked.request_id)
+    form = audio_format(asked.response_format)
+    call = _call(exchange, asked, rest)
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
         exchange.warn(session.warnings)
         exchange.headers["X-Sample-Rate"] = str(session.presenter.rate)
-        match mode:
-            case "whole":
-                return await _whole(exchange, session, form)
-            case "audio":
-                await _stream(exchange, session, form)
-            case _:
-                await _events(exchange, session, form)
+        if asked.stream_format == "sse":
+            await _events(exchange, session, form)
+        elif asked.stream:
+            await _stream(exchange, session, form)
+        else:
+            return await _whole(exchange, session, form)
     return None
 
 
-def _mode(body: dict[str, Any]) -> str:
-    stream = False if body.get("stream") is None else parse_bool(body["stream"])
-    if stream is None:
-        raise RequestError("stream is neither true nor false", field="stream", allowed="true, false")
-    match body.get("stream_format"):
-        case None | "audio":
-            return "audio" if stream else "whole"
-        case "sse":
-            return "sse"
-        case _:
-            raise RequestError("stream_format is neither audio nor sse", field="stream_format", allowed="audio, sse")
-
-
-def _call(exchange: Exchange, body: dict[str, Any]) -> Call:
+def _call(exchange: Exchange, asked: SpeechRequest, rest: dict[str, Any]) -> Call:
     service = exchange.service
-    spec, api = service.model, service.deployment.api
-    check_model(spec, model_names(exchange), body.get("model"), strict=api.strict_model)
-    refuse_unsupported({name: value for name, value in body.items() if name != "response_format"})
-    text = _input(body, api.max_speech_chars)
-    given = openai_params(spec, "speech", _with_voice(spec, body), OWN)
-    asked = check_params(
-        spec, given, request_id=exchange.request_id, unknown=api.unknown_params, limit_s=api.timeout_s,
-        header_s=exchange.timeout_header,
-    )  # fmt: skip
-    warnings = asked.warnings
-    if body.get("instructions"):
+    spec = service.model
+    check_name(exchange, asked.model)
+    text = _input(asked.input, service.deployment.api.max_speech_chars)
+    outputs = ("audio", *(kind for kind in spec.surface("speech").beside if kind != "audio"))
+    voice = voice_of(spec, asked.voice, "voice")
+    params = openai_asked(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
+    warnings = params.warnings
+    if asked.instructions:
         warnings = (*warnings, "instructions has no effect on this model")
     return Call(
-        request_id=exchange.request_id, route=exchange.route, text=text, order=[("text", 0)], outputs=("audio",),
-        params=asked.params, seed=asked.seed, timeout_s=asked.timeout_s, warnings=warnings,
+        request_id=exchange.request_id, route=exchange.route, text=text, order=[("text", 0)], outputs=outputs,
+        params=params.params, seed=params.seed, timeout_s=params.timeout_s, warnings=warnings,
     )  # fmt: skip
 
 
-def _input(body: dict[str, Any], limit: int) -> str:
-    text = body.get("input")
-    if text is None:
-        raise RequestError("input is missing", hint="send the text to speak", field="input", code="missing_field")
-    if not isinstance(text, str) or not text.strip():
+def _input(text: str, limit: int) -> str:
+    if not text.strip():
         raise RequestError("input is not a text", hint=f"send 1 to {limit} characters", field="input")
     if len(text) > limit:
         raise TooLarge(
@@ -98,18 +67,6 @@ def _input(body: dict[str, Any], limit: int) -> str:
             code="body_too_large",
         )
     return text
-
-
-def _with_voice(spec: ModelSpec, body: dict[str, Any]) -> dict[str, Any]:
-    voice = body.get("voice")
-    if isinstance(voice, dict):
-        voice = voice.get("id")
-        if voice is None:
-            raise RequestError("voice has no id", field="voice")
-    known = next((p.choices for p in param_specs(spec.params) if "voice" in (p.name, p.openai)), ())
-    if isinstance(voice, str) and voice not in known and voice.lower() in known:
-        voice = voice.lower()
-    return {**body, "voice": voice}
 
 
 async def _whole(exchange: Exchange, session: Session, form: AudioFormat) -> HTTPResponse:
@@ -150,22 +107,21 @@ async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> No
             if data:
                 await exchange.write(_delta(data), EVENTS, session.live.deadline - exchange.service.clock())
             elif not ready:
-                await exchange.write(b": ping\n\n", EVENTS)
+                await exchange.write(PING, EVENTS)
         rest = await asyncio.to_thread(encoder.end)
         done = session.done()
         session.count(done)
         usage = done.usage
-        tokens = {
-            "input_tokens": usage["prompt_tokens"],
-            "output_tokens": usage["completion_tokens"],
-            "total_tokens": usage["total_tokens"],
-        }
-        last = _event({"type": "speech.audio.done", "usage": tokens, "warnings": list(done.warnings)})
+        tokens = SpeechUsage(
+            input_tokens=usage["prompt_tokens"], output_tokens=usage["completion_tokens"],
+            total_tokens=usage["total_tokens"],
+        )  # fmt: skip
+        last = event(SpeechDone(usage=tokens, warnings=list(done.warnings)))
         await exchange.write((_delta(rest) if rest else b"") + last, EVENTS)
     except MstarError as error:
         if not exchange.has_begun:
             raise
-        await fail_stream(exchange, _event(reply_of(error, exchange.request_id).body), error)
+        await fail_events(exchange, error)
         raise
     await exchange.end()
 
@@ -180,8 +136,4 @@ async def _push(encoder: Encoder, form: AudioFormat, pcm: bytes) -> bytes:
 
 
 def _delta(data: bytes) -> bytes:
-    return _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
-
-
-def _event(body: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+    return event(SpeechDelta(audio=base64.b64encode(data).decode()))

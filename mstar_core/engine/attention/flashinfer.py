@@ -1,7 +1,7 @@
 """Attention over pages by FlashInfer: the CUDA path for bfloat16 and float16.
 
 Nothing is planned per layer, and nothing in a plan is a Python object per row. Passes that only read the cache, which
-FlashInfer's paged kernels cannot express, go to the torch form, segment by segment.
+FlashInfer's paged kernels cannot express, go to the torch form, all of a forward together.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.attention.backend import Segment
     from mstar_core.engine.attention.decode import DecodeRows
+    from mstar_core.engine.attention.eager import EagerView
     from mstar_core.engine.attention.paged import PagedFixedSegments
     from mstar_core.engine.page_table import PageCopy
 
@@ -161,12 +163,12 @@ class FlashInferView:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""
-        from mstar_core.engine.attention.append import append
-
         pool = self._attention.pools[layer]
         if not self._is_planned:
             self._plan(query.shape[1], pool.shape[3], query.shape[2], scale)
         if self._places is not None:
+            from mstar_core.engine.attention.append import append
+
             append(pool, self._attention.page_size, self._places, key, value)
         count = len(self._packed.decode)
         if self._decode is not None and count == query.shape[0]:
@@ -177,10 +179,9 @@ class FlashInferView:
             out[:count] = self._decode.run(query[:count], pool)
         for wrapper, tokens in self._groups:
             out[tokens] = wrapper.run(query[tokens], pool)
-        for segment in self._reading:
-            span = slice(segment.start, segment.start + segment.count)
-            view = self._attention.plain.plan(_alone(segment, self._packed))
-            out[span] = view.attend(layer, query[span], key[span], value[span], scale)
+        if self._reading is not None:
+            tokens, view = self._reading
+            out[tokens] = view.attend(layer, query[tokens], key[tokens], value[tokens], scale)
         return out
 
     @cached_property
@@ -188,8 +189,17 @@ class FlashInferView:
         return [segment for segment in self._packed.segments if segment.writes]
 
     @cached_property
-    def _reading(self) -> list[Segment]:
-        return [segment for segment in self._packed.segments if not segment.writes]
+    def _reading(self) -> tuple[Tensor | slice, EagerView] | None:
+        """Packed tokens of the passes that only read, and the torch form of these alone; made once for all layers."""
+        chosen = [segment for segment in self._packed.segments if not segment.writes]
+        if not chosen:
+            return None
+        none, start, moved = np.zeros(0, dtype=np.int64), 0, []
+        for segment in chosen:
+            moved.append(replace(segment, start=start))
+            start += segment.count
+        packed = PackedRows(decode=none, cached=none, segments=moved, tables=self._packed.tables)
+        return self._tokens(chosen), self._attention.plain.plan(packed)
 
     @cached_property
     def _places(self) -> Tensor | None:
@@ -351,14 +361,6 @@ def pages_of(
     pages: np.ndarray = tables[rows, :widest][inside]
     last: np.ndarray = (held - (counts - 1) * page_size).astype(np.int32)
     return starts, pages, last
-
-
-def _alone(segment: Segment, packed: PackedRows) -> PackedRows:
-    """A forward that holds this segment only."""
-    from dataclasses import replace
-
-    none = np.zeros(0, dtype=np.int64)
-    return PackedRows(decode=none, cached=none, segments=[replace(segment, start=0)], tables=packed.tables)
 
 
 def _check_pools(pools: list[Tensor]) -> None:

@@ -21,7 +21,8 @@ def snapshot(phase: str = "weights", done: int = 1 << 20, total: int = 4 << 20, 
         "age_s": 50,
         "phases_s": {"fetch": 21.4, "kv": 1.04, "pool": 0.01},
     }
-    return {"deployment": head, "ranks": [{"rank": 0, "nodes": ["LLM", "snac"]}], "children": [worker, api]}
+    children = {"worker-0": worker, "api": api, "supervisor": {"name": "supervisor", "state": "ready"}}
+    return {"deployment": head, "ranks": {"0": {"rank": 0, "nodes": ["LLM", "snac"]}}, "children": children}
 
 
 def test_a_rank_shows_its_nodes_its_bar_and_what_is_left() -> None:

@@ -33,7 +33,7 @@ def test_a_running_deployment_is_listed_described_drained_and_stopped(tool: Cli,
     assert tool("describe", "deployment/fake", "-o", "json").items[0]["children"][0]["name"] == "conductor"
     assert "LLM" in tool("describe", "rank/0").out
     wrong = tool("describe", "node/LMM")
-    assert (wrong.code, "did you mean 'LLM'?" in wrong.err) == (ExitCode.NOT_FOUND, True)
+    assert (wrong.code, "did you mean 'node/LLM'?" in wrong.err) == (ExitCode.NOT_FOUND, True)
 
     assert tool("resume").code == 0
     assert tool("drain", "--wait").code == 0
@@ -67,6 +67,15 @@ def test_a_failed_start_stays_visible_with_its_cause(tool: Cli, start: Launch, p
     described = tool("describe", "deployment/fake").out
     assert "use another folder" in described and "worker-0.log:" in described
     assert "worker-0 lacks a file" in tool("logs", "fake", "--level", "error").out
+
+
+def test_a_start_that_stands_still_is_exit_7(tool: Cli, start: Launch, play: Callable[..., None]) -> None:
+    play(worker_0={"phase": "kv", "how": "hang"})
+    with pytest.raises(MstarError) as stalled:
+        wait_ready(start(stall_s=1.0), nothing)
+    assert stalled.value.exit_code is ExitCode.TIMED_OUT and stalled.value.code == "stalled"
+    assert "worker-0 made no progress in phase kv for 1 s" in stalled.value.title
+    assert tool("ps", "fake", "-o", "json").items[0]["cause"]["code"] == "stalled"
 
 
 def test_what_a_killed_supervisor_left_is_called_stale(tool: Cli, start: Launch) -> None:

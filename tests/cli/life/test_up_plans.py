@@ -36,6 +36,8 @@ Cli = Callable[..., Any]
         (["orpheus", "--stall", "soon"], ExitCode.USAGE, "--stall is 'soon'"),
         (["orpheus", "--log-level", "loud"], ExitCode.USAGE, "no log level 'loud'"),
         (["orpheus", "--api-key-file", "nowhere"], ExitCode.INVALID, "cannot be read"),
+        (["orpheus", "--upload-dir", "nowhere"], ExitCode.INVALID, "--upload-dir nowhere cannot be written"),
+        (["orpheus", "--log-stats-file", "no/f"], ExitCode.INVALID, "--log-stats-file no/f cannot be written"),
         ([], ExitCode.USAGE, "nothing to start was named"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

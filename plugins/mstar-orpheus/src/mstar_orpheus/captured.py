@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 FIRST_BUCKETS: Final = (1, 8, 32)
 LATER_BUCKETS: Final = (64, 16, 4, 2, 24, 48)
 """In the order of their capture."""
+SHORT_BUCKETS: Final = (1, 8)
+"""For windows that begin a stream early."""
 WARM_UPS: Final = 2
 FACTS: Final = 3
 STAGES: Final = 3
@@ -65,6 +67,16 @@ class Bucket:
         return self._made[:rows]
 
 
+def first_buckets(ids: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Rows and ids of the buckets that are there before ready."""
+    return [(rows, ids[0]) for rows in FIRST_BUCKETS]
+
+
+def later_buckets(ids: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Rows and ids of the others, in the order of their capture."""
+    return [(rows, ids[0]) for rows in LATER_BUCKETS] + [(rows, each) for each in ids[1:] for rows in SHORT_BUCKETS]
+
+
 def _views(flat: np.ndarray, rows: int, ids: int) -> tuple[np.ndarray, np.ndarray]:
     return flat[: rows * FACTS].reshape(FACTS, rows), flat[rows * FACTS :].reshape(rows, ids)
 
@@ -80,10 +92,9 @@ class CapturedWindows:
         self._step, self._fill, self._device = step, fill, device
         self._pool: Pool = None
         self._buckets: dict[tuple[int, int], Bucket] = {}
-        usual, *short = ids
-        for rows in FIRST_BUCKETS:
-            self._capture(rows, usual)
-        self._left = [(rows, usual) for rows in LATER_BUCKETS] + [(rows, each) for each in short for rows in (1, 8)]
+        for rows, length in first_buckets(ids):
+            self._capture(rows, length)
+        self._left = later_buckets(ids)
 
     def idle(self) -> bool:
         """Capture one more bucket. True when more are left."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mstar_orpheus.captured import FACTS, FIRST_BUCKETS, CapturedWindows
+from mstar_orpheus.captured import FACTS, CapturedWindows, first_buckets, later_buckets
 from mstar_orpheus.facts import EARLY_FRAMES, IDS_PER_FRAME, WINDOW_FRAMES
 from mstar_orpheus.frames import codes_from_ids, levels_from_codes, misplaced
 from mstar_orpheus.noise import GLOBAL, window_noise
@@ -95,9 +95,9 @@ class Vocoder(nn.Module):
         fused = self._on_cuda()
         lengths = tuple(frames * IDS_PER_FRAME for frames in (WINDOW_FRAMES, *EARLY_FRAMES))
         with fused.compiling():
-            for rows in FIRST_BUCKETS:
+            for rows, ids in (*first_buckets(lengths), *later_buckets(lengths)):
                 facts = torch.ones((FACTS, rows), dtype=torch.int64, device=device)
-                self._middle(torch.zeros((rows, lengths[0]), dtype=torch.int64, device=device), facts)
+                self._middle(torch.zeros((rows, ids), dtype=torch.int64, device=device), facts)
         self._captured = CapturedWindows(self._middle, lengths, self.audio_offset, device)
 
     def idle(self) -> bool:

@@ -1,4 +1,4 @@
-"""Pi0.5's nodes and walks for one checkpoint and one horizon. Built by `plugin.py`."""
+"""Pi0.5's nodes and walks for one checkpoint and one deployment. Built by `plugin.py`."""
 
 from __future__ import annotations
 
@@ -20,18 +20,7 @@ from mstar_core.graph import (
     Walk,
     from_param,
 )
-from mstar_pi05.params import ACTION_WIDTH
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """What the graph needs of checkpoint and deployment. Defaults: lerobot/pi05_base."""
-
-    layers: int = 18
-    kv_heads: int = 1
-    head_dim: int = 256
-    image_side: int = 224
-    horizon: int = 50
+from mstar_pi05.sizes import ACTION_WIDTH, Sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,31 +29,46 @@ class PolicyGraph:
     walks: Mapping[str, Walk]
 
 
-def build(sizes: Sizes) -> PolicyGraph:
-    """The graph: cameras into a prefix that the action expert reads at every flow step and never adds to."""
-    side, plan = sizes.image_side, f"f32[{sizes.horizon},{ACTION_WIDTH}]"
+def build(sizes: Sizes, action_dim: int) -> PolicyGraph:
+    """The graph: cameras into a prefix that the action expert reads at every flow step and never adds to.
+
+    Every port of a pass through `LLM` has one row per token of the pass, so that requests of any lengths and at any
+    flow step share one: `tokens` holds IMAGE where a camera's vector stands, and `embeds` holds it.
+    """
+    side, plan = sizes.vision.image_size, f"f32[{sizes.horizon},{ACTION_WIDTH}]"
     vit = NodeSpec(
         name="vit_encoder",
         engine=STATELESS,
-        ports={"images": f"f32[c,3,{side},{side}]", "features": "any[m,d]"},
+        ports={"images": f"any[c,{side},{side},3]", "tokens": "i64[n]", "features": "any[n,d]"},
         dtype="float32",  # half precision here moves the final actions visibly
         batch_key=("images",),
-        doc="cameras that count, in order, to vectors; masked ones are left out and take no positions",
+        doc="cameras that count to one vector per place of the prefix; masked ones are left out and take no places",
     )
     llm = NodeSpec(
         name="LLM",
         engine=KV_CACHE,
-        ports={"embeds": "any[m,d]", "tokens": "i64[n]", "actions": plan, "num_steps": "i64"},
-        kv=KVSpec(layers=sizes.layers, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim),
-        sequence=("embeds", "tokens", "actions"),
+        ports={
+            "tokens": "i64[n]",
+            "embeds": "any[n,d]",
+            "actions": plan,
+            "scale": plan,
+            "offset": plan,
+            "robot_actions": f"f32[{sizes.horizon},{action_dim}]",
+        },
+        kv=KVSpec(
+            layers=sizes.language.layers, kv_heads=sizes.language.kv_heads, head_dim=sizes.language.head_dim
+        ),
+        sequence=("tokens", "actions"),
         batch_key=("actions",),
         doc="language model for the prefix, action expert for the flow; requests of a batch may be at different steps",
-    )
-    prefix = GraphNode(llm, ("embeds", "tokens"), attend=Attend(mask="full"))
-    flow = GraphNode(llm, ("actions", STEP, from_param("num_steps")), attend=Attend(mask="full", write=False))
-    acts = GraphEdge("actions", CLIENT, modality="action")
+    )  # fmt: skip
+    cameras = GraphNode(vit, ("images", "tokens"), (GraphEdge("features", llm, into="embeds"),))
+    prefix = GraphNode(llm, ("tokens", "embeds"), attend=Attend(mask="full"))
+    read_only = Attend(mask="full", write=False)
+    flow = GraphNode(llm, ("actions", "scale", "offset", STEP, from_param("num_steps")), attend=read_only)
+    acts = GraphEdge("robot_actions", CLIENT, modality="action")
     walks: dict[str, Walk] = {
-        "prefill": Sequential(GraphNode(vit, ("images",), (GraphEdge("features", llm, into="embeds"),)), prefix),
+        "prefill": Sequential(cameras, prefix),
         "action_gen": Loop("flow", flow, carry={"actions": "actions"}, fused=True, outputs=(acts,)),
     }
     return PolicyGraph(nodes=(vit, llm), walks=walks)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from mstar_core.errors import RequestError
 from mstar_core.plugin import param
-
-CAMERAS: Final = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
-ACTION_WIDTH: Final = 32
-"""Values per action step inside the model, and most values of a state."""
+from mstar_pi05.deployment import LONGEST_HORIZON, MOST_STEPS
+from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,20 +20,19 @@ class Params:
         None, "joint values as the robot reports them; required when the prompt holds the state", max_items=ACTION_WIDTH
     )
     image_mask: tuple[bool, ...] | None = param(
-        None, "which cameras count, in upload order; a camera without image never does", max_items=3
+        None, "which cameras count, in upload order; one without an image cannot", max_items=len(CAMERAS)
     )
-    num_steps: int = param(10, "flow steps from noise to actions", ge=1, le=100)
+    num_steps: int = param(10, "flow steps from noise to actions; the deployment may allow fewer", ge=1, le=MOST_STEPS)
     noise: tuple[tuple[float, ...], ...] | None = param(
-        None, "starting noise [horizon, 32]; from seed when absent", max_items=1000
+        None, "starting noise [horizon, 32]; from seed when absent", max_items=LONGEST_HORIZON
     )
     return_normalized: bool | None = param(
         None, "leave actions in the model's units. Default false with statistics, else true"
     )
-    output_format: str = param("raw", "form of the actions", choices=("raw", "json", "npy"))
     seed: int | None = param(None, "same seed, same noise", ge=0, le=2**63 - 1, openai="seed")
 
     def check(self) -> Iterator[RequestError]:
-        """Rules across fields. The horizon's length is checked by the processor, which knows the deployment."""
+        """Rules across fields. What depends on the deployment is checked by the processor."""
         widths = {len(row) for row in self.noise or ()}
         if self.noise is not None and widths != {ACTION_WIDTH}:
             yield RequestError(
@@ -47,6 +43,8 @@ class Params:
             yield RequestError(
                 "noise holds a value that is no finite number", hint="send finite numbers", field="noise"
             )
+        if self.robot_state is not None and not self.robot_state:
+            yield RequestError("robot_state is empty", hint="send the joint values", field="robot_state")
         if self.image_mask is not None and not any(self.image_mask):
             yield RequestError(
                 "image_mask switches every camera off", hint="leave at least one camera true", field="image_mask"

@@ -8,43 +8,53 @@ from pathlib import Path
 from typing import Any
 
 from mstar_core.plugin import Action, Image, ModelSpec, Partition, Sample, Text, WeightRef, hookimpl
-from mstar_pi05.checkpoint import MODEL_KWARGS, read_sizes
-from mstar_pi05.graph import Sizes, build
-from mstar_pi05.params import ACTION_WIDTH, CAMERAS, Params
+from mstar_pi05.checkpoint import read_sizes
+from mstar_pi05.deployment import MODEL_KWARGS, Deployment, read_deployment
+from mstar_pi05.graph import build
+from mstar_pi05.params import Params
 from mstar_pi05.program import pi05
+from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS, Sizes
+from mstar_pi05.statistics import find_statistics
 
 PLUGIN_API = 1
 
 
 def _sample(name: str, cameras: int, params: Mapping[str, Any]) -> Sample:
-    inputs = {"images": (cameras, 3, 224, 224), "tokens": (64,), "noise": (50, ACTION_WIDTH)}
-    return Sample(name=name, inputs=inputs, outputs=frozenset({"action"}), params=params)
+    plan = (50, ACTION_WIDTH)
+    inputs = {"images": (cameras, 224, 224, 3), "tokens": (64,), "noise": plan, "scale": plan, "offset": plan}
+    parts: tuple[tuple[str, Mapping[str, tuple[int, ...]]], ...] = (*(("image", {}),) * cameras, ("text", {}))
+    return Sample(name=name, inputs=inputs, segments=parts, outputs=frozenset({"action"}), params=params)
 
 
 SAMPLES = (
     _sample("one camera", 1, {"robot_state": [0.1] * 8}),
-    _sample("two cameras", 2, {"robot_state": [0.1] * 14, "image_mask": [True, True, False]}),
-    _sample("three cameras", 3, {"robot_state": [0.1] * 14, "num_steps": 4}),
+    _sample("two cameras", 2, {"robot_state": [0.1] * 8, "image_mask": [True, True, False]}),
+    _sample("three cameras", 3, {"robot_state": [0.3] * 8, "num_steps": 4}),
+    _sample("a masked camera", 3, {"robot_state": [-0.2] * 6, "image_mask": [True, False, True]}),
     _sample(
-        "given noise", 3, {"noise": [[0.0] * ACTION_WIDTH] * 50, "return_normalized": True, "output_format": "npy"}
+        "given noise",
+        3,
+        {"robot_state": [0.5] * 8, "noise": [[0.25] * ACTION_WIDTH] * 50, "return_normalized": True},
     ),
 )
 
 
-def spec(sizes: Sizes) -> ModelSpec:
-    """Pi0.5 for a checkpoint of these sizes and this horizon."""
-    graph = build(sizes)
+def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
+    """Pi0.5 for a checkpoint of these sizes and these options."""
+    graph = build(sizes, deployment.action_dim)
     return ModelSpec(
         name="pi05",
         title="Pi0.5: camera images, an instruction and the robot's state to a chunk of actions",
         plugin="pi05",
         aliases=("pi0.5",),
         inputs=(Image(max_count=len(CAMERAS)), Text()),
-        outputs=(Action(horizon=sizes.horizon, dim=ACTION_WIDTH),),
+        outputs=(Action(horizon=sizes.horizon, dim=deployment.action_dim),),
         params=Params,
         routes=frozenset({"robot_policy"}),
         nodes=graph.nodes,
         partitions=(Partition(name="main", program=pi05, walks=graph.walks),),
+        processor="mstar_pi05.processor:Processor",
+        model="mstar_pi05.model:Pi05",
         bind=bind,
         configs="mstar_pi05:configs",
         default_config="pi05",
@@ -55,31 +65,36 @@ def spec(sizes: Sizes) -> ModelSpec:
         requires={"vram_gib": 12, "compute_capability": "8.0"},
         max_seq_len=1024,
         model_kwargs=MODEL_KWARGS,
-        samples=SAMPLES,
+        samples=tuple(_with_sizes(sample, sizes) for sample in SAMPLES),
+        tiny="mstar_pi05.tiny:write_tiny",
+        notice="pi05:tiny has random weights: its actions mean nothing",
     )
 
 
 def bind(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
-    """The spec with the checkpoint's sizes, the deployment's horizon and the width of the actions it returns."""
-    sizes = read_sizes(folder, model_kwargs)
-    graph = build(sizes)
-    (partition,) = given.partitions
-    width = model_kwargs.get("action_dim") or ACTION_WIDTH
-    return replace(
-        given,
-        outputs=(Action(horizon=sizes.horizon, dim=width),),
-        nodes=graph.nodes,
-        partitions=(replace(partition, walks=graph.walks),),
-        samples=tuple(_with_horizon(sample, sizes) for sample in given.samples),
-    )
+    """The spec with the checkpoint's sizes and the deployment's options.
+
+    Raises WeightsError for files of the checkpoint and ConfigError for options, unknown statistics among them.
+    """
+    deployment = read_deployment(model_kwargs)
+    sizes = read_sizes(folder)
+    if deployment.horizon is not None:
+        sizes = replace(sizes, horizon=deployment.horizon)
+    if folder is not None:
+        find_statistics(folder, deployment.norm_stats)
+    return replace(spec(sizes, deployment), model_kwargs={**MODEL_KWARGS, **model_kwargs})
 
 
-def _with_horizon(sample: Sample, sizes: Sizes) -> Sample:
-    cameras = sample.inputs["images"][0]
-    shapes = {"images": (cameras, 3, sizes.image_side, sizes.image_side), "noise": (sizes.horizon, ACTION_WIDTH)}
-    return replace(sample, inputs={**sample.inputs, **shapes})
+def _with_sizes(sample: Sample, sizes: Sizes) -> Sample:
+    """The sample for another image size and horizon."""
+    cameras, side, plan = sample.inputs["images"][0], sizes.vision.image_size, (sizes.horizon, ACTION_WIDTH)
+    shapes = {"images": (cameras, side, side, 3), "noise": plan, "scale": plan, "offset": plan}
+    params = dict(sample.params)
+    if "noise" in params:
+        params["noise"] = [[0.25] * ACTION_WIDTH] * sizes.horizon
+    return replace(sample, inputs={**sample.inputs, **shapes}, params=params)
 
 
 @hookimpl
 def mstar_models() -> Sequence[ModelSpec]:
-    return [spec(Sizes())]
+    return [spec(Sizes(), Deployment())]

@@ -11,5 +11,8 @@ def pi05(request: ProgramRequest) -> ProgramGenerator:
     inputs = request.inputs
     yield [
         Run("prefill", images=inputs["images"], tokens=inputs["tokens"], sample=False),
-        Run("action_gen", actions=inputs["noise"], max_iters=request.params.num_steps),
-    ]
+        Run(
+            "action_gen", actions=inputs["noise"], scale=inputs["scale"], offset=inputs["offset"],
+            max_iters=request.params.num_steps,
+        ),
+    ]  # fmt: skip

@@ -23,7 +23,7 @@ from mstar_core.graph import (
 )
 from mstar_vjepa2.base_graph import VideoGraph
 from mstar_vjepa2.params import POSE
-from mstar_vjepa2.program import CLIP, GOALS
+from mstar_vjepa2.program import CLIP, EARLIER, GOALS
 
 NORMALIZE = from_param("normalize_reps")
 FREE_AXES = 4
@@ -31,20 +31,25 @@ FREE_AXES = 4
 
 CEM = tuple(
     from_param(name)
-    for name in ("topk", "maxnorm", "momentum_mean", "momentum_std", "momentum_mean_gripper", "momentum_std_gripper")
+    for name in ("topk", "momentum_mean", "momentum_std", "momentum_mean_gripper", "momentum_std_gripper")
 )
-Emits = Literal["steps", "last", "nothing"]
+Emits = Literal["steps", "last", "nothing", "video"]
+"""Which latents leave a rollout; video: each step's, by their earlier name and without states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What the graph needs. Defaults: vjepa2-ac-vitg. conditions: tokens per frame beside its patches."""
+    """What the graph needs. Defaults: vjepa2-ac-vitg.
+
+    conditions: tokens per frame beside its patches. frames: latent frames of one rollout, context included.
+    """
 
     layers: int = 24
     heads: int = 16
     head_dim: int = 64
     patches: int = 256
     conditions: int = 2
+    frames: int = 32
 
     @property
     def frame_tokens(self) -> int:
@@ -72,28 +77,33 @@ def build_ac(sizes: Sizes) -> VideoGraph:
         "encode": GraphNode(nodes.encoder, (CLIP, NORMALIZE), (_send("encoder_hidden"),)),
         "predict": _teacher(nodes, "teacher_loop", trial, (_send("next_frame"), _send("next_state"))),
         "prefill_context": _teacher(nodes, "context_loop", read, ()),
+        "encode_video": GraphNode(nodes.encoder, (CLIP, NORMALIZE), (_send("encoder_hidden", EARLIER),)),
+        "predict_video": _teacher(nodes, "teacher_loop", trial, (_send("next_frame", EARLIER),)),
         "rollout": _rollout(nodes, trial, "steps", is_scored=False),
         "rollout_final": _rollout(nodes, trial, "last", is_scored=False),
         "rollout_scored": _rollout(nodes, trial, "steps", is_scored=True),
         "rollout_scored_final": _rollout(nodes, trial, "last", is_scored=True),
         "rollout_energies": _rollout(nodes, trial, "nothing", is_scored=True),
+        "rollout_video": _rollout(nodes, trial, "video", is_scored=False),
+        "rollout_scored_video": _rollout(nodes, trial, "video", is_scored=True),
         "plan": _plan(nodes, trial),
     }
     return VideoGraph(nodes=(nodes.encoder, nodes.predictor, nodes.scorer, nodes.sampler, nodes.update), walks=walks)
 
 
 def _nodes(sizes: Sizes) -> _Nodes:
-    frames, frame, poses = f"any[t,{sizes.patches},d]", f"any[1,{sizes.patches},d]", f"f32[h,{POSE}]"
+    # Latents keep float32 between steps, whatever the nodes compute in: energies of near candidates differ by little.
+    frames, frame, poses = f"f32[t,{sizes.patches},d]", f"f32[1,{sizes.patches},d]", f"f32[h,{POSE}]"
     encoder = NodeSpec(
         name="video_encoder",
         engine=STATELESS,
         ports={
             CLIP: "f32[t,3,y,x]",
             "goal_frame": "f32[1,3,y,x]?",
-            "goal_latents": "any[s,d]?",
+            "goal_latents": "f32[s,d]?",
             "normalize_reps": "b8",
             "encoder_hidden": frames,
-            "goal": "any[s,d]?",
+            "goal": "f32[s,d]?",
         },
         batch_key=(CLIP, "goal_frame"),
         per="request",
@@ -124,7 +134,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
     scorer = NodeSpec(
         name="mpc_scorer",
         engine=STATELESS,
-        ports={"final": frame, "goal": "any[s,d]", "cost": "i64", "energies": "f32[1]", "best_index": "i64[1]"},
+        ports={"final": frame, "goal": "f32[s,d]", "cost": "i64", "energies": "f32[1]", "best_index": "i64[1]"},
         per="request",
         dtype="float32",
         doc="distance of each candidate's frame to the goal, and the nearest candidate",
@@ -154,7 +164,6 @@ def _nodes(sizes: Sizes) -> _Nodes:
             "candidates": poses,
             "energies": "f32[1]",
             "topk": "i64",
-            "maxnorm": "f32",
             "momentum_mean": "f32",
             "momentum_std": "f32",
             "momentum_mean_gripper": "f32",
@@ -199,6 +208,8 @@ def _rollout(nodes: _Nodes, attend: Attend, emits: Emits, *, is_scored: bool) ->
     """Candidates side by side; each step's energies, and what else is wanted, leave as the step ends."""
     latents = (_send("next_frame"),)
     each: tuple[Edge, ...] = (_send("next_state"), *(latents if emits == "steps" else ()))
+    if emits == "video":
+        each = (_send("next_frame", EARLIER),)
     last: tuple[Edge, ...] = latents if emits == "last" else ()
     body: Walk = _step(nodes, attend, each)
     if is_scored:
@@ -238,5 +249,5 @@ def _plan(nodes: _Nodes, attend: Attend) -> Walk:
     return Sequential(_encode(nodes, with_goal=True), search)
 
 
-def _send(port: str) -> GraphEdge:
-    return GraphEdge(port, CLIENT, modality="tensor")
+def _send(port: str, modality: str = "tensor") -> GraphEdge:
+    return GraphEdge(port, CLIENT, modality=modality)

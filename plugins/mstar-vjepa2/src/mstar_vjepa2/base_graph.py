@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mstar_core.graph import CLIENT, STATELESS, GraphEdge, GraphNode, Loop, NodeSpec, Sequential, Walk, from_param
-from mstar_vjepa2.program import CLIP, MASKS
+from mstar_vjepa2.program import CLIP, EARLIER, MASKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +23,12 @@ def build_base() -> VideoGraph:
         name="video_encoder",
         engine=STATELESS,
         ports={
-            CLIP: "f32[f,3,y,x]",
+            CLIP: "any[f,3,y,x]",  # uint8 as cropped, a quarter of the bytes; floats are normalised already
             "layers": "i64[l]?",
             "pooling": "i64",
             "encoder_hidden": "any[n,d]",
-            "pooled": "any?",
-            "layer_hidden": "any[l,n,d]?",
+            "pooled": "f32?",
+            "layer_hidden": "f32[l,n,d]?",
         },
         batch_key=(CLIP, "layers"),
         doc="a clip to one vector per patch and frame pair; with a pooling or layers, those in place of all vectors",
@@ -40,7 +40,7 @@ def build_base() -> VideoGraph:
             "encoder_hidden": "any[n,d]",
             "context_mask": "i64[c]",
             "target_mask": "i64[t]",
-            "predicted_hidden": "any[t,d]",
+            "predicted_hidden": "f32[t,d]",
             "window": "any[n,d]",
         },
         batch_key=("encoder_hidden", *MASKS),
@@ -49,7 +49,7 @@ def build_base() -> VideoGraph:
     pooler = NodeSpec(
         name="pooler",
         engine=STATELESS,
-        ports={"encoder_hidden": "any[n,d]", "pooled": "any[d]", "logits": "any[k]?"},
+        ports={"encoder_hidden": "any[n,d]", "pooled": "f32[d]", "logits": "f32[k]?"},
         batch_key=("encoder_hidden",),
         doc="attentive pooling, and class logits where the checkpoint has a head",
     )
@@ -59,27 +59,23 @@ def build_base() -> VideoGraph:
             (CLIP, "layers", from_param("pooling")),
             (_send("encoder_hidden"), _send("pooled"), _send("layer_hidden")),
         ),
+        "encode_video": GraphNode(encoder, (CLIP, from_param("pooling")), (_send("encoder_hidden", EARLIER),)),
         "classify": Sequential(
             GraphNode(encoder, (CLIP,), (GraphEdge("encoder_hidden", pooler),)),
             GraphNode(pooler, ("encoder_hidden",), (_send("pooled"), _send("logits"))),
         ),
-        "predict": Sequential(
-            GraphNode(encoder, (CLIP,), (GraphEdge("encoder_hidden", predictor),)),
-            GraphNode(predictor, ("encoder_hidden", *MASKS), (_send("predicted_hidden"),)),
-        ),
-        # Ids stay the same every step: the window is numbered from its own start again.
-        "rollout": Sequential(
-            GraphNode(encoder, (CLIP,), (GraphEdge("encoder_hidden", predictor),)),
-            Loop(
-                "rollout_loop",
-                GraphNode(predictor, ("encoder_hidden", *MASKS), (_send("predicted_hidden"),)),
-                carry={"window": "encoder_hidden"},
-                fused=True,
-            ),
-        ),
     }
+    # An earlier system sent latents under the name of video.
+    for suffix, modality in (("", "tensor"), ("_video", EARLIER)):
+        made = (_send("predicted_hidden", modality),)
+        encoded = GraphNode(encoder, (CLIP,), (GraphEdge("encoder_hidden", predictor),))
+        step = GraphNode(predictor, ("encoder_hidden", *MASKS), made)
+        walks[f"predict{suffix}"] = Sequential(encoded, step)
+        # Ids stay the same every step: the window is numbered from its own start again.
+        loop = Loop("rollout_loop", step, carry={"window": "encoder_hidden"}, fused=True)
+        walks[f"rollout{suffix}"] = Sequential(encoded, loop)
     return VideoGraph(nodes=(encoder, predictor, pooler), walks=walks)
 
 
-def _send(port: str) -> GraphEdge:
-    return GraphEdge(port, CLIENT, modality="tensor")
+def _send(port: str, modality: str = "tensor") -> GraphEdge:
+    return GraphEdge(port, CLIENT, modality=modality)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,9 @@ POSE: Final = 7
 """Values of a state or an action: position, Euler angles, gripper."""
 
 AXES: Final = ("x", "y", "z", "gripper")
+MOST_FIXED: Final = 1.0
+"""Largest value, either way, that an axis may be held at: metres, or all of the gripper's way."""
+
 FEW_CANDIDATES: Final = 8
 """Up to so many candidates send their latents unasked; more send energies."""
 
@@ -90,6 +93,9 @@ class Params(Common):
         None, "token ids to predict; may lie past the clip. Default all", ge=0, max_items=65_536
     )
     horizon: int | None = param(None, "rollout steps. Default 1", ge=1, le=MOST_FRAMES)
+    anticipation_s: float = param(
+        0.0, "rollout: seconds between the clip and what is predicted, without masks", ge=0, le=60
+    )
 
     @property
     def steps(self) -> int:
@@ -201,7 +207,21 @@ class ActionParams(Common):
         if is_planning:
             yield from check_shape(self.noise, "noise", (self.cem_steps, self.plan_steps, self.samples, 4))
             yield from self._check_plan()
-        steps = self.plan_steps if is_planning else self.steps
+        yield from self._check_horizon()
+        yield from self.problems_of(self.task)
+
+    def problems_of(self, task: str | None) -> Iterator[RequestError]:
+        """Rules of one task; asked again where the task follows from earlier names."""
+        if task == "rollout":
+            yield from self._check_rollout()
+
+    @property
+    def fixed_axes(self) -> Mapping[str, float]:
+        """Planned axes that are held at a value."""
+        return self.axis if isinstance(self.axis, dict) else {}
+
+    def _check_horizon(self) -> Iterator[RequestError]:
+        steps = self.plan_steps if self.task == "plan" else self.steps
         if self.context_frames + steps - 1 > MOST_FRAMES:
             most = MOST_FRAMES - self.context_frames + 1
             yield RequestError(
@@ -210,7 +230,6 @@ class ActionParams(Common):
                 field="horizon",
                 value=str(steps),
             )
-        yield from self._check_rollout()
 
     def _check_plan(self) -> Iterator[RequestError]:
         if self.topk > self.samples:
@@ -225,13 +244,12 @@ class ActionParams(Common):
             yield RequestError("axis is no object", hint='send {"x": 0.02}', field="axis")
             return
         for name, value in axes.items():
-            if name not in AXES or isinstance(value, bool) or not isinstance(value, (int, float)):
-                hint = f"{', '.join(AXES)}, each with a number"
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if name not in AXES or not is_number or not abs(value) <= MOST_FIXED:
+                hint = f"{', '.join(AXES)}, each with a number of at most {MOST_FIXED:g}"
                 yield RequestError(f"axis {name!r} cannot be fixed to {value!r}", hint=hint, field="axis")
 
     def _check_rollout(self) -> Iterator[RequestError]:
-        if self.task != "rollout":
-            return
         for name, value in (("actions", self.actions), ("states", self.states)):
             if value is None:
                 yield RequestError(

@@ -7,15 +7,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mstar_core.errors import ConfigError, did_you_mean
 from mstar_core.plugin import Image, ModelSpec, Partition, Scalar, TensorData, Video, WeightRef, hookimpl
 from mstar_vjepa2.ac_graph import Sizes, build_ac
 from mstar_vjepa2.base_graph import build_base
 from mstar_vjepa2.checkpoint import read_ac_sizes
+from mstar_vjepa2.facts import read_base
 from mstar_vjepa2.params import ActionParams, Params
 from mstar_vjepa2.program import vjepa2, vjepa2_ac
 from mstar_vjepa2.samples import AC_SAMPLES, BASE_SAMPLES
 
 PLUGIN_API = 1
+WEIGHTS = {
+    "vitl": WeightRef(repo="facebook/vjepa2-vitl-fpc64-256"),
+    "vith": WeightRef(repo="facebook/vjepa2-vith-fpc64-256"),
+    "vitg": WeightRef(repo="facebook/vjepa2-vitg-fpc64-256"),
+    "vitg-384": WeightRef(repo="facebook/vjepa2-vitg-fpc64-384"),
+    "vitl-ssv2": WeightRef(repo="facebook/vjepa2-vitl-fpc16-256-ssv2"),
+    "vitg-ssv2": WeightRef(repo="facebook/vjepa2-vitg-fpc64-384-ssv2"),
+    "vitl-diving48": WeightRef(repo="facebook/vjepa2-vitl-fpc32-256-diving48"),
+    "vitg-diving48": WeightRef(repo="facebook/vjepa2-vitg-fpc32-384-diving48"),
+}
+START_KWARGS: Mapping[str, Any] = {"weights": "vitl", "pooler_heads": None}
+"""What a deployment may set in model_kwargs, and what stands otherwise.
+
+weights: which of WEIGHTS is meant. pooler_heads: heads of a classifier's pooler; None = those of the encoder.
+"""
 
 
 def base_spec() -> ModelSpec:
@@ -30,21 +47,17 @@ def base_spec() -> ModelSpec:
         params=Params,
         nodes=graph.nodes,
         partitions=(Partition(name="main", program=vjepa2, walks=graph.walks),),
+        processor="mstar_vjepa2.processor:Processor",
+        model="mstar_vjepa2.model:Vjepa2",
+        tiny="mstar_vjepa2.tiny:write_base",
+        notice="vjepa2:tiny has random weights: its features and classes mean nothing",
+        bind=bind_base,
         configs="mstar_vjepa2:configs",
         default_config="vjepa2",
-        weights={
-            "vitl": WeightRef(repo="facebook/vjepa2-vitl-fpc64-256"),
-            "vith": WeightRef(repo="facebook/vjepa2-vith-fpc64-256"),
-            "vitg": WeightRef(repo="facebook/vjepa2-vitg-fpc64-256"),
-            "vitg-384": WeightRef(repo="facebook/vjepa2-vitg-fpc64-384"),
-            "vitl-ssv2": WeightRef(repo="facebook/vjepa2-vitl-fpc16-256-ssv2"),
-            "vitg-ssv2": WeightRef(repo="facebook/vjepa2-vitg-fpc64-384-ssv2"),
-            "vitl-diving48": WeightRef(repo="facebook/vjepa2-vitl-fpc32-256-diving48"),
-            "vitg-diving48": WeightRef(repo="facebook/vjepa2-vitg-fpc32-384-diving48"),
-        },
+        weights=WEIGHTS,
         requires={"vram_gib": 8, "compute_capability": "8.0"},
         max_seq_len=18432,
-        model_kwargs={"weights": "vitl", "pooler_heads": None},
+        model_kwargs=START_KWARGS,
         samples=BASE_SAMPLES,
     )
 
@@ -62,14 +75,37 @@ def ac_spec(sizes: Sizes) -> ModelSpec:
         params=ActionParams,
         nodes=graph.nodes,
         partitions=(Partition(name="main", program=vjepa2_ac, walks=graph.walks),),
+        processor="mstar_vjepa2.ac_processor:Processor",
+        model="mstar_vjepa2.model:Vjepa2Ac",
+        tiny="mstar_vjepa2.tiny:write_ac",
+        notice="vjepa2_ac:tiny has random weights: what it predicts means nothing",
         bind=bind_ac,
         configs="mstar_vjepa2:configs",
         default_config="vjepa2_ac",
         weights={"ac": WeightRef(repo="facebookresearch/vjepa2", files=("vjepa2-ac-vitg.pt",), format="pt")},
         requires={"vram_gib": 24, "compute_capability": "8.0"},
-        max_seq_len=32 * sizes.frame_tokens,
+        max_seq_len=sizes.frames * sizes.frame_tokens,
         samples=AC_SAMPLES,
     )
+
+
+def bind_base(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
+    """The spec with the deployment's options. Raises ConfigError for one that is unknown or wrong."""
+    for key, value in model_kwargs.items():
+        if key not in START_KWARGS:
+            hint = did_you_mean(key, START_KWARGS)
+            raise ConfigError(f"vjepa2 has no model_kwargs key {key!r}", hint=hint, key=f"model_kwargs.{key}")
+        is_heads = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if key == "weights" and value not in WEIGHTS:
+            raise ConfigError(
+                f"weights is {value!r}", hint=did_you_mean(str(value), WEIGHTS), key="model_kwargs.weights"
+            )
+        if key == "pooler_heads" and value is not None and not is_heads:
+            hint = "write a number of heads, such as 16, or leave it out"
+            raise ConfigError(f"pooler_heads is {value!r}", hint=hint, key="model_kwargs.pooler_heads")
+    if folder is not None:
+        read_base(folder)  # a checkpoint that cannot be read is known before anything starts
+    return replace(given, model_kwargs={**START_KWARGS, **model_kwargs})
 
 
 def bind_ac(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
@@ -83,7 +119,7 @@ def bind_ac(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, An
         given,
         nodes=graph.nodes,
         partitions=(replace(partition, walks=graph.walks),),
-        max_seq_len=32 * sizes.frame_tokens,
+        max_seq_len=sizes.frames * sizes.frame_tokens,
     )
 
 

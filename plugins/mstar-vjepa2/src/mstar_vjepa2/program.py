@@ -12,6 +12,9 @@ MASKS: Final = ("context_mask", "target_mask")
 GOALS: Final = ("goal_frame", "goal_latents")
 CLIP: Final = "pixel_values_videos"
 
+EARLIER: Final = "video"
+"""Modality under which an earlier system sent latents: who asks for it gets them by that name."""
+
 Named = dict[str, Any]
 """Inputs of a Run by name; Any, since a type checker holds ** against the Run's own options too."""
 
@@ -21,15 +24,15 @@ def vjepa2(request: ProgramRequest) -> ProgramGenerator:
     params = request.params
     match params.chosen_task(request.outputs):
         case "predict":
-            yield Run("predict", **_given(request, CLIP, *MASKS))
+            yield Run(_sent(request, "predict"), **_given(request, CLIP, *MASKS))
         case "rollout":
-            yield Run("rollout", max_iters=params.steps, **_given(request, CLIP, *MASKS))
+            yield Run(_sent(request, "rollout"), max_iters=params.steps, **_given(request, CLIP, *MASKS))
         case "classify":
             yield Run("classify", **_given(request, CLIP))
         case _ if params.pooling == "attentive":
             yield Run("classify", **_given(request, CLIP))
         case _:
-            yield Run("encode", **_given(request, CLIP, "layers"))
+            yield Run(_sent(request, "encode"), **_given(request, CLIP, "layers"))
 
 
 def vjepa2_ac(request: ProgramRequest) -> ProgramGenerator:
@@ -37,11 +40,11 @@ def vjepa2_ac(request: ProgramRequest) -> ProgramGenerator:
     params = request.params
     match params.chosen_task(request.outputs):
         case "encode":
-            yield Run("encode", **_given(request, CLIP))
+            yield Run(_sent(request, "encode"), **_given(request, CLIP))
         case "predict":
             frames = len(request.inputs[CLIP])
             yield Run(
-                "predict",
+                _sent(request, "predict"),
                 max_iters=frames,
                 sample=False,
                 **_given(request, CLIP, "given_actions", "given_states", "given_extrinsics"),
@@ -50,6 +53,11 @@ def vjepa2_ac(request: ProgramRequest) -> ProgramGenerator:
             yield [*_context(request), _plan(request)]
         case _:
             yield [*_context(request), _rollout(request)]
+
+
+def _sent(request: ProgramRequest, walk: str) -> str:
+    """The variant of a walk that sends latents by the name that is asked for."""
+    return f"{walk}_video" if EARLIER in request.outputs else walk
 
 
 def _given(request: ProgramRequest, *names: str) -> Named:
@@ -77,12 +85,13 @@ def _rollout_walk(request: ProgramRequest) -> str:
     """The variant that sends what is wanted and no more: latents are large."""
     params = request.params
     is_scored = any(name in request.inputs for name in GOALS)
-    # Who asks for video asks for latents by their earlier name.
-    spares = is_scored and params.candidates > FEW_CANDIDATES and "video" not in request.outputs
+    name = "rollout_scored" if is_scored else "rollout"
+    if EARLIER in request.outputs:
+        return _sent(request, name)
+    spares = is_scored and params.candidates > FEW_CANDIDATES
     wanted = params.returns or (("energies",) if spares else ("latents",))
     if is_scored and not {"latents", "final_only"} & set(wanted):
         return "rollout_energies"
-    name = "rollout_scored" if is_scored else "rollout"
     return f"{name}_final" if "final_only" in wanted else name
 
 

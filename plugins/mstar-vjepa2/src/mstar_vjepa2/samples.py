@@ -46,6 +46,7 @@ BASE_SAMPLES = (
 
 _PAST = {"context": (2, 3, 256, 256), "past_actions": (2, 7), "past_states": (2, 7)}
 _TAUGHT = {"pixel_values_videos": (4, 3, 256, 256), "given_actions": (4, 7), "given_states": (4, 7)}
+_TEACH = {"task": "predict", "actions": [MOVE] * 4, "states": [POSE] * 4}
 _PLAN = {
     **FRAME,
     **GOAL,
@@ -59,7 +60,7 @@ _PLAN = {
 
 AC_SAMPLES = (
     Sample(name="encode", inputs=FRAME, outputs=TENSOR),
-    Sample(name="predict", inputs=_TAUGHT, outputs=TENSOR, params={"task": "predict"}),
+    Sample(name="predict", inputs=_TAUGHT, outputs=TENSOR, params=_TEACH),
     Sample(name="rollout", inputs=_start(4), outputs=TENSOR, params=_roll(4)),
     Sample(
         name="rollout, given states",
@@ -94,11 +95,20 @@ AC_SAMPLES = (
             "states": [POSE],
         },
     ),
-    Sample(name="plan", inputs=_PLAN, outputs=TENSOR, params={"task": "plan"}),
+    Sample(name="encode, as video", inputs=FRAME, outputs=LEGACY, params={"skip_predictor": True}),
+    Sample(name="predict, as video", inputs=_TAUGHT, outputs=LEGACY, params=_TEACH),
+    Sample(name="rollout, as video", inputs=_start(4), outputs=LEGACY, params=_roll(4)),
+    Sample(name="plan", inputs=_PLAN, outputs=TENSOR, params={"task": "plan", "states": [POSE]}),
     Sample(
         name="plan, earlier frames",
         inputs={**_PLAN, **_PAST},
         outputs=TENSOR,
-        params={"task": "plan", "context_frames": 3, "axis": {"z": 0.0}},
+        params={
+            "task": "plan",
+            "context_frames": 3,
+            "axis": {"z": 0.0},
+            "actions": [MOVE] * 2,
+            "states": [POSE] * 3,
+        },
     ),
 )

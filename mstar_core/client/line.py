@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,38 +22,47 @@ class Line:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def read_lines(chunks: Iterable[bytes]) -> Iterator[Line]:
-    """Lines of a body. Split at LF alone, because JSON text may hold every other separator; blank lines keep alive.
+class LineReader:
+    """Finds lines in a body that comes in pieces. Owned by the reader of one answer."""
 
-    Raises TransportError for a line that is none, and for a body that breaks off in the middle of one.
-    """
-    waiting: list[bytes] = []
-    size = 0
-    for chunk in chunks:
-        *ends, rest = chunk.split(b"\n")
+    def __init__(self) -> None:
+        self._waiting: list[bytes] = []
+        self._size = 0
+
+    def push(self, data: bytes) -> list[Line]:
+        """The lines that `data` completes.
+
+        Split at LF alone, because JSON text may hold every other separator; blank lines only keep the connection
+        alive. Raises TransportError for what is no line.
+        """
+        *ends, rest = data.split(b"\n")
+        lines = []
         for end in ends:
-            text = b"".join((*waiting, end)).strip()
-            waiting, size = [], 0
+            text = b"".join((*self._waiting, end)).strip()
+            self._waiting, self._size = [], 0
             if text:
-                yield parse_line(text)
-        size += len(rest)
-        if size > LINE_LIMIT_BYTES:
+                lines.append(parse_line(text))
+        self._size += len(rest)
+        if self._size > LINE_LIMIT_BYTES:
             raise TransportError("the stream cannot be read", f"a line is longer than {LINE_LIMIT_BYTES} bytes")
         if rest:
-            waiting.append(rest)
-    if b"".join(waiting).strip():
-        raise TransportError("the stream broke off in the middle of a line", hint="send the request again")
+            self._waiting.append(rest)
+        return lines
+
+    @property
+    def is_between(self) -> bool:
+        """Whether the body so far ends at the end of a line."""
+        return not b"".join(self._waiting).strip()
 
 
 def parse_line(text: bytes) -> Line:
     """One line. Raises TransportError."""
     try:
         found = json.loads(text)
-        metadata = found.get("metadata") or {}
         return Line(
             modality=str(found["modality"]),
             data=base64.b64decode(found.get("data") or "", validate=True),
-            metadata=metadata,
+            metadata=dict(found.get("metadata") or {}),
         )
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TransportError("the stream cannot be read", f"not a line of ours: {text[:80]!r}") from error

@@ -1,0 +1,97 @@
+"""Everything that a GPU has to show, in one call: tests, sanitizer, parts, server. Writes a log and a result per step.
+
+Run from the repository root on a machine with a GPU: `python bench/gpu_all.py OUT [STEP ...]`. Steps run in the order
+given, each within its limit; one that fails does not stop the others. The checkpoint is written once, outside of OUT.
+Prints one line per step. The exit code is 1 when a step failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+TAIL: Final = 1500
+"""Characters of a step's log that are printed when it fails."""
+
+SERVER: Final = ("bench/gpu_server.py", "--folder", "{weights}", "--open", "", "--burst", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One program. words: after the interpreter; {out} and {weights} are filled in. limit_s: it is ended after that."""
+
+    words: Sequence[str]
+    limit_s: float
+
+    def run(self, name: str, out: Path, weights: Path) -> tuple[bool, float]:
+        """Run it; what it prints goes to OUT/NAME.log. Whether it ended well, and seconds."""
+        started = time.monotonic()
+        words = [word.format(out=out / f"{name}.json", weights=weights) for word in self.words]
+        with (out / f"{name}.log").open("wb") as log:
+            try:
+                done = subprocess.run(
+                    [sys.executable, *words], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=self.limit_s,
+                    check=False,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                log.write(f"\nended after {self.limit_s:g} s\n".encode())
+                return False, time.monotonic() - started
+        return done.returncode == 0, time.monotonic() - started
+
+
+def gpu_tests() -> list[str]:
+    """Where tests that need a GPU are."""
+    return ["tests/gpu", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("plugins/*/tests/test_gpu*.py")))]
+
+
+def steps() -> dict[str, Step]:
+    """Every step by name, in the order in which they run when none is named."""
+    loads = ("--closed", "1:20,8:4,32:3,64:3", "--open", "32:30", "--burst", "32:3")
+    compared = ("--closed", "1:6,32:2,64:2", "--out", "{out}", "--compare")
+    return {
+        "tests": Step(words=("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *gpu_tests()), limit_s=300),
+        "server": Step(words=(*SERVER[:3], *loads, "--out", "{out}"), limit_s=300),
+        "fp8": Step(words=(*SERVER, *compared, "quantization=fp8"), limit_s=200),
+        "head": Step(words=(*SERVER, *compared, "model_kwargs.restrict_vocabulary=true"), limit_s=200),
+        "storm": Step(
+            words=(*SERVER, "--closed", "", "--storm", "10000:64", "--storm-ids", "40", "--out", "{out}"), limit_s=240
+        ),
+        "sanitize": Step(words=("scripts/sanitize.py",), limit_s=300),
+        "linear": Step(words=("bench/gpu_linear.py", "--out", "{out}"), limit_s=150),
+        "draw": Step(words=("bench/gpu_draw.py", "--out", "{out}"), limit_s=100),
+        "prefill": Step(words=("bench/gpu_prefill.py", "--out", "{out}"), limit_s=150),
+        "codec": Step(words=("bench/gpu_codec.py", "--out", "{out}"), limit_s=150),
+        "start": Step(words=("-m", "bench.gpu_start", "--out", "{out}"), limit_s=240),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the steps that were asked for."""
+    known = steps()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("step", nargs="*", choices=[*known, []], help="default: all, in this order")
+    parser.add_argument("--weights", type=Path, help="where the checkpoint of the server steps is, or is written")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    weights = options.weights or Path(tempfile.gettempdir()) / "mstar-gpu-weights" / "orpheus"
+    failed = False
+    for name in options.step or list(known):
+        is_good, seconds = known[name].run(name, options.out, weights)
+        failed |= not is_good
+        print(f"{'ok    ' if is_good else 'FAILED'} {name:9} {seconds:6.1f} s", flush=True)
+        if not is_good:
+            print((options.out / f"{name}.log").read_text(errors="replace")[-TAIL:], flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+// Speak with the published openai package for JavaScript: a whole file, a stream, and a refusal.
+// mstarctl up orpheus; npm install openai; then: node examples/openai_speech.mjs [URL]
+import OpenAI from "openai";
+import { writeFile } from "node:fs/promises";
+
+const url = process.argv[2] ?? "http://localhost:8000";
+const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "any", maxRetries: 0 });
+const speech = { model: "orpheus", voice: "tara", input: "Hello there", seed: 7 };
+
+const whole = await client.audio.speech.create({ ...speech, response_format: "wav" });
+const file = Buffer.from(await whole.arrayBuffer());
+await writeFile("node.wav", file);
+
+const streamed = await client.audio.speech.create({ ...speech, response_format: "pcm", stream: true });
+let bytes = 0;
+for await (const piece of streamed.body) bytes += piece.length;
+
+const models = [];
+for await (const model of client.models.list()) models.push(model.id);
+
+let refusal = "none";
+try {
+  await client.audio.speech.create({ ...speech, voice: "nobody" });
+} catch (error) {
+  if (!(error instanceof OpenAI.BadRequestError)) throw error;
+  refusal = `${error.status} ${error.code} ${error.param}`;
+}
+console.log(JSON.stringify({ whole: file.length, streamed: bytes, models, refusal }));

@@ -1,0 +1,24 @@
+"""Speak with the published openai package: a whole file, and a stream.
+
+mstarctl up orpheus; pip install openai; then: python examples/openai_speech.py [URL]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import openai
+
+url = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8000"
+with openai.OpenAI(base_url=f"{url}/v1", api_key="any") as client:
+    whole = client.audio.speech.create(
+        model="orpheus", voice="tara", input="Hello there", response_format="wav", extra_body={"seed": 7}
+    )
+    Path("whole.wav").write_bytes(whole.content)
+    with client.audio.speech.with_streaming_response.create(
+        model="orpheus", voice="leo", input="Hello there", response_format="pcm", extra_body={"stream": True, "seed": 7}
+    ) as answer:
+        sizes = [len(piece) for piece in answer.iter_bytes()]
+        rate = answer.headers["X-Sample-Rate"]
+print(f"whole.wav: {len(whole.content)} bytes; streamed {sum(sizes)} bytes at {rate} Hz in {len(sizes)} pieces")

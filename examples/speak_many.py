@@ -1,0 +1,32 @@
+"""Speak several sentences at once from one event loop; the server batches them.
+
+mstarctl up orpheus, then: python examples/speak_many.py [URL]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from mstar_core import AsyncMStarClient, MStarError
+
+LINES = ("The first voice.", "The second voice.", "The third voice.", "The fourth voice.")
+
+
+async def speak(client: AsyncMStarClient, number: int, text: str) -> str:
+    """One line into one file; a failure of one does not end the others."""
+    try:
+        sound = await client.tts(text, seed=number, request_id=f"line-{number}")
+    except MStarError as error:
+        return f"line {number}: {error}"
+    return f"{await asyncio.to_thread(sound.to_wav, f'line-{number}.wav')}: {sound.seconds:.2f} s"
+
+
+async def main() -> None:
+    # retries: a full queue is waited for, as long as the server says
+    async with AsyncMStarClient(*sys.argv[1:2], retries=5) as client:
+        for said in await asyncio.gather(*(speak(client, number, text) for number, text in enumerate(LINES))):
+            print(said)
+
+
+asyncio.run(main())

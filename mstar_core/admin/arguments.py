@@ -1,0 +1,104 @@
+"""Arguments of admin calls, checked: what is wrong is named, with what would be right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mstar_core.errors import NotFound, UsageError, did_you_mean
+from mstar_core.observe.frames import Request as RequestItem
+from mstar_core.observe.request_log import Known, RequestLog, request_item
+
+if TYPE_CHECKING:
+    from sanic.request import Request
+
+LIMIT: int = 1000
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+SORTABLE = (*RequestItem.__struct_fields__, "age_s", "rtf")
+
+
+def whole(request: Request, name: str, default: int, most: int | None = None) -> int:
+    """A whole number."""
+    text = request.args.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or len(text) > 18 or (most is not None and int(text) > most):
+        limit = "" if most is None else f" of at most {most}"
+        raise UsageError(f"{name} is {text!r}", hint=f"send a whole number{limit}")
+    return int(text)
+
+
+def number(request: Request, name: str, default: float | None) -> float | None:
+    """A number that is not negative; `default` when it is not given."""
+    text = request.args.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e12:
+        raise UsageError(f"{name} is {text!r}", hint="send a number")
+    return value
+
+
+def flag(request: Request, name: str) -> bool:
+    """1 or true."""
+    return request.args.get(name, "") in ("1", "true")
+
+
+def parts(request: Request) -> list[str]:
+    """The parts asked for."""
+    return [part for part in request.args.get("parts", "").split(",") if part]
+
+
+def body(request: Request, fields: dict[str, type]) -> dict[str, Any]:
+    """A JSON object with at most these fields. Raises UsageError naming what is wrong."""
+    found = json_object(request)
+    for name, value in found.items():
+        if name not in fields:
+            raise UsageError(f"there is no field {name!r}", hint=did_you_mean(name, fields))
+        if not isinstance(value, fields[name]) or isinstance(value, bool):
+            raise UsageError(f"{name} is no {fields[name].__name__}", hint="see /v1/openapi.json")
+    return found
+
+
+def json_object(request: Request) -> dict[str, Any]:
+    """The body as a JSON object; an empty one is an empty object."""
+    if not request.body:
+        return {}
+    try:
+        found = msgspec.json.decode(request.body)
+    except msgspec.DecodeError as error:
+        raise UsageError("the body is no JSON", str(error), "send a JSON object") from error
+    if not isinstance(found, dict):
+        raise UsageError("the body is no JSON object", hint="send a JSON object")
+    return found
+
+
+def known_request(log: RequestLog, request: Request, name: str) -> Known:
+    """The newest request that a client named so, or the one of `handle`. Raises NotFound with the nearest id."""
+    handle = whole(request, "handle", 0) if "handle" in request.args else None
+    found = log.find(name, handle)
+    if found is None:
+        ids = {known.api.id for known in log.all() if known.api.id}
+        hint = did_you_mean(name, ids) if len(ids) < LIMIT else "ids are kept for the last 2000 requests"
+        raise NotFound(f"no request {name!r}", hint=hint, kind="request", name=name, code="request_not_found")
+    return found
+
+
+def ordered(rows: list[RequestItem], sort: str, now: float) -> list[dict[str, Any]]:
+    """Rows with every field, in order of a field (`-` before it: falling). Raises UsageError for an unknown field."""
+    items = [request_item(row, now) for row in rows]
+    field = sort.removeprefix("-")
+    if not field:
+        return items
+    name = field if field in SORTABLE else next((n for n in (f"{field}_ms", f"{field}_s") if n in SORTABLE), "")
+    if not name:
+        raise UsageError(f"requests have no field {field!r}", hint=did_you_mean(field, SORTABLE))
+    has = [item for item in items if item[name] is not None]
+    rest = [item for item in items if item[name] is None]  # what is not known yet comes last either way
+    return [*sorted(has, key=lambda item: _key(item[name]), reverse=sort.startswith("-")), *rest]
+
+
+def _key(value: Any) -> Any:
+    return value if isinstance(value, int | float) else str(value)

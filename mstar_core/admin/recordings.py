@@ -1,0 +1,133 @@
+"""Recordings: the trace of each request that ends, one JSON object a line, in bounded files. For load tests.
+
+Files lie in the run directory and go with it. All recordings together take at most 1 GiB.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
+
+from mstar_core.admin.problems import Conflict
+from mstar_core.errors import NotFound, UsageError, did_you_mean
+
+LIMIT_BYTES: Final = 1 << 30
+MOST: Final = 4
+CHUNK_BYTES: Final = 256 * 1024
+
+
+@dataclass(slots=True, kw_only=True)
+class Recording:
+    """One file. dropped: requests that came after it was full. progress: what the load test said last."""
+
+    id: str
+    name: str
+    limit_bytes: int
+    path: Path
+    file: IO[bytes]
+    started_at: float = field(default_factory=time.time)
+    requests: int = 0
+    size_bytes: int = 0
+    dropped: int = 0
+    progress: dict[str, Any] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, Any]:
+        """What is shown of it."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "state": "full" if self.dropped else "recording",
+            "started_at": round(self.started_at, 3),
+            "requests": self.requests,
+            "size_bytes": self.size_bytes,
+            "limit_bytes": self.limit_bytes,
+            "dropped": self.dropped,
+            "progress": self.progress,
+        }
+
+
+class Traced(Protocol):
+    """A request that ended."""
+
+    def trace(self, model: str) -> dict[str, Any]: ...
+
+
+class Recordings:
+    """Owned by the admin server. `ended` is called by the request log."""
+
+    def __init__(self, folder: Path, model: str, encode: Any) -> None:
+        self._folder = folder
+        self._model = model
+        self._encode = encode
+        self._all: dict[str, Recording] = {}
+
+    def begin(self, name: str = "", max_bytes: int | None = None) -> Recording:
+        """Begin one. Raises Conflict when four are kept or no room is left, UsageError for a limit out of range."""
+        if max_bytes is not None and not 0 < max_bytes <= LIMIT_BYTES:
+            raise UsageError(f"max_bytes is {max_bytes}", hint=f"1 to {LIMIT_BYTES}")
+        room = LIMIT_BYTES - sum(recording.limit_bytes for recording in self._all.values())
+        if len(self._all) >= MOST or room <= 0:
+            raise Conflict(
+                "no further recording is possible",
+                f"{len(self._all)} are kept, of at most {MOST} and 1 GiB together",
+                "delete one, or give each a smaller max_bytes",
+            )
+        key = secrets.token_hex(4)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        path = self._folder / f"{key}.ndjson"
+        made = Recording(id=key, name=name[:200], limit_bytes=min(max_bytes or room, room), path=path,
+                         file=path.open("wb"))  # fmt: skip
+        self._all[key] = made
+        return made
+
+    def all(self) -> list[Recording]:
+        """Every recording, oldest first."""
+        return list(self._all.values())
+
+    def get(self, key: str) -> Recording:
+        """One of them. Raises NotFound."""
+        if key not in self._all:
+            raise NotFound(f"no recording {key!r}", hint=did_you_mean(key, self._all), kind="recording", name=key)
+        return self._all[key]
+
+    def erase(self, key: str) -> None:
+        """End one and remove its file. Raises NotFound."""
+        recording = self.get(key)
+        del self._all[key]
+        recording.file.close()
+        recording.path.unlink(missing_ok=True)
+
+    def lines(self, key: str) -> Iterator[bytes]:
+        """Its contents so far, in pieces. Raises NotFound."""
+        recording = self.get(key)
+        recording.file.flush()
+        with recording.path.open("rb") as file:
+            yield from iter(lambda: file.read(CHUNK_BYTES), b"")
+
+    def ended(self, request: Traced) -> None:
+        """A request ended: write it wherever there is room."""
+        if not self._all:
+            return
+        trace = request.trace(self._model)
+        line = (self._encode({"request": trace["request"], "sums": trace["sums"]}) + "\n").encode()
+        for recording in self._all.values():
+            if recording.dropped or recording.size_bytes + len(line) > recording.limit_bytes:
+                recording.dropped += 1
+                continue
+            try:
+                recording.file.write(line)
+            except OSError:  # the disk is full: the recording says so, the deployment goes on
+                recording.dropped += 1
+                continue
+            recording.requests += 1
+            recording.size_bytes += len(line)
+
+    def close(self) -> None:
+        """Close every file; the run directory's end removes them."""
+        for recording in self._all.values():
+            recording.file.close()
+        self._all.clear()

@@ -1,0 +1,142 @@
+"""What the api tells the supervisor of requests: who came, what for, times, sound, the end. No client text."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from mstar_core.messages.telemetry import RequestNews, Span
+
+if TYPE_CHECKING:
+    from mstar_core.api.call import Call
+    from mstar_core.api.present import Presenter
+    from mstar_core.api.requests import Live
+
+STATES: Final = {"preprocessing": "prepare", "queued": "queue", "running": "run"}
+PREPARE: Final = "prepare"
+ADMISSION: Final = "admission"
+"""Steps of the api, named as nodes are in spans."""
+
+PENDING: Final = 4096
+"""Ended requests, and spans, that are kept until the next batch."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Watched:
+    """One live request. prepared, admitted: when its input was ready and when it got a slot; 0.0 before."""
+
+    live: Live
+    inputs: list[str]
+    outputs: list[str]
+    presenter: Presenter | None = None
+    prompt_tokens: int = 0
+    prepared: float = 0.0
+    admitted: float = 0.0
+    told: RequestNews | None = None
+
+
+@dataclass(slots=True)
+class Feed:
+    """Requests of this process, as telemetry tells of them. Owned by the service; emptied by the link.
+
+    counts: how many requests finished, failed, were cancelled, were refused. why: what those in the queue wait for.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    why: Callable[[], str] = str
+    counts: Counter[str] = field(default_factory=Counter)
+    dropped: int = 0
+    _watched: dict[int, Watched] = field(default_factory=dict)
+    _ended: list[RequestNews] = field(default_factory=list)
+    _spans: list[Span] = field(default_factory=list)
+    _keys: int = 0
+
+    def opened(self, live: Live, call: Call) -> None:
+        """A request came."""
+        inputs = list(dict.fromkeys(modality for modality, _ in call.order)) or [part.modality for part in call.media]
+        self._watched[live.handle] = Watched(live=live, inputs=inputs, outputs=list(call.outputs))
+
+    def prepared(self, live: Live) -> None:
+        """Its input is ready; it waits for a slot."""
+        watched = self._watched[live.handle]
+        watched.prepared = self.clock()
+        self._span(live, "compute", PREPARE, live.started, watched.prepared)
+
+    def admitted(self, live: Live) -> None:
+        """It got a slot."""
+        watched = self._watched[live.handle]
+        watched.admitted = self.clock()
+        self._span(live, "queue", ADMISSION, watched.prepared, watched.admitted)
+
+    def shown(self, live: Live, presenter: Presenter, prompt_tokens: int) -> None:
+        """Its answer goes through this presenter."""
+        watched = self._watched[live.handle]
+        watched.presenter, watched.prompt_tokens = presenter, prompt_tokens
+
+    def ended(self, live: Live, status: str, code: str) -> None:
+        """It is over. status: finished, failed or cancelled; code: of its error."""
+        watched = self._watched.pop(live.handle, None)
+        self.counts[status] += 1
+        if watched is None:
+            return
+        usage = live.result.get("usage", {})
+        cached = usage.get("prompt_tokens_details", {}).get("cached_tokens")
+        # A whole picture: the supervisor may have heard nothing of a request that was short.
+        news = self._news(
+            watched, status, ended=self.clock(), error=code, tokens=usage.get("completion_tokens"), cached=cached
+        )
+        if len(self._ended) < PENDING:
+            self._ended.append(news)
+        else:
+            self.dropped += 1
+
+    def take(self) -> tuple[list[RequestNews], list[Span]]:
+        """News and spans since the last call. What was told before and is as it was is left out."""
+        news, self._ended = self._ended, []
+        spans, self._spans = self._spans, []
+        for watched in self._watched.values():
+            state = STATES.get(watched.live.state, watched.live.state)
+            if watched.told is not None and watched.presenter is None and watched.told.state == state:
+                continue  # most of a long queue: nothing can be new
+            made = self._news(watched, state)
+            if made != watched.told:
+                watched.told = made
+                news.append(made)
+        return news, spans
+
+    def _news(
+        self, watched: Watched, state: str, *, ended: float | None = None, error: str | None = None,
+        tokens: int | None = None, cached: int | None = None,
+    ) -> RequestNews:  # fmt: skip
+        live, presenter = watched.live, watched.presenter
+        first = None if presenter is None else presenter.first_at
+        sound = None if presenter is None else presenter.first_sound_at
+        return RequestNews(
+            handle=live.handle,
+            id=live.request_id,
+            route=live.route,
+            inputs=watched.inputs,
+            outputs=watched.outputs,
+            state=state,
+            started=live.started,
+            ended=ended,
+            error=error,
+            ttft_s=None if first is None else round(first - live.started, 6),
+            ttfa_s=None if sound is None else round(sound - live.started, 6),
+            audio_s=None if presenter is None or not presenter.samples else round(presenter.audio_seconds, 4),
+            prompt_tokens=watched.prompt_tokens or None,
+            cached_tokens=cached,
+            tokens=tokens,
+            waited_s=round(watched.admitted - watched.prepared, 6) if watched.admitted else None,
+            why=self.why() if state == "queue" else "",
+        )
+
+    def _span(self, live: Live, kind: str, node: str, start: float, end: float) -> None:
+        self._keys += 1
+        if len(self._spans) < PENDING:
+            self._spans.append(Span(self._keys, live.handle, kind, node, "", start, end))
+        else:
+            self.dropped += 1

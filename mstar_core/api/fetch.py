@@ -1,0 +1,180 @@
+"""Fetches media from hosts that the operator named. Owned by the service; a request that goes away ends its fetches.
+
+The address that was checked is the address that is connected to, so that a name which changes its mind between the two
+gains nothing. Each redirect is judged like a new URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import httpx
+
+from mstar_core.api.addresses import Address, is_public
+from mstar_core.errors import BadMedia, MstarError, RequestError, TooLarge
+
+FETCH_S: Final = 20.0
+MAX_REDIRECTS: Final = 3
+AT_ONCE: Final = 16
+"""Fetches of all requests together."""
+
+PORTS: Final = {"http": 80, "https": 443}
+REDIRECTS: Final = (301, 302, 303, 307, 308)
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""The addresses of a host and port, as text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """One URL that may be fetched. address: the one that was checked."""
+
+    url: httpx.URL
+    address: Address
+
+    @property
+    def pinned(self) -> httpx.URL:
+        """The same URL with the address in place of the name."""
+        return self.url.copy_with(host=str(self.address))
+
+
+class Fetcher:
+    """Fetches by GET, over http and https, from allowed hosts. resolve, transport, may_connect: given by tests."""
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        limit_bytes: int,
+        *,
+        resolve: Resolve | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        may_connect: Callable[[Address], bool] = is_public,
+        limit_s: float = FETCH_S,
+    ) -> None:
+        self._hosts = frozenset(host.lower().rstrip(".") for host in hosts)
+        self._limit_bytes = limit_bytes
+        self._resolve = resolve or _resolve
+        self._transport = transport
+        self._may_connect = may_connect
+        self._limit_s = limit_s
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def fetch(self, text: str, field: str) -> bytes:
+        """The content of a URL. field: where it stands in the request.
+
+        Raises RequestError (`remote_media_disabled`, `invalid_value`), TooLarge, BadMedia (`media_unreachable`).
+        """
+        url = self.check(text, field)
+        try:
+            async with asyncio.timeout(self._limit_s), self._turns, self._client() as client:
+                for _ in range(MAX_REDIRECTS + 1):
+                    found = await self._get(client, await self._goal(url, field), field)
+                    if isinstance(found, bytes):
+                        return found
+                    url = self.check(str(url.join(found)), field)
+        except TimeoutError as error:
+            raise _unreachable(field, f"not within {self._limit_s:g} s") from error
+        raise _unreachable(field, f"more than {MAX_REDIRECTS} redirects")
+
+    def check(self, text: str, field: str) -> httpx.URL:
+        """The URL if its form and host are allowed. Raises RequestError."""
+        try:
+            url = httpx.URL(text)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise _bad_url(field, "it cannot be read") from error
+        if url.scheme not in PORTS:
+            raise _bad_url(field, "it is neither data:, http: nor https:")
+        if url.userinfo:
+            raise _bad_url(field, "it holds a user name")
+        host = url.host.lower().rstrip(".")
+        if not host:
+            raise _bad_url(field, "it names no host")
+        port = PORTS[url.scheme] if url.port is None else url.port
+        if not 0 < port < 65_536:
+            raise _bad_url(field, "its port does not exist")
+        is_named = host in self._hosts and port == PORTS[url.scheme]
+        if not is_named and f"{host}:{port}" not in self._hosts:
+            hint = "send the content as a data: URL" + (
+                ", or ask the operator to allow the host" if self._hosts else ""
+            )
+            raise RequestError(
+                "media is not fetched from this host", hint=hint, field=field, code="remote_media_disabled"
+            )
+        return url
+
+    def _client(self) -> httpx.AsyncClient:
+        # identity: a compressed body could unfold without bound. No proxy, no cookies, no credentials of this host.
+        headers = {"Accept-Encoding": "identity", "User-Agent": "mstar"}
+        return httpx.AsyncClient(
+            headers=headers, transport=self._transport, trust_env=False, follow_redirects=False, timeout=self._limit_s
+        )
+
+    async def _goal(self, url: httpx.URL, field: str) -> Goal:
+        port = url.port or PORTS[url.scheme]
+        try:
+            texts = await self._resolve(url.host, port)
+            addresses = [ipaddress.ip_address(text.partition("%")[0]) for text in texts]
+        except (OSError, ValueError, UnicodeError) as error:
+            raise _unreachable(field, "its host has no address") from error
+        if not addresses or not all(self._may_connect(address) for address in addresses):
+            raise RequestError(
+                "media is not fetched from this host", hint="not all of its addresses are public", field=field,
+                code="remote_media_disabled",
+            )  # fmt: skip
+        return Goal(url=url, address=addresses[0])
+
+    async def _get(self, client: httpx.AsyncClient, goal: Goal, field: str) -> bytes | str:
+        """The content, or where a redirect points."""
+        default = goal.url.port in (None, PORTS[goal.url.scheme])
+        host = goal.url.netloc.decode() if not default else goal.url.raw_host.decode()
+        request = client.build_request(
+            "GET", goal.pinned, headers={"Host": host}, extensions={"sni_hostname": goal.url.raw_host.decode()}
+        )
+        try:
+            answer = await client.send(request, stream=True)
+            try:
+                return await self._content(answer, field)
+            finally:
+                await answer.aclose()
+        except MstarError:
+            raise
+        except httpx.HTTPError as error:
+            raise _unreachable(field, type(error).__name__) from error
+
+    async def _content(self, answer: httpx.Response, field: str) -> bytes | str:
+        if answer.status_code in REDIRECTS and "location" in answer.headers:
+            return str(answer.headers["location"])
+        if answer.status_code != 200:
+            raise _unreachable(field, f"its host answered {answer.status_code}")
+        if answer.headers.get("content-encoding", "identity") != "identity":
+            raise _unreachable(field, "its host sent it compressed")
+        parts, size = [], 0
+        async for part in answer.aiter_raw():
+            size += len(part)
+            if size > self._limit_bytes:
+                raise TooLarge(
+                    f"the media has more than {self._limit_bytes} bytes", field=field, code="media_too_large"
+                )
+            parts.append(part)
+        return b"".join(parts)
+
+
+async def _resolve(host: str, port: int) -> Sequence[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def _bad_url(field: str, why: str) -> RequestError:
+    return RequestError(f"the URL is not usable: {why}", hint="send data:, or http(s): of an allowed host", field=field)
+
+
+def _unreachable(field: str, why: str) -> BadMedia:
+    return BadMedia(
+        f"the media could not be fetched: {why}", hint="send the content as a data: URL", field=field,
+        code="media_unreachable",
+    )  # fmt: skip

@@ -1,0 +1,168 @@
+"""The OpenAPI 3.1 description of a deployment's api, made from the types that its routes read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+from mstar_core.api.call import MAX_STOP_CHARS, MAX_STOPS, NO_EFFECT, SILENT
+from mstar_core.api.ids import MAX_SEED
+from mstar_core.api.schema.answers import ErrorBody
+from mstar_core.api.schema.native import GenerateRequest
+from mstar_core.api.table import EVENTS, FORM, JSON, URLENCODED, Route, shown_path
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.plugin.params import param_schema
+from mstar_core.plugin.spec import ModelSpec
+
+Json = dict[str, Any]
+
+REF: Final = "#/components/schemas/{name}"
+STOP: Final = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+COMMON: Final[Mapping[str, Json]] = {
+    "seed": {"type": "integer", "minimum": 0, "maximum": MAX_SEED, "description": "same seed, same answer"},
+    "max_output_tokens": {"type": "integer", "minimum": 1, "description": "most tokens to make"},
+    "max_completion_tokens": {"type": "integer", "minimum": 1, "description": "counts after max_output_tokens"},
+    "max_tokens": {"type": "integer", "minimum": 1, "description": "counts after max_completion_tokens"},
+    "temperature": {"type": "number", "minimum": 0, "description": "0 is greedy"},
+    "top_p": {"type": "number", "description": "nucleus mass"},
+    "top_k": {"type": "integer", "description": "most likely ids to draw from"},
+    "repetition_penalty": {"type": "number", "description": "1 is off"},
+    "ignore_eos": {"type": "boolean", "description": "for load tests: go on to the limit"},
+    "stop": {
+        "anyOf": [STOP, {"type": "array", "items": STOP, "maxItems": MAX_STOPS}],
+        "description": "strings that end the text; they are not part of it",
+    },
+    "timeout_s": {"type": "number", "exclusiveMinimum": 0, "description": "seconds to the deadline, queue included"},
+    "priority": {"type": "number", "description": "accepted"},
+}
+"""Names that every model accepts; one that a model has no use for gives a warning."""
+
+HEADERS: Final = (
+    ("X-Request-ID", {"type": "string", "pattern": "^[!-.0-~]{1,128}$"}, "the client's own id"),
+    ("X-Request-Timeout", {"type": "number", "exclusiveMinimum": 0}, "seconds to the deadline"),
+)
+
+
+def describe(deployment: DeploymentSpec, spec: ModelSpec, routes: Sequence[Route]) -> Json:
+    """The description of what this deployment serves. routes: those that its model maps."""
+    names = components(routes)
+    schemas = {**names}
+    parameters = {**COMMON, **param_schema(spec.params)["properties"]}
+    is_strict = deployment.api.unknown_params == "error"
+    for route in routes:
+        if route.body is not None:
+            name = route.body.__name__
+            schemas[name] = with_parameters(names[name], parameters, is_strict=is_strict)
+    keys = {"bearer": {"type": "http", "scheme": "bearer"}} if deployment.api.api_keys else {}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": f"{deployment.name}: {spec.title}",
+            "version": deployment.versions.get("mstarctl", "0"),
+            "description": "The api of one deployment. Errors of every route have one form.",
+        },
+        "paths": _paths(routes, schemas, has_keys=bool(keys)),
+        "components": {"schemas": schemas, **({"securitySchemes": keys} if keys else {})},
+    }
+
+
+def components(routes: Iterable[Route]) -> dict[str, Json]:
+    """Schemas of all types that routes name, and of those inside them, by name."""
+    kinds = {kind for route in routes for kind in (route.body, route.answer) if kind is not None} | {ErrorBody}
+    ordered = sorted(kinds, key=lambda kind: kind.__name__)
+    return dict(msgspec.json.schema_components(ordered, ref_template=REF)[1])
+
+
+def with_parameters(schema: Json, parameters: Mapping[str, Json], *, is_strict: bool) -> Json:
+    """A request's schema with everything else that its route accepts: parameters, and fields without effect."""
+    properties = dict(schema["properties"])
+    for name, each in parameters.items():
+        properties.setdefault(name, each)
+    for name in sorted(SILENT):
+        properties.setdefault(name, {"description": "accepted, without effect"})
+    for name, harmless in NO_EFFECT.items():
+        properties.setdefault(name, {"enum": list(harmless), "description": "not supported"})
+    return {**schema, "properties": properties, "additionalProperties": not is_strict}
+
+
+def _paths(routes: Sequence[Route], schemas: Mapping[str, Json], *, has_keys: bool) -> Json:
+    paths: Json = {}
+    for route in routes:
+        operation = _operation(route, schemas)
+        if has_keys and not route.is_open:
+            operation["security"] = [{"bearer": []}]
+        paths.setdefault(shown_path(route.path), {})[route.method.lower()] = operation
+    return paths
+
+
+def _operation(route: Route, schemas: Mapping[str, Json]) -> Json:
+    operation: Json = {"operationId": route.name, "summary": route.summary, "responses": _responses(route)}
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in ([] if "<" not in route.path else ["name"])
+    ]
+    if route.body is not None:
+        parameters += [
+            {"name": name, "in": "header", "required": False, "schema": schema, "description": text}
+            for name, schema, text in HEADERS
+        ]
+        content = {kind: {"schema": _body(route, kind, schemas)} for kind in route.takes}
+        operation["requestBody"] = {"required": True, "content": content}
+    if parameters:
+        operation["parameters"] = parameters
+    return operation
+
+
+def _body(route: Route, kind: str, schemas: Mapping[str, Json]) -> Json:
+    assert route.body is not None
+    name = route.body.__name__
+    if kind == JSON:
+        return {"$ref": REF.format(name=name)}
+    schema = schemas[name]
+    properties = {key: _field(value) for key, value in schema["properties"].items()}
+    file = {"type": "string", "format": "binary"}
+    if route.body is GenerateRequest:
+        properties["model_kwargs"] = {"type": "string", "description": "a JSON object: parameters of the model"}
+        properties.pop("files")
+    if kind == FORM:
+        several = {"type": "array", "items": file}
+        properties |= {field: several if is_several else file for field, is_several in route.files.items()}
+    required = [*schema.get("required", ()), *(route.files if kind == FORM and route.needs is not None else ())]
+    made = {**schema, "properties": properties}
+    return {**made, "required": required} if required else made
+
+
+def _field(schema: Json) -> Json:
+    """The same in a form, where a list is written as JSON."""
+    kind = schema.get("type")
+    is_list = kind in ("array", "object") or (isinstance(kind, list) and {"array", "object"} & set(kind))
+    if not is_list and not any(each.get("type") in ("array", "object") for each in schema.get("anyOf", ())):
+        return schema
+    return {"type": "string", "description": f"{schema.get('description', '')} (JSON)".strip()}
+
+
+def _responses(route: Route) -> Json:
+    content: Json = {}
+    if route.answer is not None:
+        content[JSON] = {"schema": {"$ref": REF.format(name=route.answer.__name__)}}
+    for kind in route.gives:
+        is_text = kind.startswith("text/") and kind != EVENTS
+        content[kind] = {"schema": {"type": "string"} if is_text else {}}
+    made: Json = {"200": {"description": "the answer", "content": content}}
+    for status in (*route.errors, *((405,) if URLENCODED in route.takes else ())):
+        made[str(status)] = {"description": _phrase(status), "content": _error(route, status)}
+    return made
+
+
+def _error(route: Route, status: int) -> Json:
+    schema = {"$ref": REF.format(name="ErrorBody")}
+    if status == 503 and route.answer is not None and not route.reads_body:
+        schema = {"$ref": REF.format(name=route.answer.__name__)}
+    return {JSON: {"schema": schema}}
+
+
+def _phrase(status: int) -> str:
+    return "cancelled" if status == 499 else HTTPStatus(status).phrase.lower()

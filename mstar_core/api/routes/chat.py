@@ -1,0 +1,101 @@
+"""POST /v1/chat/completions: messages in, one answer or several out; whole, or as server-sent events."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sanic.response import HTTPResponse
+
+from mstar_core.api.asking import check_count, check_name, openai_asked, voice_of
+from mstar_core.api.audio import CHAT_FORMATS, AudioFormat, audio_format
+from mstar_core.api.call import Call, check_outputs
+from mstar_core.api.chat_answer import Answer, ChatEvents, ChatFrame, whole_chat
+from mstar_core.api.exchange import Exchange
+from mstar_core.api.fields import read_body
+from mstar_core.api.group import Group, open_group
+from mstar_core.api.messages import read_messages
+from mstar_core.api.schema.chat import ChatRequest
+from mstar_core.api.sse import EVENTS, PING, fail_events
+from mstar_core.errors import MstarError, RequestError
+from mstar_core.plugin.spec import ModelSpec
+
+STREAMED = "pcm16"
+
+
+async def chat(exchange: Exchange) -> HTTPResponse | None:
+    """Answer one request. The answer is whole when a response comes back, streamed already when None does."""
+    service = exchange.service
+    service.check_open(exchange.key)
+    asked, rest = await read_body(exchange, ChatRequest)
+    exchange.name(asked.request_id)
+    count = check_count(exchange, asked.n)
+    form = _format(asked)
+    call = await _call(exchange, asked, rest)
+    frame = ChatFrame(
+        request_id=exchange.request_id, created=int(time.time()), model=service.deployment.name, seed=call.seed
+    )
+    async with open_group(exchange, call, count) as group:
+        if not asked.stream:
+            return await _whole(exchange, group, frame, form)
+        is_counted = asked.stream_options is not None and asked.stream_options.include_usage
+        await _stream(exchange, group, ChatEvents(frame, is_counted=is_counted))
+    return None
+
+
+async def _call(exchange: Exchange, asked: ChatRequest, rest: dict[str, Any]) -> Call:
+    service = exchange.service
+    spec = service.model
+    check_name(exchange, asked.model)
+    outputs = _outputs(spec, asked)
+    voice = voice_of(spec, asked.audio.voice, "audio.voice") if asked.audio is not None else None
+    params = openai_asked(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
+    read = await read_messages(asked.messages, spec, exchange.limits, service.fetcher)
+    return Call(
+        request_id=exchange.request_id, route=exchange.route, text=read.text, texts=tuple(read.texts),
+        turns=tuple(read.turns), media=read.media, order=read.order, outputs=outputs, params=params.params,
+        seed=params.seed, timeout_s=params.timeout_s, warnings=params.warnings, stops=params.stops,
+    )  # fmt: skip
+
+
+def _outputs(spec: ModelSpec, asked: ChatRequest) -> tuple[str, ...]:
+    wanted = [name.strip().lower() for name in asked.modalities or ()]
+    made = check_outputs(spec, wanted or ["text"], "modalities")
+    if "audio" in made and "text" not in made and spec.output("text") is not None:
+        return ("text", *made)  # what is spoken is also written
+    return made
+
+
+def _format(asked: ChatRequest) -> AudioFormat:
+    name = asked.audio.format if asked.audio is not None else None
+    if asked.stream and name not in (None, STREAMED):
+        raise RequestError(
+            f"audio.format is {str(name)[:40]!r}, a stream is {STREAMED}", field="audio.format", allowed=STREAMED,
+            code="unsupported_parameter",
+        )  # fmt: skip
+    return audio_format(name or (STREAMED if asked.stream else "wav"), "audio.format", CHAT_FORMATS)
+
+
+async def _whole(exchange: Exchange, group: Group, frame: ChatFrame, form: AudioFormat) -> HTTPResponse:
+    answers = [Answer() for _ in group.calls]
+    async for piece in group.pieces():
+        if piece is not None:
+            answers[piece.index].parts += piece.chunks
+    exchange.warn(group.warnings)
+    return exchange.json(await whole_chat(frame, group, answers, form))
+
+
+async def _stream(exchange: Exchange, group: Group, events: ChatEvents) -> None:
+    outputs = group.calls[0].outputs
+    try:
+        async for piece in group.pieces():
+            data = PING if piece is None else events.of(piece, outputs, group)
+            exchange.warn(group.warnings)
+            await exchange.write(data, EVENTS, group.left_s)
+        await exchange.write(events.end(group), EVENTS)
+    except MstarError as error:
+        if not exchange.has_begun:
+            raise
+        await fail_events(exchange, error)
+        raise
+    await exchange.end()

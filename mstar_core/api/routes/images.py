@@ -1,0 +1,142 @@
+"""POST /v1/images/generations and /v1/images/edits: a text, or images and a text, in; images out."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from sanic.response import HTTPResponse
+
+from mstar_core.api.asking import check_count, check_name, openai_asked
+from mstar_core.api.body import Form, read_form, uploads_in
+from mstar_core.api.call import Call, mapped_fields
+from mstar_core.api.errors import UnsupportedType
+from mstar_core.api.exchange import Exchange
+from mstar_core.api.fields import read_body, typed
+from mstar_core.api.group import Group, open_group
+from mstar_core.api.present import Chunk
+from mstar_core.api.references import count_order, part_of_upload
+from mstar_core.api.schema.answers import Usage
+from mstar_core.api.schema.images import ImageRequest, Images, MadeImage
+from mstar_core.api.strict_json import parse_json
+from mstar_core.errors import EngineError, RequestError
+from mstar_core.plugin.modality import Image
+from mstar_core.plugin.params import param_specs
+from mstar_core.plugin.processor import MediaPart
+from mstar_core.plugin.spec import ModelSpec
+
+IMAGE_FIELDS: Final = ("image", "image[]")
+
+
+async def image(exchange: Exchange) -> HTTPResponse:
+    """Paint from a text."""
+    exchange.service.check_open(exchange.key)
+    asked, rest = await read_body(exchange, ImageRequest)
+    exchange.name(asked.request_id)
+    return await _made(exchange, asked, rest, ())
+
+
+async def image_edit(exchange: Exchange) -> HTTPResponse:
+    """Change images by a text."""
+    service = exchange.service
+    service.check_open(exchange.key)
+    if exchange.content_type.partition(";")[0].strip().lower() != "multipart/form-data":
+        raise UnsupportedType("the body is not a form", hint="send it as multipart/form-data")
+    with uploads_in(service.uploads) as uploads:
+        form = await read_form(exchange, exchange.content_type, exchange.limits, uploads)
+        exchange.name(form.fields.get("request_id"))
+        asked, rest = typed(form.fields, ImageRequest)
+        media = await _images(service.model, form)
+    return await _made(exchange, asked, {name: json_or_text(value) for name, value in rest.items()}, media)
+
+
+async def _made(
+    exchange: Exchange, asked: ImageRequest, rest: dict[str, Any], media: Sequence[MediaPart]
+) -> HTTPResponse:
+    count = check_count(exchange, asked.n)
+    call = _call(exchange, asked, rest, media)
+    async with open_group(exchange, call, count) as group:
+        chunks: list[list[Chunk]] = [[] for _ in group.calls]
+        async for piece in group.pieces():
+            if piece is not None:
+                chunks[piece.index] += piece.chunks
+        made = [await _image(exchange, asked, group, index, found) for index, found in enumerate(chunks)]
+        exchange.warn(group.warnings)
+        usage = msgspec.convert(group.usage, Usage)
+        answer = Images(created=int(time.time()), data=made, usage=usage, output_format=asked.output_format)
+        return exchange.json(answer)
+
+
+def _call(exchange: Exchange, asked: ImageRequest, rest: dict[str, Any], media: Sequence[MediaPart]) -> Call:
+    spec = exchange.service.model
+    check_name(exchange, asked.model)
+    if asked.stream:
+        raise RequestError("stream is not supported", hint="leave it out", field="stream", code="unsupported_parameter")
+    if not asked.prompt.strip():
+        raise RequestError("prompt is empty", hint="say what to paint", field="prompt")
+    outputs = ("image", *(kind for kind in spec.surface(exchange.route).beside if kind != "image"))
+    given, warnings = _sized(spec, exchange.route, asked.size, rest)
+    params = openai_asked(exchange, given, outputs, {"size": asked.size} if asked.size else None)
+    return Call(
+        request_id=exchange.request_id, route=exchange.route, text=asked.prompt, media=media,
+        order=[*count_order([part.modality for part in media]), ("text", 0)], outputs=outputs, params=params.params,
+        seed=params.seed, timeout_s=params.timeout_s, warnings=(*params.warnings, *warnings),
+    )  # fmt: skip
+
+
+def _sized(
+    spec: ModelSpec, route: str, size: str | None, rest: dict[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """`size` as width and height, where the model takes those; they win over it where they are given."""
+    if size in (None, "auto") or "size" in mapped_fields(spec, route):
+        return rest, ()
+    names = {param.name for param in param_specs(spec.params)}
+    if not {"width", "height"} <= names:
+        return rest, ("size has no effect on this model",)
+    width, _, height = str(size).partition("x")
+    return {"width": int(width), "height": int(height), **rest}, ()
+
+
+async def _images(spec: ModelSpec, form: Form) -> list[MediaPart]:
+    for field, _ in form.files:
+        if field not in IMAGE_FIELDS:
+            code = "unsupported_parameter" if field == "mask" else "invalid_value"
+            raise RequestError(f"{field[:40]} is not taken here", hint="send image", field=field[:40], code=code)
+    if "mask" in form.fields:
+        raise RequestError("mask is not supported", hint="leave it out", field="mask", code="unsupported_parameter")
+    if not form.files:
+        raise RequestError("image is missing", hint="upload it as image", field="image", code="missing_field")
+    reads = spec.input("image")
+    most = reads.max_count if isinstance(reads, Image) else None
+    if most is not None and len(form.files) > most:
+        raise RequestError(f"the model reads {most} image, {len(form.files)} came", field="image", allowed=str(most))
+    return [await part_of_upload("image", upload, "image") for _, upload in form.files]
+
+
+def json_or_text(value: Any) -> Any:
+    """A field of a form: JSON where it reads as such, else the text that it is."""
+    try:
+        return parse_json(value) if isinstance(value, str) else value
+    except RequestError:
+        return value
+
+
+async def _image(
+    exchange: Exchange, asked: ImageRequest, group: Group, index: int, chunks: Sequence[Chunk]
+) -> MadeImage:
+    file = next((chunk.data for chunk in chunks if chunk.modality == "image"), None)
+    if file is None:
+        raise EngineError("the model gave no image")
+    if asked.output_format != "png":
+        service = exchange.service
+        file = await service.pool.recode(file, asked.output_format, service.limits)
+    thought = "".join(chunk.data.decode() for chunk in chunks if chunk.modality == "text")
+    data = base64.b64encode(file).decode()
+    is_url = asked.response_format == "url"
+    return MadeImage(
+        b64_json=None if is_url else data, url=f"data:image/{asked.output_format};base64,{data}" if is_url else None,
+        seed=group.calls[index].seed, revised_prompt=thought or None,
+    )  # fmt: skip

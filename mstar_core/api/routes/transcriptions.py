@@ -1,0 +1,118 @@
+"""POST /v1/audio/transcriptions: sound in, its words out; JSON, plain text, or server-sent events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sanic.response import HTTPResponse
+
+from mstar_core.api.asking import check_name, openai_asked
+from mstar_core.api.body import Form, read_form, uploads_in
+from mstar_core.api.call import Call, mapped_fields
+from mstar_core.api.errors import UnsupportedType
+from mstar_core.api.exchange import Exchange
+from mstar_core.api.fields import typed
+from mstar_core.api.references import part_of_upload
+from mstar_core.api.routes.images import json_or_text
+from mstar_core.api.schema.answers import Usage
+from mstar_core.api.schema.audio import TranscriptDelta, TranscriptDone, Transcription, TranscriptionRequest
+from mstar_core.api.service import Session
+from mstar_core.api.sse import EVENTS, PING, event, fail_events
+from mstar_core.errors import MstarError, RequestError
+from mstar_core.plugin.processor import MediaPart
+from mstar_core.plugin.spec import ModelSpec
+
+TEXT = "text/plain; charset=utf-8"
+TIMED = ("verbose_json", "srt", "vtt")
+
+
+async def transcription(exchange: Exchange) -> HTTPResponse | None:
+    """Answer one request. The answer is whole when a response comes back, streamed already when None does."""
+    service = exchange.service
+    service.check_open(exchange.key)
+    if exchange.content_type.partition(";")[0].strip().lower() != "multipart/form-data":
+        raise UnsupportedType("the body is not a form", hint="send it as multipart/form-data")
+    with uploads_in(service.uploads) as uploads:
+        form = await read_form(exchange, exchange.content_type, exchange.limits, uploads)
+        exchange.name(form.fields.get("request_id"))
+        asked, rest = typed(form.fields, TranscriptionRequest)
+        file = await _file(form)
+    if asked.response_format in TIMED:
+        raise RequestError(
+            f"response_format {asked.response_format} needs times, which the model does not give",
+            hint="send json or text", field="response_format", code="unsupported_parameter",
+        )  # fmt: skip
+    call = _call(exchange, asked, {name: json_or_text(value) for name, value in rest.items()}, file)
+    async with service.open(call, key=exchange.key, started=exchange.started) as session:
+        exchange.warn(session.warnings)
+        if not asked.stream:
+            return await _whole(exchange, session, asked.response_format)
+        await _stream(exchange, session)
+    return None
+
+
+async def _file(form: Form) -> MediaPart:
+    for field, _ in form.files:
+        if field != "file":
+            raise RequestError(f"{field[:40]} is not taken here", hint="send file", field=field[:40])
+    if len(form.files) != 1:
+        what = "file is missing" if not form.files else f"file came {len(form.files)} times"
+        code = "missing_field" if not form.files else "invalid_value"
+        raise RequestError(what, hint="upload one sound as file", field="file", code=code)
+    return await part_of_upload("file", form.files[0][1], "audio")
+
+
+def _call(exchange: Exchange, asked: TranscriptionRequest, rest: dict[str, Any], file: MediaPart) -> Call:
+    spec = exchange.service.model
+    check_name(exchange, asked.model)
+    params = openai_asked(exchange, rest, ("text",), {"language": asked.language, "prompt": asked.prompt})
+    text = instruction(spec, asked)
+    return Call(
+        request_id=exchange.request_id, route=exchange.route, text=text, media=(file,),
+        order=[("audio", 0), *([("text", 0)] if text else [])], outputs=("text",), params=params.params,
+        seed=params.seed, timeout_s=params.timeout_s, warnings=params.warnings, stops=params.stops,
+    )  # fmt: skip
+
+
+def instruction(spec: ModelSpec, asked: TranscriptionRequest) -> str | None:
+    """The words that go with the sound: the model's own, then the client's prompt unless a parameter takes it."""
+    surface = spec.surface("transcription")
+    mapped = mapped_fields(spec, "transcription")
+    words = surface.instruction_without_language or surface.instruction.replace("{language}", "").strip()
+    if asked.language is not None and "language" not in mapped:
+        words = surface.instruction.replace("{language}", asked.language)
+    prompt = asked.prompt if "prompt" not in mapped else None
+    return "\n".join(part for part in (words, prompt) if part) or None
+
+
+async def _whole(exchange: Exchange, session: Session, form: str) -> HTTPResponse:
+    parts = [chunk.data async for ready in session.chunks() for chunk in ready if chunk.modality == "text"]
+    done = session.done()
+    session.count(done)
+    exchange.warn(done.warnings)
+    text = b"".join(parts).decode().strip()
+    if form == "text":
+        return exchange.whole(f"{text}\n".encode(), TEXT)
+    return exchange.json(Transcription(text=text, usage=msgspec.convert(done.usage, Usage)))
+
+
+async def _stream(exchange: Exchange, session: Session) -> None:
+    text = ""
+    try:
+        async for ready in session.chunks():
+            pieces = [chunk.data.decode() for chunk in ready if chunk.modality == "text"]
+            data = b"".join(event(TranscriptDelta(delta=piece)) for piece in pieces)
+            text += "".join(pieces)
+            if data or not ready:
+                await exchange.write(data or PING, EVENTS, session.live.deadline - exchange.service.clock())
+        done = session.done()
+        session.count(done)
+        usage = msgspec.convert(done.usage, Usage)
+        await exchange.write(event(TranscriptDone(text=text.strip(), usage=usage)), EVENTS)
+    except MstarError as error:
+        if not exchange.has_begun:
+            raise
+        await fail_events(exchange, error)
+        raise
+    await exchange.end()

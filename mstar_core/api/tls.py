@@ -1,0 +1,27 @@
+"""The api's certificate. Read once, before anything else is done, so that a wrong file is a failed start."""
+
+from __future__ import annotations
+
+import ssl
+
+from mstar_core.config.deployment import ApiConfig
+from mstar_core.errors import StartError
+
+
+def tls_context(api: ApiConfig) -> ssl.SSLContext | None:
+    """The context of the api's port, None where it speaks plain HTTP. Raises StartError."""
+    if api.tls_cert is None and api.tls_key is None:
+        return None
+    if api.tls_cert is None or api.tls_key is None:
+        raise StartError(
+            "api.tls_cert and api.tls_key go together", hint="give both, or neither", phase="plan", key="api.tls_cert"
+        )
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(api.tls_cert, api.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise StartError(
+            f"the certificate {api.tls_cert} cannot be used", str(error), "PEM files of a certificate and its own key",
+            phase="plan", key="api.tls_cert",
+        ) from error  # fmt: skip
+    return context

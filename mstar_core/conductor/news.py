@@ -1,0 +1,61 @@
+"""What the conductor tells of requests: where each is, which walks are under way and which were done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mstar_core.conductor.request import Request
+from mstar_core.messages.telemetry import RequestNews
+from mstar_core.observe.graph import main_nodes
+from mstar_core.plugin.spec import ModelSpec
+
+
+class News:
+    """Notes which requests changed, and tells of them when asked. Owned by the conductor."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._nodes = main_nodes(spec)
+        self._aliases = spec.walk_aliases
+        self._cached = frozenset(node.name for node in spec.nodes if node.kv is not None)
+        self._changed: set[int] = set()
+        self._last: list[RequestNews] = []
+
+    def changed(self, handle: int) -> None:
+        """Something of this request is new."""
+        self._changed.add(handle)
+
+    def ended(self, request: Request) -> None:
+        """The request ended: the api tells how, we a last time what was done."""
+        self._changed.discard(request.handle)
+        self._last.append(self._of(request))
+
+    def take(self, requests: Mapping[int, Request]) -> list[RequestNews]:
+        """The news since the last call."""
+        changed, self._changed = self._changed, set()
+        last, self._last = self._last, []
+        return last + [self._of(requests[handle]) for handle in changed if handle in requests]
+
+    def _of(self, request: Request) -> RequestNews:
+        # Runs of one wish are taken in their order: the first that is not done is the one under way.
+        waiting = (
+            [run.pending[number].walk for number in run.order if run.pending[number].waiting]
+            for run in request.partitions.values()
+        )
+        active = [walks[0] for walks in waiting if walks]
+        walk = self._place(active)
+        node = "" if walk is None else self._nodes.get(self._aliases.get(walk, walk), "")
+        return RequestNews(
+            handle=request.handle,
+            node=node or None,
+            walk=walk,
+            rank=None if walk is None or not node else request.homes.of(walk).get(node),
+            active=active,
+            walks=dict(request.walks),
+            cached_tokens=request.cached_tokens,
+        )
+
+    def _place(self, active: list[str]) -> str | None:
+        """The walk that says where a request is: of those through a node with a cache the one furthest on, else any."""
+        cached = [walk for walk in active if self._nodes.get(self._aliases.get(walk, walk)) in self._cached]
+        found = cached or active
+        return found[-1] if found else None

@@ -1,0 +1,447 @@
+"""What the admin socket's watch sends: one JSON object a line. Made by the hub, read by `Store`; schema of the socket.
+
+Base units: seconds, milliseconds where a name ends in `_ms`, bytes, shares between 0 and 1. Times named `t`, `started`
+and `ended` are seconds of the deployment's monotonic clock (each frame's `t` is its present). None: not known here.
+Within an api version fields are only added, and readers skip what they do not know.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from mstar_core.errors import TransportError
+
+API: Final = 1
+MIN_API: Final = 1
+"""Major versions of the admin socket: the one spoken here, and the oldest that is still understood."""
+
+BEAT_S: Final = 2.0
+STALE_S: Final = 6.0
+"""Without any frame for three beats, a client calls its view stale."""
+
+SNAPSHOT_REQUESTS: Final = 2000
+SNAPSHOT_EVENTS: Final = 200
+"""Most requests, and events, that a snapshot holds."""
+
+
+GRAPH_FACT: Final = "graph"
+"""The fact under which the conductor's `ready` carries the graph to the supervisor."""
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The head: who, in what state and why, and the sums over everything.
+
+    state: starting, ready, degraded, draining, stopping, failed, unhealthy. phase: the start-up phase that is slowest
+    now, `done` of `total` in it. running, waiting: requests; slots, queue_limit: most of each. ttft, ttfa, itl: over
+    the requests of the last minute. audio_x: seconds of sound made per second. cause: record of the last failure.
+    """
+
+    name: str
+    model: str = ""
+    plugin: str = ""
+    state: str = "starting"
+    reason: str = ""
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+    endpoint: str = ""
+    pid: int = 0
+    log_dir: str = ""
+    started: float = 0.0
+    started_at: float = 0.0
+    ready_s: float | None = None
+    ranks: int = 0
+    restarts: int = 0
+    running: int = 0
+    waiting: int = 0
+    preparing: int = 0
+    slots: int = 0
+    queue_limit: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    requests_s: float = 0.0
+    ttft_p50_ms: float | None = None
+    ttft_p99_ms: float | None = None
+    ttfa_p50_ms: float | None = None
+    ttfa_p99_ms: float | None = None
+    tokens_s: float = 0.0
+    audio_x: float = 0.0
+    pages_used: int = 0
+    pages_total: int = 0
+    preempted: int = 0
+    cause: dict[str, Any] | None = None
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One worker. device: `cpu` or `cuda:INDEX`; gpu: key in `gpus`, if any. state: as its child's.
+
+    busy: share of time with a step in flight. core: share of one CPU core. memory: on its device, by this process;
+    weights and caches are part of it. shm: its shared memory in use.
+    """
+
+    rank: int
+    device: str = "cpu"
+    gpu: str | None = None
+    state: str = ""
+    pid: int | None = None
+    nodes: list[str] = []
+    requests: int = 0
+    steps_s: float = 0.0
+    busy: float = 0.0
+    core: float | None = None
+    resident_bytes: int | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    weights_bytes: int | None = None
+    cache_bytes: int | None = None
+    pages_used: int = 0
+    pages_total: int = 0
+    pages_cached: int = 0
+    shm_bytes: int = 0
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node on one rank; its key is `NODE@RANK`.
+
+    batch: rows of the last step. step_ms: mean of the last second, p50 and p99 of the last minute. queue: rows that
+    could run now; waiting: jobs without a slot or pages. walks: walk -> requests in it here. graph_share: share of
+    steps replayed from a graph, None without graphs; eager: steps run plainly, by reason. busy: share of time in steps.
+    ahead_s: least sound that a listener has in hand; underruns: how often it was none.
+    """
+
+    name: str
+    rank: int
+    partition: str = ""
+    batch: int = 0
+    step_ms: float | None = None
+    step_p50_ms: float | None = None
+    step_p99_ms: float | None = None
+    steps_s: float = 0.0
+    rows_s: float = 0.0
+    tokens_s: float = 0.0
+    queue: int = 0
+    waiting: int = 0
+    walks: dict[str, int] = {}
+    pages_used: int = 0
+    pages_total: int = 0
+    pages_cached: int = 0
+    slots_used: int = 0
+    slots_total: int = 0
+    preempted: int = 0
+    graph_share: float | None = None
+    eager: dict[str, int] = {}
+    busy: float = 0.0
+    is_bottleneck: bool = False
+    ahead_s: float | None = None
+    underruns: int | None = None
+
+
+class Edge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A stream, or an edge that crosses ranks; its key is `NAME@FROM>TO` with the two ranks.
+
+    items, bytes: counters since the start. source, into: nodes. transfer_ms: mean of the last second.
+    """
+
+    name: str
+    source: str = ""
+    into: str = ""
+    source_rank: int = 0
+    into_rank: int = 0
+    is_stream: bool = False
+    items: int = 0
+    bytes: int = 0
+    items_s: float = 0.0
+    bytes_s: float = 0.0
+    transfer_ms: float | None = None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request; its key is the handle as text. id: the client's own name for it.
+
+    state: prepare, queue, run, then finished, failed or cancelled. inputs, outputs: modalities. node, rank: where it
+    is now (None in the queue); walk: the walk there. active: walks under way; walks: walk -> how often it has been
+    done. waited_ms: in queues so far, of the api and of nodes. why: what it waits for, in a few words. error: code.
+    ttft, ttfa: to the first output, and to the first sound.
+    """
+
+    id: str
+    handle: int
+    route: str = ""
+    model: str = ""
+    inputs: list[str] = []
+    outputs: list[str] = []
+    state: str = "prepare"
+    node: str | None = None
+    rank: int | None = None
+    walk: str | None = None
+    started: float = 0.0
+    ended: float | None = None
+    ttft_ms: float | None = None
+    ttfa_ms: float | None = None
+    tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    audio_s: float = 0.0
+    waited_ms: float = 0.0
+    pages: int = 0
+    active: list[str] = []
+    walks: dict[str, int] = {}
+    why: str = ""
+    error: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing will follow."""
+        return self.ended is not None
+
+    def age_s(self, t: float) -> float:
+        """Seconds it has lived at `t`, or did live."""
+        return max(0.0, (t if self.ended is None else self.ended) - self.started)
+
+    def rtf(self, t: float) -> float | None:
+        """Real-time factor: seconds taken per second of sound; None without sound."""
+        return self.age_s(t) / self.audio_s if self.audio_s > 0 else None
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU of the host; its key is the index as text. is_stale: the readings are more than a few seconds old."""
+
+    index: int
+    uuid: str = ""
+    name: str = ""
+    util: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    clock_mhz: float | None = None
+    ranks: list[int] = []
+    is_stale: bool = False
+
+
+class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One process; its key is its name. state: spawned, known, ready, ended. phase: of its start, `done` of `total`.
+
+    core: share of one CPU core. restarts: since the deployment began.
+    """
+
+    name: str
+    state: str = ""
+    pid: int | None = None
+    rank: int | None = None
+    incarnation: int = 0
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+    detail: str = ""
+    phases_s: dict[str, float] = {}
+    facts: dict[str, Any] = {}
+    restarts: int = 0
+    core: float | None = None
+    resident_bytes: int | None = None
+
+
+class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node of the model's graph. replicas: its placements, each a list of ranks. loops: walks that iterate it."""
+
+    name: str
+    engine: str = ""
+    partition: str = ""
+    replicas: list[list[int]] = []
+    walks: list[str] = []
+    loops: list[str] = []
+
+
+class GraphEdge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A route of the graph. source or into empty: the client; then `modality` says what comes in or goes out.
+
+    chunk: a stream's chunk policy in words.
+    """
+
+    name: str
+    source: str = ""
+    into: str = ""
+    modality: str = ""
+    is_stream: bool = False
+    chunk: str = ""
+    walks: list[str] = []
+
+
+class GraphWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A named path: the nodes it visits, in order."""
+
+    name: str
+    partition: str = ""
+    nodes: list[str] = []
+
+
+class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The served model's graph with its placement. Fixed for the life of a deployment; empty until it is known."""
+
+    model: str = ""
+    partitions: list[str] = []
+    nodes: list[GraphNode] = []
+    edges: list[GraphEdge] = []
+    walks: list[GraphWalk] = []
+
+
+Part: TypeAlias = Literal["ranks", "nodes", "requests", "edges", "gpus", "children"]
+PARTS: Final[tuple[Part, ...]] = ("ranks", "nodes", "requests", "edges", "gpus", "children")
+"""The keyed parts of the state; `deployment` is one object, and `events` are frames of their own."""
+
+Item: TypeAlias = Rank | Node | Request | Edge | Gpu | Child
+ITEM_TYPES: Final[dict[str, type[Item]]] = {
+    "ranks": Rank,
+    "nodes": Node,
+    "requests": Request,
+    "edges": Edge,
+    "gpus": Gpu,
+    "children": Child,
+}
+
+COUNTERS: Final[dict[str, frozenset[str]]] = {"edges": frozenset({"items", "bytes"})}
+"""Fields that a delta adds to (`add`) instead of replacing."""
+
+
+class HelloFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", tag="hello"):
+    """First line of a watch. boot: changes with each start of a deployment; a new one empties the client's state.
+
+    hz: the pace that was granted. readonly: this peer may read only.
+    """
+
+    api: int = API
+    min_api: int = MIN_API
+    boot: str = ""
+    hz: float = 4.0
+    rev: int = 0
+    readonly: bool = False
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened, numbered from 1 in a deployment. time: seconds since the epoch.
+
+    On the wire the facts stand beside the other fields. Facts in use: child, rank, node, request, why, cause.
+    """
+
+    n: int
+    type: str
+    time: float = 0.0
+    t: float = 0.0
+    rev: int = 0
+    facts: dict[str, Any] = {}
+
+    def flat(self) -> dict[str, Any]:
+        """As it travels in lists of events."""
+        return {"n": self.n, "time": self.time, "type": self.type, **self.facts}
+
+
+class SnapshotFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", tag="snapshot", omit_defaults=True):
+    """The whole state. Parts that were not asked for are empty. truncated: part -> objects left out.
+
+    events: the newest ones, oldest first, as `Event.flat` makes them.
+    """
+
+    rev: int
+    t: float
+    deployment: Deployment | None = None
+    graph: Graph = Graph()
+    ranks: dict[str, Rank] = {}
+    nodes: dict[str, Node] = {}
+    requests: dict[str, Request] = {}
+    edges: dict[str, Edge] = {}
+    gpus: dict[str, Gpu] = {}
+    children: dict[str, Child] = {}
+    events: list[dict[str, Any]] = []
+    truncated: dict[str, int] = {}
+
+
+class DeltaFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", tag="delta", omit_defaults=True):
+    """What changed since the frame with revision `after` (-1: an older server that does not say).
+
+    set: part -> key -> fields with their new values; an unknown key is a new object. delete (`del`): part -> keys.
+    add: part -> key -> counter -> increase. deployment: changed fields of the head. graph, truncated: if changed.
+    """
+
+    rev: int
+    t: float
+    after: int = -1
+    deployment: dict[str, Any] = {}
+    set: dict[str, dict[str, dict[str, Any]]] = {}
+    delete: dict[str, list[str]] = msgspec.field(default_factory=dict, name="del")
+    add: dict[str, dict[str, dict[str, int]]] = {}
+    graph: Graph | None = None
+    truncated: dict[str, int] | None = None
+
+
+class EventFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """One event; written flat, `{"k": "event", "rev": .., "t": .., "n": .., "type": .., FACTS}`."""
+
+    rev: int
+    t: float
+    event: Event
+
+
+class BeatFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", tag="beat"):
+    """Nothing changed for two seconds; the sender lives."""
+
+    rev: int
+    t: float
+
+
+class ResyncFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", tag="resync"):
+    """Events were lost for this reader (why: `slow`); a snapshot follows."""
+
+    rev: int
+    why: str = "slow"
+
+
+StateFrame: TypeAlias = HelloFrame | SnapshotFrame | DeltaFrame | BeatFrame | ResyncFrame
+Frame: TypeAlias = StateFrame | EventFrame
+
+_EVENT_FIELDS: Final = frozenset({"k", "n", "type", "time", "t", "rev"})
+
+
+def event_of(flat: dict[str, Any]) -> Event:
+    """The event of a flat record, as `Event.flat` and event frames carry it."""
+    facts = {key: value for key, value in flat.items() if key not in _EVENT_FIELDS}
+    head: dict[str, Any] = {key: flat[key] for key in ("n", "type", "time", "t", "rev") if key in flat}
+    return msgspec.convert({**head, "facts": facts}, type=Event)
+
+
+def encode(frame: Frame) -> bytes:
+    """One line of a watch, its newline included. msgspec escapes every line break inside it."""
+    if isinstance(frame, EventFrame):
+        event = frame.event
+        flat = {**event.facts, "k": "event", "rev": frame.rev, "t": frame.t, "n": event.n, "time": event.time,
+                "type": event.type}  # fmt: skip
+        return msgspec.json.encode(flat, enc_hook=str) + b"\n"
+    return msgspec.json.encode(frame, enc_hook=str) + b"\n"
+
+
+def decode(line: bytes | str) -> Frame | None:
+    """The frame of one line; None for a kind that a newer server added. Raises TransportError for anything else."""
+    try:
+        raw = msgspec.json.decode(line)
+        kind = raw.get("k")
+        if kind == "event":
+            event = event_of(raw)
+            return EventFrame(rev=event.rev, t=event.t, event=event)
+        if kind not in _KINDS:
+            return None
+        return msgspec.convert(raw, type=_KINDS[kind])
+    except (msgspec.MsgspecError, AttributeError, TypeError, ValueError) as error:
+        raise TransportError("a frame of the admin socket could not be read", f"{len(line)} bytes: {error}") from error
+
+
+_KINDS: Final[dict[str, type[StateFrame]]] = {
+    "hello": HelloFrame,
+    "snapshot": SnapshotFrame,
+    "delta": DeltaFrame,
+    "beat": BeatFrame,
+    "resync": ResyncFrame,
+}

@@ -1,0 +1,229 @@
+"""The state that watch frames add up to: a pure reducer, the same in the hub, `ps --watch`, `top`, replay and tests.
+
+No clock, no sockets. Objects are frozen, so a shallow copy of a store is a picture that later frames leave alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from mstar_core.observe.frames import (
+    COUNTERS,
+    ITEM_TYPES,
+    PARTS,
+    BeatFrame,
+    Child,
+    DeltaFrame,
+    Deployment,
+    Edge,
+    Event,
+    EventFrame,
+    Frame,
+    Gpu,
+    Graph,
+    HelloFrame,
+    Item,
+    Node,
+    Rank,
+    Request,
+    ResyncFrame,
+    SnapshotFrame,
+    event_of,
+)
+
+EVENTS: Final = 2000
+"""Events that a store remembers; the hub's ring has the same size."""
+
+NO_DEPLOYMENT: Final = Deployment(name="")
+NO_GRAPH: Final = Graph()
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+@dataclass(slots=True, kw_only=True)
+class Store:
+    """Everything a client knows of one deployment. Owned by whoever applies frames to it.
+
+    rev: of the last frame taken. changes: rises with every frame that changed something to see (not with beats).
+    is_synced: a snapshot has come and no delta is missing since; without it deltas are not taken, and a client that
+    sees `has_gap` asks for a new watch.
+    """
+
+    boot: str = ""
+    api: int = 0
+    min_api: int = 0
+    hz: float = 0.0
+    readonly: bool = False
+    rev: int = -1
+    t: float = 0.0
+    changes: int = 0
+    is_synced: bool = False
+    has_gap: bool = False
+    deployment: Deployment = NO_DEPLOYMENT
+    graph: Graph = NO_GRAPH
+    ranks: dict[str, Rank] = field(default_factory=dict)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    edges: dict[str, Edge] = field(default_factory=dict)
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+    children: dict[str, Child] = field(default_factory=dict)
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS))
+    truncated: dict[str, int] = field(default_factory=dict)
+
+    def apply(self, frame: Frame) -> None:
+        """Take one frame. Frames must come in the order in which one connection delivered them."""
+        match frame:
+            case HelloFrame():
+                self._hello(frame)
+            case SnapshotFrame():
+                self._snapshot(frame)
+            case DeltaFrame():
+                self._delta(frame)
+            case EventFrame():
+                self._moved(frame.rev, frame.t)
+                self._event(frame.event)
+            case BeatFrame():
+                self._moved(frame.rev, frame.t)
+            case ResyncFrame():
+                self.rev = frame.rev
+                self.is_synced = False
+
+    def part(self, name: str) -> Mapping[str, Item]:
+        """The objects of one of `PARTS` by key. Raises KeyError for another name."""
+        return self._parts()[name]
+
+    def copy(self) -> Store:
+        """A picture of now: later frames change neither."""
+        parts = {name: dict(items) for name, items in self._parts().items()}
+        scalars = {name: getattr(self, name) for name in _SCALARS}
+        return Store(**scalars, **parts, events=deque(self.events, EVENTS), truncated=dict(self.truncated))  # type: ignore[arg-type]  # parts keep their types
+
+    def snapshot(self, events: int = 0) -> SnapshotFrame:
+        """The state as one frame, with its newest `events`; applied to an empty store it gives the same state."""
+        newest = list(self.events)[len(self.events) - events :] if events else []
+        return SnapshotFrame(
+            rev=self.rev,
+            t=self.t,
+            deployment=self.deployment,
+            graph=self.graph,
+            ranks=dict(self.ranks),
+            nodes=dict(self.nodes),
+            requests=dict(self.requests),
+            edges=dict(self.edges),
+            gpus=dict(self.gpus),
+            children=dict(self.children),
+            events=[event.flat() for event in newest],
+            truncated=dict(self.truncated),
+        )
+
+    # -- frames -----------------------------------------------------------------------------------------------
+
+    def _hello(self, frame: HelloFrame) -> None:
+        if frame.boot != self.boot:
+            self._empty()
+            self.boot = frame.boot
+        self.api, self.min_api, self.hz, self.readonly = frame.api, frame.min_api, frame.hz, frame.readonly
+        self.rev, self.is_synced, self.has_gap = frame.rev, False, False
+        self.changes += 1
+
+    def _snapshot(self, frame: SnapshotFrame) -> None:
+        self._moved(frame.rev, frame.t)
+        self.changes += 1
+        self.is_synced, self.has_gap = True, False
+        self.deployment = frame.deployment or NO_DEPLOYMENT
+        self.graph = frame.graph
+        self.ranks, self.nodes, self.requests = dict(frame.ranks), dict(frame.nodes), dict(frame.requests)
+        self.edges, self.gpus, self.children = dict(frame.edges), dict(frame.gpus), dict(frame.children)
+        self.truncated = dict(frame.truncated)
+        for flat in frame.events:
+            self._event(event_of(flat))
+
+    def _delta(self, frame: DeltaFrame) -> None:
+        if not self.is_synced:
+            return
+        if frame.after not in (-1, self.rev):
+            self.is_synced, self.has_gap = False, True
+            return
+        self._moved(frame.rev, frame.t)
+        self.changes += 1
+        if frame.deployment:
+            self.deployment = replaced(self.deployment, frame.deployment)
+        if frame.graph is not None:
+            self.graph = frame.graph
+        if frame.truncated is not None:
+            self.truncated = dict(frame.truncated)
+        parts = self._parts()
+        for part, keys in frame.delete.items():
+            for key in keys:
+                parts.get(part, {}).pop(key, None)
+        for part, changed in frame.set.items():
+            if part in ITEM_TYPES:
+                _set(parts[part], ITEM_TYPES[part], changed)
+        for part, increases in frame.add.items():
+            if part in ITEM_TYPES:
+                _add(parts[part], COUNTERS.get(part, frozenset()), increases)
+
+    def _event(self, event: Event) -> None:
+        if not self.events or event.n > self.events[-1].n:  # a snapshot repeats what came before
+            self.events.append(event)
+            self.changes += 1
+
+    def _moved(self, rev: int, t: float) -> None:
+        self.rev, self.t = rev, t
+
+    def _empty(self) -> None:
+        self.deployment, self.graph = NO_DEPLOYMENT, NO_GRAPH
+        for items in self._parts().values():
+            items.clear()
+        self.events.clear()
+        self.truncated = {}
+        self.t = 0.0
+
+    def _parts(self) -> dict[str, dict[str, Any]]:
+        return {
+            "ranks": self.ranks,
+            "nodes": self.nodes,
+            "requests": self.requests,
+            "edges": self.edges,
+            "gpus": self.gpus,
+            "children": self.children,
+        }
+
+
+_SCALARS: Final = (
+    "boot", "api", "min_api", "hz", "readonly", "rev", "t", "changes", "is_synced", "has_gap", "deployment", "graph",
+)  # fmt: skip
+
+
+def _set(items: dict[str, Any], kind: type[Item], changed: Mapping[str, Mapping[str, Any]]) -> None:
+    for key, fields in changed.items():
+        old = items.get(key)
+        items[key] = msgspec.convert(fields, type=kind) if old is None else replaced(old, fields)
+
+
+def _add(items: dict[str, Any], counters: frozenset[str], increases: Mapping[str, Mapping[str, int]]) -> None:
+    for key, fields in increases.items():
+        old = items.get(key)
+        if old is not None:
+            sums = {name: getattr(old, name) + more for name, more in fields.items() if name in counters}
+            items[key] = replaced(old, sums)
+
+
+def replaced(old: S, fields: Mapping[str, Any]) -> S:
+    """`old` with these fields as a delta carries them; unknown ones are skipped, wrong types raise ValidationError."""
+    return msgspec.convert({**msgspec.structs.asdict(old), **fields}, type=type(old))
+
+
+def changed_fields(old: msgspec.Struct, new: msgspec.Struct) -> dict[str, Any]:
+    """Fields of `new` that differ from `old`, as a delta carries them. Called for each object of each frame."""
+    before, after = msgspec.structs.astuple(old), msgspec.structs.astuple(new)
+    fields = zip(new.__struct_fields__, before, after, strict=True)
+    return {name: value for name, was, value in fields if value is not was and value != was}
+
+
+assert tuple(ITEM_TYPES) == PARTS

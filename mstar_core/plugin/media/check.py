@@ -1,0 +1,41 @@
+"""The limits of a request's media, held from headers before any of it is decoded. Called in the api's pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mstar_core.plugin.media.images import CHANNELS, image_size
+from mstar_core.plugin.media.limits import MediaLimits, check_decoded
+from mstar_core.plugin.media.sounds import sound_bytes
+from mstar_core.plugin.media.videos import VideoFile
+
+if TYPE_CHECKING:
+    from mstar_core.plugin.processor import MediaPart
+
+
+def check_media(parts: Sequence[MediaPart], limits: MediaLimits) -> None:
+    """Raise TooLarge for a file over a limit, BadMedia for one whose header cannot be read.
+
+    Of a video only size and length are checked here: its frames are counted while they are decoded.
+    """
+    total = 0
+    for part in parts:
+        total += decoded_bytes(part, limits)
+        check_decoded(total, limits)
+
+
+def decoded_bytes(part: MediaPart, limits: MediaLimits) -> int:
+    """What one file decodes to. Raises TooLarge, BadMedia."""
+    match part.modality:
+        case "image":
+            width, height = image_size(part.data, limits)
+            return width * height * CHANNELS
+        case "audio":
+            return sound_bytes(part.data, limits)
+        case "video":
+            with VideoFile(part.data, limits) as video:
+                width, height = video.size
+                return width * height * CHANNELS
+        case _:
+            return len(part.data)

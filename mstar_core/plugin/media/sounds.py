@@ -1,0 +1,138 @@
+"""Sound: length first, then samples at the rate a model wants. soundfile reads what it can, PyAV the rest."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from mstar_core.errors import BadMedia, MstarError
+from mstar_core.plugin.media.containers import open_container
+from mstar_core.plugin.media.limits import FIELD, MediaLimits, check_decoded, too_large, undecodable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Samples = npt.NDArray[np.float32]
+
+SAMPLE_BYTES = 4
+BLOCK = 1 << 16
+"""Samples that are read at once."""
+
+
+def sound_bytes(data: bytes, limits: MediaLimits) -> int:
+    """Bytes that the sound decodes to, as its header tells. Raises TooLarge, BadMedia."""
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            seconds, rate, channels = file.frames / file.samplerate, file.samplerate, file.channels
+    except soundfile.LibsndfileError:
+        seconds, rate, channels = _told_by_container(data)
+    _check_length(seconds, limits)
+    return int(seconds * rate) * int(channels) * SAMPLE_BYTES
+
+
+def read_sound(data: bytes, rate: int, limits: MediaLimits) -> Samples:
+    """The sound, or the first sound track of a video, mixed to one channel.
+
+    rate: samples per second wanted. Returns float32 [n] in [-1, 1]. Raises TooLarge, BadMedia (also
+    `media_has_no_audio`).
+    """
+    import numpy as np
+
+    try:
+        found = _by_soundfile(data, limits)
+        samples, have = found if found is not None else _by_container(data, limits)
+        return resampled(samples, have, rate).astype(np.float32, copy=False)
+    except MstarError:
+        raise
+    except Exception as error:
+        raise undecodable("sound", error) from error
+
+
+def resampled(samples: Samples, have: int, want: int) -> Samples:
+    """float32 [n] from `have` to `want` samples per second, by soxr's high quality."""
+    import soxr
+
+    if have == want or not len(samples):
+        return samples
+    made: Samples = soxr.resample(samples, have, want, quality="HQ")
+    return made
+
+
+def _by_soundfile(data: bytes, limits: MediaLimits) -> tuple[Samples, int] | None:
+    import numpy as np
+    import soundfile
+
+    try:
+        file = soundfile.SoundFile(io.BytesIO(data))
+    except soundfile.LibsndfileError:
+        return None
+    with file:
+        blocks = file.blocks(BLOCK, dtype="float32", always_2d=True)
+        parts = list(_counted((block.mean(axis=1) for block in blocks), file.samplerate, limits))
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32), file.samplerate
+
+
+def _by_container(data: bytes, limits: MediaLimits) -> tuple[Samples, int]:
+    import av
+    import numpy as np
+
+    with open_container(data) as container:
+        stream = _track(container)
+        rate = int(stream.rate)
+        mono = av.AudioResampler(format="flt", layout="mono", rate=rate)
+        parts = list(_counted(_decoded(container, stream, mono), rate, limits))
+        samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        told = _seconds(container, stream)  # AAC pads its last frame: the container knows where the sound ends
+        return (samples[: round(told * rate)] if told is not None else samples), rate
+
+
+def _decoded(container: Any, stream: Any, mono: Any) -> Iterator[Samples]:
+    for frame in container.decode(stream):
+        for part in mono.resample(frame):
+            yield part.to_ndarray().reshape(-1)
+    for part in mono.resample(None):
+        yield part.to_ndarray().reshape(-1)
+
+
+def _counted(parts: Iterator[Samples], rate: int, limits: MediaLimits) -> Iterator[Samples]:
+    # Headers lie: what is decoded is counted too.
+    total = 0
+    for part in parts:
+        total += len(part)
+        _check_length(total / rate, limits)
+        check_decoded(total * SAMPLE_BYTES, limits)
+        yield part
+
+
+def _told_by_container(data: bytes) -> tuple[float, int, int]:
+    try:
+        with open_container(data) as container:
+            stream = _track(container)
+            return _seconds(container, stream) or 0.0, int(stream.rate or 0), int(stream.channels or 1)
+    except MstarError:
+        raise
+    except Exception as error:
+        raise undecodable("sound", error) from error
+
+
+def _track(container: Any) -> Any:
+    if not container.streams.audio:
+        raise BadMedia(
+            "the file has no sound", hint="send one with a sound track", field=FIELD, code="media_has_no_audio"
+        )
+    return container.streams.audio[0]
+
+
+def _seconds(container: Any, stream: Any) -> float | None:
+    if stream.duration is not None and stream.time_base is not None:
+        return float(stream.duration * stream.time_base)
+    return None if container.duration is None else container.duration / 1_000_000
+
+
+def _check_length(seconds: float, limits: MediaLimits) -> None:
+    if seconds > limits.audio_s:
+        raise too_large(f"the sound takes {seconds:g} s", f"{limits.audio_s:g} s")

@@ -1,0 +1,160 @@
+"""Video: facts of the container, then the frames that a model asks for, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from mstar_core.errors import BadMedia, MstarError
+from mstar_core.plugin.media.containers import open_container
+from mstar_core.plugin.media.limits import FIELD, MediaLimits, check_decoded, too_large, undecodable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Frame = npt.NDArray[np.uint8]
+
+MOST_RATE = 240
+"""Frames per second that a video may have; with the longest length it bounds how many are looked through."""
+
+
+class VideoFile:
+    """A video, open for the length of a `with` block. Size and length are checked when it is opened.
+
+    Raises TooLarge, BadMedia.
+    """
+
+    def __init__(self, data: bytes, limits: MediaLimits) -> None:
+        self._limits = limits
+        self._data = data
+        try:
+            self._container = open_container(data)
+        except Exception as error:
+            raise undecodable("video", error) from error
+        try:
+            self._stream = self._picture()
+            self._check()
+        except BaseException:
+            self._container.close()
+            raise
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the first frame as the container tells."""
+        context = self._stream.codec_context
+        return int(context.width), int(context.height)
+
+    @property
+    def rate(self) -> float:
+        """Frames per second; 0 where it is not known."""
+        told = self._stream.average_rate or self._stream.guessed_rate
+        return float(told) if told else 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """Length; None where the container does not tell."""
+        if self._stream.duration is not None and self._stream.time_base is not None:
+            return float(self._stream.duration * self._stream.time_base)
+        return None if self._container.duration is None else self._container.duration / 1_000_000
+
+    def count(self) -> int:
+        """Frames of the video, counted by their packets; nothing is decoded. May be called once, before `frames`."""
+        total = 0
+        with self._again() as container:
+            for packet in container.demux(container.streams.video[0]):
+                total += packet.size > 0
+                self._check_seen(total)
+        return total
+
+    def frames(self, chosen: Sequence[int]) -> Iterator[Frame]:
+        """The frames of these ascending indices, uint8 RGB [height, width, 3], turned as the file says.
+
+        One is held at a time. Raises TooLarge for more than the limit of frames or of bytes, BadMedia
+        (`too_few_frames`) when the video ends before the last one.
+        """
+        limits = self._limits
+        if len(chosen) > limits.video_frames:
+            raise too_large(f"{len(chosen)} frames of a video are asked for", f"{limits.video_frames}")
+        wanted, given, size = iter(chosen), 0, 0
+        next_one = next(wanted, None)
+        for index, frame in enumerate(self._decoded()):
+            self._check_seen(index + 1)
+            _check_frame(frame.width, frame.height, limits)
+            while next_one == index:
+                size += frame.width * frame.height * 3
+                check_decoded(size, limits)
+                yield _pixels(frame)
+                given += 1
+                next_one = next(wanted, None)
+            if next_one is None:
+                return
+        if next_one is not None:
+            raise BadMedia(
+                f"the video has no frame {next_one}", f"{given} of {len(chosen)} were there", "send a longer video",
+                field=FIELD, code="too_few_frames",
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Free the decoder. Safe to call twice."""
+        self._container.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _again(self) -> Any:
+        return open_container(self._data)
+
+    def _decoded(self) -> Iterator[Any]:
+        self._stream.thread_type = "AUTO"
+        try:
+            yield from self._container.decode(self._stream)
+        except MstarError:
+            raise
+        except Exception as error:
+            raise undecodable("video", error) from error
+
+    def _picture(self) -> Any:
+        if not self._container.streams.video:
+            raise BadMedia("the video has no picture", hint="send one with a video track", field=FIELD)
+        stream = self._container.streams.video[0]
+        if stream.codec_context is None:
+            raise undecodable("video", "its codec is not known")
+        return stream
+
+    def _check(self) -> None:
+        _check_frame(*self.size, self._limits)
+        seconds = self.seconds
+        if seconds is not None and seconds > self._limits.video_s:
+            raise too_large(f"the video takes {seconds:g} s", f"{self._limits.video_s:g} s")
+
+    def _check_seen(self, count: int) -> None:
+        most = int(self._limits.video_s * MOST_RATE)
+        if count > most:
+            raise too_large(f"the video has more than {most} frames", f"{most}")
+
+
+def _check_frame(width: int, height: int, limits: MediaLimits) -> None:
+    if max(width, height) > limits.video_width or min(width, height) > limits.video_height:
+        raise too_large(
+            f"the video has frames of {width} x {height} pixels", f"{limits.video_width} x {limits.video_height}"
+        )
+
+
+def _pixels(frame: Any) -> Frame:
+    try:
+        return _upright(frame)
+    except Exception as error:
+        raise undecodable("video", error) from error
+
+
+def _upright(frame: Any) -> Frame:
+    import numpy as np
+
+    pixels: Frame = frame.to_ndarray(format="rgb24")
+    turns = round(frame.rotation / 90) % 4
+    return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels

@@ -1,0 +1,136 @@
+"""Readings of the host's GPUs, once a second in a thread of their own. A host without NVML has none, which is no error.
+
+A call into the driver can hang for seconds: the thread waits, the loop never does, and old readings are marked stale.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final
+
+import msgspec
+
+from mstar_core.observe.frames import Gpu
+
+PERIOD_S: Final = 1.0
+SLOW_S: Final = 0.5
+OLD_S: Final = 3.0
+JOIN_S: Final = 0.2
+
+log = logging.getLogger(__name__)
+
+
+class GpuReader:
+    """Owned by the supervisor, which starts and stops it. library: NVML's module, None where there is none."""
+
+    def __init__(self, library: Any | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._nvml = library
+        self._clock = clock
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._latest: tuple[float, bool, list[Gpu]] = (0.0, False, [])
+
+    def start(self) -> None:
+        """Begin to read; nothing happens without a library."""
+        if self._nvml is not None and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, unless the driver holds it: then it ends with the process."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(JOIN_S)
+
+    def latest(self, now: float) -> list[Gpu]:
+        """The newest readings; stale when the last call was slow, or is not back yet."""
+        read_at, was_slow, gpus = self._latest
+        if was_slow or now - read_at > OLD_S:
+            return [msgspec.structs.replace(gpu, is_stale=True) for gpu in gpus]
+        return gpus
+
+    def read(self) -> None:
+        """Take one reading now. Called by the thread, and by tests."""
+        began = self._clock()
+        gpus = [_reading(self._nvml, index) for index in range(int(self._nvml.nvmlDeviceGetCount()))]  # type: ignore[union-attr]  # started only with a library
+        now = self._clock()
+        self._latest = (now, now - began > SLOW_S, gpus)
+
+    def _run(self) -> None:
+        nvml = self._nvml
+        assert nvml is not None
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            log.info("no readings of GPUs: %s", error)
+            return
+        failed = False
+        while not self._stop.is_set():
+            try:
+                self.read()
+                failed = False
+            except nvml.NVMLError as error:
+                if not failed:
+                    log.warning("the GPUs could not be read: %s", error)
+                failed = True
+            self._stop.wait(PERIOD_S)
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def library() -> Any | None:
+    """NVML's Python module, if it is installed."""
+    return import_module("pynvml") if find_spec("pynvml") is not None else None
+
+
+def device_keys(gpus: Sequence[Gpu], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`cuda:INDEX` as processes see it -> the key of that GPU, under CUDA_VISIBLE_DEVICES."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return {f"cuda:{gpu.index}": str(gpu.index) for gpu in gpus}
+    keys: dict[str, str] = {}
+    for position, word in enumerate(part.strip() for part in visible.split(",")):
+        found = next((g for g in gpus if word and (word == str(g.index) or g.uuid.startswith(word))), None)
+        if found is None:
+            break  # the driver ends the list at the first entry that it does not know
+        keys[f"cuda:{position}"] = str(found.index)
+    return keys
+
+
+def _reading(nvml: Any, index: int) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def ask(call: Callable[[], Any]) -> Any | None:
+        with suppress(nvml.NVMLError):  # not every card tells everything
+            return call()
+        return None
+
+    memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    rates = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+    power = ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+    limit = ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+    heat = ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+    clock = ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+    return Gpu(
+        index=index,
+        uuid=_text(ask(lambda: nvml.nvmlDeviceGetUUID(handle))),
+        name=_text(ask(lambda: nvml.nvmlDeviceGetName(handle))),
+        util=None if rates is None else rates.gpu / 100,
+        memory_used=None if memory is None else int(memory.used),
+        memory_total=None if memory is None else int(memory.total),
+        power_w=None if power is None else power / 1000,
+        power_limit_w=None if limit is None else limit / 1000,
+        temperature_c=None if heat is None else float(heat),
+        clock_mhz=None if clock is None else float(clock),
+    )
+
+
+def _text(value: str | bytes | None) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""

@@ -1,0 +1,118 @@
+"""What one request sends, checked against what the deployment says that it reads. Made by the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from mstar_core.client import ApiClient, Line
+from mstar_core.errors import ConfigError, UsageError
+from mstarctl.call.arrays import read_npy
+
+STATE_NAMES: Final = ("robot_state", "states")
+"""Parameters that take the state of what a model moves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A served model as its api describes it. parameters: names that it takes."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parameters: frozenset[str]
+    notice: str = ""
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Card:
+        """From one entry of GET /v1/models."""
+        return cls(
+            name=str(facts["id"]),
+            inputs=tuple(facts["input_modalities"]),
+            outputs=tuple(facts["output_modalities"]),
+            parameters=frozenset(facts.get("parameters", {}).get("properties", {})),
+            notice=str(facts.get("notice", "")),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request, ready to be sent as often as is wanted. files: name and content. outputs: modalities."""
+
+    outputs: tuple[str, ...]
+    text: str | None = None
+    files: tuple[tuple[str, bytes], ...] = ()
+    params: Mapping[str, Any] = field(default_factory=dict)
+    request_id: str | None = None
+
+    def send(self, client: ApiClient) -> Iterator[Line]:
+        """Send it; the lines of its answer as they come. Raises what the api tells of."""
+        return client.generate(
+            outputs=self.outputs, text=self.text, files=self.files, params=self.params, request_id=self.request_id
+        )
+
+
+def parse_params(texts: Sequence[str]) -> dict[str, Any]:
+    """`k=v` words; a value that is JSON is taken as such, everything else as text. Raises UsageError."""
+    made: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"--param {text!r} is no KEY=VALUE", hint="--param temperature=0.5")
+        try:
+            made[key.strip()] = json.loads(value)
+        except ValueError:
+            made[key.strip()] = value
+    return made
+
+
+def read_files(card: Card, kind: str, paths: Sequence[Path] | None) -> Iterator[tuple[str, bytes]]:
+    """Files of one modality. Raises UsageError when the model does not read it, ConfigError for a file that cannot."""
+    if paths and kind not in card.inputs:
+        raise UsageError(f"{card.name} does not read {kind}", hint=f"it reads {', '.join(card.inputs)}")
+    for path in paths or ():
+        yield path.name, read_bytes(path, kind)
+
+
+def read_bytes(path: Path, key: str) -> bytes:
+    """The content of a file. Raises ConfigError."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read", error.strerror or str(error), file=str(path), key=key) from error
+
+
+def state_param(card: Card, path: Path) -> dict[str, Any]:
+    """The state in a file as the parameter that the model takes it under. Raises UsageError, ConfigError."""
+    name = next((name for name in STATE_NAMES if name in card.parameters), None)
+    if name is None:
+        raise UsageError(f"{card.name} takes no state", hint="leave --state out")
+    return {name: read_state(path)}
+
+
+def read_state(path: Path) -> Any:
+    """Numbers of a file: JSON lists, a NumPy file, or numbers between commas and blanks. Raises ConfigError."""
+    data = read_bytes(path, "state")
+    try:
+        if data.startswith(b"\x93NUMPY"):
+            return read_npy(data)
+        text = data.decode("utf-8")
+        if path.suffix == ".json" or text.lstrip().startswith("["):
+            return _numbers(json.loads(text))
+        return [float(word) for word in re.split(r"[\s,;]+", text.strip())]
+    except (ValueError, UnicodeDecodeError) as error:
+        hint = "write JSON lists, a .npy file, or numbers with commas between"
+        raise ConfigError(f"{path} holds no state", str(error), hint, file=str(path), key="state") from error
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no number")
+    return value

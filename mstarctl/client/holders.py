@@ -1,0 +1,49 @@
+"""Which deployment knows a request: `trace` and `cancel` name requests alone, and several deployments may run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+from mstar_core.config.run_dir import deployments
+from mstar_core.errors import NotFound, Unreachable, UsageError
+from mstarctl.client.admin import AdminClient
+from mstarctl.client.reach import Reached, context_of, reached
+from mstarctl.output.options import GlobalOptions
+
+
+@contextmanager
+def holder_of(options: GlobalOptions, request_id: str, deployment: str | None) -> Iterator[Reached]:
+    """The deployment that knows the request, connected. Raises NotFound with the nearest id; UsageError for several."""
+    is_here = options.socket is None and context_of(options).is_local
+    live = [run for run in deployments() if run.holder() is not None] if is_here else []
+    if deployment is None and len(live) > 1:
+        knowing = [run.name for run in live if _knows(AdminClient.of(run), request_id)]
+        if len(knowing) > 1:
+            raise UsageError(
+                f"{len(knowing)} deployments know a request {request_id!r}",
+                hint=f"add --deployment, one of: {', '.join(knowing)}",
+            )
+        if not knowing:
+            raise NotFound(
+                f"no deployment knows a request {request_id!r}", f"asked {', '.join(run.name for run in live)}",
+                "mstarctl requests NAME", kind="request", name=request_id,
+            )  # fmt: skip
+        deployment = knowing[0]
+    with reached(options, deployment) as found:
+        yield found
+
+
+def request_path(request_id: str, *words: str) -> str:
+    """The path of a request on the admin socket; ids may hold anything printable."""
+    return "/".join(("/v1/requests", quote(request_id, safe=""), *words))
+
+
+def _knows(admin: AdminClient, request_id: str) -> bool:
+    try:
+        found: dict[str, Any] = admin.get(request_path(request_id))
+    except (NotFound, Unreachable):
+        return False
+    return bool(found)

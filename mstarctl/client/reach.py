@@ -1,0 +1,114 @@
+"""From a command line's NAME, --context and --socket to a deployment that can be spoken to. Used by every live verb."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mstar_core.config.run_dir import RunDirectory, find
+from mstar_core.errors import NotFound, UsageError, did_you_mean
+from mstarctl.client.admin import AdminClient
+from mstarctl.client.contexts import LOCAL, Context, Contexts
+from mstarctl.client.deployments import Known
+from mstarctl.client.tunnel import forwarded, remote_items
+from mstarctl.output.options import GlobalOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """A deployment that answers. run: its run directory, None on another host or behind --socket.
+
+    context: where it runs; None when only its socket is known.
+    """
+
+    name: str
+    admin: AdminClient
+    run: RunDirectory | None = None
+    context: Context | None = None
+
+
+def context_of(options: GlobalOptions) -> Context:
+    """The context of a command line. Raises NotFound, and UsageError beside --socket."""
+    if options.socket is not None:
+        if options.context is not None:
+            raise UsageError("--socket and --context exclude each other", hint="leave one of them out")
+        return Context(name=LOCAL)
+    return Contexts.load().chosen(options.context)
+
+
+def only_here(options: GlobalOptions, verb: str) -> None:
+    """Raises UsageError when a verb that works on this host alone is asked for another one."""
+    context = context_of(options)
+    if not context.is_local:
+        raise UsageError(
+            f"{verb} works on the host where it runs",
+            f"context {context.name!r} is in use",
+            f"ssh -t {context.ssh} mstarctl {verb}, or here: mstarctl -c {LOCAL} {verb}",
+        )
+
+
+@contextmanager
+def reached(options: GlobalOptions, name: str | None) -> Iterator[Reached]:
+    """The running deployment called `name`, or the only one, while the block runs.
+
+    Raises NotFound with the nearest name, Unreachable when its host or its supervisor does not answer.
+    """
+    context = context_of(options)
+    if options.socket is not None:
+        yield _behind(options.socket, name)
+        return
+    if context.is_local:
+        run = find(name)
+        yield Reached(name=run.name, admin=AdminClient.of(run), run=run, context=context)
+        return
+    if context.socket is not None:
+        with forwarded(context, context.socket) as local:
+            yield _behind(local, name, context)
+        return
+    item = chosen_item(remote_items(context), name, context)
+    with forwarded(context, str(item["socket"])) as local:
+        yield Reached(name=str(item["name"]), admin=AdminClient(local, str(item["name"])), context=context)
+
+
+def known_at(options: GlobalOptions, name: str | None) -> Known:
+    """What is known of a running deployment, wherever it is. Raises as `reached`."""
+    with reached(options, name) as found:
+        snapshot = found.admin.snapshot(("children", "ranks", "nodes", "edges", "gpus"))
+        head = snapshot["deployment"]
+        return Known(
+            name=found.name, state=str(head["state"]), run=found.run, pid=int(head["pid"]), snapshot=snapshot,
+            log_dir=Path(head["log_dir"]),
+        )  # fmt: skip
+
+
+def _behind(path: Path, name: str | None, context: Context | None = None) -> Reached:
+    admin = AdminClient(path, name or "")
+    found = str(admin.head()["name"])
+    if name is not None and name != found:
+        raise NotFound(
+            f"{path} leads to {found!r}, not to {name!r}",
+            hint=did_you_mean(name, [found]),
+            kind="deployment",
+            name=name,
+        )
+    return Reached(name=found, admin=AdminClient(path, found), context=context)
+
+
+def chosen_item(items: list[dict[str, Any]], name: str | None, context: Context) -> dict[str, Any]:
+    """The running deployment of another host. items: of `ps -o json` there. Raises NotFound."""
+    live = {str(item["name"]): item for item in items if item.get("pid") is not None and item.get("socket")}
+    if name is None and len(live) == 1:
+        return next(iter(live.values()))
+    if name in live:
+        return live[name]
+    there = f"on {context.name}"
+    if name is None:
+        title = f"no deployment is running {there}" if not live else f"{len(live)} deployments are running {there}"
+        hint = f"name one of: {', '.join(sorted(live))}" if live else f"ssh {context.ssh} mstarctl up MODEL -d"
+    else:
+        title = f"no deployment {name!r} is running {there}"
+        hint = did_you_mean(name, live)
+    raise NotFound(title, hint=hint, kind="deployment", name=name or "")

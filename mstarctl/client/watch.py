@@ -1,0 +1,48 @@
+"""Follows a deployment's state over its admin socket: frames in, one `Store` out. Used by `requests --watch`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from mstar_core.errors import TransportError, Unreachable
+from mstar_core.observe.frames import HelloFrame, decode
+from mstar_core.observe.store import Store
+from mstarctl.client.admin import AdminClient, check_api
+
+AGAIN_S: Final = 0.5
+"""Pause before a watch is opened anew."""
+
+STALE_S: Final = 6.0
+
+
+def watched(admin: AdminClient, parts: Sequence[str], *, filter_text: str = "", hz: float = 1.0) -> Iterator[Store]:
+    """The state after every frame, the same store each time. A watch that misses something is opened anew.
+
+    Raises Unreachable when nobody answered for three beats, UsageError for a wrong filter or another version.
+    """
+    store = Store()
+    arguments: dict[str, Any] = {"hz": hz, "parts": ",".join(parts)}
+    if filter_text:
+        arguments["filter"] = filter_text
+    last = time.monotonic()
+    while True:
+        try:
+            for line in admin.raw_lines("/v1/watch", **arguments):
+                frame = decode(line) if line.strip() else None
+                if frame is None:
+                    continue
+                if isinstance(frame, HelloFrame):
+                    check_api(admin.name, frame.api, frame.min_api)
+                store.apply(frame)
+                last = time.monotonic()
+                if store.has_gap:
+                    break
+                if store.is_synced:
+                    yield store
+        except (Unreachable, TransportError):
+            if time.monotonic() - last > STALE_S:
+                raise
+        if not store.has_gap:
+            time.sleep(AGAIN_S)

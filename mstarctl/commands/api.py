@@ -1,0 +1,51 @@
+"""`mstarctl api`: one raw call of the admin socket."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from typing import Annotated
+
+import typer
+
+from mstar_core.errors import UsageError
+from mstarctl.client.admin import error_of
+from mstarctl.client.reach import reached
+from mstarctl.complete import api_paths, deployment_names
+from mstarctl.output import Printer
+
+
+class Method(enum.StrEnum):
+    """What the admin socket understands."""
+
+    GET = "GET"
+    POST = "POST"
+    DELETE = "DELETE"
+
+
+def api(
+    ctx: typer.Context,
+    method: Annotated[Method, typer.Argument(metavar="METHOD", help="GET, POST or DELETE", case_sensitive=False)],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="such as /v1/snapshot", autocompletion=api_paths)],
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="may be left out when only one runs", autocompletion=deployment_names),
+    ] = None,
+    body: Annotated[str, typer.Option("--body", metavar="JSON", help="what is sent; - reads it from stdin")] = "",
+) -> None:
+    """Call the admin socket once and print the answer as it comes."""
+    printer = Printer.of(ctx)
+    if not path.startswith("/") or any(character.isspace() for character in path):
+        raise UsageError(f"{path!r} is no path", hint="begin with /, such as /v1/snapshot")
+    data = sys.stdin.buffer.read() if body == "-" else body.encode()
+    with reached(printer.options, name) as found:
+        status, _, pieces = found.admin.raw(method.value, path, data)
+        if status >= 400:
+            raise error_of(status, b"".join(pieces))
+        last = b"\n"
+        for piece in pieces:
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+            last = piece
+    if not last.endswith(b"\n"):
+        printer.text("")

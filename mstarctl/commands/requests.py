@@ -1,0 +1,206 @@
+"""`mstarctl requests`: what is in flight and what ended lately."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from mstar_core.errors import UsageError, did_you_mean
+from mstar_core.observe.filter import Filter
+from mstar_core.observe.frames import Request
+from mstar_core.observe.store import Store
+from mstarctl.client import AdminClient
+from mstarctl.client.reach import reached
+from mstarctl.client.watch import watched
+from mstarctl.complete import deployment_names
+from mstarctl.output import Column, Printer, age_text
+from mstarctl.output.durations import parse_duration
+
+LIMIT_MOST: Final = 1000
+WATCH_S: Final = 1.0
+
+COLUMNS: Final = (
+    Column("REQUEST", "id"),
+    Column("IN → OUT", "way"),
+    Column("STATE", "state"),
+    Column("AT", "at"),
+    Column("RANK", "rank", is_right=True),
+    Column("AGE", "age", is_right=True),
+    Column("TTFT", "ttft", is_right=True),
+    Column("TTFA", "ttfa", is_right=True),
+    Column("TOKENS", "tokens", is_right=True),
+    Column("AUDIO", "audio", is_right=True),
+    Column("WAIT", "wait", is_right=True),
+    Column("PAGES", "pages", is_wide=True, is_right=True),
+    Column("PROMPT", "prompt_tokens", is_wide=True, is_right=True),
+    Column("CACHED", "cached_tokens", is_wide=True, is_right=True),
+    Column("RTF", "rtf_text", is_wide=True, is_right=True),
+    Column("WALKS", "walks_text", is_wide=True),
+    Column("ROUTE", "route", is_wide=True),
+    Column("HANDLE", "handle", is_wide=True, is_right=True),
+    Column("", "note"),
+)
+SORTS: Final = {
+    "age": "age_s", "ttft": "ttft_ms", "ttfa": "ttfa_ms", "tokens": "tokens", "audio": "audio_s", "wait": "waited_ms",
+    "pages": "pages", "rtf": "rtf", "id": "id", "state": "state",
+}  # fmt: skip
+"""Fields to sort by, as they are typed, with their names in the data."""
+
+
+def requests(
+    ctx: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="may be left out when only one runs", autocompletion=deployment_names),
+    ] = None,
+    filter_text: Annotated[
+        str, typer.Option("--filter", metavar="EXPR", help="such as 'state:queue node:talker ttft>500'")
+    ] = "",
+    since: Annotated[str, typer.Option("--since", metavar="TIME", help="only those that began in the last TIME")] = "",
+    sort: Annotated[str, typer.Option("--sort", metavar="FIELD", help="greatest first; -FIELD: least first")] = "age",
+    limit: Annotated[int, typer.Option("--limit", min=1, max=LIMIT_MOST, help="most rows")] = 50,
+    is_watching: Annotated[
+        bool, typer.Option("-w", "--watch", help="print again when something changed; NDJSON with -o json")
+    ] = False,
+) -> None:
+    """List the requests in flight and those that ended lately."""
+    printer = Printer.of(ctx)
+    chosen = Filter.parse(filter_text, expressions=True)
+    order = order_of(sort)
+    since_s = parse_duration(since, "--since") if since else None
+    with reached(printer.options, name) as found:
+        if is_watching:
+            watch(found.admin, chosen, order, since_s, limit, printer)
+            return
+        items, cut = listed(found.admin, chosen, order, since_s, limit)
+    show(items, cut, printer)
+
+
+def order_of(text: str) -> tuple[str, bool]:
+    """`-ttft` -> ("ttft", is ascending). Raises UsageError with the nearest field."""
+    field = text.removeprefix("-")
+    if field not in SORTS:
+        raise UsageError(f"requests are not sorted by {field!r}", hint=did_you_mean(field, SORTS))
+    return field, text.startswith("-")
+
+
+def listed(
+    admin: AdminClient, chosen: Filter, order: tuple[str, bool], since_s: float | None, limit: int
+) -> tuple[list[dict[str, Any]], int]:
+    """Rows of now, and how many more there are."""
+    field, is_ascending = order
+    is_ours = has_expression(chosen.text)
+    arguments: dict[str, Any] = {
+        "limit": LIMIT_MOST if is_ours else limit, "sort": f"{'' if is_ascending else '-'}{SORTS[field]}",
+    }  # fmt: skip
+    arguments |= {} if is_ours or not chosen.text else {"filter": chosen.text}
+    arguments |= {} if since_s is None else {"since": since_s}
+    answer = admin.get("/v1/requests", **arguments)
+    items = [item for item in answer["items"] if not is_ours or chosen.takes(*request_of(item))]
+    left_out = int(answer.get("truncated", 0)) + max(0, len(items) - limit)
+    return [{"name": item["id"], **item} for item in items[:limit]], left_out
+
+
+def request_of(item: Mapping[str, Any]) -> tuple[Request, float]:
+    """The request of an item, and a time at which it has the item's age."""
+    request = msgspec.convert(dict(item), type=Request)
+    return request, request.started + float(item.get("age_s", 0.0))
+
+
+def has_expression(text: str) -> bool:
+    """Whether a filter holds a term that servers refuse: `/expression/`."""
+    return any(len(word) > 2 and word.lstrip("!").startswith("/") and word.endswith("/") for word in text.split())
+
+
+def watched_rows(store: Store, chosen: Filter, since_s: float | None) -> list[dict[str, Any]]:
+    """The requests of a state that are wanted, as items."""
+    t = store.t
+    taken = [request for request in store.requests.values() if chosen.takes(request, t)]
+    return [item_of(r, t) for r in taken if since_s is None or t - r.started <= since_s]
+
+
+def cut_rows(
+    items: list[dict[str, Any]], order: tuple[str, bool], limit: int, cut: int
+) -> tuple[list[dict[str, Any]], int]:
+    """Items sorted and cut to the limit, and how many are left out. Unknown values come last either way."""
+    field, is_ascending = SORTS[order[0]], order[1]
+    known = [item for item in items if item[field] is not None]
+    known.sort(key=lambda item: item[field], reverse=not is_ascending)
+    items = known + [item for item in items if item[field] is None]
+    return items[:limit], cut + max(0, len(items) - limit)
+
+
+def item_of(request: Request, t: float) -> dict[str, Any]:
+    """One request as data: base units, as the socket gives it, with its age."""
+    rtf = request.rtf(t)
+    facts: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
+    return {
+        "name": request.id,
+        **facts,
+        "age_s": round(request.age_s(t), 3),
+        "rtf": None if rtf is None else round(rtf, 3),
+    }
+
+
+def for_people(item: dict[str, Any]) -> dict[str, Any]:
+    """The item with its cells as text."""
+    ended = item["ended"] is not None
+    walks = [f"{walk} x{count}" if count > 1 else walk for walk, count in item["walks"].items()]
+    return {
+        **item,
+        "way": f"{'+'.join(item['inputs']) or '?'} → {'+'.join(item['outputs']) or '?'}",
+        "at": item["node"] if item["node"] and not ended else item["state"] if not ended else "",
+        "age": age_text(item["age_s"]) if item["age_s"] >= 10 else f"{item['age_s']:.1f}s",
+        "ttft": _ms(item["ttft_ms"]),
+        "ttfa": _ms(item["ttfa_ms"]),
+        "audio": f"{item['audio_s']:.1f}s" if item["audio_s"] else "",
+        "wait": _ms(item["waited_ms"]),
+        "rtf_text": "" if item["rtf"] is None else f"{item['rtf']:.2f}",
+        "walks_text": " ".join([*(f"✓{walk}" for walk in walks), *(f"▶{walk}" for walk in item["active"])]),
+        "note": item["error"] or item["why"],
+    }
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
+
+
+def show(items: list[dict[str, Any]], cut: int, printer: Printer) -> None:
+    """The list in the asked-for form."""
+    shown = items if printer.is_machine else [for_people(item) for item in items]
+    has_notes = any(item["error"] or item["why"] for item in items)
+    columns = COLUMNS if has_notes else COLUMNS[:-1]
+    printer.items("request", shown, columns, truncated=cut, empty="no request")
+
+
+def watch(
+    admin: AdminClient, chosen: Filter, order: tuple[str, bool], since_s: float | None, limit: int, printer: Printer
+) -> None:
+    """Print again whenever something changed, at most once a second; with -o json each changed request as a line."""
+    before: dict[int, dict[str, Any]] = {}
+    changes, due = -1, 0.0
+    sent = "" if has_expression(chosen.text) else chosen.text
+    for store in watched(admin, ("requests",), filter_text=sent):
+        if store.changes == changes or time.monotonic() < due:
+            continue
+        changes, due = store.changes, time.monotonic() + WATCH_S
+        rows, cut = watched_rows(store, chosen, since_s), store.truncated.get("requests", 0)
+        items, cut = cut_rows(rows, order, limit, cut)
+        if not printer.is_machine:
+            show(items, cut, printer)
+            printer.text("", is_flushed=True)
+            continue
+        now = {int(item["handle"]): lasting(item) for item in items}
+        for item in items:
+            if before.get(int(item["handle"])) != now[int(item["handle"])]:
+                printer.line({"kind": "request", **item})
+        before = now
+
+
+def lasting(item: dict[str, Any]) -> dict[str, Any]:
+    """The item without what changes by itself."""
+    return {key: value for key, value in item.items() if key not in ("age_s", "rtf")}

@@ -1,0 +1,205 @@
+"""`mstarctl top`: the live view of a deployment. Textual is imported only when a terminal is taken over."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mstar_core.errors import MstarError, UsageError, did_you_mean
+from mstar_core.observe.filter import Filter
+from mstarctl.client.reach import Reached, reached
+from mstarctl.output import Printer
+from mstarctl.output.errors import save_traceback
+from mstarctl.top.glyphs import ASCII, UNICODE, Glyphs
+from mstarctl.top.layout.state import PAGES, State
+from mstarctl.top.theme import Mode, sgr
+
+if TYPE_CHECKING:
+    from mstar_core.observe.store import Store
+    from mstarctl.client import AdminClient
+    from mstarctl.top.history import History
+    from mstarctl.top.session import Session
+
+SSH_INTERVAL_S = 0.5
+SSH_FPS = "15"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How to draw, and whether this terminal is on another host."""
+
+    glyphs: Glyphs
+    mode: Mode
+    is_remote: bool
+
+
+def top(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="may be left out when only one runs")] = None,
+    is_once: Annotated[bool, typer.Option("--once", help="print one picture and end")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="S", min=0.1, max=10, help="seconds between frames; over ssh 0.5")
+    ] = 0.25,
+    page: Annotated[
+        str, typer.Option("--view", metavar="V", help=f"the first screen: {', '.join(PAGES)}")
+    ] = "overview",
+    filter_text: Annotated[str, typer.Option("--filter", metavar="EXPR", help="only these requests")] = "",
+    is_readonly: Annotated[bool, typer.Option("--readonly", help="no cancel, no drain")] = False,
+    record: Annotated[Path | None, typer.Option("--record", metavar="F", help="write what comes to a file")] = None,
+    replay: Annotated[Path | None, typer.Option("--replay", metavar="F", help="play such a file")] = None,
+    speed: Annotated[float, typer.Option("--speed", metavar="N", min=1 / 16, max=64, help="of the replay")] = 1.0,
+    is_ascii: Annotated[bool, typer.Option("--ascii", help="no line-drawing characters")] = False,
+    is_mono: Annotated[bool, typer.Option("--mono", help="no colour: bold and reverse")] = False,
+    has_no_mouse: Annotated[bool, typer.Option("--no-mouse", help="leave the mouse to the terminal")] = False,
+) -> None:
+    """Watch a deployment live in the terminal."""
+    printer = Printer.of(ctx)
+    if page not in PAGES:
+        raise UsageError(f"no screen {page!r}", hint=did_you_mean(page, PAGES))
+    if replay is not None and record is not None:
+        raise UsageError("--record and --replay exclude each other", hint="a recording can be copied")
+    wanted = Filter.parse(filter_text, expressions=True)
+    look = look_of(printer, is_ascii=is_ascii, is_mono=is_mono)
+    state = State(page=page)
+    hz = 1 / (max(interval, SSH_INTERVAL_S) if look.is_remote else interval)
+    where: AbstractContextManager[Reached | None]
+    where = nullcontext() if replay is not None else reached(printer.options, name)
+    with where as found:
+        admin = None if found is None else found.admin
+        if is_once or printer.is_machine:
+            _print(printer, admin, replay, look, state, wanted, hz=hz, is_once=is_once)
+            return
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise UsageError("top needs a terminal", "stdin or stdout is none", "mstarctl top --once, or -o json")
+        if look.is_remote:
+            # Textual reads these when it is imported.
+            os.environ.setdefault("TEXTUAL_FPS", SSH_FPS)
+            os.environ.setdefault("TEXTUAL_SMOOTH_SCROLL", "0")
+            os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
+        session = _session(admin, replay, look, hz=hz, speed=speed, is_readonly=is_readonly)
+        session.filter = wanted
+        if record is not None:
+            session.toggle_recording(record)
+        _run(session, admin, look, state, has_mouse=not has_no_mouse)
+
+
+def look_of(printer: Printer, *, is_ascii: bool, is_mono: bool) -> Look:
+    """From flags and the environment. A terminal that says so gets truecolour, others the 16 colours."""
+    depth = os.environ.get("COLORTERM", "").lower()
+    term = os.environ.get("TERM", "")
+    is_plain = is_mono or not printer.options.color or bool(os.environ.get("NO_COLOR")) or term in ("dumb", "vt100")
+    is_deep = depth in ("truecolor", "24bit") or "256color" in term or "direct" in term
+    mode: Mode = "mono" if is_plain else "true" if is_deep else "ansi"
+    needs_ascii = is_ascii or (sys.stdout.encoding or "").lower().replace("-", "") not in ("utf8", "utf16")
+    is_remote = bool(os.environ.get("SSH_CONNECTION"))
+    return Look(glyphs=ASCII if needs_ascii else UNICODE, mode=mode, is_remote=is_remote)
+
+
+def _session(
+    admin: AdminClient | None, replay: Path | None, look: Look, *, hz: float, speed: float, is_readonly: bool
+) -> Session:
+    from mstarctl.top.feed import Feed, LogFeed
+    from mstarctl.top.recording import read_recording
+    from mstarctl.top.session import LiveSession, ReplaySession
+
+    if replay is not None or admin is None:
+        return ReplaySession(read_recording(replay or Path()), speed=speed, glyphs=look.glyphs)
+    return LiveSession(Feed(admin, hz), LogFeed(admin), glyphs=look.glyphs, readonly=is_readonly, hz=hz)
+
+
+def _run(session: Session, admin: AdminClient | None, look: Look, state: State, *, has_mouse: bool) -> None:
+    from mstarctl.top.app import TopApp
+    from mstarctl.top.asking import Asking
+
+    app = TopApp(session, Asking(admin, session), mode=look.mode, state=state, is_animated=not look.is_remote)
+    try:
+        app.run(mouse=has_mouse)
+    finally:
+        session.stop()
+    if isinstance(app.failure, MstarError):
+        raise app.failure
+    if app.failure is not None:
+        raise crashed(app.failure, session)
+
+
+def crashed(error: Exception, session: Session) -> MstarError:
+    """What is said when the screen itself failed: a file with the traceback and the last snapshot."""
+    from mstarctl.top.export import snapshot_json
+
+    path = save_traceback(error)
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"\nThe last snapshot:\n{snapshot_json(session.view())}")
+    log = {} if path is None else {"log": str(path)}
+    detail = f"{type(error).__name__}: {error}"
+    return MstarError("top has ended by a bug of its own", detail, "report the saved traceback and snapshot", **log)
+
+
+def _print(
+    printer: Printer,
+    admin: AdminClient | None,
+    replay: Path | None,
+    look: Look,
+    state: State,
+    wanted: Filter,
+    *,
+    hz: float,
+    is_once: bool,
+) -> None:
+    from mstarctl.top import once
+
+    if not is_once and admin is not None:
+        if printer.format != "json":
+            raise UsageError(f"top -o {printer.format} prints one picture", hint="add --once, or use -o json")
+        for line in once.raw_frames(admin, hz, wanted.text):
+            printer.text(line, is_flushed=True)
+        return
+    store, history = _pictured(admin, replay)
+    if printer.is_machine:
+        item: dict[str, Any] = {"name": store.deployment.name, **_builtins(store)}
+        printer.item("snapshot", item, "")
+        return
+    from mstarctl.top.asking import Asking
+    from mstarctl.top.view import Link, View
+
+    link = Link(state="replay", progress=1.0) if replay is not None else Link(hz=hz)
+    logs = once.log_lines(admin) if admin is not None and state.page == "logs" else ()
+    tests = Asking(admin, None).recordings() if admin is not None and state.page == "bench" else ()
+    view = View(
+        store=store,
+        history=history,
+        glyphs=look.glyphs,
+        filter=wanted,
+        link=link,
+        logs=logs,
+        recordings=tests,
+    )
+    size = shutil.get_terminal_size((120, 34))
+    is_terminal = sys.stdout.isatty()
+    for row in once.picture(view, state, size.columns, size.lines - 1 if is_terminal else None):
+        plain = row.plain.rstrip()
+        printer.text(sgr(row, look.mode) if printer.options.is_coloured() and look.mode != "mono" else plain)
+
+
+def _pictured(admin: AdminClient | None, replay: Path | None) -> tuple[Store, History]:
+    from mstarctl.top import once
+    from mstarctl.top.history import History
+    from mstarctl.top.recording import read_recording
+
+    if replay is not None or admin is None:
+        return once.last_picture(read_recording(replay or Path()))
+    return once.first_picture(admin), History()
+
+
+def _builtins(store: Store) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(store.snapshot(events=200), enc_hook=str)
+    return found

@@ -1,0 +1,121 @@
+"""A deployment, running or ended: state, placement, processes, folders, the last cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from mstar_core.config.deployment import DeploymentSpec
+from mstarctl.client import Known
+from mstarctl.client.log_lines import place_of_last_error
+from mstarctl.output import age_text, duration_text, size_text
+
+UNUSED: Final = {"--mooncake-port": "SHM uses none", "--tcp-transfer-device": "SHM uses none"}
+"""Options that are accepted for other transfers and say nothing here."""
+
+
+def deployment_item(known: Known) -> dict[str, Any]:
+    """A deployment as data: what its supervisor says, or how it ended."""
+    if not known.is_running:
+        log_dir = None if known.log_dir is None else str(known.log_dir)
+        return {**known.outcome, "name": known.name, "state": known.state, "log_dir": log_dir}
+    return {
+        "name": known.name,
+        "state": known.state,
+        "pid": known.pid,
+        **known.head,
+        **_recorded(known),
+        "placement": known.ranks,
+        "children": known.children,
+        "values": known.snapshot.get("values", {}),
+    }
+
+
+def _recorded(known: Known) -> dict[str, Any]:
+    """What its own files say; nothing on another host."""
+    if known.run is None:
+        return {}
+    try:
+        spec = DeploymentSpec.load(known.run.spec)
+    except (OSError, ValueError):
+        return {}
+    return {
+        "transport": spec.transport,
+        "folder": spec.folder,
+        "run_dir": spec.run_dir,
+        "socket": str(known.run.admin_socket),
+        "command": list(spec.argv),
+        "unused": unused_options(spec.argv),
+        "gpus": spec.gpus,
+    }
+
+
+def unused_options(argv: Sequence[str]) -> list[str]:
+    """Options of a command line that were accepted and have no effect, each with the reason."""
+    given = {word.partition("=")[0] for word in argv}
+    return [f"{flag}: {why}" for flag, why in UNUSED.items() if flag in given]
+
+
+def deployment_lines(known: Known) -> Iterator[str]:
+    """A deployment for people."""
+    item = deployment_item(known)
+    yield f"{known.name}  {known.state}" + (f"  {age_text(item['age_s'])}" if item.get("age_s") is not None else "")
+    if item.get("reason"):
+        yield f"  reason    {item['reason']}"
+    weights, folder = item.get("weights"), item.get("folder")
+    yield (
+        f"  model     {item.get('model')}"
+        + (f"  weights: {weights}" if weights else "")
+        + (f" ({folder})" if folder else "")
+    )
+    if known.is_running:
+        yield from _running_lines(item)
+    yield f"  logs      {item.get('log_dir')}"
+    if known.is_running:
+        yield "ranks"
+        yield from (f"  {rank['rank']:<3} {rank['device']:<8} {' '.join(rank['nodes'])}" for rank in known.ranks)
+        yield "processes"
+        yield f"  {'supervisor':<12} pid {known.pid}"
+        yield from (_process_line(child) for child in known.children)
+    yield from cause_lines(known)
+
+
+def _running_lines(item: dict[str, Any]) -> Iterator[str]:
+    yield f"  endpoint  {item.get('endpoint')}"
+    yield f"  config    {item.get('config')}"
+    ready = "not yet" if item.get("ready_s") is None else f"after {duration_text(item['ready_s'])}"
+    yield f"  ready     {ready}   restarts {item.get('restarts')}"
+    yield f"  requests  {item.get('running')} run, {item.get('waiting')} wait; {item.get('finished')} finished, " + (
+        f"{item.get('failed')} failed, {item.get('cancelled')} cancelled, {item.get('refused')} refused"
+    )
+    if item.get("pages_total"):
+        yield f"  pages     {item['pages_used']} of {item['pages_total']} in use; {item['preempted']} preemptions"
+    if item.get("transport"):
+        yield f"  tensors   {item['transport']}"
+    for line in item.get("unused", []):
+        yield f"  unused    {line}"
+    if item.get("run_dir"):
+        yield f"  run dir   {item['run_dir']}"
+
+
+def _process_line(child: dict[str, Any]) -> str:
+    phases = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in child["phases_s"].items())
+    memory = size_text(child["resident_bytes"]) if child.get("resident_bytes") else ""
+    words = [f"{child['name']:<12} pid {child['pid']}", child["state"], f"life {child['incarnation']}", memory, phases]
+    return f"  {'  '.join(word for word in words if word)}"
+
+
+def cause_lines(known: Known) -> Iterator[str]:
+    """Why it is not well, or was not before it was restarted."""
+    cause = known.cause
+    if cause is None:
+        return
+    yield "last cause"
+    yield f"  {cause.get('name')}: {cause.get('message')}"
+    for key in ("detail", "hint"):
+        if cause.get(key):
+            yield f"  {cause[key]}"
+    yield from (f"  followed by {line}" for line in known.outcome.get("followed_by", []))
+    if cause.get("log"):
+        yield f"  log: {place_of_last_error(Path(str(cause['log'])))}"

@@ -1,0 +1,132 @@
+"""Parts of a running deployment: a rank, a node, a GPU, a request. Data from the snapshot, lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from mstar_core.config.gpu_locks import gpu_holder
+from mstar_core.errors import NotFound, did_you_mean
+from mstarctl.client import Known
+from mstarctl.output import duration_text, size_text
+from mstarctl.output.table import escape
+from mstarctl.start.accelerator import gpus
+
+PROCESS: Final = ("state", "pid", "incarnation", "restarts", "phase", "phases_s", "facts")
+SECONDS: Final = ("age_s", "audio_s", "ahead_s")
+
+
+def rank_item(known: Known, number: str) -> dict[str, Any]:
+    """One rank: device, nodes, process, memory, readings. Raises NotFound."""
+    ranks = known.snapshot["ranks"]
+    if number not in ranks:
+        raise missing("rank", number, ranks, known.name)
+    child = next((child for child in known.children if child["name"] == f"worker-{number}"), {})
+    return {
+        "name": number,
+        "deployment": known.name,
+        **ranks[number],
+        **{key: child.get(key) for key in PROCESS},
+        "node_states": {node["name"]: node for node in known.snapshot["nodes"].values() if str(node["rank"]) == number},
+        "values": _values(known, f"worker-{number}."),
+    }
+
+
+def node_item(known: Known, name: str) -> dict[str, Any]:
+    """One node on every rank that holds it, with the edges that lead in and out. Raises NotFound with the nearest."""
+    placed = [rank for rank in known.ranks if name in rank["nodes"]]
+    if not placed:
+        raise missing("node", name, {node for rank in known.ranks for node in rank["nodes"]}, known.name)
+    nodes = [node for node in known.snapshot["nodes"].values() if node["name"] == name]
+    edges = [edge for edge in known.snapshot["edges"].values() if name in (edge["source"], edge["into"])]
+    return {
+        "name": name,
+        "deployment": known.name,
+        "ranks": [rank["rank"] for rank in placed],
+        "devices": [rank["device"] for rank in placed],
+        "replicas": {f"rank {node['rank']}": node for node in nodes},
+        "edges": {f"{edge['name']} {edge['source'] or 'in'} > {edge['into'] or 'out'}": edge for edge in edges},
+        "values": {f"rank {rank['rank']}": _values(known, f"worker-{rank['rank']}.{name}.") for rank in placed},
+    }
+
+
+def gpu_item(known: Known | None, index: str) -> dict[str, Any]:
+    """One GPU of the host: readings, which ranks use it, which deployment holds it. Raises NotFound."""
+    found: dict[str, dict[str, Any]] = dict(known.snapshot["gpus"]) if known is not None else {}
+    for number, gpu in enumerate([] if found else gpus()):
+        used = gpu.total - gpu.free
+        found[str(number)] = {
+            "index": number, "uuid": gpu.uuid, "name": gpu.name, "memory_used": used, "memory_total": gpu.total,
+        }  # fmt: skip
+    if index not in found:
+        raise missing("gpu", index, found, "this host" if known is None else known.name)
+    gpu_facts = found[index]
+    holder = gpu_holder(str(gpu_facts.get("uuid") or f"nvidia{index}"))
+    return {
+        **gpu_facts,
+        "name": index,
+        "product": gpu_facts.get("name"),
+        "held_by": None if holder is None else {"pid": holder.pid, "deployment": holder.name, "user": holder.user},
+    }
+
+
+def missing(kind: str, name: str, known: Any, where: str) -> NotFound:
+    """There is no such part; the nearest is named as it would be typed."""
+    hint = did_you_mean(name, known) if known else ""
+    if hint.startswith("did you mean"):
+        hint = hint.replace("did you mean '", f"did you mean '{kind}/", 1)
+    return NotFound(f"no {kind} {name!r} in {where}", hint=hint, kind=kind, name=name)
+
+
+def _values(known: Known, prefix: str) -> dict[str, float]:
+    values: dict[str, float] = known.snapshot.get("values", {})
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+def part_lines(title: str, item: dict[str, Any]) -> Iterator[str]:
+    """A part for people: what is known, sizes and times in units; what is empty is left out."""
+    yield title
+    for key, value in item.items():
+        if key in ("name", "deployment", "rank") or value in (None, "", {}, []):
+            continue
+        if not isinstance(value, dict):
+            yield f"  {key:<16} {shown(key, value)}"
+            continue
+        yield f"  {key}"
+        for name, part in sorted(value.items()):
+            if key == "phases_s":
+                yield f"    {name:<26} {duration_text(part)}"
+            elif isinstance(part, dict):
+                facts = [f"{word} {shown(word, fact)}" for word, fact in part.items() if _says(word, fact, name)]
+                yield f"    {name:<26} {'  '.join(facts)}".rstrip()
+            else:
+                yield f"    {name:<26} {shown(name, part)}"
+
+
+def _says(word: str, fact: Any, title: str) -> bool:
+    return fact not in (None, "", {}, [], 0, 0.0, False) and word not in ("name", "rank") and str(fact) != title
+
+
+def shown(key: str, value: Any) -> str:
+    """One value with its unit, by the name of its field."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return _number(key, value)
+    if isinstance(value, list):
+        return " ".join(escape(str(part)) for part in value)
+    if isinstance(value, dict):
+        return "  ".join(f"{name} {shown(name, part)}" for name, part in value.items())
+    return escape(str(value))
+
+
+def _number(key: str, value: float) -> str:
+    if key.endswith("_bytes") or key in ("memory_used", "memory_total", "bytes"):
+        return size_text(value)
+    if key.endswith("_ms"):
+        return f"{value:g} ms"
+    if key.endswith("bytes_s"):
+        return f"{size_text(value)}/s"
+    if key in SECONDS:
+        return duration_text(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

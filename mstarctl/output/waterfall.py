@@ -1,0 +1,148 @@
+"""One request as a waterfall of text: a row a place, its spans over time, figures at the end. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mstarctl.output.table import cell_width, escape
+from mstarctl.output.units import duration_text, size_text
+
+MARKS: Final = {"compute": "#", "queue": "-", "transfer": ":", "stall": "~"}
+FREE: Final = "."
+BAR_CELLS: Final = 48
+NARROWEST: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One place and what happened there. spans: (start, end) in ms. note: figures for people."""
+
+    where: str
+    what: str
+    kind: str
+    start_ms: float
+    end_ms: float
+    spans: tuple[tuple[float, float], ...]
+    note: str
+
+
+def waterfall(trace: Mapping[str, Any], width: int = 120) -> list[str]:
+    """Lines of a trace as GET /v1/requests/ID/trace gives it: a head, then a row a place by the time it began."""
+    rows = rows_of(trace)
+    lines = [head_line(trace["request"])]
+    if not rows:
+        return [*lines, "nothing was measured of it yet"]
+    total = max(max(row.end_ms for row in rows), float(trace["request"].get("age_s") or 0.0) * 1000, 1e-6)
+    wheres, whats = max(cell_width(row.where) for row in rows), max(cell_width(row.what) for row in rows)
+    digits = len(f"{total:.0f}")
+    cells = max(NARROWEST, min(BAR_CELLS, width - wheres - whats - 2 * digits - 36))
+    before = ""
+    for row in rows:
+        where = row.where if row.where != before else ""
+        before = row.where
+        times = f"{row.start_ms:{digits}.0f} .. {row.end_ms:{digits}.0f}"
+        bar = bar_of(row, total, cells)
+        lines.append(f"{where:<{wheres}}  {row.what:<{whats}}  {bar}  {times}  {row.note}".rstrip())
+    if trace.get("spans_cut"):
+        lines.append(f"{trace['spans_cut']} early spans are in the sums alone")
+    return lines
+
+
+def head_line(request: Mapping[str, Any]) -> str:
+    """`r-7f3a  qwen3_omni  audio+text -> text+audio   1842 ms   TTFT 231   312 tokens   5.4 s audio (RTF 0.34)`"""
+    way = f"{'+'.join(request['inputs']) or '?'} -> {'+'.join(request['outputs']) or '?'}"
+    parts = [escape(str(request["id"])), str(request["model"]), way, f"{float(request['age_s']) * 1000:.0f} ms"]
+    if request.get("ended") is None:
+        parts.append(f"still in {request.get('node') or request['state']}")
+    elif request["state"] != "finished":
+        parts.append(f"{request['state']}{': ' + str(request['error']) if request.get('error') else ''}")
+    parts += [f"TTFT {request['ttft_ms']:.0f}"] if request.get("ttft_ms") is not None else []
+    parts += [f"TTFA {request['ttfa_ms']:.0f}"] if request.get("ttfa_ms") is not None else []
+    parts += [f"{request['tokens']} tokens"] if request.get("tokens") else []
+    if request.get("audio_s"):
+        rtf = f" (RTF {request['rtf']:.2f})" if request.get("rtf") is not None else ""
+        parts.append(f"{request['audio_s']:.1f} s audio{rtf}")
+    return "   ".join(parts)
+
+
+def rows_of(trace: Mapping[str, Any]) -> list[Row]:
+    """A row for each place and kind: from the sums, and from spans that are still open."""
+    spans: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
+    for span in trace["spans"]:
+        spans.setdefault(_place(span), []).append(span)
+    sums = {_place(item): item for item in trace["sums"]}
+    ttft = trace["request"].get("ttft_ms")
+    found = [_row(place, sums.get(place), spans.get(place, ()), ttft) for place in {**sums, **spans}]
+    return sorted(found, key=lambda row: (row.start_ms, row.end_ms))
+
+
+def _place(item: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    return str(item["process"]), str(item["node"]), str(item["walk"]), str(item["kind"])
+
+
+def _row(
+    place: tuple[str, str, str, str], total: Mapping[str, Any] | None, spans: Sequence[Mapping[str, Any]],
+    ttft_ms: float | None,
+) -> Row:  # fmt: skip
+    process, node, walk, kind = place
+    known = [*([total] if total is not None else []), *spans]
+    start, end = min(float(k["start_ms"]) for k in known), max(float(k["end_ms"]) for k in known)
+    shown = tuple((float(span["start_ms"]), float(span["end_ms"])) for span in spans)
+    if total is not None and int(total["spans"]) > sum(not span["is_open"] for span in spans):
+        shown = (*shown, (float(total["start_ms"]), min((s for s, _ in shown), default=float(total["end_ms"]))))
+    what = " ".join(word for word in (node, walk if walk != node else "") if word)
+    what = what if kind == "compute" else f"{what} {kind}" if kind != "transfer" else f"edge {node}"
+    return Row(
+        where=where_of(process),
+        what=escape(what.strip()),
+        kind=kind,
+        start_ms=start,
+        end_ms=end,
+        spans=shown,
+        note=_note(kind, total, spans, start, ttft_ms),
+    )
+
+
+def where_of(process: str) -> str:
+    """`worker-1` is `rank 1`."""
+    return process.replace("worker-", "rank ", 1) if process.startswith("worker-") else process
+
+
+def _note(
+    kind: str, total: Mapping[str, Any] | None, spans: Sequence[Mapping[str, Any]], start: float, ttft: float | None
+) -> str:
+    open_ms = sum(float(s["end_ms"]) - float(s["start_ms"]) for s in spans if s["is_open"])
+    busy = open_ms + (float(total["busy_ms"]) if total is not None else 0.0)
+    count = int(total["count"]) if total is not None else sum(int(s["count"]) for s in spans)
+    parts = [duration_text(busy / 1000)]
+    if count > 1:
+        unit = "items" if kind == "transfer" else "steps" if kind == "compute" else "times"
+        parts.append(f"{count} {unit}, mean {busy / count:.1f} ms")
+    batch = max((int(span["batch"]) for span in spans), default=0)
+    if kind == "compute" and batch > 1:
+        parts.append(f"batch {batch}")
+    size = int(total["size_bytes"]) if total is not None else 0
+    if size:
+        parts.append(size_text(size))
+    if kind == "queue" and ttft and start < ttft:
+        parts.append(f"{100 * min(busy, ttft) / ttft:.0f} % of TTFT")
+    if open_ms:
+        parts.append("goes on")
+    return "  ".join(parts)
+
+
+def bar_of(row: Row, total_ms: float, cells: int) -> str:
+    """The row's spans as one bar; what is too short for a cell still gets one."""
+    mark, line = MARKS.get(row.kind, "#"), [FREE] * cells
+    for first, last in _cells(row.spans, total_ms, cells):
+        line[first : last + 1] = mark * (last - first + 1)
+    return "".join(line)
+
+
+def _cells(spans: Iterable[tuple[float, float]], total_ms: float, cells: int) -> Iterable[tuple[int, int]]:
+    for start, end in spans:
+        first = min(cells - 1, max(0, int(start / total_ms * cells)))
+        last = min(cells - 1, max(first, -int(-end / total_ms * cells // 1) - 1))
+        yield first, last

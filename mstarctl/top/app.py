@@ -1,0 +1,419 @@
+"""The terminal program: polls the session, draws pictures, turns keys into choices."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from textual.app import App, ComposeResult, SystemCommand
+from textual.screen import Screen
+
+from mstar_core.errors import MstarError, UsageError
+from mstar_core.observe.filter import Filter
+from mstarctl.top import deeds, moves
+from mstarctl.top.asking import Asking
+from mstarctl.top.keys import KEYS, Key, works
+from mstarctl.top.layout.foot import Hint
+from mstarctl.top.layout.logs import sources
+from mstarctl.top.layout.pages import Painted, compose
+from mstarctl.top.layout.scroll import Window
+from mstarctl.top.layout.state import State
+from mstarctl.top.layout.waterfall import Zoom, end_of
+from mstarctl.top.line import Line
+from mstarctl.top.session import Session
+from mstarctl.top.theme import GROUND, Mode
+from mstarctl.top.view import View
+from mstarctl.top.widgets.filter_bar import FilterBar
+from mstarctl.top.widgets.main_pane import MainPane
+from mstarctl.top.widgets.pane import Pane
+
+POLL_S: Final = 0.1
+"""At most ten pictures a second."""
+
+ANIMATION_POLLS: Final = 2
+ASK_S: Final = 1.0
+NOTICE_S: Final = 4.0
+
+
+class TopApp(App[None]):
+    """One look at one deployment. failure: what ended it, if that was an error."""
+
+    CSS = f"""
+    Screen {{ background: {GROUND}; }}
+    #filter {{
+        dock: bottom; height: 1; border: none; padding: 0 1; display: none; background: #23405c; color: #f2f6fa;
+    }}
+    App.-plain Screen {{ background: ansi_default; }}
+    App.-plain #filter {{ background: ansi_default; color: ansi_default; text-style: reverse; }}
+    Sheet {{ background: {GROUND} 60%; }}
+    App.-plain Sheet {{ background: ansi_default; }}
+    """
+    TITLE = "mstarctl top"
+    ENABLE_COMMAND_PALETTE = True
+
+    def __init__(
+        self,
+        session: Session,
+        asking: Asking,
+        *,
+        mode: Mode = "true",
+        state: State | None = None,
+        is_animated: bool = True,
+        folder: Path | None = None,
+    ) -> None:
+        super().__init__(ansi_color=mode != "true")
+        self.session, self.asking, self.mode = session, asking, mode
+        self.state = state or State()
+        self.failure: Exception | None = None
+        self.folder = folder or Path.cwd()
+        self._pane, self._bar = MainPane(mode, id="main"), FilterBar()
+        self._is_animated = is_animated
+        self._drawn: tuple[object, ...] = ()
+        self._painted = Painted([])
+        self._polls = 0
+        self._phase = 0
+        self._has_mouse = True
+        self._recordings: list[dict[str, object]] = []
+
+    # -- life -------------------------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        yield self._pane
+        yield self._bar
+
+    def on_mount(self) -> None:
+        self.set_class(self.mode != "true", "-plain")
+        self.session.start()
+        self._pane.focus()
+        self.set_interval(POLL_S, self.poll)
+        self.set_interval(ASK_S, self.ask)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread: tests
+                loop.add_signal_handler(number, self.exit)
+
+    def _handle_exception(self, error: Exception) -> None:
+        """Keep the error for the command, which writes it to a file once the terminal is as it was."""
+        self.failure = self.failure or error
+        self._return_code = 1
+        if self._exception is None:
+            self._exception = error
+            self._exception_event.set()
+        self._close_messages_no_wait()
+
+    def poll(self) -> None:
+        """Take what has come and draw when something changed. Moving dots go five times a second."""
+        self.session.poll()
+        self._polls += 1
+        if self._polls % ANIMATION_POLLS == 0 and self._is_moving():
+            self._phase += 1
+        self.draw()
+
+    def _is_moving(self) -> bool:
+        if not self._is_animated or self.state.page not in ("overview", "graph"):
+            return False
+        view = self.session.view()
+        return view.link.state in ("live", "replay") and any(edge.items_s > 0 for edge in view.store.edges.values())
+
+    def view(self) -> View:
+        """The picture's data."""
+        return replace(self.session.view(), phase=self._phase, recordings=self._recordings)
+
+    def draw(self, *, always: bool = False) -> None:
+        """Paint the screen if anything that it shows has changed."""
+        pane = self._pane
+        if not pane.is_attached:  # the last tick of a program that ends
+            return
+        wanted = (self.session.changes, self.state, self._phase, pane.size, self.session.filter, len(self._recordings))
+        if wanted == self._drawn and not always:
+            return
+        self._drawn = wanted
+        self._painted = compose(self.view(), self.state, pane.size.width, pane.size.height, self.hints())
+        pane.show(self._painted.lines)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.draw, always=True)
+
+    @property
+    def picture(self) -> list[Line]:
+        """The lines on the screen."""
+        return self._painted.lines
+
+    def choose(self, state: State) -> None:
+        """Show another choice."""
+        self.state = state
+        self.refresh_bindings()
+        self.draw()
+
+    def tell(self, text: str, *, is_bad: bool = False) -> None:
+        """A sentence in the foot for a few seconds."""
+        self.choose(replace(self.state, notice=text, is_notice_bad=is_bad))
+        self.set_timer(NOTICE_S, lambda: self._untell(text))
+
+    def _untell(self, text: str) -> None:
+        if self.state.notice == text:
+            self.choose(replace(self.state, notice=""))
+
+    # -- keys -------------------------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Which keys are active: by page, and by what this peer may do."""
+        known = [key for key in KEYS if _name(key) == action]
+        if not known:
+            return True
+        may_write = not self.session.view().readonly
+        return any(works(key, self.state.page, may_write=may_write, is_live=self.session.is_live) for key in known)
+
+    def active_keys(self) -> list[Key]:
+        """Rows of the table whose bindings are active now, in its order."""
+        active = self._pane.is_mounted and self.screen_stack[0].active_bindings
+        if not active:
+            return []
+        page, readonly = self.state.page, self.session.view().readonly
+        found = []
+        for key in KEYS:
+            names = key.keys.split(",")
+            is_bound = any(name in active and active[name].enabled for name in names)
+            if is_bound and works(key, page, may_write=not readonly, is_live=self.session.is_live):
+                found.append(key)
+        return found
+
+    def hints(self) -> list[Hint]:
+        """What the foot says, from the bindings that are active."""
+        if self._bar.display:
+            return [("enter", "keep"), ("esc", "undo")]
+        shown = sorted((key for key in self.active_keys() if key.foot), key=lambda key: key.foot)
+        return [("1-7", "screen"), *((key.shown, key.label) for key in shown)]
+
+    def action_page(self, page: str) -> None:
+        if page == "logs":
+            self.session.want_logs()
+        self.choose(replace(self.state, page=page))
+
+    def action_panel(self) -> None:
+        if self.state.page == "logs":
+            self.choose(moves.next_source(self.state, sources(self.session.view().logs)))
+            return
+        panel = "ranks" if self.state.panel == "requests" else "requests"
+        first = next(iter(moves.rank_keys(self.view())), None)
+        self.choose(replace(self.state, panel=panel, rank=self.state.rank or first))
+
+    def action_move(self, by: int) -> None:
+        self.choose(moves.move(self.view(), self.state, by))
+
+    def action_across(self, by: int) -> None:
+        self.choose(moves.across(self.view(), self.state, by))
+
+    def action_turn(self, by: int) -> None:
+        self.action_move(by * max(1, self.size.height // 2))
+
+    def action_edge(self, to: int) -> None:
+        self.choose(moves.edge(self.view(), self.state, to))
+
+    def action_open(self) -> None:
+        self.choose(moves.opened(self.view(), self.state))
+        if self.state.page == "request":
+            self.ask()
+
+    def action_leave(self) -> None:
+        state = self.state
+        if state.page == "request":
+            self.choose(replace(state, page=state.came_from, trace=None, zoom=Zoom()))
+        elif state.page == "logs" and (state.log_text or state.log_source):
+            self.choose(replace(state, log_text="", log_source="", log_above=0))
+        elif state.page == "events" and (state.event_text or state.events.cursor):
+            self.choose(replace(state, event_text="", events=Window()))
+        elif self.session.filter.text:
+            self.session.filter = Filter()
+            self.draw()
+        elif state.requests.cursor is not None or state.panel == "ranks" or state.node:
+            self.choose(replace(state, requests=Window(), panel="requests", node=""))
+        else:
+            self.choose(replace(state, page="overview"))
+
+    def action_sort(self) -> None:
+        self.choose(moves.next_sort(self.state))
+
+    def action_reverse(self) -> None:
+        self.choose(moves.reverse(self.state))
+
+    def action_pause(self) -> None:
+        self.session.toggle_pause()
+        self.draw()
+
+    def action_step(self, frames: int) -> None:
+        self.session.step(frames)
+        self.draw()
+
+    def action_skip(self, seconds: int) -> None:
+        self.session.skip(seconds)
+        self.draw()
+
+    def action_walk(self, by: int) -> None:
+        self.choose(moves.next_walk(self.view(), replace(self.state, page="graph"), by))
+
+    def action_graph(self) -> None:
+        self.choose(moves.at_node(self.view(), self.state))
+
+    def action_logs(self) -> None:
+        """The logs of what is marked: a request's lines, a rank's process."""
+        view, state = self.view(), self.state
+        key = moves.marked_request(view, state)
+        self.session.want_logs()
+        if key is not None:
+            self.choose(replace(state, page="logs", log_text=view.store.requests[key].id, log_source="", log_above=0))
+        elif state.rank is not None and (state.page == "ranks" or state.panel == "ranks"):
+            child = next((c.name for c in view.store.children.values() if str(c.rank) == state.rank), "")
+            self.choose(replace(state, page="logs", log_source=child, log_text="", log_above=0))
+        else:
+            self.choose(replace(state, page="logs"))
+
+    def action_pace(self, to: int) -> None:
+        if self.state.page == "request" and self.state.trace is not None:
+            end = end_of(self.state.trace.lanes)
+            self.choose(replace(self.state, zoom=self.state.zoom.closer(end, 2.0 if to > 0 else 0.5)))
+            return
+        self.tell(self.session.faster(2.0 if to > 0 else 0.5))
+
+    def action_mouse(self) -> None:
+        """Textual has no public switch for this; the driver's own two functions do it."""
+        driver = self._driver
+        self._has_mouse = not self._has_mouse
+        name = "_enable_mouse_support" if self._has_mouse else "_disable_mouse_support"
+        switch = getattr(driver, name, None)
+        if switch is not None:
+            switch()
+        self.tell("the mouse is ours again" if self._has_mouse else "the mouse is the terminal's; m takes it back")
+
+    # -- the filter -------------------------------------------------------------------------------------------
+
+    def action_filter(self) -> None:
+        texts = {"logs": self.state.log_text, "events": self.state.event_text}
+        self._bar.open(texts.get(self.state.page, self.session.filter.text))
+        self.call_after_refresh(self.draw, always=True)
+
+    def on_filter_bar_typed(self, event: FilterBar.Typed) -> None:
+        if self._filter(event.text) and event.is_final:
+            self._close_filter()
+
+    def on_filter_bar_left(self, event: FilterBar.Left) -> None:
+        self._filter(event.text)
+        self._close_filter()
+
+    def _close_filter(self) -> None:
+        self._bar.close()
+        self._pane.focus()
+        self.state = replace(self.state, notice="")
+        self.call_after_refresh(self.draw, always=True)
+
+    def _filter(self, text: str) -> bool:
+        """Use a filter text. Says what is wrong with it, and keeps the one before."""
+        if self.state.page == "logs":
+            self.choose(replace(self.state, log_text=text, log_above=0))
+        elif self.state.page == "events":
+            self.choose(replace(self.state, event_text=text, events=Window()))
+        else:
+            try:
+                self.session.filter = Filter.parse(text, expressions=True)
+            except UsageError as error:
+                self.choose(replace(self.state, notice=deeds.in_words(error), is_notice_bad=True))
+                return False
+            self.choose(replace(self.state, notice=""))
+        return True
+
+    # -- questions --------------------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Once a second: what the frames do not carry."""
+        if self.state.page == "bench":
+            self.run_worker(self._ask_recordings, thread=True, exclusive=True, group="recordings")
+        request = self.session.view().store.requests.get(self.state.request)
+        is_settled = request is not None and request.has_ended and bool(self.state.trace and self.state.trace.lanes)
+        if self.state.page == "request" and request is not None and not is_settled:
+            self.run_worker(self._ask_trace, thread=True, exclusive=True, group="trace")
+
+    def _ask_recordings(self) -> None:
+        try:
+            found = self.asking.recordings()
+        except MstarError:
+            return  # the head says that the deployment does not answer
+        self.call_from_thread(self._note_recordings, found)
+
+    def _note_recordings(self, found: list[dict[str, object]]) -> None:
+        self._recordings = found
+        self.draw(always=True)
+
+    def _ask_trace(self) -> None:
+        view = self.session.view()
+        request = view.store.requests.get(self.state.request)
+        if request is None:
+            return
+        trace = self.asking.trace(request, view.t)
+        self.call_from_thread(lambda: self.choose(replace(self.state, trace=trace)))
+
+    # -- beyond the picture -----------------------------------------------------------------------------------
+
+    def action_cancel(self) -> None:
+        deeds.ask_cancel(self)
+
+    def action_drain(self) -> None:
+        deeds.ask_drain(self)
+
+    def action_help(self) -> None:
+        deeds.open_help(self)
+
+    def action_describe(self) -> None:
+        deeds.describe(self)
+
+    def action_json(self) -> None:
+        deeds.show_json(self)
+
+    def action_copy(self) -> None:
+        deeds.copy_id(self)
+
+    def action_export(self) -> None:
+        deeds.ask_export(self)
+
+    def action_perfetto(self) -> None:
+        deeds.write_perfetto(self)
+
+    def action_record(self) -> None:
+        deeds.toggle_recording(self)
+
+    # -- mouse and palette ------------------------------------------------------------------------------------
+
+    def on_pane_clicked(self, event: Pane.Clicked) -> None:
+        kind, key = self._painted.hits.get(event.y, ("", ""))
+        match kind:
+            case "titles":
+                self.choose(moves.sort_at(self.state, event.x, self.size.width))
+            case "request":
+                is_second = self.state.requests.cursor == key
+                window = replace(self.state.requests, cursor=key)
+                self.choose(replace(self.state, requests=window, panel="requests"))
+                if is_second:
+                    self.action_open()
+            case "rank":
+                self.choose(replace(self.state, rank=key))
+            case "event":
+                self.choose(replace(self.state, events=replace(self.state.events, cursor=key)))
+
+    def on_pane_scrolled(self, event: Pane.Scrolled) -> None:
+        self.action_move(event.by)
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """The palette: every active key by name."""
+        for key in self.active_keys():
+            yield SystemCommand(f"{key.label} ({key.shown})", key.help, self._runner(key.action))
+
+    def _runner(self, action: str) -> Callable[[], object]:
+        return lambda: self.run_action(action)
+
+
+def _name(key: Key) -> str:
+    return key.action.partition("(")[0]

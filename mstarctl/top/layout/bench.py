@@ -1,0 +1,59 @@
+"""Load tests that record against this deployment, as the admin socket lists them."""
+
+from __future__ import annotations
+
+from mstarctl.output.units import size_text
+from mstarctl.top import figures
+from mstarctl.top.bars import bar
+from mstarctl.top.layout.scroll import Window, framed, scrolled
+from mstarctl.top.line import Line, fit, left, line, right, safe
+from mstarctl.top.view import View
+
+HINT = "  no load test records here; start one with: mstarctl bench run"
+
+
+def bench_page(view: View, width: int, height: int, window: Window) -> tuple[list[Line], list[str]]:
+    """(exactly `height` lines, keys of the recordings that are shown)."""
+    found = list(view.recordings)
+    keys = [str(item.get("id", "")) for item in found]
+    room = height - 1
+    window = scrolled(keys, window, room)
+    shown = found[window.offset : window.offset + room]
+    rows = [recording(view, item, width) for item in shown] or [line((HINT, "dim"))]
+    titles = f" {'RECORDING':<20}  {'STATE':<10}  {'PROGRESS':<24}  {'REQUESTS':>8}  {'SIZE':>9}"
+    shown_keys = keys[window.offset : window.offset + room]
+    return [
+        fit(line((titles, "head")), width),
+        *framed(view, rows, shown_keys, window, len(found), width, room),
+    ], shown_keys
+
+
+def recording(view: View, item: dict[str, object], width: int) -> Line:
+    """One recording: its name, how far the load test says it is, what it holds."""
+    progress = item.get("progress")
+    said: dict[str, object] = progress if isinstance(progress, dict) else {}
+    share = share_of(said)
+    name, state = str(item.get("name") or item.get("id") or figures.NONE), str(item.get("state") or figures.NONE)
+    size, kept, lost = number(item.get("size_bytes")), number(item.get("requests")), number(item.get("dropped"))
+    meter = bar(share, 16, view.glyphs, "accent") + line((f" {figures.percent(share):>6} ", "value"))
+    words = " ".join(f"{key} {value}" for key, value in said.items() if key not in ("done", "total", "share"))
+    return fit(
+        line(" ", (left(safe(name), 20), "strong"), "  ")
+        + line((left(safe(state), 10), "accent" if state == "recording" else "warn"), "  ")
+        + meter
+        + line("  ", (right(figures.NONE if kept is None else f"{kept:.0f}", 8), "value"), "  ")
+        + line((right(figures.NONE if size is None else size_text(size), 9), ""), "  ")
+        + line((f"{lost:.0f} dropped  " if lost else "", "warn"), (safe(words), "dim")),
+        width,
+    )
+
+
+def share_of(said: dict[str, object]) -> float | None:
+    """How far a load test is: what it says itself, or done of total."""
+    share = number(said.get("share"))
+    return figures.part(number(said.get("done")), number(said.get("total"))) if share is None else share
+
+
+def number(value: object) -> float | None:
+    """A number of an answer, None for anything else."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,89 @@
+"""A grid of cells to draw on: text, frames, and lines that join where they meet. Turned into lines at the end."""
+
+from __future__ import annotations
+
+from mstarctl.top.glyphs import Glyphs
+from mstarctl.top.line import Line, Span, cells
+
+UP, RIGHT, DOWN, LEFT = 1, 2, 4, 8
+
+
+class Canvas:
+    """`width` x `height` cells. What is drawn outside is lost."""
+
+    def __init__(self, width: int, height: int, glyphs: Glyphs) -> None:
+        self.width, self.height, self.glyphs = width, height, glyphs
+        self._cells: list[list[Span]] = [[Span(" ")] * width for _ in range(height)]
+        self._bits: dict[tuple[int, int], tuple[int, bool, str]] = {}
+
+    def put(self, x: int, y: int, text: str, role: str = "") -> None:
+        """Text from a cell to the right. A wide character takes two cells, the second of them empty."""
+        if not 0 <= y < self.height:
+            return
+        for char in text:
+            size = cells(char)
+            if size == 0:
+                continue
+            if 0 <= x and x + size <= self.width:
+                self._cells[y][x] = Span(char, role)
+                if size == 2:
+                    self._cells[y][x + 1] = Span("", role)
+            x += size
+
+    def put_line(self, x: int, y: int, row: Line) -> None:
+        """A finished line."""
+        for text, role in row.spans:
+            self.put(x, y, text, role)
+            x += cells(text)
+
+    def frame(self, x: int, y: int, width: int, height: int, role: str) -> None:
+        """A double frame."""
+        a, b, c, d, flat, tall = tuple(self.glyphs.frame)
+        self.put(x, y, a + flat * (width - 2) + b, role)
+        self.put(x, y + height - 1, c + flat * (width - 2) + d, role)
+        for row in range(y + 1, y + height - 1):
+            self.put(x, row, tall, role)
+            self.put(x + width - 1, row, tall, role)
+
+    def wire(self, start: tuple[int, int], end: tuple[int, int], role: str, *, is_heavy: bool = False) -> None:
+        """A straight line of cells, both ends included. Lines that meet in a cell join."""
+        (x0, y0), (x1, y1) = start, end
+        step_x, step_y = (x1 > x0) - (x1 < x0), (y1 > y0) - (y1 < y0)
+        out = {(1, 0): RIGHT, (-1, 0): LEFT, (0, 1): DOWN, (0, -1): UP}.get((step_x, step_y), 0)
+        back = {RIGHT: LEFT, LEFT: RIGHT, UP: DOWN, DOWN: UP}.get(out, 0)
+        x, y = x0, y0
+        while True:
+            bits = (back if (x, y) != (x0, y0) else 0) | (out if (x, y) != (x1, y1) else 0)
+            old, heavy, before = self._bits.get((x, y), (0, False, role))
+            stronger = before if before.startswith("flow") and "+off" not in before else role
+            self._bits[x, y] = (old | bits, heavy or is_heavy, stronger)
+            if (x, y) == (x1, y1):
+                return
+            x, y = x + step_x, y + step_y
+
+    def ink(self) -> None:
+        """Draw the wires into the cells. Text that is put later stands over them."""
+        for (x, y), (bits, is_heavy, role) in self._bits.items():
+            if bits in (LEFT, RIGHT):
+                bits = LEFT | RIGHT
+            self.put(x, y, (self.glyphs.heavy if is_heavy else self.glyphs.lines)[bits], role)
+        self._bits.clear()
+
+    def is_blank(self, x: int, y: int, width: int) -> bool:
+        """Whether nothing is drawn there."""
+        if not (0 <= y < self.height and 0 <= x and x + width <= self.width):
+            return False
+        return all(self._cells[y][at].text == " " for at in range(x, x + width))
+
+    def lines(self) -> list[Line]:
+        """The rows, cells of one role joined."""
+        found = []
+        for row in self._cells:
+            spans: list[Span] = []
+            for text, role in row:
+                if spans and spans[-1].role == role:
+                    spans[-1] = Span(spans[-1].text + text, role)
+                else:
+                    spans.append(Span(text, role))
+            found.append(Line(tuple(spans)))
+        return found

@@ -1,0 +1,345 @@
+"""The dataflow with live rates: a picture where it fits, a list where it does not, one node's facts below."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mstar_core.observe.frames import Graph, GraphNode, Node
+from mstarctl.output.units import size_text
+from mstarctl.top import figures
+from mstarctl.top.bars import spark
+from mstarctl.top.layout.canvas import Canvas
+from mstarctl.top.layout.geometry import Picture, Route, Size, place
+from mstarctl.top.layout.wires import IN, OUT, Wire, graph_of, wires
+from mstarctl.top.line import Line, Span, cells, fit, join, left, line, right, safe, take, window
+from mstarctl.top.view import NORMAL, View
+
+HEAVY_BYTES_S: Final = 10 * 2**20
+"""From here on a wire is drawn thick."""
+
+DOT_ITEMS_S: Final = 50
+
+
+def graph_page(view: View, width: int, height: int, size: int, walk: str = "", chosen: str = "") -> list[Line]:
+    """Exactly `height` lines: the lit walk, the dataflow, facts of the chosen node (the bottleneck's, if none)."""
+    graph = graph_of(view)
+    if not graph.nodes:
+        return window([line(), line(("  the graph is not known yet", "dim"))], height, width)
+    shown = chosen or bottleneck(view) or graph.nodes[0].name
+    facts = node_facts(view, graph, shown, width)
+    top = [walk_line(view, graph, walk, width)]
+    room = height - len(top) - len(facts) - 1
+    body = picture(view, graph, walk, shown if chosen else "", width, room) if size >= NORMAL else None
+    if body is None:
+        body = listed(view, graph, walk, chosen, width)
+    used = [line(), *body][: max(0, room)]
+    spare = room - len(used)
+    rows = node_table(view, graph, walk, width) if size >= NORMAL else []
+    if rows and spare > len(rows):
+        used += [line(), *rows]
+        spare -= len(rows) + 1
+    return window([*top, *used, *[line()] * spare, line(), *facts], height, width)
+
+
+def bottleneck(view: View) -> str:
+    """The node that holds the others up, if one does."""
+    return next((node.name for node in view.store.nodes.values() if node.is_bottleneck), "")
+
+
+def walk_line(view: View, graph: Graph, walk: str, width: int) -> Line:
+    """Which walk is lit, and what the drawing's signs mean."""
+    inside = sum(node.walks.get(walk, 0) for node in view.store.nodes.values())
+    text = (
+        line((" walk: ", "dim"), (safe(walk), "accent"), (f" ({inside} requests)", "dim"))
+        if walk
+        else line((f" {len(graph.walks)} walks, all lit", "dim"), ("   w: one at a time", "faint"))
+    )
+    key = line((f"{view.glyphs.dot} = {DOT_ITEMS_S} items/s   thick = 10 MiB/s and more ", "faint"))
+    return fit(text, width) if text.width + key.width + 2 > width else fit(text, width - key.width) + key
+
+
+# -- boxes --------------------------------------------------------------------------------------------------------
+
+
+def box(view: View, node: GraphNode, chosen: str) -> list[Line]:
+    """A node of the picture: its name, where it runs, its step, its load."""
+    live = [(key, n) for key, n in view.store.nodes.items() if n.name == node.name]
+    ranks = sorted({n.rank for _, n in live}) or sorted({rank for group in node.replicas for rank in group})
+    batch = sum(n.batch for _, n in live)
+    name = line((safe(node.name), view.node_role(node.name)))
+    if node.name == chosen:
+        name = Line((Span(safe(node.name), f"{view.node_role(node.name)}+selected"),))
+    where = f"rank {','.join(str(rank) for rank in ranks)}" if ranks else "not placed"
+    rows = [name, line((where, "dim"), (f"  b{batch}" if batch else "", "value"))]
+    steps = [n.step_ms for _, n in live if n.step_ms is not None]
+    if steps:
+        mark = f"{view.glyphs.loop} " if node.loops else ""
+        slow = f" {view.glyphs.bottleneck}" if any(n.is_bottleneck for _, n in live) else ""
+        rows.append(line((f"{mark}{figures.ms(max(steps))} ms", "value"), (slow, "hot")))
+    else:
+        rows.append(line(("idle", "faint")))
+    if live:
+        key, busiest = max(live, key=lambda pair: pair[1].busy)
+        curve = spark(view.recent("nodes", key, "busy"), 6, view.glyphs, peak=1.0)
+        rows.append(line((curve, "spark"), (f" {figures.percent(busiest.busy)}", "dim")))
+    return rows
+
+
+def terminal(key: str) -> list[Line]:
+    """What the client sends or gets."""
+    return [line((f"[{safe(key[1:])}]", "value"))]
+
+
+# -- the picture --------------------------------------------------------------------------------------------------
+
+
+def picture(view: View, graph: Graph, walk: str, chosen: str, width: int, height: int) -> list[Line] | None:
+    """The drawing in the middle of `width`; None when it needs more cells than there are."""
+    found = wires(graph, view.store.edges.values())
+    boxes = {node.name: box(view, node, chosen) for node in graph.nodes}
+    boxes |= {end: terminal(end) for wire in found for end in (wire.source, wire.into) if end[:1] in (IN, OUT)}
+    sizes = {
+        key: Size(width=max(row.width for row in rows), height=len(rows), port=rows[0].width)
+        for key, rows in boxes.items()
+    }
+    for extra in (16, 8, 4, 0):
+        made = place(graph, found, sizes, extra)
+        if made.width <= width - 2 and made.height <= height:
+            return _drawn(view, graph, made, boxes, walk, width)
+    return None
+
+
+def _drawn(view: View, graph: Graph, made: Picture, boxes: dict[str, list[Line]], walk: str, width: int) -> list[Line]:
+    shift = max(1, (width - made.width) // 2)
+    canvas = Canvas(width, made.height + 1, view.glyphs)
+    lit = {node.name for node in graph.nodes if not walk or walk in node.walks}
+    for frame in made.frames:
+        canvas.frame(frame.x + shift, frame.y, frame.width, frame.height, "frame")
+        canvas.put(frame.x + shift + 2, frame.y, f" {safe(frame.name)} "[: frame.width - 4], "dim")
+    for route in made.routes:
+        role = _wire_role(route.wire, walk)
+        heavy = (route.wire.bytes_s or 0) >= HEAVY_BYTES_S
+        for start, end in zip(route.corners, route.corners[1:], strict=False):
+            canvas.wire((start[0] + shift, start[1]), (end[0] + shift, end[1]), role, is_heavy=heavy)
+    canvas.ink()
+    for route in made.routes:
+        _dots(view, canvas, route, shift, walk)
+        x, y = route.corners[-1]
+        canvas.put(x + shift, y, view.glyphs.arrow_right, _wire_role(route.wire, walk))
+    for key, at in made.boxes.items():
+        is_lit = key in lit or key[:1] in (IN, OUT)
+        for index, row in enumerate(boxes[key]):
+            canvas.put_line(at.x + shift, at.y + index, row if is_lit else _off(row))
+    _labels(view, canvas, made, shift)
+    return canvas.lines()
+
+
+def _off(row: Line) -> Line:
+    return Line(tuple(Span(text, f"{role.partition('+')[0]}+off") for text, role in row.spans))
+
+
+def _wire_role(wire: Wire, walk: str) -> str:
+    if walk and walk not in wire.walks:
+        return "frame+off"
+    return "flow" if wire.items_s else "dim"
+
+
+def _dots(view: View, canvas: Canvas, route: Route, shift: int, walk: str) -> None:
+    """Dots that move along the piece of a wire that no other wire shares."""
+    if not route.wire.items_s or walk and walk not in route.wire.walks:
+        return
+    (x0, y), (x1, _) = route.corners[route.shown], route.corners[route.shown + 1]
+    length = x1 - x0
+    if length < 2:
+        return
+    count = min(max(1, round(route.wire.items_s / DOT_ITEMS_S)), max(1, length // 3))
+    for dot in range(count):
+        at = (dot * length // count + view.phase) % length
+        canvas.put(x0 + at + shift, y, view.glyphs.dot, "flow")
+
+
+def _labels(view: View, canvas: Canvas, made: Picture, shift: int) -> None:
+    """Rates over streams where there is room; chunk policies under the frames that they feed."""
+    for route in made.routes:
+        (x0, y), (x1, _) = route.corners[route.shown], route.corners[route.shown + 1]
+        text = f"{figures.rate(route.wire.items_s)}/s" if route.wire.items_s is not None else ""
+        for x in range(x1 - len(text), x0, -1):
+            if text and canvas.is_blank(x + shift - 1, y - 1, len(text) + 2):
+                canvas.put(x + shift, y - 1, text, "value")
+                break
+    frames = sorted(made.frames, key=lambda frame: frame.x)
+    for route in made.routes:
+        at = made.boxes.get(route.wire.into)
+        if not route.wire.chunk or at is None:
+            continue
+        frame = next((f for f in frames if f.x < at.x < f.x + f.width and f.y <= at.y < f.y + f.height), None)
+        text = f"chunk {safe(route.wire.chunk)}"
+        if frame is not None and canvas.is_blank(frame.x + shift, frame.y + frame.height, min(len(text), frame.width)):
+            canvas.put(frame.x + shift, frame.y + frame.height, left(text, frame.width).rstrip(), "faint")
+
+
+# -- the list -----------------------------------------------------------------------------------------------------
+
+
+def listed(view: View, graph: Graph, walk: str, chosen: str, width: int) -> list[Line]:
+    """Partitions and their nodes as lines, with what goes into each: for narrow screens and wide graphs."""
+    found = wires(graph, view.store.edges.values())
+    names = max((cells(node.name) for node in graph.nodes), default=4) + 1
+    rows: list[Line] = []
+    partitions = list(dict.fromkeys([*graph.partitions, *(node.partition for node in graph.nodes)]))
+    for partition in partitions:
+        inside = [node for node in graph.nodes if node.partition == partition]
+        if not inside:
+            continue
+        title = f" {safe(partition)} "
+        rows.append(
+            line(
+                (view.glyphs.frame[4] * 2 + title, "dim"),
+                (view.glyphs.frame[4] * max(0, min(width, 78) - 2 - cells(title)), "frame"),
+            )
+        )
+        for node in inside:
+            rows.append(_listed(view, node, found, walk, chosen, width, names))
+    return rows
+
+
+def _listed(view: View, node: GraphNode, found: list[Wire], walk: str, chosen: str, width: int, names: int) -> Line:
+    rows = box(view, node, chosen if node.name == chosen else "")
+    facts = [fit(rows[0], min(names, width - 2))]
+    facts += rows[1:2] if width < 60 else rows[1:]
+    into = [wire for wire in found if wire.into == node.name]
+    fed = [
+        line(
+            (safe(wire.source.lstrip(IN)), view.node_role(wire.source)),
+            (f" {figures.rate(wire.items_s)}/s" if wire.items_s is not None else "", "value"),
+        )
+        for wire in into
+    ]
+    row = line("  ") + take(
+        [*facts, line((f"{view.glyphs.arrow_left} ", "dim")) + join(fed) if fed else line()], width - 2
+    )
+    return fit(_off(row) if walk and walk not in node.walks else row, width)
+
+
+def node_table(view: View, graph: Graph, walk: str, width: int) -> list[Line]:
+    """Titles and a row for each node on each rank: everything that the boxes have no room for."""
+    titles = (
+        "NODE",
+        "RANK",
+        "BATCH",
+        "STEP p50",
+        "p99 ms",
+        "STEPS/s",
+        "ROWS/s",
+        "TOK/s",
+        "QUEUE",
+        "SLOTS",
+        "PAGES",
+        "GRAPHS",
+        "BUSY",
+    )
+    sizes = (16, 4, 5, 8, 7, 8, 8, 7, 5, 7, 10, 7, 5)
+    rows = [
+        line(
+            " ",
+            (left(titles[0], sizes[0]), "head"),
+            *((right(title, size + 1), "head") for title, size in zip(titles[1:], sizes[1:], strict=True)),
+        )
+    ]
+    order = {node.name: place_ for place_, node in enumerate(graph.nodes)}
+    for node in sorted(view.store.nodes.values(), key=lambda n: (order.get(n.name, 99), n.rank)):
+        waiting = node.queue + node.waiting
+        texts = (
+            str(node.rank),
+            figures.count(node.batch),
+            figures.ms(node.step_p50_ms),
+            figures.ms(node.step_p99_ms),
+            figures.rate(node.steps_s),
+            figures.rate(node.rows_s),
+            figures.rate(node.tokens_s),
+            figures.count(waiting),
+            f"{node.slots_used}/{node.slots_total}" if node.slots_total else figures.NONE,
+            f"{node.pages_used}/{node.pages_total}" if node.pages_total else figures.NONE,
+            figures.NONE if node.graph_share is None else f"{100 * node.graph_share:.1f} %",
+            figures.percent(node.busy),
+        )
+        row = line(
+            " ",
+            (left(safe(node.name), sizes[0]), view.node_role(node.name)),
+            *(
+                (right(text, size + 1), "dim" if text == figures.NONE else "value")
+                for text, size in zip(texts, sizes[1:], strict=True)
+            ),
+        )
+        spec = next((n for n in graph.nodes if n.name == node.name), None)
+        rows.append(fit(_off(row) if walk and spec and walk not in spec.walks else row, width))
+    return rows
+
+
+# -- facts --------------------------------------------------------------------------------------------------------
+
+
+def node_facts(view: View, graph: Graph, name: str, width: int) -> list[Line]:
+    """One or two lines about a node: walks, pages, step times, graphs, and each wire into it."""
+    live = [node for node in view.store.nodes.values() if node.name == name]
+    spec = next((node for node in graph.nodes if node.name == name), None)
+    if spec is None and not live:
+        return []
+    walks = ", ".join(spec.walks if spec else live[0].walks)
+    rows = [fit(line(" ", (safe(name), view.node_role(name)), ("   walks ", "dim"), safe(walks)), width)]
+    for node in live:
+        rows.append(fit(line(" ") + take(_facts_of(node, len(live) > 1), width - 2, "   "), width))
+    into = [wire for wire in wires(graph, view.store.edges.values()) if wire.into == name and wire.items_s is not None]
+    if into and width >= 100:
+        fed = [
+            line(
+                (f"{view.glyphs.arrow_left} ", "dim"),
+                (safe(wire.source.lstrip(IN)), view.node_role(wire.source)),
+                (f" {safe(', '.join(wire.names))}", "dim"),
+                (f"  {figures.rate(wire.items_s)}/s", "value"),
+                (f"  {size_text(wire.bytes_s or 0)}/s", "dim"),
+            )
+            for wire in into
+        ]
+        rows.append(fit(line(" ") + take(fed, width - 2, "   "), width))
+    return rows[:4]
+
+
+def _facts_of(node: Node, is_replica: bool) -> list[Line]:
+    parts = [line((f"rank {node.rank}", "value"))] if is_replica else []
+    if node.pages_total:
+        parts.append(
+            line(
+                ("pages ", "dim"),
+                (f"{node.pages_used}/{node.pages_total}", "value"),
+                (f", {node.pages_cached} cached" if node.pages_cached else "", "dim"),
+            )
+        )
+    if node.slots_total:
+        parts.append(line(("slots ", "dim"), (f"{node.slots_used}/{node.slots_total}", "value")))
+    if node.step_p50_ms is not None:
+        parts.append(
+            line(
+                ("step p50 ", "dim"),
+                (figures.ms(node.step_p50_ms), "value"),
+                (" p99 ", "dim"),
+                (figures.ms(node.step_p99_ms), "value"),
+                (" ms", "dim"),
+            )
+        )
+    if node.graph_share is not None:
+        why = ", ".join(f"{safe(reason)}: {n}" for reason, n in sorted(node.eager.items(), key=lambda p: -p[1])[:2])
+        parts.append(
+            line(
+                ("eager ", "dim"),
+                (f"{100 * (1 - node.graph_share):.1f} %", "value"),
+                (f" ({why})" if why else "", "dim"),
+            )
+        )
+    if node.tokens_s:
+        parts.append(line((figures.rate(node.tokens_s), "value"), (" tok/s", "dim")))
+    if node.underruns is not None:
+        parts.append(line(("underruns ", "dim"), (str(node.underruns), "bad" if node.underruns else "value")))
+    if node.is_bottleneck:
+        parts.append(line(("bottleneck", "hot")))
+    return parts

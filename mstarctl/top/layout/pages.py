@@ -1,0 +1,183 @@
+"""Whole screens: what stands where, at any size. `compose` is all that `top`, `--once` and exports draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from mstarctl.top import figures
+from mstarctl.top.glyphs import in_ascii
+from mstarctl.top.layout import bench, events, graph, logs, rank_page, ranks, requests, waterfall
+from mstarctl.top.layout.foot import Hint, foot
+from mstarctl.top.layout.head import head
+from mstarctl.top.layout.state import State
+from mstarctl.top.line import Line, fit, line, safe, window
+from mstarctl.top.view import LEAST_HEIGHT, LEAST_WIDTH, NORMAL, TINY, View, size_of
+
+Hits = dict[int, tuple[str, str]]
+"""Line of the screen -> (kind, key) of what a click on it means: request, rank, event, column titles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Painted:
+    """A finished picture: lines of equal width, and what they show."""
+
+    lines: list[Line]
+    hits: Hits = field(default_factory=dict)
+
+
+Page = Callable[[View, State, int, int, int], Painted]
+
+
+def compose(view: View, state: State, width: int, height: int, hints: Sequence[Hint] = ()) -> Painted:
+    """A screen of exactly `height` lines of exactly `width` cells."""
+    if width < LEAST_WIDTH or height < LEAST_HEIGHT:
+        text = f"top needs {LEAST_WIDTH}x{LEAST_HEIGHT} cells; this is {width}x{height}"
+        return Painted(window([line((text, "warn"))], max(1, height), max(1, width)))
+    size = size_of(width, height)
+    above = head(view, width, size)
+    below = foot(view, state, width, size, hints)
+    room = height - len(above) - len(below)
+    body = BODIES[state.page](view, state, width, room, size)
+    lines = [*above, *window(body.lines, room, width), *below]
+    if view.glyphs.is_ascii:
+        lines = [in_ascii(row) for row in lines]
+    return Painted(lines, {row + len(above): hit for row, hit in body.hits.items()})
+
+
+def overview(view: View, state: State, width: int, height: int, size: int) -> Painted:
+    """Ranks above, requests in the middle, the newest events below."""
+    is_panel = state.panel == "ranks"
+    chosen = state.rank if is_panel else None
+    least = 5 if size == TINY else 8
+    top = ranks.blocks(view, width, max(1, height - least - (0 if size == TINY else 3)), size, chosen)
+    tail = [_status(view, state, width, size)]
+    if size > TINY:
+        tail.append(events.last(view, width))
+    if size >= NORMAL:
+        tail.insert(0, line())
+    room = height - len(top) - len(tail)
+    table, keys = requests.table(view, width, room, state.sort, state.requests)
+    hits: Hits = {len(top): ("titles", "")}
+    hits |= {len(top) + 1 + row: ("request", key) for row, key in enumerate(keys)}
+    return Painted([*top, *table, *tail], hits)
+
+
+def _status(view: View, state: State, width: int, size: int) -> Line:
+    total = len(view.store.requests)
+    shown = len(requests.chosen(view, state.sort)) if view.filter.text else total
+    if size > TINY:
+        return requests.status(view, shown, total, state.sort, width)
+    newest = view.store.events[-1] if view.store.events else None
+    text = line((f" {shown} of {total}", "dim"), ("   ", ""))
+    if view.filter.text:
+        return fit(text + line(("filter: ", "dim"), (safe(view.filter.text), "accent")), width)
+    return fit(
+        text
+        + (
+            line((safe(newest.type), events.role_of(newest.type)), (f" {events.facts_text(newest.facts)}", "dim"))
+            if newest
+            else line()
+        ),
+        width,
+    )
+
+
+def graph_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
+    """The dataflow."""
+    return Painted(graph.graph_page(view, width, height, size, state.walk, state.node))
+
+
+def requests_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
+    """The table alone."""
+    table, keys = requests.table(view, width, height - 1, state.sort, state.requests)
+    hits: Hits = {0: ("titles", ""), **{row + 1: ("request", key) for row, key in enumerate(keys)}}
+    return Painted([*table, _status(view, state, width, size)], hits)
+
+
+def ranks_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
+    """Ranks, one of them in full."""
+    lines, keys = rank_page.ranks_page(view, width, height, size, state.rank)
+    return Painted(lines, {row: ("rank", key) for row, key in enumerate(keys)})
+
+
+def logs_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
+    """The merged tail."""
+    rows = logs.tail(view, width, height - 1, state.log_above, state.log_source, state.log_text)
+    return Painted([*rows, logs.status(view, state.log_above, state.log_source, state.log_text, width)])
+
+
+def events_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
+    """The feed."""
+    rows, keys = events.feed(view, width, height - 1, state.events, state.event_text)
+    total = len(view.store.events)
+    kinds = line(("   type: ", "dim"), (safe(state.event_text), "accent")) if state.event_text else line()
+    end = fit(line((f" {total} events kept", "dim")) + kinds, width)
+    return Painted([*rows, end], {row: ("event", key) for row, key in enumerate(keys)})
+
+
+def bench_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
+    """Load tests."""
+    rows, keys = bench.bench_page(view, width, height, state.bench)
+    return Painted(rows, {row + 1: ("recording", key) for row, key in enumerate(keys)})
+
+
+def request_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
+    """One request: its waterfall, then its facts."""
+    r = view.store.requests.get(state.request)
+    if r is None:
+        gone = line(("  this request is not in the picture any more; esc goes back", "dim"))
+        return Painted(window([line(), gone], height, width))
+    legend = waterfall.legend(view)
+    rows = [waterfall.title(view, r, width), fit(line(" " * max(0, width - legend.width - 1)) + legend, width)]
+    trace = state.trace
+    if trace is not None and trace.lanes:
+        rows += waterfall.waterfall(view, trace.lanes, width, state.zoom)
+    else:
+        rows.append(line((f"  {safe(trace.why) if trace is not None else 'asking for its spans'}", "dim")))
+    names = [name for name in r.__struct_fields__ if name not in UNDESCRIBED]
+    rows += [line(), *describe(view, names, {name: getattr(r, name) for name in names}, width)]
+    return Painted(window(rows, height, width))
+
+
+def describe(view: View, names: Sequence[str], values: dict[str, object], width: int) -> list[Line]:
+    """Fields with their values, in as many columns as fit."""
+    known = [(name, values[name]) for name in names if values[name] not in (None, "", [], {}, 0, 0.0, False)]
+    each = 36
+    across = max(1, (width - 2) // each)
+    rows = []
+    for start in range(0, len(known), across):
+        row = line(" ")
+        for name, value in known[start : start + across]:
+            row = (
+                row
+                + fit(line((f"{name.replace('_', ' ')} ", "dim"), (shown_value(value), "value")), each - 2)
+                + line("  ")
+            )
+        rows.append(fit(row, width))
+    return rows
+
+
+def shown_value(value: object) -> str:
+    """A field of an object as a person reads it."""
+    if isinstance(value, dict):
+        return safe(", ".join(f"{key} {one}" for key, one in value.items()))
+    if isinstance(value, list | tuple):
+        return safe(", ".join(str(one) for one in value))
+    return figures.ms(value) if isinstance(value, float) else safe(str(value))
+
+
+UNDESCRIBED: Final = ("id", "started", "ended", "state", "inputs", "outputs", "ttft_ms", "ttfa_ms", "tokens")
+"""Of a request's fields: what its title shows already."""
+
+BODIES: Final[dict[str, Page]] = {
+    "overview": overview,
+    "graph": graph_body,
+    "requests": requests_body,
+    "ranks": ranks_body,
+    "logs": logs_body,
+    "events": events_body,
+    "bench": bench_body,
+    "request": request_body,
+}

@@ -1,0 +1,215 @@
+"""The table of requests: which columns fit, in what order, which rows are in the window. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from mstar_core.observe.frames import Request
+from mstarctl.top import figures
+from mstarctl.top.layout.scroll import Window, framed, scrolled
+from mstarctl.top.line import Line, clip_inside, fit, left, line, right, safe, with_role
+from mstarctl.top.view import View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column. rank: smaller ones are kept when space is short. sort: key of the order, None sorts last."""
+
+    key: str
+    title: str
+    width: int
+    rank: int
+    is_right: bool = True
+    sort: Callable[[Request, float], float | str | None]
+
+
+COLUMNS: Final = (
+    Column(key="id", title="REQUEST", width=12, rank=0, is_right=False, sort=lambda r, t: r.id),
+    Column(key="route", title="IN → OUT", width=18, rank=8, is_right=False, sort=lambda r, t: "+".join(r.inputs)),
+    Column(key="at", title="AT", width=12, rank=1, is_right=False, sort=lambda r, t: place(r)),
+    Column(key="rank", title="RANK", width=4, rank=9, sort=lambda r, t: r.rank),
+    Column(key="age", title="AGE", width=6, rank=2, sort=lambda r, t: r.age_s(t)),
+    Column(key="ttft", title="TTFT", width=6, rank=3, sort=lambda r, t: r.ttft_ms),
+    Column(key="ttfa", title="TTFA", width=6, rank=7, sort=lambda r, t: r.ttfa_ms),
+    Column(key="tokens", title="TOKENS", width=6, rank=4, sort=lambda r, t: r.tokens),
+    Column(key="audio", title="AUDIO", width=6, rank=6, sort=lambda r, t: r.audio_s or None),
+    Column(key="wait", title="WAIT", width=5, rank=5, sort=lambda r, t: r.waited_ms),
+    Column(key="pages", title="PAGES", width=5, rank=10, sort=lambda r, t: r.pages),
+    Column(key="prompt", title="PROMPT", width=6, rank=11, sort=lambda r, t: r.prompt_tokens),
+)
+BY_KEY: Final = {column.key: column for column in COLUMNS}
+SORTS: Final = ("age", "ttft", "ttfa", "tokens", "audio", "wait", "pages", "id")
+"""What `s` goes through."""
+
+LEAST_NOTE: Final = 14
+EXTRA: Final = 10
+"""Columns from this rank on are for wide terminals: they leave the last column 40 cells."""
+ORDER: Final = {"run": 0, "prepare": 1, "queue": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sort:
+    """The order of the table. Waiting requests stand last, ended ones after them."""
+
+    key: str = "age"
+    is_rising: bool = False
+
+    @property
+    def label(self) -> str:
+        return self.key
+
+
+def choose(width: int, *, wide: bool = True) -> tuple[list[Column], int]:
+    """(columns in their order, cells of the last, open column). Columns go by rank until the rest keeps its least."""
+    kept: list[Column] = []
+    room = width - 1
+    for column in sorted(COLUMNS, key=lambda column: column.rank):
+        need = column.width + 2
+        spare = 0 if len(kept) < 5 or not wide else LEAST_NOTE if column.rank < EXTRA else 40
+        if len(kept) >= 3 and room - need < spare:
+            break
+        kept.append(column)
+        room -= need
+    return [column for column in COLUMNS if column in kept], max(0, room)
+
+
+def place(r: Request) -> str:
+    """Where a request is: its node, or its state."""
+    if r.has_ended:
+        return r.state
+    return r.node or r.state
+
+
+def chosen(view: View, sort: Sort) -> list[tuple[str, Request]]:
+    """The rows in order: those that the filter takes, running before waiting before ended."""
+    t = view.t
+    rows = [(key, r) for key, r in view.store.requests.items() if view.filter.takes(r, t)]
+    order = BY_KEY[sort.key].sort
+
+    def known(pair: tuple[str, Request]) -> bool:
+        return order(pair[1], t) is not None
+
+    present = sorted(
+        (pair for pair in rows if known(pair)),
+        key=lambda pair: (order(pair[1], t), pair[1].handle),
+        reverse=not sort.is_rising,
+    )
+    rest = [pair for pair in rows if not known(pair)]
+    found = present + rest
+    return sorted(found, key=lambda pair: 3 if pair[1].has_ended else ORDER.get(pair[1].state, 0))
+
+
+def header(view: View, columns: list[Column], rest: int, sort: Sort) -> Line:
+    """Titles; the one that sorts carries its arrow."""
+    arrow = view.glyphs.up if sort.is_rising else view.glyphs.down
+    row = line(" ")
+    for column in columns:
+        title = column.title.replace("→", view.glyphs.into)
+        is_sorted = column.key == sort.key
+        text = title + arrow if is_sorted and len(title) < column.width else title
+        cell = right(text, column.width) if column.is_right else left(text, column.width)
+        row = row + line((cell, "title" if is_sorted else "head"), "  ")
+    return row + line((left("WALKS" if rest >= LEAST_NOTE else "", rest), "head"))
+
+
+def row(view: View, r: Request, columns: list[Column], rest: int) -> Line:
+    """One request."""
+    cells = line(" ")
+    for column in columns:
+        text, role = cell(view, r, column.key)
+        cells = cells + line((right(text, column.width) if column.is_right else left(text, column.width), role), "  ")
+    made = cells + fit(note(view, r, rest), rest) if rest > 2 else cells
+    return with_role(made, "dim") if r.has_ended and not r.error else made
+
+
+def cell(view: View, r: Request, key: str) -> tuple[str, str]:
+    """(text, role) of one cell."""
+    t = view.t
+    match key:
+        case "id":
+            return clip_inside(safe(r.id), BY_KEY["id"].width), "value"
+        case "route":
+            return f"{_joined(r.inputs)} {view.glyphs.into} {_joined(r.outputs)}", ""
+        case "at":
+            if r.has_ended:
+                return r.state, "ok" if r.state == "finished" else "bad" if r.state == "failed" else "dim"
+            return (safe(r.node), view.node_role(r.node)) if r.node else (r.state, "warn")
+        case "rank":
+            return (figures.NONE if r.rank is None else str(r.rank)), "dim"
+        case "age":
+            return figures.age(r.age_s(t)), ""
+        case "ttft":
+            return figures.whole_ms(r.ttft_ms), ""
+        case "ttfa":
+            return figures.whole_ms(r.ttfa_ms), ""
+        case "tokens":
+            return figures.count(r.tokens), "value"
+        case "audio":
+            return (f"{r.audio_s:.1f}s" if r.audio_s else figures.NONE), "value"
+        case "wait":
+            return figures.whole_ms(r.waited_ms), "warn" if r.waited_ms >= 1000 else "dim"
+        case "pages":
+            return figures.count(r.pages), ""
+        case "prompt":
+            return figures.count(r.prompt_tokens), "dim"
+    raise KeyError(key)
+
+
+def _joined(modalities: list[str]) -> str:
+    return safe("+".join(modalities)) or figures.NONE
+
+
+def note(view: View, r: Request, width: int) -> Line:
+    """The open column: the error, what it waits for, or its walks, done and under way. Counts done ones when short."""
+    if r.error:
+        return line((f"{view.glyphs.failed} {safe(r.error)}", "bad"))
+    if r.why:
+        return line((safe(r.why), "warn"))
+    if width < LEAST_NOTE:
+        return line()
+    done = [walk for walk in r.walks if walk not in r.active]
+    active = line(*((f"{view.glyphs.active}{safe(walk)} ", "flow") for walk in r.active))
+    named = line(*((f"{view.glyphs.done}{safe(walk)} ", "dim") for walk in done))
+    if named.width + active.width <= width + 1:
+        return named + active
+    return line((f"{view.glyphs.done}{len(done)} ", "dim")) + active if done else active
+
+
+def table(view: View, width: int, height: int, sort: Sort, window: Window) -> tuple[list[Line], list[str]]:
+    """(exactly `height` lines: titles and rows, keys of the rows that are shown)."""
+    rows = chosen(view, sort)
+    room = max(0, height - 1)
+    window = scrolled([key for key, _ in rows], window, room)
+    shown = rows[window.offset : window.offset + room]
+    columns, rest = choose(width - (1 if len(rows) > room else 0))
+    made = [row(view, r, columns, rest) for _, r in shown] or [empty_row(view)]
+    keys = [key for key, _ in shown]
+    return [fit(header(view, columns, rest, sort), width), *framed(view, made, keys, window, len(rows), width, room)][
+        :height
+    ], keys
+
+
+def empty_row(view: View) -> Line:
+    """What stands in a table without rows: why there is none."""
+    if view.store.requests:
+        return line(("  no request matches the filter; esc clears it", "dim"))
+    return line(("  no requests", "dim"))
+
+
+def status(view: View, shown: int, total: int, sort: Sort, width: int) -> Line:
+    """`17 shown of 17   filter: none   sort: age ↓`."""
+    arrow = view.glyphs.up if sort.is_rising else view.glyphs.down
+    cut = view.store.truncated.get("requests", 0)
+    parts = [
+        line((f" {shown} shown of {total}", "dim")),
+        line(("filter: ", "dim"), (safe(view.filter.text), "accent") if view.filter.text else ("none", "dim")),
+        line((f"sort: {sort.label} {arrow}", "dim")),
+        line((f"{cut} more were not sent", "warn")) if cut else line(),
+    ]
+    text = line()
+    for part in parts:
+        if part.spans:
+            text = text + line("   ", part) if text.spans else part
+    return fit(text, width)

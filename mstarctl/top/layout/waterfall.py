@@ -1,0 +1,173 @@
+"""One request as a waterfall: a row for each place it was at, cells for waiting, computing, moving. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from mstar_core.observe.frames import Request
+from mstarctl.top import figures
+from mstarctl.top.line import Line, clip, fit, join, left, line, safe, take
+from mstarctl.top.view import View
+
+KINDS: Final = ("queue", "compute", "transfer", "stall")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """Time spent in one way, in milliseconds since the request came. kind: one of `KINDS`."""
+
+    kind: str
+    start_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One row: where (`rank 1`), what (`Thinker decode`), its bars, and a note at the right."""
+
+    place: str
+    label: str
+    bars: tuple[Bar, ...]
+    note: str = ""
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zoom:
+    """The shown part of time. span_ms: None shows everything."""
+
+    start_ms: float = 0.0
+    span_ms: float | None = None
+
+    def closer(self, end_ms: float, factor: float) -> Zoom:
+        """Zoomed about the middle; never wider than everything, never under 1 ms."""
+        span = self.span_ms if self.span_ms is not None else end_ms
+        wanted = max(1.0, span / factor)
+        if wanted >= end_ms:
+            return Zoom()
+        middle = self.start_ms + span / 2
+        return Zoom(start_ms=min(max(0.0, middle - wanted / 2), max(0.0, end_ms - wanted)), span_ms=wanted)
+
+    def moved(self, end_ms: float, share: float) -> Zoom:
+        """Panned by a share of what is shown."""
+        if self.span_ms is None:
+            return self
+        start = self.start_ms + share * self.span_ms
+        return Zoom(start_ms=min(max(0.0, start), max(0.0, end_ms - self.span_ms)), span_ms=self.span_ms)
+
+
+def end_of(lanes: Sequence[Lane]) -> float:
+    """The last end of any bar, at least 1 ms."""
+    return max((bar.end_ms for lane in lanes for bar in lane.bars), default=1.0) or 1.0
+
+
+def waterfall(view: View, lanes: Sequence[Lane], width: int, zoom: Zoom | None = None) -> list[Line]:
+    """A scale and one line a lane. Every bar takes at least one cell, so that short steps do not vanish."""
+    zoom = zoom or Zoom()
+    place_w, label_w, note_w = _columns(lanes, width)
+    room = max(8, width - place_w - label_w - note_w - 3)
+    start = zoom.start_ms
+    span = zoom.span_ms if zoom.span_ms is not None else end_of(lanes)
+    rows = [line(" " * (place_w + label_w + 2), (scale(start, span, room), "dim"))]
+    for lane in lanes:
+        role = view.node_role(lane.node) if lane.node else ""
+        rows.append(
+            line(" ", (left(safe(lane.place), place_w), "dim"), (left(safe(lane.label), label_w), role), " ")
+            + cells(view, lane.bars, start, span, room)
+            + line(" ", (clip(safe(lane.note), max(0, note_w)), "dim"))
+        )
+    return [fit(row, width) for row in rows]
+
+
+def _columns(lanes: Sequence[Lane], width: int) -> tuple[int, int, int]:
+    place = max((len(lane.place) for lane in lanes), default=4) + 2
+    label = max((len(lane.label) for lane in lanes), default=4)
+    note = max((len(lane.note) for lane in lanes), default=0)
+    if width < 70:
+        return min(place, 7), min(label, 13), 0
+    return min(place, 12), min(label, 28), min(note, width // 4)
+
+
+def scale(start_ms: float, span_ms: float, width: int) -> str:
+    """Times above the bars, at round distances; exactly `width` cells."""
+    step = _step(span_ms, width)
+    text = [" "] * width
+    tick = step * -(-start_ms // step)
+    free = 0
+    while tick <= start_ms + span_ms:
+        label = _tick(tick, step)
+        at = round((tick - start_ms) / span_ms * width)
+        if at >= free and at + len(label) <= width:
+            text[at : at + len(label)] = label
+            free = at + len(label) + 1
+        tick += step
+    return "".join(text)
+
+
+def _step(span_ms: float, width: int) -> float:
+    least = span_ms * 9 / max(1, width)
+    scale_ = 1.0
+    while True:
+        for factor in (1, 2, 5):
+            if factor * scale_ / 10 >= least:
+                return factor * scale_ / 10
+        scale_ *= 10
+
+
+def _tick(value: float, step: float) -> str:
+    if step >= 1000:
+        return f"{value / 1000:g}s"
+    return f"{value:.1f}" if step < 1 else f"{value:.0f}"
+
+
+def cells(view: View, bars: Sequence[Bar], start_ms: float, span_ms: float, width: int) -> Line:
+    """Exactly `width` cells. Where bars share a cell, the one that takes most of it wins."""
+    weight = [0.0] * width
+    kinds = [""] * width
+    for bar in bars:
+        first = (bar.start_ms - start_ms) / span_ms * width
+        last = (bar.end_ms - start_ms) / span_ms * width
+        if last < 0 or first >= width:
+            continue
+        low, high = max(0, int(first)), min(width - 1, max(int(first), int(last - 1e-9)))
+        for cell in range(low, high + 1):
+            share = max(1e-6, min(last, cell + 1) - max(first, cell))
+            if share > weight[cell]:
+                weight[cell], kinds[cell] = share, bar.kind
+    row = line()
+    at = 0
+    while at < width:
+        until = at
+        while until < width and kinds[until] == kinds[at]:
+            until += 1
+        kind = kinds[at]
+        glyph = view.glyphs.spans.get(kind, " ") if kind else " "
+        row = row + line((glyph * (until - at), kind if kind in KINDS else ""))
+        at = until
+    return row
+
+
+def legend(view: View) -> Line:
+    """`queue ░  compute █  transfer ▒  stall ▓`."""
+    return join(line((f"{kind} ", "dim"), (view.glyphs.spans[kind], kind)) for kind in KINDS)
+
+
+def title(view: View, r: Request, width: int) -> Line:
+    """`r-7f3a  audio → speech  1.84 s  TTFT 231  TTFA 402  RTF 0.34`."""
+    route = f"{'+'.join(r.inputs)} {view.glyphs.into} {'+'.join(r.outputs)}"
+    where = r.state if r.has_ended or not r.node else f"{r.node}, rank {r.rank}"
+    rtf = r.rtf(view.t)
+    parts = [
+        line((safe(r.id), "strong")),
+        line((safe(route), "")),
+        line((figures.age(r.age_s(view.t)), "value")),
+        line(("TTFT ", "dim"), (figures.whole_ms(r.ttft_ms), "value")),
+        line(("TTFA ", "dim"), (figures.whole_ms(r.ttfa_ms), "value")) if "audio" in r.outputs else line(),
+        line(("RTF ", "dim"), (f"{rtf:.2f}", "value")) if rtf is not None else line(),
+        line((str(r.tokens), "value"), (" tokens", "dim")),
+        line((safe(where), view.node_role(r.node) or "ok")),
+        line((safe(r.error or r.why), "bad" if r.error else "warn")),
+    ]
+    return fit(line(" ") + take(parts, width - 2), width)

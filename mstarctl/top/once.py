@@ -1,0 +1,78 @@
+"""One picture without a terminal: `--once`, and the frames themselves for `-o json`. Imports no textual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mstar_core.errors import Unreachable
+from mstar_core.observe.frames import HelloFrame, decode
+from mstar_core.observe.store import Store
+from mstarctl.top.feed import Lines, check
+from mstarctl.top.history import History
+from mstarctl.top.layout.logs import merged, parse
+from mstarctl.top.layout.pages import compose
+from mstarctl.top.layout.state import State
+from mstarctl.top.line import Line
+from mstarctl.top.recording import Recording
+from mstarctl.top.view import Logged, View
+
+if TYPE_CHECKING:
+    from mstarctl.client import AdminClient
+
+
+def first_picture(admin: Lines, filter_text: str = "") -> Store:
+    """The state of a deployment, from the first frames of a watch. The filter is the server's: no expressions."""
+    store = Store()
+    arguments = {"filter": filter_text} if filter_text else {}
+    for raw in admin.raw_lines("/v1/watch", hz=10, **arguments):
+        frame = decode(raw) if raw.strip() else None
+        if frame is None:
+            continue
+        store.apply(frame)
+        if isinstance(frame, HelloFrame):
+            check(frame)
+        if store.is_synced:
+            return store
+    raise Unreachable("the watch ended before its first picture", hint="mstarctl ps")
+
+
+def last_picture(recording: Recording) -> tuple[Store, History]:
+    """The state at the end of a recording, and the curves that led there."""
+    store, history = Store(), History()
+    for index in range(len(recording.lines)):
+        frame = recording.entry(index).frame
+        if frame is not None:
+            store.apply(frame)
+            history.note(store)
+    return store, history
+
+
+def raw_frames(admin: Lines, hz: float, filter_text: str = "") -> Iterator[str]:
+    """The watch itself, a line each: what `top -o json` prints."""
+    arguments = {"filter": filter_text} if filter_text else {}
+    for raw in admin.raw_lines("/v1/watch", hz=hz, **arguments):
+        if raw.strip():
+            yield raw.decode().rstrip("\n")
+
+
+def picture(view: View, state: State, width: int, height: int | None) -> list[Line]:
+    """A screen without its foot. height: of the terminal; None shows every row."""
+    tall = height + 2 if height is not None else 60 + len(view.store.requests) + len(view.store.events)
+    lines = compose(view, state, width, max(14, tall)).lines[:-2]
+    return without_gaps(lines) if height is None else lines
+
+
+def log_lines(admin: AdminClient) -> list[Logged]:
+    """The newest lines of every process, by time."""
+    found = admin.lines("/v1/logs", tail=50)
+    return merged([parse(str(item.get("from", "")), str(item.get("line", ""))) for item in found if item is not None])
+
+
+def without_gaps(lines: list[Line]) -> list[Line]:
+    """No blank lines at the end, and one where there were many: the screen had more rows than there was to show."""
+    kept: list[Line] = []
+    for row in lines:
+        if row.plain.strip() or (kept and kept[-1].plain.strip()):
+            kept.append(row)
+    return kept[:-1] if kept and not kept[-1].plain.strip() else kept

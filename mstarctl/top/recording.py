@@ -1,0 +1,163 @@
+"""Recordings of a watch: frames as they came, with their times, gzipped. `--record` writes, `--replay` reads.
+
+A file is lines of JSON. The first says what it is; each other one has `at` (seconds since the recording began) and one
+of `frame` (a line of the watch, as it came), `log` (a line of a log) or `answer` (`path`, `body`: what a read gave).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final, cast
+
+import msgspec
+
+from mstar_core.errors import MstarError, NotFound, UsageError
+from mstar_core.observe.frames import Frame, HelloFrame, decode, encode
+from mstar_core.observe.store import Store
+
+FORMAT: Final = 1
+LIMIT_BYTES: Final = 512 * 2**20
+"""A replay holds its recording in memory: a longer one is refused, with its size."""
+
+FLUSH_S: Final = 1.0
+
+
+class Recorder:
+    """Writes one recording. Owned by the session, closed by it."""
+
+    def __init__(self, path: Path, name: str, *, at: float | None = None) -> None:
+        self.path = path
+        self._begun = at
+        self._flushed = 0.0
+        try:
+            # The time in the header of gzip is left out, so that one watch gives one file.
+            self._plain = path.open("xb")
+            self._file = gzip.GzipFile(filename="", mode="wb", fileobj=self._plain, mtime=0)
+        except FileExistsError as error:
+            raise UsageError(f"{path} exists", hint="choose another name, or remove it") from error
+        except OSError as error:
+            raise MstarError(f"{path} cannot be written", str(error.strerror), "choose another folder") from error
+        head = {"mstar_recording": FORMAT, "deployment": name, "time": time.time() if at is None else at}
+        self._write(json.dumps(head).encode())
+
+    def frame(self, at: float, raw: bytes) -> None:
+        """One line of the watch."""
+        self._entry(at, b'"frame":' + raw.rstrip(b"\n"))
+
+    def begin(self, at: float, store: Store) -> None:
+        """The state of now as the first two frames, for a recording that begins in the middle of a watch."""
+        self.frame(at, encode(HelloFrame(boot=store.boot, hz=store.hz, rev=store.rev, readonly=store.readonly)))
+        self.frame(at, encode(store.snapshot(events=200)))
+
+    def log(self, at: float, facts: dict[str, Any]) -> None:
+        """One line of a log: `from`, `line`."""
+        self._entry(at, b'"log":' + msgspec.json.encode(facts))
+
+    def answer(self, at: float, path: str, body: Any) -> None:
+        """What a read gave, so that a replay can show it."""
+        self._entry(at, b'"answer":' + msgspec.json.encode({"path": path, "body": body}))
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+        self._plain.close()
+
+    def _entry(self, at: float, rest: bytes) -> None:
+        begun = self._begun = at if self._begun is None else self._begun
+        self._write(b'{"at":%.3f,' % max(0.0, at - begun) + rest + b"}")
+        if at - self._flushed >= FLUSH_S:  # what a crash leaves is a recording up to a second before it
+            self._flushed = at
+            self._file.flush()
+            self._plain.flush()
+
+    def _write(self, text: bytes) -> None:
+        self._file.write(text + b"\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of a recording."""
+
+    at: float
+    frame: Frame | None = None
+    log: dict[str, Any] | None = None
+    answer: dict[str, Any] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Recording:
+    """A recording in memory; entries are read when they are asked for. is_cut: its end is missing."""
+
+    name: str
+    lines: list[bytes] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    is_cut: bool = False
+
+    @property
+    def length_s(self) -> float:
+        return self.times[-1] if self.times else 0.0
+
+    def entry(self, index: int) -> Entry:
+        """One entry. Raises TransportError for a frame that cannot be read."""
+        raw = msgspec.json.decode(self.lines[index], type=_Raw)
+        frame = decode(bytes(raw.frame)) if raw.frame else None
+        return Entry(at=raw.at, frame=frame, log=raw.log, answer=raw.answer)
+
+
+class _Raw(msgspec.Struct):
+    at: float
+    frame: msgspec.Raw = msgspec.Raw(b"")
+    log: dict[str, Any] | None = None
+    answer: dict[str, Any] | None = None
+
+
+class _At(msgspec.Struct):
+    at: float
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a file. Raises NotFound, and UsageError when it is no recording or too long."""
+    try:
+        # A gzip stream is bytes; IO[bytes] says so to the type checker.
+        with cast(IO[bytes], gzip.open(path, "rb")) as file:
+            return _read(path, file)
+    except FileNotFoundError as error:
+        raise NotFound(f"no recording {path}", hint="write one with: mstarctl top --record FILE") from error
+    except (gzip.BadGzipFile, IsADirectoryError, PermissionError) as error:
+        raise UsageError(f"{path} is no recording of top", str(error)) from error
+
+
+def _read(path: Path, file: IO[bytes]) -> Recording:
+    found = Recording(name="")
+    size = 0
+    try:
+        found.name = _head(path, file.readline())
+        for line in file:
+            size += len(line)
+            if size > LIMIT_BYTES:
+                raise UsageError(
+                    f"{path} is too long to replay", f"more than {LIMIT_BYTES // 2**20} MiB", "record a shorter time"
+                )
+            found.times.append(msgspec.json.decode(line, type=_At).at)
+            found.lines.append(line)
+    except (EOFError, zlib.error, msgspec.DecodeError):
+        found.is_cut = True  # whoever wrote it was killed: what is there is shown
+    if not found.lines:
+        raise UsageError(f"{path} holds no frames", "it was cut before the first one")
+    return found
+
+
+def _head(path: Path, line: bytes) -> str:
+    try:
+        head = json.loads(line)
+        version = int(head["mstar_recording"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is no recording of top", hint="write one with: mstarctl top --record FILE") from error
+    if version > FORMAT:
+        raise UsageError(f"{path} has format {version}, this is {FORMAT}", hint="update mstarctl")
+    return str(head.get("deployment", ""))

@@ -1,0 +1,1 @@
+"""The few widgets of `top`. Only these, the app and its sheets know textual."""

@@ -1,0 +1,125 @@
+"""What an operator chooses when a Pi0.5 deployment starts (`model_kwargs`). Standard library only.
+
+Read by `plugin.py` in every process and by the processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from mstar_core.errors import ConfigError, did_you_mean
+from mstar_pi05.robots import ROBOTS, Robot
+from mstar_pi05.sizes import ACTION_WIDTH
+
+LONGEST_HORIZON: Final = 1000
+MOST_STEPS: Final = 100
+RESIZES: Final = ("pillow", "tensor")
+
+MODEL_KWARGS: Final[Mapping[str, Any]] = {
+    "action_horizon": None,
+    "action_dim": None,
+    "max_num_steps": 20,
+    "state_in_prompt": True,
+    "pad_state": False,
+    "norm_stats": None,
+    "robot": None,
+    "adapt_to_pi": True,
+    "delta_actions": None,
+    "resize": "pillow",
+    "default_prompt": None,
+}
+"""Options of a deployment; the plugin's README says what each does. None: the robot's or the checkpoint's own value."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """Checked options. horizon: None is the checkpoint's. is_delta: per action, whether it is added to the state."""
+
+    horizon: int | None = None
+    action_dim: int = ACTION_WIDTH
+    max_num_steps: int = 20
+    state_in_prompt: bool = True
+    pads_state: bool = False
+    norm_stats: str | None = None
+    robot: Robot | None = None
+    mirrors: bool = False
+    is_delta: tuple[bool, ...] = ()
+    resize: str = "pillow"
+    default_prompt: str | None = None
+
+
+def read_deployment(model_kwargs: Mapping[str, Any]) -> Deployment:
+    """Check the options. Raises ConfigError naming key, value and what is allowed."""
+    for key in model_kwargs:
+        if key not in MODEL_KWARGS:
+            hint = did_you_mean(key, MODEL_KWARGS)
+            raise ConfigError(f"pi05 has no model_kwargs key {key!r}", hint=hint, key=f"model_kwargs.{key}")
+    given = {**MODEL_KWARGS, **model_kwargs}
+    robot = _robot(given["robot"])
+    wants_delta = _flag(given, "delta_actions", bool(robot and any(robot.is_delta)))
+    if wants_delta and not (robot and robot.is_delta):
+        raise _wrong("delta_actions", True, f"only with a robot that names its joints: {_with_delta()}")
+    return Deployment(
+        horizon=_number(given, "action_horizon", LONGEST_HORIZON, None),
+        action_dim=_number(given, "action_dim", ACTION_WIDTH, robot.actions if robot else ACTION_WIDTH),
+        max_num_steps=_number(given, "max_num_steps", MOST_STEPS, 20),
+        state_in_prompt=_flag(given, "state_in_prompt", True),
+        pads_state=_flag(given, "pad_state", False),
+        norm_stats=_text(given, "norm_stats"),
+        robot=robot,
+        mirrors=_flag(given, "adapt_to_pi", True) and bool(robot and robot.mirrors),
+        is_delta=robot.is_delta if robot and wants_delta else (),
+        resize=_resize(given["resize"]),
+        default_prompt=_text(given, "default_prompt"),
+    )
+
+
+def _robot(name: object) -> Robot | None:
+    if name is None:
+        return None
+    if not isinstance(name, str) or name not in ROBOTS:
+        raise _wrong("robot", name, did_you_mean(str(name), ROBOTS))
+    return ROBOTS[name]
+
+
+def _resize(name: object) -> str:
+    if name not in RESIZES:
+        raise _wrong("resize", name, f"choose one of: {', '.join(RESIZES)}")
+    return str(name)
+
+
+def _with_delta() -> str:
+    return ", ".join(name for name, robot in ROBOTS.items() if robot.is_delta)
+
+
+def _number(given: Mapping[str, Any], key: str, most: int, default: T) -> int | T:
+    value = given[key]
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise _wrong(key, value, f"a whole number from 1 to {most}")
+    return value
+
+
+def _flag(given: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = given[key]
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise _wrong(key, value, "write true or false")
+    return value
+
+
+def _text(given: Mapping[str, Any], key: str) -> str | None:
+    value = given[key]
+    if value is not None and not isinstance(value, str):
+        raise _wrong(key, value, "write a text")
+    return value
+
+
+def _wrong(key: str, value: object, hint: str) -> ConfigError:
+    return ConfigError(f"model_kwargs.{key} is {value!r}", hint=hint, key=f"model_kwargs.{key}")

@@ -1,0 +1,78 @@
+"""Flow time: its values, its embedding, and the vectors that condition the expert's norms. Used by `policy`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.functional import silu
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def flow_times(steps: int) -> list[float]:
+    """Times at which a flow of `steps` steps asks for a velocity: 1 (noise) first, 0 (data) is never asked for."""
+    return [1.0 + step * (-1.0 / steps) for step in range(steps)]
+
+
+def embedded(times: Tensor, width: int, min_period: float, max_period: float) -> Tensor:
+    """times: float32 [n]. Returns float64 [n, width]: sines, then cosines.
+
+    In float64: the shortest period turns an error of 1e-7 of the time into 1e-4 of the embedding.
+    """
+    fraction = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=times.device)
+    period = min_period * (max_period / min_period) ** fraction
+    angle = times.double()[:, None] * (2 * math.pi / period)[None]
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)
+
+
+class TimeMLP(nn.Module):
+    """The embedding of a time to the vector that every adaptive norm reads. Float32 whatever the model computes in."""
+
+    def __init__(self, width: int, min_period: float, max_period: float) -> None:
+        super().__init__()
+        self.time_mlp_in = nn.Linear(width, width, dtype=torch.float32)
+        self.time_mlp_out = nn.Linear(width, width, dtype=torch.float32)
+        self.periods = (min_period, max_period)
+
+    def forward(self, times: Tensor) -> Tensor:
+        """times: float32 [n]. Returns float32 [n, width]."""
+        known = embedded(times, self.time_mlp_in.in_features, *self.periods).float()
+        return silu(self.time_mlp_out(silu(self.time_mlp_in(known))))
+
+
+class TimeTable(nn.Module):
+    """What all norms need at every time that a request may ask for. Made once, after the weights were loaded.
+
+    modulations: float32 [norms, times, 3 * width]. rows: int64 [steps + 1, steps], by steps of the flow and step.
+    """
+
+    modulations: Tensor
+    rows: Tensor
+
+    def __init__(self, modulations: Tensor, rows: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("modulations", modulations, persistent=False)
+        self.register_buffer("rows", rows, persistent=False)
+
+    def at(self, num_steps: Tensor, step: Tensor) -> Tensor:
+        """Rows of the table. num_steps, step: int64 [T]. Returns int64 [T]."""
+        return self.rows[num_steps, step]
+
+    def norm(self, number: int, rows: Tensor) -> Tensor:
+        """One norm's scale, shift and gate at these rows: float32 [T, 3 * width]."""
+        return self.modulations[number].index_select(0, rows)
+
+
+def distinct_times(most_steps: int) -> tuple[Tensor, Tensor]:
+    """Every time of flows of 1 to most_steps steps, once: float32 [times], and where each is: `TimeTable.rows`."""
+    flat = torch.tensor([time for steps in range(1, most_steps + 1) for time in flow_times(steps)])
+    times, places = flat.unique(return_inverse=True)
+    rows, at = torch.zeros(most_steps + 1, most_steps, dtype=torch.int64), 0
+    for steps in range(1, most_steps + 1):
+        rows[steps, :steps] = places[at : at + steps]
+        at += steps
+    return times, rows

@@ -1,0 +1,118 @@
+"""The language model of PaliGemma: reads cameras and prompt into the cache. Part of the node `LLM`.
+
+Modules are nested as the checkpoint's keys are, so that its names need no table.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+from torch.nn.functional import embedding, gelu
+
+from mstar_core.layers import Attention, AttentionSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.kv_view import KVView
+    from mstar_pi05.sizes import Sizes, Tower
+
+Rotation = tuple["Tensor", "Tensor"]
+
+
+def attention_spec(tower: Tower) -> AttentionSpec:
+    """Sizes of a tower's attention, whose scale is the default one."""
+    return AttentionSpec(
+        width=tower.width, heads=tower.heads, kv_heads=tower.kv_heads, head_dim=tower.head_dim
+    )  # fmt: skip
+
+
+class GemmaNorm(nn.Module):
+    """x / rms(x) * (1 + weight), all of it in float32 and only then rounded to the input's dtype."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width, dtype=torch.float32))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+        return (scaled * (1.0 + self.weight)).to(x.dtype)
+
+
+class GeluMLP(nn.Module):
+    """down(gelu(gate(x)) * up(x)), with the tanh form of GELU."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [T, width]. Returns the same shape."""
+        out: Tensor = self.down_proj(gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+        return out
+
+
+class PrefixBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, tower: Tower, layer: int, eps: float) -> None:
+        super().__init__()
+        self.input_layernorm = GemmaNorm(tower.width, eps)
+        self.self_attn = Attention(attention_spec(tower), layer)
+        self.post_attention_layernorm = GemmaNorm(tower.width, eps)
+        self.mlp = GeluMLP(tower.width, tower.mlp)
+
+    def forward(self, x: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
+        """x: [T, width]. Returns the same shape."""
+        x = x + self.self_attn(self.input_layernorm(x), kv, rotation)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+    def read(self, x: Tensor, kv: KVView, rotation: Rotation) -> None:
+        """Only leave keys and values in the cache."""
+        self.self_attn.branch(self.input_layernorm(x), kv, rotation)
+
+
+class Language(nn.Module):
+    """Embeds and reads the prefix. `norm` and the last block's output serve nothing but a comparison."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        tower = sizes.language
+        self.embed_tokens = nn.Embedding(sizes.vocab, tower.width)
+        blocks = (PrefixBlock(tower, layer, sizes.norm_eps) for layer in range(tower.layers))
+        self.layers = nn.ModuleList(blocks)
+        self.norm = GemmaNorm(tower.width, sizes.norm_eps)
+        self.scale = math.sqrt(tower.width)
+
+    def embed(self, tokens: Tensor, embeds: Tensor) -> Tensor:
+        """The prefix as vectors: text times the square root of the width, exactly once; images as they are.
+
+        tokens: int64 [T], negative where a camera's vector stands. embeds: [T, width]. Returns [T, width].
+        """
+        text = (embedding(tokens.clamp(min=0), self.embed_tokens.weight).float() * self.scale).to(embeds.dtype)
+        return torch.where((tokens < 0)[:, None], embeds, text)
+
+    def read(self, x: Tensor, kv: KVView, rotation: Rotation) -> None:
+        """Leave the keys and values of all layers in the cache; what the last block would give is not computed.
+
+        x: [T, width] of all rows packed.
+        """
+        *blocks, last = cast("list[PrefixBlock]", list(self.layers))
+        for block in blocks:
+            x = block(x, kv, rotation)
+        last.read(x, kv, rotation)
+
+    def hidden(self, x: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
+        """`read` to the end: normed hidden states [T, width], which acting has no use for."""
+        for block in self.layers:
+            x = block(x, kv, rotation)
+        normed: Tensor = self.norm(x)
+        return normed

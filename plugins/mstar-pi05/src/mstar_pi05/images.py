@@ -1,0 +1,106 @@
+"""Camera images: decoded, and fitted into the model's square with black around them. Used by the processor.
+
+There are two ways, because training used either: `fit_pillow` (openpi's server, area-aware, whole levels) and
+`fit_floats` (lerobot and openpi's tensors, four neighbours, no smoothing). On images of the right size they agree.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from mstar_core.errors import BadMedia
+
+Pixels = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+FIELD: Final = "files"
+MOST_PIXELS: Final = 64_000_000
+"""Of one camera; a larger file is no camera image but an attack on memory."""
+
+BLACK: Final = -1.0
+
+
+def decoded(data: bytes, number: int) -> Pixels:
+    """The pixels of an uploaded file, uint8 [height, width, 3], as they are stored: no camera turns its picture.
+
+    number: which upload, from 0. Raises BadMedia.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is lower
+            with Image.open(io.BytesIO(data)) as image:
+                if image.width * image.height > MOST_PIXELS:
+                    raise _bad(number, f"it has {image.width} x {image.height} pixels, at most are {MOST_PIXELS}")
+                return np.asarray(image.convert("RGB"))
+    except BadMedia:
+        raise
+    except Exception as error:  # a damaged file can fail in any way
+        raise _bad(number, f"{type(error).__name__}: {error}") from error
+
+
+def fitted(image: Pixels, side: int, resize: str) -> Pixels | Floats:
+    """One camera as the model takes it: uint8, or float32 in [-1, 1], [side, side, 3].
+
+    image: uint8 [height, width, 3]. resize: `pillow` or `tensor`.
+    """
+    if image.shape[:2] == (side, side):
+        return image
+    return fit_floats(signed(image), side) if resize == "tensor" else fit_pillow(image, side)
+
+
+def fit_pillow(image: Pixels, side: int) -> Pixels:
+    """uint8 [h, w, 3] to [side, side, 3] by Pillow's bilinear filter, zeros around it."""
+    height, width = _inner(image.shape, side)
+    small = Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR)
+    out = np.zeros((side, side, 3), dtype=np.uint8)
+    top, left = (side - height) // 2, (side - width) // 2
+    out[top : top + height, left : left + width] = np.asarray(small)
+    return out
+
+
+def fit_floats(image: Floats, side: int) -> Floats:
+    """float32 [h, w, 3] in [-1, 1] to [side, side, 3]: bilinear without smoothing, -1 around it."""
+    height, width = _inner(image.shape, side)
+    small = _bilinear(_bilinear(image, height, 0), width, 1).clip(-1.0, 1.0)
+    out = np.full((side, side, 3), BLACK, dtype=np.float32)
+    top, left = (side - height) // 2, (side - width) // 2
+    out[top : top + height, left : left + width] = small
+    return out
+
+
+def signed(image: Pixels | Floats) -> Floats:
+    """Levels 0 to 255 as float32 in [-1, 1]; floats stay."""
+    if image.dtype != np.uint8:
+        return image.astype(np.float32, copy=False)
+    return image.astype(np.float32) / np.float32(255.0) * np.float32(2.0) - np.float32(1.0)
+
+
+def _inner(shape: tuple[int, ...], side: int) -> tuple[int, int]:
+    """Height and width that keep the ratio and fit the square; at least one pixel each."""
+    ratio = max(shape[1] / side, shape[0] / side)
+    return max(1, int(shape[0] / ratio)), max(1, int(shape[1] / ratio))
+
+
+def _bilinear(image: Floats, size: int, axis: int) -> Floats:
+    """One axis to another length: two neighbours each, pixel centres at halves (torch's align_corners=False)."""
+    have = image.shape[axis]
+    if have == size:
+        return image
+    place = np.maximum((np.arange(size, dtype=np.float32) + 0.5) * np.float32(have / size) - 0.5, 0)
+    low = np.minimum(place.astype(np.int64), have - 1)
+    share = (place - low).astype(np.float32).reshape(-1, *(1,) * (image.ndim - axis - 1))
+    first, second = image.take(low, axis), image.take(np.minimum(low + 1, have - 1), axis)
+    mixed: Floats = first * (np.float32(1.0) - share) + second * share
+    return mixed
+
+
+def _bad(number: int, detail: str) -> BadMedia:
+    return BadMedia(
+        f"camera image {number} cannot be read", detail, "send PNG, JPEG or WebP", field=FIELD, value=f"file {number}"
+    )

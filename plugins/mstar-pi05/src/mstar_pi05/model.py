@@ -1,0 +1,70 @@
+"""Builds Pi0.5's two nodes from a checkpoint. Made once per worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from mstar_core.errors import StartError, WeightsError
+from mstar_core.layers import Checkpoint
+from mstar_pi05.checkpoint import read_sizes
+from mstar_pi05.deployment import read_deployment
+from mstar_pi05.policy import Policy
+from mstar_pi05.siglip import Cameras
+from mstar_pi05.weights import CAMERAS, POLICY, building, load
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mstar_core.graph import NodeSpec
+    from mstar_core.plugin.model import ModelContext
+
+
+class Pi05:
+    """The model of one worker. Raises WeightsError when the checkpoint's folder is missing or of another model."""
+
+    def __init__(self, ctx: ModelContext) -> None:
+        if ctx.folder is None:
+            raise WeightsError("pi05 has no checkpoint folder", hint="start it with --weights DIR, or start pi05:tiny")
+        self._ctx = ctx
+        self._sizes = read_sizes(ctx.folder)
+        self._files = Checkpoint.find(ctx.folder)
+        self._deployment = read_deployment(ctx.model_kwargs)
+
+    def get_submodule(self, node: NodeSpec) -> nn.Module:
+        """Build `LLM` in the context's dtype, or `vit_encoder` in float32, with weights, on the context's device."""
+        match node.name:
+            case "LLM":
+                policy = self.policy()
+                policy.settle(self._deployment.max_num_steps)
+                return policy
+            case "vit_encoder":
+                return self.cameras()
+            case name:
+                hint = "its nodes are vit_encoder and LLM"
+                raise StartError(f"pi05 has no node {name!r}", hint=hint, phase="weights")
+
+    def vocab_size(self, node: NodeSpec) -> int:
+        """0: no node draws ids."""
+        return 0
+
+    def policy(self) -> Policy:
+        """Both transformers with their weights; their table of times is still to be made."""
+        ctx = self._ctx
+        if ctx.tp_size > 1:
+            raise StartError(
+                f"pi05 cannot split its LLM over {ctx.tp_size} ranks", "its layers are whole on each rank",
+                "set tp_size: 1; more ranks than tp_size make replicas", phase="weights",
+            )  # fmt: skip
+        with building(ctx.device, ctx.dtype):
+            module = Policy(self._sizes, self._deployment.action_dim)
+        load(module, self._files, POLICY, ctx.progress)
+        return module.eval().requires_grad_(False)
+
+    def cameras(self) -> Cameras:
+        """The image tower and its projection."""
+        with building(self._ctx.device, torch.float32):
+            module = Cameras(self._sizes)
+        load(module, self._files, CAMERAS, self._ctx.progress)
+        return module.eval().requires_grad_(False)

@@ -1,0 +1,99 @@
+"""Messages of openpi's robot protocol: msgpack with numpy arrays in it. For a socket route and its clients.
+
+An array is a map with byte keys: `__ndarray__`, `data` (C order), `dtype` (numpy's short text), `shape`; a numpy scalar
+is `__npgeneric__`, `data`, `dtype`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from mstar_core.errors import RequestError
+
+ARRAY: Final = b"__ndarray__"
+SCALAR: Final = b"__npgeneric__"
+KINDS: Final = "biufSU"
+"""Kinds of dtypes that may be sent: booleans, integers, floats, texts. Objects, records and complex numbers may not."""
+
+MOST_AXES: Final = 8
+FIELD: Final = "observation"
+
+
+def packed(value: Any) -> bytes:
+    """One message. Raises RequestError for an array of a kind that the protocol does not have."""
+    return msgspec.msgpack.encode(_plain(value))
+
+
+def unpacked(data: bytes) -> Any:
+    """The value of a message; arrays are read-only. Raises RequestError naming what is wrong with it."""
+    try:
+        value = msgspec.msgpack.decode(data)
+    except (msgspec.DecodeError, TypeError, ValueError, RecursionError) as error:
+        raise RequestError("the message is no msgpack", str(error), "encode it as openpi does", field=FIELD) from error
+    return _numpy(value, FIELD)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        _check_kind(value.dtype, FIELD)
+        return {ARRAY: True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": list(value.shape)}
+    if isinstance(value, np.generic):
+        _check_kind(value.dtype, FIELD)
+        return {SCALAR: True, b"data": value.tobytes(), b"dtype": value.dtype.str}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _numpy(value: Any, place: str) -> Any:
+    if isinstance(value, list):
+        return [_numpy(item, f"{place}[{index}]") for index, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    if ARRAY in value:
+        return _array(value, place, value.get(b"shape"))
+    if SCALAR in value:
+        return _array(value, place, [])[()]
+    return {key: _numpy(item, f"{place}/{_shown(key)}") for key, item in value.items()}
+
+
+def _array(value: Mapping[Any, Any], place: str, shape: Any) -> np.ndarray:
+    data, dtype = value.get(b"data"), _dtype(value.get(b"dtype"), place)
+    sizes = shape if isinstance(shape, list) else None
+    if sizes is None or len(sizes) > MOST_AXES or not all(type(size) is int and size >= 0 for size in sizes):
+        raise _bad(place, f"its shape is {shape!r}", f"up to {MOST_AXES} whole numbers")
+    if not isinstance(data, bytes) or len(data) != math.prod(sizes) * dtype.itemsize:
+        have = len(data) if isinstance(data, bytes) else "no"
+        raise _bad(place, f"{have} bytes for shape {sizes} of {dtype.str}", "send all of its bytes in row order")
+    return np.frombuffer(data, dtype=dtype).reshape(sizes)
+
+
+def _dtype(text: Any, place: str) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(text if isinstance(text, str) else text.decode("ascii"))
+    except (TypeError, ValueError, AttributeError, SyntaxError) as error:
+        raise _bad(place, f"its dtype is {text!r}", "numpy's short text, such as <f4") from error
+    _check_kind(dtype, place)
+    if not dtype.itemsize:
+        raise _bad(place, f"its dtype is {text!r}", "a dtype of some bytes")
+    return dtype
+
+
+def _check_kind(dtype: np.dtype[Any], place: str) -> None:
+    if dtype.kind not in KINDS or dtype.fields is not None or dtype.subdtype is not None:
+        raise _bad(place, f"its dtype is {dtype.str}", "numbers, booleans and texts alone are sent")
+
+
+def _shown(key: Any) -> str:
+    return str(key)[:40]
+
+
+def _bad(place: str, detail: str, hint: str) -> RequestError:
+    return RequestError(f"{place} is no array of this protocol", detail, hint, field=place)

@@ -1,0 +1,95 @@
+"""The node `LLM`: the language model reads the prefix, the action expert flows from noise to actions over it.
+
+Run by the KV engine. Every pass works on the packed tokens of any number of requests: prefixes of different lengths
+share one, and so do flow steps of requests at different steps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from mstar_core.layers import Rotary, RotarySpec
+from mstar_pi05.expert import Expert
+from mstar_pi05.flow import TimeMLP, TimeTable, distinct_times
+from mstar_pi05.gemma import Language
+from mstar_pi05.sizes import ACTION_WIDTH
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.kv_view import KVView
+    from mstar_pi05.sizes import Sizes
+
+
+class Policy(nn.Module):
+    """Both transformers over one cache. action_dim: values of an action that the robot takes."""
+
+    def __init__(self, sizes: Sizes, action_dim: int = ACTION_WIDTH) -> None:
+        super().__init__()
+        width = sizes.expert.width
+        self.language = Language(sizes)
+        self.expert = Expert(sizes)
+        self.time = TimeMLP(width, sizes.min_period, sizes.max_period)
+        # Float32: they are small, and what they give is added up over all steps.
+        self.action_in_proj = nn.Linear(ACTION_WIDTH, width, dtype=torch.float32)
+        self.action_out_proj = nn.Linear(width, ACTION_WIDTH, dtype=torch.float32)
+        self.rotary = Rotary(RotarySpec(width=sizes.language.head_dim, base=sizes.rope_base))
+        self.table: TimeTable | None = None
+        self.action_dim = action_dim
+
+    def forward(
+        self,
+        *,
+        kv: KVView,
+        positions: Tensor,
+        tokens: Tensor | None = None,
+        embeds: Tensor | None = None,
+        actions: Tensor | None = None,
+        scale: Tensor | None = None,
+        offset: Tensor | None = None,
+        step: Tensor | None = None,
+        num_steps: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """A pass over the prefix (tokens, embeds), or one step of the flow (all others).
+
+        T packed tokens: tokens int64 [T], IMAGE where embeds [T, width] holds a camera's vector; actions, scale and
+        offset float32 [T, 32]; step and num_steps int64 [T]. A prefix gives nothing but its cache. A step gives
+        `actions` [T, 32] for the next one, and `robot_actions` [T, action_dim] = actions * scale + offset.
+        """
+        if tokens is not None:
+            assert embeds is not None, "the graph sends both"
+            x = self.language.embed(tokens, embeds)
+            self.language.read(x, kv, self.rotary(positions))
+            return {}
+        assert actions is not None and scale is not None and offset is not None, "the graph sends all of them"
+        assert step is not None and num_steps is not None and self.table is not None, "tables are made with the weights"
+        velocity = self.velocity(kv, positions, actions, self.table.at(num_steps, step))
+        moved = torch.addcmul(actions, velocity, -1.0 / num_steps.float()[:, None])
+        robot = torch.addcmul(offset, moved, scale)
+        return {"actions": moved, "robot_actions": robot[:, : self.action_dim]}
+
+    def velocity(self, kv: KVView, positions: Tensor, actions: Tensor, rows: Tensor) -> Tensor:
+        """What the flow adds per unit of time: float32 [T, 32]. rows: int64 [T], places in the table of times."""
+        made: Tensor = self.action_out_proj(self.suffix_hidden(kv, positions, actions, rows))
+        return made
+
+    def suffix_hidden(self, kv: KVView, positions: Tensor, actions: Tensor, rows: Tensor) -> Tensor:
+        """Final hidden states of the action tokens: float32 [T, width]."""
+        assert self.table is not None, "tables are made with the weights"
+        hidden: Tensor = self.expert(self.action_in_proj(actions), self.table, rows, kv, self.rotary(positions))
+        return hidden
+
+    def tabulate(self, times: Tensor, rows: Tensor) -> None:
+        """Make the table of these times: float32 [times]. rows: see `TimeTable`."""
+        self.table = TimeTable(self.expert.modulations(self.time(times)), rows)
+
+    def settle(self, most_steps: int) -> None:
+        """Make the table of all flows of up to `most_steps` steps, and free what it stands in for."""
+        device = self.action_in_proj.weight.device
+        times, rows = (value.to(device) for value in distinct_times(most_steps))
+        with torch.no_grad():
+            self.tabulate(times, rows)
+        self.expert.forget_dense()

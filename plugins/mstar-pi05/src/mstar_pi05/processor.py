@@ -1,0 +1,228 @@
+"""Cameras, state and instruction to arrays, actions to bytes. Runs in the api's pool; loads no torch and no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mstar_core.errors import ConfigError, RequestError, WeightsError
+from mstar_core.plugin.processor import Inputs, PromptRequest
+from mstar_pi05 import aloha
+from mstar_pi05.actions import as_lines
+from mstar_pi05.checkpoint import read_sizes
+from mstar_pi05.deployment import read_deployment
+from mstar_pi05.images import FIELD, Pixels, decoded, fitted, signed
+from mstar_pi05.normalisation import Values, normalise
+from mstar_pi05.prompt import pieces
+from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS, IMAGE
+from mstar_pi05.statistics import find_statistics
+from mstar_pi05.tokens import PromptTokenizer
+
+if TYPE_CHECKING:
+    from mstar_pi05.params import Params
+
+
+class Processor:
+    """Pi0.5's inputs and outputs. Made once per pool process. Raises WeightsError and ConfigError."""
+
+    def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
+        if folder is None:
+            raise WeightsError("pi05 has no checkpoint folder", hint="start it with --weights DIR, or start pi05:tiny")
+        self._deployment = read_deployment(model_kwargs)
+        self._sizes = read_sizes(folder)
+        self._horizon = self._deployment.horizon or self._sizes.horizon
+        statistics = find_statistics(folder, self._deployment.norm_stats)
+        self._state_moments = statistics.state if statistics else None
+        self._action_moments = statistics.actions if statistics else None
+        self._folder = folder
+        self._tokenizer: PromptTokenizer | None = None
+        robot = self._deployment.robot
+        if robot and self._state_moments and len(self._state_moments) < robot.state:
+            raise ConfigError(
+                f"the statistics have {len(self._state_moments)} values of state, {robot.name} has {robot.state}",
+                hint="choose the robot's own statistics", key="model_kwargs.norm_stats",
+            )  # fmt: skip
+
+    def process_prompt(self, request: PromptRequest) -> Inputs:
+        """Arrays of a request that came with files. Raises RequestError naming the field."""
+        params: Params = request.params
+        given = [part for part in request.media if part.modality == "image"]
+        counts = self._counts(len(given), params.image_mask)
+        images = [decoded(part.data, number) for number, part in enumerate(given) if counts[number]]
+        return self.prepare(images, request)
+
+    def prepare(self, images: Sequence[Pixels], request: PromptRequest) -> Inputs:
+        """Arrays of a request whose images are decoded already; of the request only words and parameters are read.
+
+        images: the cameras that count, in the order of the model's places, uint8 [h, w, 3] of any size.
+        """
+        params: Params = request.params
+        warnings: list[str] = []
+        self._check_steps(params)
+        state = self._state(params)
+        cameras = self._cameras(images)
+        ids = self._ids(request.text, state, warnings)
+        room = request.max_seq_len
+        tokens = [IMAGE] * (len(cameras) * self._sizes.vision.tokens) + ids
+        if room and len(tokens) > room:
+            raise RequestError(
+                f"{len(cameras)} cameras and {len(ids)} ids of the prompt make {len(tokens)} places, {room} are there",
+                hint="shorten the text, send fewer cameras, or raise max_seq_len", field="text",
+                code="context_length_exceeded", value=str(len(tokens)), allowed=f"<= {room}",
+            )  # fmt: skip
+        factor, term = self._lines(params, state, warnings)
+        plan = (self._horizon, ACTION_WIDTH)
+        arrays = {
+            "images": cameras,
+            "tokens": np.array(tokens, dtype=np.int64),
+            "noise": self._noise(params, request.seed),
+            "scale": np.broadcast_to(factor.astype(np.float32), plan).copy(),
+            "offset": np.broadcast_to(term.astype(np.float32), plan).copy(),
+        }
+        return Inputs(arrays=arrays, prompt_tokens=len(tokens), warnings=warnings)
+
+    def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
+        """Actions float32 [horizon, action_dim] as little-endian bytes in row order, with their shape."""
+        values = np.ascontiguousarray(output, dtype="<f4")
+        return values.tobytes(), {"shape": list(values.shape), "dtype": "float32"}
+
+    @property
+    def tokenizer(self) -> PromptTokenizer:
+        """The checkpoint's tokenizer, read at first use."""
+        if self._tokenizer is None:
+            made = PromptTokenizer(self._folder)
+            if made.vocab > self._sizes.vocab:
+                raise WeightsError(
+                    f"{made.path} has ids up to {made.vocab - 1}, the model has {self._sizes.vocab}",
+                    hint="use the tokenizer of the checkpoint", file=str(made.path),
+                )  # fmt: skip
+            self._tokenizer = made
+        return self._tokenizer
+
+    # -- cameras --------------------------------------------------------------------------------------------------
+
+    def _counts(self, images: int, mask: Sequence[bool] | None) -> list[bool]:
+        most = len(CAMERAS)
+        if not 1 <= images <= most:
+            code = "missing_field" if not images else "invalid_value"
+            raise RequestError(
+                f"the request has {images} camera images, allowed are 1 to {most}", hint=f"in the order {CAMERAS}",
+                field=FIELD, value=str(images), allowed=f"1 to {most}", code=code,
+            )  # fmt: skip
+        if mask is None:
+            return [True] * images
+        if len(mask) < images:
+            raise RequestError(
+                f"image_mask has {len(mask)} values for {images} images", hint="send one value per image",
+                field="image_mask", value=str(len(mask)), allowed=f"{images} to {most} values",
+            )  # fmt: skip
+        if any(mask[images:]):
+            number = next(index for index in range(images, len(mask)) if mask[index])
+            raise RequestError(
+                f"image_mask[{number}] is true and there are {images} images", hint="send the image, or false",
+                field="image_mask", value=str(number), allowed=f"true up to {images - 1}",
+            )  # fmt: skip
+        if not any(mask[:images]):
+            raise RequestError(
+                "image_mask switches every camera off", hint="leave at least one camera true", field="image_mask"
+            )
+        return list(mask[:images])
+
+    def _cameras(self, images: Sequence[Pixels]) -> np.ndarray:
+        """All of them, uint8 or float32 [c, side, side, 3]."""
+        side, resize = self._sizes.vision.image_size, self._deployment.resize
+        made = [fitted(image, side, resize) for image in images]
+        if any(image.dtype != np.uint8 for image in made):
+            return np.stack([signed(image) for image in made])
+        return np.stack(made)
+
+    # -- state and words ------------------------------------------------------------------------------------------
+
+    def _state(self, params: Params) -> Values | None:
+        """The state in the model's joint convention, not normalised: float64 [n]."""
+        deployment = self._deployment
+        if params.robot_state is None:
+            in_actions = bool(deployment.is_delta) and not self._is_normalized(params)
+            if not deployment.state_in_prompt and not in_actions:
+                return None
+            why = "the prompt holds it" if deployment.state_in_prompt else "actions are differences to it"
+            raise RequestError(
+                "robot_state is missing", why, "send the joint values", field="robot_state", code="missing_field"
+            )
+        state = np.array(params.robot_state, dtype=np.float64)
+        self._check_length(len(state))
+        return aloha.state_to_model(state) if deployment.mirrors else state
+
+    def _check_length(self, count: int) -> None:
+        robot, moments = self._deployment.robot, self._state_moments
+        if robot is not None:
+            allowed, fits = f"{robot.state} values ({robot.name})", count == robot.state
+        else:
+            most = min(ACTION_WIDTH, len(moments) if moments is not None else ACTION_WIDTH)
+            allowed, fits = f"1 to {most} values", 1 <= count <= most
+        if not fits:
+            raise RequestError(
+                f"robot_state has {count} values, allowed are {allowed}", hint="send what the robot reports",
+                field="robot_state", value=str(count), allowed=allowed,
+            )  # fmt: skip
+
+    def _ids(self, text: str | None, state: Values | None, warnings: list[str]) -> list[int]:
+        words = (text or "").strip() or (self._deployment.default_prompt or "").strip()
+        if not words:
+            code = "missing_field" if text is None else "invalid_value"
+            raise RequestError("text is empty", "there is no instruction", "say what to do", field="text", code=code)
+        told = state if self._deployment.state_in_prompt else None
+        if told is not None:
+            told = told if self._state_moments is None else normalise(told, self._state_moments)
+            told = np.pad(told, (0, ACTION_WIDTH - len(told))) if self._deployment.pads_state else told
+        elif state is not None and not self._deployment.is_delta:
+            warnings.append("robot_state has no effect: this deployment's prompt does not hold it")
+        ids = self.tokenizer.encode(pieces(words, told))
+        most = self._sizes.prompt_ids
+        if len(ids) > most:
+            warnings.append(f"the prompt was cut from {len(ids)} to {most} ids, its end was lost")
+        return ids[:most]
+
+    # -- actions --------------------------------------------------------------------------------------------------
+
+    def _check_steps(self, params: Params) -> None:
+        most = self._deployment.max_num_steps
+        if params.num_steps > most:
+            raise RequestError(
+                f"num_steps is {params.num_steps}, this deployment takes up to {most}",
+                hint="send less, or start it with a higher max_num_steps", field="num_steps",
+                value=str(params.num_steps), allowed=f"1 to {most}",
+            )  # fmt: skip
+
+    def _is_normalized(self, params: Params) -> bool:
+        return self._action_moments is None if params.return_normalized is None else params.return_normalized
+
+    def _lines(self, params: Params, state: Values | None, warnings: list[str]) -> tuple[Values, Values]:
+        """Factor and term of every action value: [32] each."""
+        if self._is_normalized(params):
+            if self._action_moments is None:
+                warnings.append("this deployment has no statistics: actions are in the model's normalised units")
+            return np.ones(ACTION_WIDTH), np.zeros(ACTION_WIDTH)
+        if self._action_moments is None:
+            raise RequestError(
+                "return_normalized is false and the deployment has no statistics of actions",
+                hint="leave it out, or start the deployment with norm_stats", field="return_normalized",
+                value="false", allowed="true",
+            )  # fmt: skip
+        return as_lines(self._action_moments, state, self._deployment)
+
+    def _noise(self, params: Params, seed: int) -> np.ndarray:
+        """Where the flow starts: the client's, or drawn for this request alone. float32 [horizon, 32]."""
+        if params.noise is None:
+            own = params.seed if params.seed is not None else seed
+            return np.random.default_rng(own).standard_normal((self._horizon, ACTION_WIDTH), dtype=np.float32)
+        if len(params.noise) != self._horizon:
+            raise RequestError(
+                f"noise has {len(params.noise)} rows, the horizon is {self._horizon}",
+                hint="send one row per action step", field="noise", value=str(len(params.noise)),
+                allowed=f"[{self._horizon}, {ACTION_WIDTH}]",
+            )  # fmt: skip
+        return np.array(params.noise, dtype=np.float32)

@@ -1,0 +1,141 @@
+"""The node `vit_encoder`: camera images to vectors of the language model's width (SigLIP, then a projection).
+
+Run by the stateless engine: requests with equally many cameras share a batch. Modules are nested as the checkpoint's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_pi05.sizes import Sizes, Vision
+
+
+class Embeddings(nn.Module):
+    """Patches of an image, row by row, with their learned positions."""
+
+    def __init__(self, vision: Vision) -> None:
+        super().__init__()
+        self.patch_embedding = nn.Conv2d(3, vision.width, vision.patch_size, vision.patch_size)
+        self.position_embedding = nn.Embedding(vision.tokens, vision.width)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images: [N, S, S, 3] in [-1, 1]. Returns [N, tokens, width]."""
+        conv = self.patch_embedding
+        side, patch = images.shape[1], int(conv.kernel_size[0])
+        grid = images.reshape(len(images), side // patch, patch, side // patch, patch, 3)
+        # As a product: the patches do not overlap, and its bits do not depend on a choice of convolution.
+        patches = grid.permute(0, 1, 3, 5, 2, 4).reshape(len(images), (side // patch) ** 2, -1)
+        return linear(patches, conv.weight.flatten(1), conv.bias) + self.position_embedding.weight
+
+
+class VisionAttention(nn.Module):
+    """Attention of all patches of an image among each other."""
+
+    def __init__(self, vision: Vision) -> None:
+        super().__init__()
+        self.heads = vision.heads
+        self.q_proj = nn.Linear(vision.width, vision.width)
+        self.k_proj = nn.Linear(vision.width, vision.width)
+        self.v_proj = nn.Linear(vision.width, vision.width)
+        self.out_proj = nn.Linear(vision.width, vision.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [N, tokens, width]. Returns the same shape."""
+        heads = [
+            each(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.q_proj, self.k_proj, self.v_proj)
+        ]
+        mixed = scaled_dot_product_attention(*heads)
+        out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(-2))
+        return out
+
+
+class VisionMLP(nn.Module):
+    def __init__(self, vision: Vision) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(vision.width, vision.mlp)
+        self.fc2 = nn.Linear(vision.mlp, vision.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc2(gelu(self.fc1(x), approximate="tanh"))
+        return out
+
+
+class VisionBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, vision: Vision, eps: float) -> None:
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(vision.width, eps)
+        self.self_attn = VisionAttention(vision)
+        self.layer_norm2 = nn.LayerNorm(vision.width, eps)
+        self.mlp = VisionMLP(vision)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [N, tokens, width]. Returns the same shape."""
+        x = x + self.self_attn(self.layer_norm1(x))
+        out: Tensor = x + self.mlp(self.layer_norm2(x))
+        return out
+
+
+class Encoder(nn.Module):
+    def __init__(self, vision: Vision, eps: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(VisionBlock(vision, eps) for _ in range(vision.layers))
+
+
+class Tower(nn.Module):
+    """Images to vectors of its own width."""
+
+    def __init__(self, vision: Vision, eps: float) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(vision)
+        self.encoder = Encoder(vision, eps)
+        self.post_layernorm = nn.LayerNorm(vision.width, eps)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images: [N, S, S, 3] in [-1, 1]. Returns [N, tokens, width]."""
+        x = self.embeddings(images)
+        for block in self.encoder.layers:
+            x = block(x)
+        normed: Tensor = self.post_layernorm(x)
+        return normed
+
+
+class Cameras(nn.Module):
+    """The tower and its projection. Vectors are not scaled: only the prompt's are."""
+
+    host_ports: Final = ("tokens",)
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.tower = Tower(sizes.vision, sizes.layer_norm_eps)
+        self.projector = nn.Linear(sizes.vision.width, sizes.language.width)
+
+    def forward(self, *, images: Tensor, tokens: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:
+        """images: uint8, or floats in [-1, 1], [B, c, S, S, 3]. tokens: int64 [n] of each request, on the host.
+
+        Returns {"features": B tensors [n, width]}: the cameras' vectors in order, then zeros at the prompt's places.
+        """
+        vectors = self.encode(images)
+        lengths = [len(each) for each in tokens]
+        features = []
+        for request, length in zip(vectors, lengths, strict=True):
+            padded = request.new_zeros(length, request.shape[-1])
+            padded[: len(request)] = request
+            features.append(padded)
+        return {"features": features}
+
+    def encode(self, images: Tensor) -> Tensor:
+        """images: [B, c, S, S, 3]. Returns [B, c * tokens, width]."""
+        if images.dtype == torch.uint8:
+            images = images.to(self.projector.weight.dtype) / 127.5 - 1.0
+        vectors: Tensor = self.projector(self.tower(images.flatten(0, 1)))
+        return vectors.view(len(images), -1, vectors.shape[-1])

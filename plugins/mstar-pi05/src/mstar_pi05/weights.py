@@ -1,0 +1,120 @@
+"""Names of both published layouts and where they go in the modules; reads one node's weights. Used by `model`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from mstar_core.errors import WeightsError
+from mstar_core.layers import Checkpoint, NameMap, load_weights
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mstar_core.plugin.model import WeightProgress
+
+log = logging.getLogger(__name__)
+
+LEADING: Final = "model."
+"""In front of every key where lerobot saved a checkpoint again."""
+
+BOTH: Final = "paligemma_with_expert."
+PALIGEMMA: Final = f"{BOTH}paligemma.model."
+TIED: Final = f"{BOTH}paligemma.lm_head."
+"""The token table under the head's name: files hold one of the two names, since they are one matrix."""
+
+CAMERAS: Final[Mapping[str, str]] = {
+    f"{PALIGEMMA}vision_tower.vision_model.": "tower.",
+    f"{PALIGEMMA}vision_tower.": "tower.",  # newer libraries leave a level out
+    f"{PALIGEMMA}multi_modal_projector.linear.": "projector.",
+}
+POLICY: Final[Mapping[str, str]] = {
+    f"{PALIGEMMA}language_model.": "language.",
+    TIED: "language.embed_tokens.",
+    f"{BOTH}gemma_expert.model.": "expert.",
+    "action_time_mlp_": "time.time_mlp_",
+    "time_mlp_": "time.time_mlp_",
+    "action_in_proj.": "action_in_proj.",
+    "action_out_proj.": "action_out_proj.",
+}
+UNUSED: Final = (f"{BOTH}gemma_expert.lm_head.", "state_proj.")
+"""The expert's head gives no words (1 GB at full size), and a state vector is pi0's."""
+
+_PI0 = re.compile(r"gemma_expert\.model\.(layers\.\d+\.(input|post_attention)_layernorm|norm)\.weight$")
+
+
+def bare(name: str) -> str:
+    """A key without the word that some files put in front of all."""
+    return name.removeprefix(LEADING)
+
+
+def target(name: str, prefixes: Mapping[str, str]) -> str | None:
+    """Where a key of either layout goes in the node with these prefixes; None when it goes elsewhere."""
+    name = bare(name)
+    for prefix, replacement in prefixes.items():
+        if name.startswith(prefix):
+            return replacement + name.removeprefix(prefix)
+    return None
+
+
+def refuse_pi0(names: Iterable[str], source: str) -> None:
+    """Raise WeightsError for the keys of pi0, whose expert has plain norms."""
+    found = next((name for name in names if _PI0.search(name)), None)
+    if found is not None:
+        raise WeightsError(
+            f"{source} holds pi0, not pi0.5", f"its expert has {found}, where pi0.5 has a dense layer",
+            "use a Pi0.5 checkpoint", file=source, key=found,
+        )  # fmt: skip
+
+
+def load(module: nn.Module, files: Checkpoint, prefixes: Mapping[str, str], progress: WeightProgress | None) -> None:
+    """Fill a node. Keys of other nodes and unknown ones are left alone; a place without a key is an error.
+
+    Raises WeightsError naming file and key.
+    """
+    refuse_pi0(files.file_of, str(files.folder))
+    places = module.state_dict()
+    chosen = {name: target(name, prefixes) for name in files.file_of}
+    kept = {name: path for name, path in files.file_of.items() if chosen[name] in places}
+    # NameMap replaces prefixes; a whole name is one.
+    names = NameMap(prefixes={name: str(chosen[name]) for name in _longest_first(kept)})
+    _tell_unknown(files, places, chosen)
+    load_weights(module, Checkpoint(files.folder, kept), names, progress)
+
+
+def _longest_first(names: Iterable[str]) -> list[str]:
+    return sorted(names, key=len, reverse=True)
+
+
+def _tell_unknown(files: Checkpoint, places: Mapping[str, Any], chosen: Mapping[str, str | None]) -> None:
+    known = (*CAMERAS, *POLICY, *UNUSED)
+    odd = [name for name in files.file_of if not bare(name).startswith(known)]
+    odd += [name for name, place in chosen.items() if place is not None and place not in places]
+    if odd:
+        log.warning("%s: %d tensors are not of this model and were ignored, %s first", files.folder, len(odd), odd[0])
+
+
+@contextlib.contextmanager
+def building(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Make parameters on `device`, in `dtype` where they do not say otherwise, without drawing what is about to be
+    loaded."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device, _NoRandomStart():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _NoRandomStart(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,248 @@
+"""What happens around the model, against the reference: words, bins, statistics, joints, images, messages."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mstar_core.errors import RequestError
+from mstar_pi05.actions import as_lines, to_robot
+from mstar_pi05.aloha import actions_to_robot, state_to_model
+from mstar_pi05.deployment import Deployment
+from mstar_pi05.images import fit_floats, fit_pillow, fitted, signed
+from mstar_pi05.normalisation import normalise, unnormalise
+from mstar_pi05.observations import read_observation
+from mstar_pi05.openpi import packed, unpacked
+from mstar_pi05.prompt import bins, pieces
+from mstar_pi05.robots import ROBOTS
+from mstar_pi05.statistics import Moments
+
+
+def moments(golden: Any, span: Any = "range") -> Moments:
+    state = golden.prepost["normalisation"]["norm_stats"]["norm_stats"]["state"]
+    low, high = ("mean", "std") if span == "spread" else ("q01", "q99")
+    return Moments(span=span, low=tuple(state[low]), high=tuple(state[high]))
+
+
+def test_prompts_equal_the_reference(golden: Any) -> None:
+    for case in golden.prepost["prompt_cases"]:
+        made = pieces(case["text"], np.array(case["state_normalised"]))
+        assert [list(piece) for piece in made] == case["encode_calls"]
+
+
+def test_prompts_without_state_equal_the_reference(golden: Any) -> None:
+    for case in golden.prepost["prompt_cases_without_state"]:
+        assert [list(piece) for piece in pieces(case["text"], None)] == case["encode_calls"]
+
+
+def test_a_bin_holds_its_lower_edge() -> None:
+    edges = -1 + np.arange(256) / 128
+    assert bins(edges) == list(range(256))
+    assert bins(edges - 1e-9) == list(range(-1, 255))
+    assert bins(np.array([1.0, 7.0, -1.0000001, -9.0])) == [255, 255, -1, -1]
+
+
+def test_the_case_of_words_stays() -> None:
+    assert pieces("Fold_The\nTowel ", np.zeros(1)) == [("Task: Fold The Towel, State: 128;\nAction: ", True)]
+
+
+@pytest.mark.parametrize(("span", "name"), [("range", "quantile"), ("spread", "zscore")])
+def test_normalisation_equals_the_reference(span: str, name: str, golden: Any) -> None:
+    given, used = golden.prepost["normalisation"], moments(golden, span)
+    made = normalise(np.array(given["state_raw"]), used)
+    np.testing.assert_allclose(made, given[f"state_{name}_normalised"], rtol=1e-12, atol=1e-9)
+    made = unnormalise(np.array(given["actions_normalised"]), used)
+    np.testing.assert_allclose(made, given[f"actions_{name}_unnormalised"], rtol=1e-12, atol=1e-9)
+
+
+def test_lerobots_rule_leaves_a_range_that_is_not_zero_as_it_is() -> None:
+    used = Moments(span="range", low=(0.0, 1.0), high=(2.0, 1.0), epsilon=1e-8, adds=False)
+    assert normalise(np.array([1.5, 1.0]), used).tolist() == [0.5, -1.0]
+    np.testing.assert_allclose(unnormalise(np.array([0.5, -1.0]), used), [1.5, 1.0])
+
+
+def test_differences_become_absolute_as_in_the_reference(golden: Any) -> None:
+    given = golden.prepost["normalisation"]
+    mask, state = tuple(given["delta_mask"]), np.array(given["state_raw"])
+    before = np.array(given["actions_quantile_unnormalised"])
+    width = before.shape[-1]
+    made = to_robot(before, None, state, Deployment(action_dim=width, is_delta=mask))
+    np.testing.assert_allclose(made, given["actions_absolute"], atol=1e-9)
+
+
+def test_aloha_equals_the_reference(golden: Any) -> None:
+    given = golden.prepost["aloha"]
+    np.testing.assert_allclose(state_to_model(np.array(given["state_in"])), given["state_out"], atol=1e-9)
+    np.testing.assert_allclose(actions_to_robot(np.array(given["actions_in"])), given["actions_out"], atol=1e-9)
+
+
+def test_a_gripper_out_of_reach_is_clipped() -> None:
+    state = np.zeros(14)
+    state[6] = -0.01844 / (0.05800 - 0.01844)  # a travel of nothing
+    assert np.isfinite(state_to_model(state)).all()
+
+
+@pytest.mark.parametrize("robot", [None, "aloha"])
+def test_the_way_to_the_robot_is_one_factor_and_one_term(robot: str | None) -> None:
+    """Statistics, differences, signs and grippers all at once, applied in float32 where the flow ends."""
+    random = np.random.default_rng(5)
+    low = random.normal(size=14)
+    used = Moments(span="range", low=tuple(low), high=tuple(low + random.uniform(0.5, 2, 14)))
+    known = ROBOTS[robot] if robot else None
+    deployment = Deployment(
+        action_dim=14, robot=known, mirrors=known is not None, is_delta=known.is_delta if known else ()
+    )
+    state, actions = random.normal(size=14), random.normal(size=(50, 32))
+    factor, term = as_lines(used, state, deployment)
+    assert factor.shape == term.shape == (32,)
+    wanted = to_robot(actions, used, state, deployment)
+    np.testing.assert_allclose((actions * factor + term)[:, :14], wanted, atol=1e-12)
+    narrow = actions.astype(np.float32) * factor.astype(np.float32) + term.astype(np.float32)
+    np.testing.assert_allclose(narrow[:, :14], wanted, atol=1e-5)
+
+
+def test_the_servers_resize_equals_the_reference_exactly(golden: Any) -> None:
+    cases = load_file(golden.folder / "images.safetensors")
+    for name in [name for name in cases if name.startswith("uint8_in")]:
+        wanted = cases[name.replace("_in_", "_out_")][0].numpy()
+        assert np.array_equal(fit_pillow(cases[name][0].numpy(), len(wanted)), wanted)
+
+
+def test_the_tensors_resize_equals_the_reference(golden: Any) -> None:
+    cases = load_file(golden.folder / "images.safetensors")
+    for name in [name for name in cases if name.startswith("float_out")]:
+        given = cases[name.replace("float_out", "uint8_in")][0].numpy()
+        wanted = cases[name][0].numpy()
+        np.testing.assert_allclose(fit_floats(signed(given), len(wanted)), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(48, 80), (300, 17), (5, 400), (224, 224)])
+def test_both_ways_keep_the_ratio_and_centre_the_image(shape: tuple[int, int]) -> None:
+    white = np.full((*shape, 3), 255, dtype=np.uint8)
+    for resize in ("pillow", "tensor"):
+        made = signed(fitted(white, 224, resize))
+        assert made.shape == (224, 224, 3)
+        inside = (made > 0).all(-1)
+        assert inside.any(0).all() or inside.any(1).all()  # one direction is filled
+        assert ((made == 1) | (made == -1)).all()
+
+
+def test_float_resize_is_torchs(golden: Any) -> None:
+    """Against the library whose rule it follows."""
+    random = np.random.default_rng(1).uniform(-1, 1, (37, 91, 3)).astype(np.float32)
+    side = 56
+    height = int(37 / (91 / side))
+    channels_first = torch.from_numpy(random).permute(2, 0, 1)[None]
+    wanted = torch.nn.functional.interpolate(channels_first, (height, side), mode="bilinear", align_corners=False)
+    top = (side - height) // 2
+    made = fit_floats(random, side)[top : top + height]
+    np.testing.assert_allclose(made, wanted[0].permute(1, 2, 0).numpy(), atol=1e-5)
+
+
+# -- messages of robots ---------------------------------------------------------------------------------------------
+
+
+def test_the_message_equals_the_reference(golden: Any) -> None:
+    given = golden.prepost["msgpack"]
+    data, content = base64.b64decode(given["base64"]), given["content"]
+    made = unpacked(data)
+    state, image = made["observation/state"], made["observation/image"]
+    assert (state.dtype.str, state.tolist()) == ("<f4", content["observation/state"])
+    assert image.dtype.str == "|u1" and np.array_equal(image, np.arange(image.size).reshape(image.shape))
+    assert (made["prompt"], made["scalar"]) == (content["prompt"], content["scalar"])
+    assert packed(made) == data
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(6, dtype="<f4").reshape(2, 3).T, np.zeros((0, 3), "<i8"), np.array("say", dtype=str), np.float32(0.5),
+        np.bool_(True), np.array(3), {"a": [1, {"b": np.ones(2)}]}, [None, "x", 1.5, b"raw"],
+    ],
+)  # fmt: skip
+def test_a_message_comes_back_as_it_went(value: Any) -> None:
+    made = unpacked(packed(value))
+    np.testing.assert_equal(made, value)
+    assert getattr(made, "dtype", None) == getattr(value, "dtype", None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {b"dtype": "|O"}, {b"dtype": "<c8"}, {b"dtype": "|V4"}, {b"dtype": "f4,f4"}, {b"dtype": 4}, {b"dtype": "<f9"},
+        {b"shape": [3]}, {b"shape": [-2, -1]}, {b"shape": [2.0]}, {b"shape": None}, {b"shape": [1] * 40},
+        {b"data": b"\0" * 7}, {b"data": "text"}, {b"shape": [2**40, 2**40]},
+    ],
+)  # fmt: skip
+def test_an_array_that_is_none_is_refused_by_its_place(change: dict[bytes, Any]) -> None:
+    import msgspec
+
+    array = {b"__ndarray__": True, b"data": b"\0" * 8, b"dtype": "<f4", b"shape": [2], **change}
+    with pytest.raises(RequestError) as caught:
+        unpacked(msgspec.msgpack.encode({"state": array}))
+    assert caught.value.field == "observation/state"
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x82\xa1a", b"\x91" * 5000])
+def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
+    with pytest.raises(RequestError):
+        unpacked(data)
+
+
+def test_what_the_protocol_has_no_word_for_is_not_sent() -> None:
+    for value in (np.array([{}], dtype=object), np.zeros(2, complex)):
+        with pytest.raises(RequestError):
+            packed({"x": value})
+
+
+def picture(value: int = 7) -> Any:
+    return np.full((4, 6, 3), value, dtype=np.uint8)
+
+
+def test_aloha_cameras_are_found_as_in_the_reference(golden: Any) -> None:
+    given = golden.prepost["aloha"]
+    images = {name: picture().transpose(2, 0, 1) for name in given["images_given"]}
+    made = read_observation({"images": images, "state": np.array(given["state_in"]), "prompt": "go"}, "aloha")
+    assert list(made.mask) == list(given["image_masks"].values())
+    assert len(made.images) == len(given["images_given"])
+    assert made.images[0].shape == (4, 6, 3)
+    assert made.state == tuple(given["state_in"])
+
+
+def test_droid_and_libero_observations_are_read() -> None:
+    droid = {
+        "observation/exterior_image_1_left": picture(1), "observation/wrist_image_left": picture(2),
+        "observation/joint_position": np.arange(7.0), "observation/gripper_position": 0.5, "prompt": b"close",
+    }  # fmt: skip
+    made = read_observation(droid, "droid")
+    assert (made.state, made.mask, made.prompt) == ((0, 1, 2, 3, 4, 5, 6, 0.5), (True, True, False), "close")
+    libero = {
+        "observation/image": picture() / 255.0, "observation/wrist_image": picture(), "prompt": np.array("stack"),
+        "observation/state": np.zeros(8, "<f4"),
+    }  # fmt: skip
+    made = read_observation(libero, "libero")
+    assert (len(made.state), made.prompt) == (8, "stack")
+    assert np.abs(made.images[0].astype(int) - picture().astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("robot", "change", "field"),
+    [
+        ("aloha", {"images": {}}, "cam_high"), ("aloha", {"images": {"cam_hi": picture()}}, "images"),
+        ("aloha", {"images": picture()}, "images"), ("aloha", {"state": None}, "state"),
+        ("aloha", {"state": ["x"]}, "state"), ("aloha", {"state": [float("nan")]}, "state"),
+        ("aloha", {"prompt": 7}, "prompt"), ("aloha", {"images": {"cam_high": np.zeros((4, 4, 1))}}, "cam_high"),
+        ("aloha", {"images": {"cam_high": np.zeros((4, 4, 3), np.int64)}}, "cam_high"),
+        ("arx", {}, "robot"),
+    ],
+)  # fmt: skip
+def test_a_wrong_observation_is_refused_by_its_key(robot: str, change: dict[str, Any], field: str) -> None:
+    given = {"images": {"cam_high": picture()}, "state": np.zeros(14), "prompt": "go", **change}
+    with pytest.raises(RequestError) as caught:
+        read_observation(given, robot)
+    assert caught.value.field == field

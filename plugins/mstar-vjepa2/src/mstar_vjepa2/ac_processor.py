@@ -1,0 +1,236 @@
+"""V-JEPA 2-AC: frames, actions, states and a goal to arrays. Runs in the api's process pool; loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from mstar_core.errors import RequestError, TooLarge, WeightsError
+from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
+from mstar_vjepa2.cem_inputs import planning
+from mstar_vjepa2.facts import ActionFacts, read_action
+from mstar_vjepa2.media import read_image, read_video
+from mstar_vjepa2.program import CLIP
+from mstar_vjepa2.trajectories import Trajectories, read_trajectories, require_movements, taught
+from mstar_vjepa2.transforms import squared
+from mstar_vjepa2.uploads import as_float32, float_clip_of, read_tensor
+from mstar_vjepa2.wire import check_wire, missing_media, sent_as_video
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from mstar_vjepa2.params import ActionParams
+
+    Array = npt.NDArray[Any]
+
+ROLLING: Final = ("rollout", "plan")
+WELL_KNOWN: Final = 16
+"""Latent frames beyond which a rollout comes with a warning."""
+
+
+class Processor:
+    """The requests of V-JEPA 2-AC. Made once per pool process."""
+
+    def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
+        if folder is None:
+            raise WeightsError(
+                "vjepa2_ac has no checkpoint folder", hint="start it with --weights DIR, or start vjepa2_ac:tiny"
+            )
+        self._facts: ActionFacts = read_action(folder)
+
+    def process_prompt(self, request: PromptRequest) -> Inputs:
+        """Frames, and what the task needs besides. Raises RequestError naming the field."""
+        params: ActionParams = request.params
+        check_wire(params, request.outputs)
+        task = params.chosen_task(request.outputs)
+        for problem in params.problems_of(task):
+            raise problem
+        self._check_frames(task, params)
+        if task == "predict":
+            require_movements(params)
+        media, goal = self._split(task, request.media, params)
+        goal_arrays = self._goal(goal, params)
+        self._check_goal(task, params, has_goal=bool(goal_arrays))
+        frames, notes = self._frames(task, media, params)
+        arrays: dict[str, Array] = {}
+        match task:
+            case "encode":
+                arrays[CLIP] = frames
+            case "predict":
+                arrays = {CLIP: frames, **taught(params, self._facts, len(frames))}
+            case _:
+                moves = read_trajectories(params, self._facts, is_planning=task == "plan")
+                arrays = _rolled(frames, moves) | goal_arrays
+                if task == "plan":
+                    arrays |= planning(params)
+        notes += self._beyond_training(task, params)
+        tokens = (len(frames) + ("goal_frame" in arrays)) * self._facts.encoder.frame_tokens
+        return Inputs(arrays=arrays, prompt_tokens=tokens, warnings=notes)
+
+    def postprocess(self, output: Array, modality: str) -> tuple[bytes, dict[str, Any]]:
+        """Latents that go out under their earlier name, video, as float32."""
+        return sent_as_video(output)
+
+    # -- sizes --------------------------------------------------------------------------------------------------
+
+    def _check_frames(self, task: str, params: ActionParams) -> None:
+        """What a rollout needs of latent frames, against what this checkpoint knows."""
+        if task not in ROLLING:
+            return
+        steps = params.plan_steps if task == "plan" else params.steps
+        most = self._facts.most_frames
+        if params.context_frames + steps - 1 > most:
+            raise RequestError(
+                f"horizon is {steps}, allowed is <= {max(0, most - params.context_frames + 1)}",
+                f"{params.context_frames} context frames; the model knows {most} latent frames",
+                "lower horizon or context_frames",
+                field="horizon" if params.context_frames <= most else "context_frames",
+                value=str(steps),
+            )
+
+    def _beyond_training(self, task: str, params: ActionParams) -> list[str]:
+        steps = params.plan_steps if task == "plan" else params.steps
+        frames = params.context_frames + steps - 1
+        if task not in ROLLING or frames <= WELL_KNOWN:
+            return []
+        return [f"{frames} latent frames: the model was trained on 8, and what it says beyond {WELL_KNOWN} is a guess"]
+
+    # -- media --------------------------------------------------------------------------------------------------
+
+    def _split(
+        self, task: str, media: Sequence[MediaPart], params: ActionParams
+    ) -> tuple[Sequence[MediaPart], MediaPart | None]:
+        """The files that are frames, and the one that is the goal."""
+        if not media:
+            raise missing_media("image")
+        odd = next((part.modality for part in media if part.modality not in ("image", "video", "tensor")), None)
+        if odd is not None:
+            raise RequestError(f"vjepa2_ac does not read {odd}", hint="send images, a video or tensors", field=odd)
+        are_images = media[0].modality == "image"
+        count = (params.context_frames if task in ROLLING else len(media)) if are_images else 1
+        frames, rest = media[:count], media[count:]
+        is_mixed = any(part.modality != media[0].modality for part in frames)
+        if is_mixed or len(rest) > 1 or (rest and task not in ROLLING):
+            hint = "frames first (a video, a tensor, or one image for each), then at most one goal"
+            raise RequestError(f"{len(media)} files do not fit task {task}", hint=hint, field=media[-1].modality)
+        if are_images and len(frames) < count:
+            raise _too_few("context_frames", count, len(frames))
+        return frames, rest[0] if rest else None
+
+    def _frames(self, task: str, media: Sequence[MediaPart], params: ActionParams) -> tuple[Array, list[str]]:
+        """Normalised frames, float32 [t, 3, crop, crop]: those of the context, those with actions, or all."""
+        wanted = {"encode": None, "predict": params.action_count}.get(task, params.context_frames)
+        field = "actions" if task == "predict" else "context_frames"
+        crop = self._facts.encoder.crop
+
+        def choose(total: int, rate: float = 0.0) -> range:
+            count = total if wanted is None else wanted
+            if count > total:
+                raise _too_few(field, count, total)
+            self._check_count(count)
+            return range(count)
+
+        match media[0].modality:
+            case "image":
+                total = len(media)
+                found = np.stack([squared(read_image(media[index]), crop) for index in choose(total)])
+            case "tensor":
+                whole = float_clip_of(media[0], self._facts.encoder)
+                total = len(whole)
+                found = np.ascontiguousarray(whole[list(choose(total))])
+            case _:
+                needs_total = wanted is None
+                clip = read_video(media[0], choose, lambda frame: squared(frame, crop), needs_total=needs_total)
+                found, total = np.stack(clip.frames), clip.total
+        notes = [f"{total} frames were sent, the first {len(found)} were taken"] if total > len(found) else []
+        return found, notes
+
+    def _check_count(self, count: int) -> None:
+        most = self._facts.most_frames
+        if count > most:
+            raise TooLarge(
+                f"{count} frames were sent, the model knows {most}",
+                "every frame of the clip is one time step",
+                "send fewer; it was trained on 4 a second",
+                field="video",
+                value=str(count),
+                allowed=str(most),
+            )
+
+    # -- goal ---------------------------------------------------------------------------------------------------
+
+    def _goal(self, part: MediaPart | None, params: ActionParams) -> dict[str, Array]:
+        given = [name for name, value in (("goal", params.goal), ("goal_hidden_fill", params.goal_hidden_fill)) if
+                 value is not None]  # fmt: skip
+        if len(given) + (part is not None) > 1:
+            raise RequestError("more than one goal is given", hint="send one", field=given[-1])
+        if part is not None:
+            return self._uploaded_goal(part)
+        encoder = self._facts.encoder
+        shape = (encoder.frame_tokens, encoder.vit.width)
+        if params.goal_hidden_fill is not None:
+            return {"goal_latents": np.full(shape, params.goal_hidden_fill, dtype=np.float32)}
+        if params.goal is None:
+            return {}
+        return {"goal_latents": self._latents(as_float32(params.goal, "goal"))}
+
+    def _uploaded_goal(self, part: MediaPart) -> dict[str, Array]:
+        encoder = self._facts.encoder
+        match part.modality:
+            case "image":
+                return {"goal_frame": squared(read_image(part), encoder.crop)[None]}
+            case "tensor":
+                value = read_tensor(part, "goal")
+                if value.ndim >= 4:
+                    frames = float_clip_of(part, encoder)
+                    if len(frames) != 1:
+                        raise RequestError(f"the goal has {len(frames)} frames", hint="send one", field="goal")
+                    return {"goal_frame": frames}
+                return {"goal_latents": self._latents(as_float32(value, "goal"))}
+            case other:
+                raise RequestError(f"a goal is no {other}", hint="send an image, or latents as a tensor", field="goal")
+
+    def _latents(self, value: Array) -> Array:
+        encoder = self._facts.encoder
+        shape = (encoder.frame_tokens, encoder.vit.width)
+        if value.ndim == 3 and value.shape[0] == 1:
+            value = value[0]
+        if value.shape != shape:
+            raise RequestError(
+                f"goal has shape {list(value.shape)}, allowed is {list(shape)}",
+                hint="one vector for each patch of a frame, as encode gives them",
+                field="goal",
+                value=str(list(value.shape)),
+                allowed=str(list(shape)),
+            )
+        return value
+
+    def _check_goal(self, task: str, params: ActionParams, *, has_goal: bool) -> None:
+        if task in ROLLING and not has_goal:
+            wants = "task" if task == "plan" else "mpc" if params.mpc else "return"
+            if wants != "return" or "energies" in (params.returns or ()):
+                hint = "upload an image behind the frames, or send goal"
+                raise RequestError(
+                    f"{wants} needs a goal", "energies are distances to it", hint, field="goal", code="missing_field"
+                )
+        if task not in ROLLING and has_goal:
+            raise RequestError(f"task {task} has no use for a goal", hint="use rollout or plan", field="goal")
+
+
+def _rolled(frames: Array, moves: Trajectories) -> dict[str, Array]:
+    """Frames and movements of a rollout: the last context frame apart from those before it."""
+    found: dict[str, Array] = {CLIP: frames[-1:], **moves.arrays}
+    return found | {"context": frames[:-1], **moves.past} if len(frames) > 1 else found
+
+
+def _too_few(field: str, wanted: int, found: int) -> RequestError:
+    return RequestError(
+        f"{field} asks for {wanted} frames, {found} were sent",
+        hint="send one frame for each, in order",
+        field=field,
+        value=str(wanted),
+        allowed=f"<= {found}",
+    )

@@ -1,0 +1,188 @@
+"""Uploaded images and videos to RGB frames. Used by the processors; bounded in pixels and frames.
+
+A container is opened by the format that its first bytes say, so that no playlist in it can name another file.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from mstar_core.errors import BadMedia, RequestError, TooLarge
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from mstar_core.plugin.processor import MediaPart
+
+    Frame = npt.NDArray[np.uint8]
+
+MOST_PIXELS: Final = 40_000_000
+"""Of one frame: a little over 8K video."""
+
+MOST_FRAMES: Final = 20_000
+"""Frames of a clip that are looked through: over ten minutes at 30 a second."""
+
+THREADS: Final = 4
+Choose = Callable[[int, float], Sequence[int]]
+"""Which frames to take, ascending, of so many at so many a second (0: not known)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """Frames taken from a video: what `keep` made of each. total: frames of the video; rate: per second, 0 unknown."""
+
+    frames: list[Any]
+    total: int
+    rate: float
+
+
+def read_image(part: MediaPart) -> Frame:
+    """An image as uint8 RGB [H, W, 3], upright; transparency is dropped. Raises BadMedia or TooLarge."""
+    from PIL import Image, ImageOps
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is ours
+            image: Image.Image = Image.open(io.BytesIO(part.data))
+        _check_pixels(image.width, image.height, "image")
+        image = ImageOps.exif_transpose(image)
+        if image.mode.startswith("I"):
+            # 16 bits a pixel: conversion would cut them off at 255.
+            return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[..., None], 3, axis=2)
+        return np.asarray(image.convert("RGB"))
+    except RequestError:
+        raise
+    except Exception as error:
+        raise _unreadable("image", error) from error
+
+
+def read_video(part: MediaPart, choose: Choose, keep: Callable[[Frame], Any], *, needs_total: bool = True) -> Clip:
+    """Take frames from a video, one after the other, so that no more than one is held whole.
+
+    choose: called with the number of frames and the rate; raises RequestError where they do not do. keep: called with
+    each chosen frame, uint8 RGB [H, W, 3]. needs_total: what is chosen depends on the number of frames; otherwise
+    reading ends with the last one chosen. Raises BadMedia, TooLarge.
+    """
+    total, rate = _counted(part)
+    for _ in range(2):
+        chosen = choose(total, rate)
+        frames, seen = _decoded(part, chosen, keep, is_partial=not needs_total)
+        if seen == total or (not needs_total and len(frames) == len(chosen)):
+            return Clip(frames=frames, total=total, rate=rate)
+        total = seen  # packets and frames differ: choose again by what can be shown
+        if not total:
+            break
+    raise BadMedia("the video holds no frames that can be decoded", hint="send a whole MP4, WebM or AVI", field="video")
+
+
+def _decoded(
+    part: MediaPart, chosen: Sequence[int], keep: Callable[[Frame], Any], *, is_partial: bool
+) -> tuple[list[Any], int]:
+    wanted = list(chosen)
+    found: list[Any] = []
+    seen = 0
+    try:
+        for frame in _frames(part):
+            while len(found) < len(wanted) and wanted[len(found)] == seen:
+                found.append(keep(_upright(frame)))
+            seen += 1
+            if seen > MOST_FRAMES:
+                raise _too_many(seen)
+            if is_partial and len(found) == len(wanted):
+                break
+    except RequestError:
+        raise
+    except Exception as error:
+        raise _unreadable("video", error) from error
+    return found, seen
+
+
+def _frames(part: MediaPart) -> Iterator[Any]:
+    with _opened(part) as container:
+        stream = container.streams.video[0]
+        stream.thread_type = "AUTO"
+        stream.codec_context.thread_count = THREADS
+        for frame in container.decode(stream):
+            _check_pixels(frame.width, frame.height, "video")
+            yield frame
+
+
+def _upright(frame: Any) -> Frame:
+    """RGB of a decoded frame, turned as its display matrix says. Greyscale becomes three equal channels."""
+    pixels: Frame = frame.to_ndarray(format="rgb24")
+    turns = round(frame.rotation / 90) % 4
+    return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels
+
+
+def _counted(part: MediaPart) -> tuple[int, float]:
+    """Packets of the first video stream, and its frames per second."""
+    try:
+        with _opened(part) as container:
+            stream = container.streams.video[0]
+            _check_pixels(stream.codec_context.width, stream.codec_context.height, "video")
+            told = stream.average_rate or stream.guessed_rate or stream.base_rate
+            count = 0
+            for packet in container.demux(stream):
+                count += packet.size > 0
+                if count > MOST_FRAMES:
+                    raise _too_many(count)
+    except RequestError:
+        raise
+    except Exception as error:
+        raise _unreadable("video", error) from error
+    if not count:
+        raise BadMedia("the video holds no frames", hint="send a whole MP4, WebM or AVI", field="video")
+    return count, float(told) if told else 0.0
+
+
+def _opened(part: MediaPart) -> Any:
+    import av
+
+    container = av.open(io.BytesIO(part.data), format=_format(part.data))
+    if not container.streams.video:
+        container.close()
+        raise BadMedia("the video has no picture", hint="send a file with a video stream", field="video")
+    return container
+
+
+def _format(data: bytes) -> str:
+    if data[4:8] == b"ftyp":
+        return "mov"
+    for magic, name in ((b"\x1aE\xdf\xa3", "matroska"), (b"OggS", "ogg")):
+        if data.startswith(magic):
+            return name
+    if data[:4] == b"RIFF" and data[8:12] == b"AVI ":
+        return "avi"
+    raise BadMedia("the video is of no known kind", hint="send MP4, WebM, Matroska, AVI or Ogg", field="video")
+
+
+def _check_pixels(width: int, height: int, field: str) -> None:
+    if width * height > MOST_PIXELS:
+        raise TooLarge(
+            f"the {field} has {width} x {height} pixels, allowed are {MOST_PIXELS}",
+            hint="send a smaller one; it is cut down to a few hundred pixels a side anyway",
+            field=field,
+            value=f"{width}x{height}",
+            allowed=str(MOST_PIXELS),
+        )
+
+
+def _too_many(count: int) -> TooLarge:
+    return TooLarge(
+        f"the video has more than {MOST_FRAMES} frames",
+        hint="send the part that matters",
+        field="video",
+        value=str(count),
+        allowed=str(MOST_FRAMES),
+    )
+
+
+def _unreadable(field: str, error: Exception) -> BadMedia:
+    kinds = "PNG, JPEG or WebP" if field == "image" else "MP4, WebM or AVI"
+    return BadMedia(f"the {field} cannot be decoded", type(error).__name__, f"send a whole {kinds}", field=field)

@@ -1,0 +1,156 @@
+"""Builds the nodes of both models from a checkpoint. Made once per worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from mstar_core.errors import StartError, WeightsError
+from mstar_vjepa2 import names
+from mstar_vjepa2.ac_predictor import ActionPredictor
+from mstar_vjepa2.checkpoint import has_pooler
+from mstar_vjepa2.encoder import ClipEncoder, FrameEncoder
+from mstar_vjepa2.facts import read_action, read_base
+from mstar_vjepa2.loading import Source, fill
+from mstar_vjepa2.planning import Sampler, Scorer, Update
+from mstar_vjepa2.pooler import NoPooler, Pooler
+from mstar_vjepa2.predictor import MaskedPredictor
+
+if TYPE_CHECKING:
+    from mstar_core.graph import NodeSpec
+    from mstar_core.plugin.model import ModelContext
+
+BASE_RULES: Final = (names.ENCODER, names.PREDICTOR, names.POOLER)
+AC_RULES: Final = (names.ENCODER, names.ACTION)
+M = TypeVar("M", bound=nn.Module)
+
+
+class Vjepa2:
+    """V-JEPA 2 on one worker. Raises WeightsError when the checkpoint's folder is missing or incomplete."""
+
+    def __init__(self, ctx: ModelContext) -> None:
+        self._ctx = ctx
+        self._folder = _folder(ctx)
+        self._facts = read_base(self._folder)
+        self._source = Source.find(self._folder)
+
+    def get_submodule(self, node: NodeSpec) -> nn.Module:
+        """Build `video_encoder`, `predictor` or `pooler` in the context's dtype on its device."""
+        _refuse_splits(self._ctx)
+        match node.name:
+            case "video_encoder":
+                encoder = _built(self._ctx, lambda: ClipEncoder(self._facts.encoder))
+                fill(encoder.encoder, self._source, names.ENCODER, BASE_RULES, self._ctx.progress)
+                return encoder
+            case "predictor":
+                count = self._facts.mask_tokens
+                predictor = _built(self._ctx, lambda: MaskedPredictor(self._facts))
+                fill(predictor, self._source, names.PREDICTOR, BASE_RULES, self._ctx.progress, mask_tokens=count)
+                return predictor
+            case "pooler":
+                return self._pooler()
+            case name:
+                raise _no_node("vjepa2", name, "video_encoder, predictor and pooler")
+
+    def vocab_size(self, node: NodeSpec) -> int:
+        """No node draws ids."""
+        return 0
+
+    def _pooler(self) -> nn.Module:
+        if not has_pooler(self._folder):
+            return NoPooler()
+        facts, vit = self._facts, self._facts.encoder.vit
+        heads = self._ctx.model_kwargs.get("pooler_heads") or vit.heads
+        if vit.width % heads:
+            raise WeightsError(
+                f"pooler_heads {heads} does not divide the width {vit.width}", hint="use 16, or leave it"
+            )
+        labels = facts.labels if "classifier.weight" in self._source.stored else 0
+        pooler = _built(self._ctx, lambda: Pooler(vit.width, heads, facts.pooler_layers, labels, vit.eps))
+        fill(pooler, self._source, names.POOLER, BASE_RULES, self._ctx.progress)
+        return pooler
+
+
+class Vjepa2Ac:
+    """V-JEPA 2-AC on one worker. Raises WeightsError when the checkpoint's folder is missing or incomplete."""
+
+    def __init__(self, ctx: ModelContext) -> None:
+        self._ctx = ctx
+        folder = _folder(ctx)
+        self._facts = read_action(folder)
+        self._source = Source.find(folder)
+
+    def get_submodule(self, node: NodeSpec) -> nn.Module:
+        """Build one node: encoder and predictor in the context's dtype, those around a rollout in float32."""
+        _refuse_splits(self._ctx)
+        match node.name:
+            case "video_encoder":
+                encoder = _built(self._ctx, lambda: FrameEncoder(self._facts.encoder))
+                fill(encoder.encoder, self._source, names.ENCODER, AC_RULES, self._ctx.progress)
+                return encoder
+            case "ac_predictor":
+                predictor = _built(self._ctx, lambda: ActionPredictor(self._facts))
+                fill(predictor, self._source, names.ACTION, AC_RULES, self._ctx.progress)
+                return predictor
+            case "mpc_scorer":
+                return Scorer()
+            case "cem_sampler":
+                return Sampler()
+            case "cem_update":
+                return Update()
+            case name:
+                known = "video_encoder, ac_predictor, mpc_scorer, cem_sampler and cem_update"
+                raise _no_node("vjepa2_ac", name, known)
+
+    def vocab_size(self, node: NodeSpec) -> int:
+        """No node draws ids."""
+        return 0
+
+
+def _folder(ctx: ModelContext) -> Path:
+    if ctx.folder is None:
+        name = ctx.spec.name
+        raise WeightsError(
+            f"{name} has no checkpoint folder", hint=f"start it with --weights DIR, or start {name}:tiny"
+        )
+    return ctx.folder
+
+
+def _refuse_splits(ctx: ModelContext) -> None:
+    if ctx.tp_size > 1:
+        raise StartError(
+            f"{ctx.spec.name} cannot split its nodes over {ctx.tp_size} ranks",
+            "its layers are whole on each rank",
+            "set tp_size: 1; more ranks than tp_size make replicas",
+            phase="weights",
+        )
+
+
+def _no_node(model: str, name: str, known: str) -> StartError:
+    return StartError(f"{model} has no node {name!r}", hint=f"its nodes are {known}", phase="weights")
+
+
+def _built(ctx: ModelContext, make: Callable[[], M]) -> M:
+    """A module ready to be filled, on the context's device in its dtype; float32 buffers stay what they are."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(ctx.dtype)
+    try:
+        with ctx.device, _NoRandomStart():
+            module = make()
+    finally:
+        torch.set_default_dtype(before)
+    return module.eval().requires_grad_(False)
+
+
+class _NoRandomStart(TorchFunctionMode):
+    """Skips the random start of parameters: each is about to be loaded, and a billion draws take a while."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,140 @@
+"""The nodes around a rollout: distance to the goal, and the cross-entropy method's draw and update.
+
+Run by the stateless engine once per request, with the candidates of a request on a further axis. Everything stays on
+the device; noise comes with the request.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import nn
+from torch.nn.functional import cosine_similarity
+
+from mstar_vjepa2.params import COSTS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GRIPPER: Final = 3
+"""Place of the gripper among the planned values x, y, z, gripper."""
+
+GRIPPER_LIMIT: Final = 0.75
+GRIPPER_SILENT: Final = 0.25
+"""A planned mean of the gripper below this becomes no movement. Source of both: the official planner."""
+
+
+class Scorer(nn.Module):
+    """The node `mpc_scorer`."""
+
+    host_ports: Final = ("cost",)
+
+    def forward(self, *, final: Tensor, goal: Tensor, cost: Tensor) -> dict[str, Tensor]:
+        """Distances to the goal, in float32.
+
+        final: [B, 1, S, width], or [B, K, 1, S, width] for K candidates; goal: [B, S, width]; cost: index into COSTS
+        [B], on the host. Returns energies [B, 1] or [B, K, 1], and best_index int64 [B, 1], the nearest candidate.
+        """
+        names = [COSTS[index] for index in cost.tolist()]
+        found = [
+            distance(one[..., 0, :, :], wanted, name) for one, wanted, name in zip(final, goal, names, strict=True)
+        ]
+        energies = torch.stack(found)[..., None]
+        return {"energies": energies, "best_index": energies.flatten(1).argmin(dim=1, keepdim=True)}
+
+
+def distance(frames: Tensor, goal: Tensor, cost: str) -> Tensor:
+    """Distance of frames [..., S, width] to a goal [S, width] as float32 [...]; cost: one of COSTS."""
+    frames, goal = frames.float(), goal.float()
+    match cost:
+        case "l1":
+            return (frames - goal).abs().mean(dim=(-2, -1))
+        case "l2":
+            return (frames - goal).square().mean(dim=(-2, -1))
+        case _:
+            return 1 - cosine_similarity(frames.flatten(-2), goal.flatten(), dim=-1)
+
+
+class Sampler(nn.Module):
+    """The node `cem_sampler`."""
+
+    def forward(
+        self,
+        *,
+        mean: Tensor,
+        std: Tensor,
+        noise: Tensor,
+        fixed_axes: Tensor,
+        close_from: Tensor,
+        maxnorm: Tensor,
+        step: Tensor,
+    ) -> dict[str, Tensor]:
+        """This planning step's candidates.
+
+        mean, std: [B, h, 4]; noise: [B, c, h, k, 4]; fixed_axes: [B, 4], NaN where free; close_from: int64 [B, 1],
+        the step from which the gripper is closed; maxnorm: [B]; step: int64 [B]. Returns candidates [B, k, h, 7].
+        """
+        drawn = noise[torch.arange(len(noise), device=noise.device), step]
+        values = drawn * std[:, :, None] + mean[:, :, None]
+        limit = maxnorm.float().view(-1, 1, 1, 1).expand(-1, 1, 1, GRIPPER)
+        limit = torch.cat([limit, torch.full_like(limit[..., :1], GRIPPER_LIMIT)], dim=-1)
+        values = torch.minimum(torch.maximum(values, -limit), limit)
+        fixed = fixed_axes[:, None, None]
+        values = torch.where(fixed.isnan(), values, fixed)
+        moves = as_actions(values[..., :GRIPPER], values[..., GRIPPER:])
+        is_closed = torch.arange(mean.shape[1], device=mean.device) >= close_from
+        moves[..., -1] = torch.where(is_closed[:, :, None], torch.ones_like(moves[..., -1]), moves[..., -1])
+        return {"candidates": moves.transpose(1, 2).contiguous()}
+
+
+class Update(nn.Module):
+    """The node `cem_update`."""
+
+    def forward(
+        self,
+        *,
+        mean: Tensor,
+        std: Tensor,
+        candidates: Tensor,
+        energies: Tensor,
+        topk: Tensor,
+        momentum_mean: Tensor,
+        momentum_std: Tensor,
+        momentum_mean_gripper: Tensor,
+        momentum_std_gripper: Tensor,
+    ) -> dict[str, Tensor]:
+        """Move toward the best candidates.
+
+        mean, std: [B, h, 4]; candidates: [B, k, h, 7]; energies: [B, k, 1]; topk, momenta: [B], topk at least 2.
+        Returns mean and std [B, h, 4], the plan so far as actions [B, h, 7], and best_energy [B, 1].
+        """
+        flat = energies.flatten(1)
+        # The place of each candidate in the order of energies: no number of elites has to come to the host.
+        place = flat.argsort(dim=1).argsort(dim=1)
+        count = topk.view(-1, 1, 1).float()
+        share = (place < topk.view(-1, 1)).float()[:, :, None, None]
+        values = torch.cat([candidates[..., :GRIPPER], candidates[..., -1:]], dim=-1)
+        elite_mean = (share * values).sum(dim=1) / count
+        spread = (share * (values - elite_mean[:, None]).square()).sum(dim=1) / (count - 1)
+        new_mean = _blended(elite_mean, mean, momentum_mean, momentum_mean_gripper)
+        new_std = _blended(spread.sqrt(), std, momentum_std, momentum_std_gripper)
+        grip = new_mean[..., GRIPPER:]
+        grip = torch.where(grip.abs() < GRIPPER_SILENT, torch.zeros_like(grip), grip)
+        return {
+            "mean": new_mean,
+            "std": new_std,
+            "actions": as_actions(new_mean[..., :GRIPPER], grip),
+            "best_energy": flat.amin(dim=1, keepdim=True),
+        }
+
+
+def as_actions(position: Tensor, gripper: Tensor) -> Tensor:
+    """Actions [..., 7] that move [..., 3] and grip [..., 1] and do not turn."""
+    return torch.cat([position, torch.zeros_like(position), gripper], dim=-1)
+
+
+def _blended(new: Tensor, old: Tensor, momentum: Tensor, gripper_momentum: Tensor) -> Tensor:
+    """(1 - m) * new + m * old, with a momentum of its own for the gripper. new, old: [B, h, 4]; momenta: [B]."""
+    share = torch.stack([momentum, momentum, momentum, gripper_momentum], dim=-1).float()[:, None]
+    return (1 - share) * new + share * old

@@ -1,0 +1,212 @@
+"""V-JEPA 2: clips to pixels and token ids, latents to bytes. Runs in the api's process pool; loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from mstar_core.errors import RequestError, TooLarge, WeightsError
+from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
+from mstar_vjepa2.checkpoint import has_pooler
+from mstar_vjepa2.facts import BaseFacts, read_base
+from mstar_vjepa2.media import read_image, read_video
+from mstar_vjepa2.program import CLIP, EARLIER
+from mstar_vjepa2.sampling import Sampling, spread
+from mstar_vjepa2.transforms import cropped
+from mstar_vjepa2.uploads import clip_of
+from mstar_vjepa2.wire import check_wire, missing_media, sent_as_video
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from mstar_vjepa2.params import Params
+
+    Array = npt.NDArray[Any]
+
+MOST_ID: Final = 2**24
+"""Ids below this keep their frame, row and column exact in float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clip:
+    """Pixels of a request, uint8 or normalised float32 [F, 3, crop, crop]. rate: frames of it per second, 0 unknown."""
+
+    pixels: Array
+    rate: float = 0.0
+    notes: Sequence[str] = ()
+
+
+class Processor:
+    """The requests of V-JEPA 2. Made once per pool process."""
+
+    def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
+        if folder is None:
+            raise WeightsError(
+                "vjepa2 has no checkpoint folder", hint="start it with --weights DIR, or start vjepa2:tiny"
+            )
+        self._facts: BaseFacts = read_base(folder)
+        self._has_pooler = has_pooler(folder)
+
+    def process_prompt(self, request: PromptRequest) -> Inputs:
+        """Pixels, and what the task needs besides. Raises RequestError naming the field."""
+        params: Params = request.params
+        check_wire(params, request.outputs)
+        task = params.chosen_task(request.outputs)
+        self._check_task(task, params)
+        if EARLIER in request.outputs and (params.layers is not None or params.pooling != "none"):
+            field = "layers" if params.layers is not None else "pooling"
+            raise RequestError(f"{field} has no effect on video", hint="ask for tensor in place of video", field=field)
+        clip = self._clip(request.media, params)
+        tokens = self._facts.encoder.tokens(len(clip.pixels))
+        if request.max_seq_len and tokens > request.max_seq_len:
+            raise _too_long(len(clip.pixels), tokens, request.max_seq_len)
+        arrays: dict[str, Array] = {CLIP: clip.pixels}
+        if task == "encode" and params.layers is not None:
+            arrays["layers"] = np.asarray(params.layers, dtype=np.int64)
+        if task in ("predict", "rollout"):
+            arrays |= self._masks(task, params, clip, tokens)
+        return Inputs(arrays=arrays, prompt_tokens=tokens, warnings=list(clip.notes))
+
+    def postprocess(self, output: Array, modality: str) -> tuple[bytes, dict[str, Any]]:
+        """Latents that go out under their earlier name, video, as float32."""
+        return sent_as_video(output)
+
+    # -- what is asked for --------------------------------------------------------------------------------------
+
+    def _check_task(self, task: str, params: Params) -> None:
+        wants_pooler = task == "classify" or (task == "encode" and params.pooling == "attentive")
+        if wants_pooler and not self._has_pooler:
+            field = "task" if task == "classify" else "pooling"
+            raise RequestError(
+                f"{field} {task if task == 'classify' else 'attentive'} needs a classifier checkpoint",
+                "this one has no pooler",
+                "use pooling mean, or serve a checkpoint such as ssv2",
+                field=field,
+            )
+        if params.layers is not None:
+            self._check_layers(task, params)
+
+    def _check_layers(self, task: str, params: Params) -> None:
+        most = self._facts.encoder.vit.layers
+        if params.layers == ():
+            raise RequestError("layers is empty", hint="name at least one, or leave it out", field="layers")
+        wrong = next((layer for layer in params.layers or () if layer > most), None)
+        if wrong is not None:
+            raise RequestError(
+                f"layers names {wrong}, this encoder has {most} blocks",
+                hint=f"0 (patches) to {most}",
+                field="layers",
+                value=str(wrong),
+                allowed=f"0 to {most}",
+            )
+        if params.pooling == "attentive" or task != "encode":
+            raise RequestError("layers belongs to task encode without attentive pooling", field="layers")
+
+    # -- media --------------------------------------------------------------------------------------------------
+
+    def _clip(self, media: Sequence[MediaPart], params: Params) -> _Clip:
+        if not media:
+            raise missing_media("video")
+        kinds = {part.modality for part in media}
+        if kinds == {"image"}:
+            return self._chosen(media, params)
+        if len(media) > 1:
+            raise RequestError(
+                f"{len(media)} files were sent", hint="send one video, one tensor, or images in order", field="video"
+            )
+        match media[0].modality:
+            case "video":
+                return self._video(media[0], params)
+            case "tensor":
+                return self._tensor(media[0], params)
+            case other:
+                raise RequestError(f"vjepa2 does not read {other}", hint="send a video", field=other)
+
+    def _video(self, part: MediaPart, params: Params) -> _Clip:
+        sampling = self._sampling(params)
+        crop = self._facts.encoder.crop
+        clip = read_video(
+            part, lambda total, rate: spread(total, sampling.count(total, rate)), lambda frame: cropped(frame, crop)
+        )
+        taken = len(clip.frames)
+        notes = sampling.notes(clip.total, taken, self._facts.encoder.tubelet)
+        return _Clip(pixels=np.stack(clip.frames), rate=clip.rate * taken / clip.total, notes=notes)
+
+    def _chosen(self, media: Sequence[MediaPart], params: Params) -> _Clip:
+        """Images, in order, as the frames of a clip."""
+        sampling = self._sampling(params)
+        chosen = spread(len(media), sampling.count(len(media), 0.0))
+        frames = [cropped(read_image(media[index]), self._facts.encoder.crop) for index in chosen]
+        notes = [] if len(media) == 1 else sampling.notes(len(media), len(frames), self._facts.encoder.tubelet)
+        return _Clip(pixels=np.stack(frames), notes=notes)
+
+    def _tensor(self, part: MediaPart, params: Params) -> _Clip:
+        """Frames as they are; a tensor is sampled only where a number is asked for."""
+        pixels = clip_of(part, self._facts.encoder)
+        if params.num_frames is None and params.fps is None:
+            return _Clip(pixels=pixels)
+        chosen = spread(len(pixels), self._sampling(params).count(len(pixels), 0.0))
+        return _Clip(pixels=np.ascontiguousarray(pixels[list(chosen)]))
+
+    def _sampling(self, params: Params) -> Sampling:
+        return Sampling(num_frames=params.num_frames, fps=params.fps, default=self._facts.encoder.clip_frames)
+
+    # -- masks --------------------------------------------------------------------------------------------------
+
+    def _masks(self, task: str, params: Params, clip: _Clip, tokens: int) -> dict[str, Array]:
+        """Ids that the predictor sees and ids that it predicts.
+
+        A rollout predicts one latent frame a step by default: the first one behind the clip, or behind a pause.
+        """
+        if params.context_mask is not None and params.target_mask is not None:
+            return {
+                "context_mask": _ids(params.context_mask, tokens, "context_mask"),
+                "target_mask": _ids(params.target_mask, MOST_ID, "target_mask"),
+            }
+        every = np.arange(tokens, dtype=np.int64)
+        if task == "predict":
+            return {"context_mask": every, "target_mask": every}
+        start = tokens + self._paused(params, clip)
+        frame = self._facts.encoder.frame_tokens
+        return {"context_mask": every, "target_mask": np.arange(start, start + frame, dtype=np.int64)}
+
+    def _paused(self, params: Params, clip: _Clip) -> int:
+        """Ids that lie between the clip and what is predicted first."""
+        if not params.anticipation_s:
+            return 0
+        rate = params.fps or clip.rate
+        if not rate > 0:
+            raise RequestError(
+                "anticipation_s needs a clip that says how fast it runs",
+                hint="send a video, or fps",
+                field="anticipation_s",
+            )
+        encoder = self._facts.encoder
+        return encoder.frame_tokens * int(params.anticipation_s * rate / encoder.tubelet)
+
+
+def _ids(given: Sequence[int], limit: int, field: str) -> Array:
+    ids = np.asarray(given, dtype=np.int64)
+    if int(ids.max()) >= limit:
+        raise RequestError(
+            f"{field} names token {int(ids.max())}, allowed are 0 to {limit - 1}",
+            hint="ids count frame by frame, row by row",
+            field=field,
+            value=str(int(ids.max())),
+            allowed=f"0 to {limit - 1}",
+        )
+    return ids
+
+
+def _too_long(frames: int, tokens: int, limit: int) -> TooLarge:
+    return TooLarge(
+        f"{frames} frames make {tokens} tokens and this deployment takes {limit}",
+        hint="send num_frames with a smaller number",
+        field="num_frames",
+        value=str(frames),
+        allowed=str(limit),
+    )

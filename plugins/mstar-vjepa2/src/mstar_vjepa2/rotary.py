@@ -1,0 +1,62 @@
+"""Rotary positions in time, height and width, as V-JEPA 2 was trained with them. Used by every stack of blocks.
+
+The angles are laid out for half-split rotary and the lanes are swapped as for interleaved rotary. That mismatch is in
+the weights: the two lanes of a pair turn by different angles, so norms change and only absolute positions make sense.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BASE: Final = 10000.0
+
+Rotation = tuple["Tensor", "Tensor"]
+"""Cosine and sine of every rotated lane, float32 [..., T, 1, 3 * lanes]; the 1 stands for the heads."""
+
+
+def lanes_per_axis(head_dim: int) -> int:
+    """Lanes of a head that turn with each of time, row and column; what is left over stays."""
+    return 2 * (head_dim // 3 // 2)
+
+
+class Rotary3D(nn.Module):
+    """Angles of tokens. Holds float32 frequencies whatever the model's dtype."""
+
+    frequencies: Tensor
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        half = lanes_per_axis(head_dim) // 2
+        exponent = torch.arange(half, dtype=torch.float32) / half
+        self.register_buffer("frequencies", 1.0 / BASE**exponent, persistent=False)
+
+    def forward(self, time: Tensor, row: Tensor, column: Tensor) -> Rotation:
+        """time, row, column: [..., T], whole numbers. Returns the rotation of these tokens."""
+        place = torch.stack([time, row, column], dim=-1).float()
+        angles = place[..., None] * self.frequencies.float()
+        both = torch.cat([angles, angles], dim=-1).flatten(-2)[..., None, :]
+        return both.cos(), both.sin()
+
+    def of_ids(self, ids: Tensor, rows: int, columns: int) -> Rotation:
+        """The same for patch ids: frame by frame, row by row. ids: int64 [..., T]; rows, columns: of one frame."""
+        size = rows * columns
+        within = ids % size
+        return self.forward(ids // size, within // columns, within % columns)
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Turn the first lanes of heads, in float32. x: [..., T, heads, head_dim]. Returns x's shape and dtype."""
+    cosine, sine = rotation
+    width = cosine.shape[-1]
+    turned = x[..., :width].float()
+    first, second = turned.unflatten(-1, (-1, 2)).unbind(-1)
+    swapped = torch.stack([-second, first], dim=-1).flatten(-2)
+    turned = (turned * cosine + swapped * sine).to(x.dtype)
+    rest = x[..., width:]
+    return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned

@@ -1,0 +1,230 @@
+"""AC encoder, predictor, rollouts, energies and poses against the reference; cached steps against one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mstar_core.errors import EngineError
+from mstar_vjepa2.planning import distance
+from mstar_vjepa2.poses import difference, moved
+
+from .conftest import BlockView, Golden, RowsView, build, gap, lay_out
+
+NEAR, ROLLED, ENERGY, STATE = 2e-5, 3e-5, 2e-6, 1e-5
+"""float32 on a CPU; source: the golden folder's README."""
+
+YES = torch.tensor(True)
+
+
+def latents(nodes: dict[str, Any], golden: Golden, *, normed: bool = True) -> Tensor:
+    """The clip's frames, [t, S, width]."""
+    clip = golden.given["clip"].transpose(1, 2)
+    made = nodes["video_encoder"](pixel_values_videos=clip, normalize_reps=torch.tensor([normed]))
+    return made["encoder_hidden"][0]
+
+
+def roll(
+    predictor: Any, frame: Tensor, state: Tensor, actions: Tensor, view: Any = None, start: int = 0, **more: Any
+) -> tuple[Tensor, Tensor]:
+    """Candidates side by side, one cached step after the other: latents [K, H, S, width] and states [K, H, 7]."""
+    rows, size = len(actions), predictor.frame_tokens
+    view = view or RowsView(size)
+    frames, states = [], []
+    for step in range(actions.shape[1]):
+        made = predictor(
+            kv=view, positions=torch.full((rows * size,), start + step), step=torch.tensor(step), normalize_reps=YES,
+            frame=frame, state=state, actions=actions, **more,
+        )  # fmt: skip
+        frame, state = made["next_frame"], made["next_state"]
+        frames.append(frame[:, 0])
+        states.append(state)
+    return torch.stack(frames, 1), torch.stack(states, 1)
+
+
+def taught(predictor: Any, golden: Golden, count: int, view: Any, frames: slice | None = None, **more: Any) -> Tensor:
+    """Known frames in one pass, [t, S, width]."""
+    given = golden.given
+    at = torch.arange(count)[frames or slice(None)].repeat_interleave(predictor.frame_tokens)
+    known = given["tf_latents"].view(count, predictor.patches, -1)
+    made = predictor(
+        kv=view, positions=at, step=at, given_frames=known, given_actions=given["tf_actions"][0],
+        given_states=given["tf_states"][0], **{"normalize_reps": YES, **more},
+    )  # fmt: skip
+    found: Tensor = made["next_frame"]
+    return found.view(-1, *found.shape[-2:])
+
+
+def energies(frames: Tensor, goal: Tensor) -> Tensor:
+    return distance(frames, goal[0], "l1")
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["raw", "normalized"])
+def test_frames_are_encoded_alone(normed: bool, ac: Golden, ac_nodes: dict[str, Any]) -> None:
+    wanted = ac.expected[f"encoder_hidden_{'normalized' if normed else 'raw'}"]
+    assert gap(latents(ac_nodes, ac, normed=normed).flatten(0, 1), wanted[0]) < NEAR
+
+
+def test_a_goal_is_encoded_in_the_same_pass(ac: Golden, ac_nodes: dict[str, Any]) -> None:
+    clip, encoder = ac.given["clip"].transpose(1, 2), ac_nodes["video_encoder"]
+    made = encoder(pixel_values_videos=clip[:, :1], goal_frame=clip[:, -1:], normalize_reps=torch.tensor([True]))
+    assert made["encoder_hidden"].shape[1] == 1
+    assert gap(made["goal"], ac.given["goal_latents"]) < NEAR
+    given = encoder(pixel_values_videos=clip[:, :1], goal_latents=made["goal"] * 2, normalize_reps=torch.tensor([True]))
+    assert torch.equal(given["goal"], made["goal"] * 2), "latents are taken as they are"
+
+
+def test_every_block_in_one_pass(ac: Golden, ac_nodes: dict[str, Any]) -> None:
+    predictor, found = ac_nodes["ac_predictor"], []
+    hooks = [block.register_forward_hook(lambda _m, _i, out: found.append(out)) for block in predictor.blocks]
+    count = ac.given["tf_actions"].shape[1]
+    view = BlockView(predictor.frame_tokens)
+    normed = taught(predictor, ac, count, view)
+    for hook in hooks:
+        hook.remove()
+    for number, block in enumerate(found):
+        assert gap(block, ac.expected[f"tf_block_{number}"][0]) < NEAR
+    assert gap(normed.flatten(0, 1), ac.expected["tf_output_normalized"][0]) < NEAR
+    raw = taught(predictor, ac, count, view, normalize_reps=torch.tensor(False))
+    assert gap(raw.flatten(0, 1), ac.expected["tf_output"][0]) < NEAR
+
+
+def test_cached_steps_equal_one_pass_over_all_frames(ac: Golden, ac_nodes: dict[str, Any]) -> None:
+    predictor = ac_nodes["ac_predictor"]
+    count = ac.given["tf_actions"].shape[1]
+    whole = taught(predictor, ac, count, BlockView(predictor.frame_tokens))
+    view = RowsView(predictor.frame_tokens)
+    steps = [taught(predictor, ac, count, view, slice(t, t + 1)) for t in range(count)]
+    assert gap(torch.cat(steps), whole) < NEAR
+
+
+def test_extrinsics_are_a_third_condition(ac: Golden, tmp_path: Any) -> None:
+    config = ac.json("config.json")
+    config["ac_predictor"]["use_extrinsics"] = True
+    predictor = build("vjepa2_ac", lay_out(tmp_path / "x", config, ac.tensors("model")))["ac_predictor"]
+    cameras, count = ac.given["tf_extrinsics"][0], ac.given["tf_actions"].shape[1]
+    made = taught(
+        predictor, ac, count, BlockView(predictor.frame_tokens), given_extrinsics=cameras,
+        normalize_reps=torch.tensor(False),
+    )  # fmt: skip
+    assert gap(made.flatten(0, 1), ac.expected["tf_output_extrinsics"][0]) < NEAR
+
+
+def test_candidates_as_rows_with_integrated_states(ac: Golden, ac_nodes: dict[str, Any]) -> None:
+    given, wanted = ac.given, ac.expected
+    frames, states = roll(
+        ac_nodes["ac_predictor"], latents(ac_nodes, ac)[:1], given["roll_state0"][0, 0], given["roll_actions"]
+    )
+    assert gap(frames, wanted["roll_latents"]) < ROLLED
+    assert gap(states, wanted["roll_states"][:, 1:]) < STATE
+    found = torch.stack([energies(each, given["goal_latents"]) for each in frames.unbind(1)], 1)
+    assert gap(found, wanted["roll_energies_per_step"]) < ENERGY
+    assert gap(found[:, -1], wanted["roll_energies"]) < ENERGY
+
+
+def test_given_states_take_the_place_of_integrated_ones(ac: Golden, ac_nodes: dict[str, Any]) -> None:
+    given, wanted = ac.given, ac.expected
+    states = given["roll_given_states"]
+    frames, _ = roll(
+        ac_nodes["ac_predictor"], latents(ac_nodes, ac)[:1], states[:, 0], given["roll_actions"], states=states
+    )
+    assert gap(frames, wanted["roll_given_latents"]) < ROLLED
+    found = torch.stack([energies(each, given["goal_latents"]) for each in frames.unbind(1)], 1)
+    assert gap(found, wanted["roll_given_energies_per_step"]) < ENERGY
+
+
+def test_candidates_share_the_cache_of_their_context(ac: Golden, ac_nodes: dict[str, Any]) -> None:
+    given, wanted, predictor = ac.given, ac.expected, ac_nodes["ac_predictor"]
+    past = ac.json("cases.json")["T0"] - 1
+    first = latents(ac_nodes, ac)
+    view = RowsView(predictor.frame_tokens)
+    for t in range(past):
+        predictor(
+            kv=view, positions=torch.full((predictor.frame_tokens,), t), step=torch.tensor(t), normalize_reps=YES,
+            given_frames=first[:past], given_actions=given["ctx_actions"][0, :past],
+            given_states=given["ctx_states"][0, :past],
+        )  # fmt: skip
+    state, actions = given["ctx_states"][0, past], given["ctx_actions"][:, past:]
+    frames, states = roll(predictor, first[past : past + 1], state, actions, view, start=past)
+    assert gap(frames, wanted["ctx_latents"]) < ROLLED
+    assert gap(states, wanted["ctx_states"][:, past + 1 :]) < STATE
+    found = torch.stack([energies(each, given["goal_latents"]) for each in frames.unbind(1)], 1)
+    assert gap(found, wanted["ctx_energies_per_step"]) < ENERGY
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_an_energy_landscape(repeat: int, ac: Golden, ac_nodes: dict[str, Any]) -> None:
+    given = ac.given
+    actions = given["grid_actions"].expand(-1, repeat, -1)
+    frames, _ = roll(ac_nodes["ac_predictor"], latents(ac_nodes, ac)[:1], given["roll_state0"][0, 0], actions)
+    found = energies(frames[:, -1], given["goal_latents"])
+    assert gap(found, ac.expected[f"grid_energies_repeat{repeat}"]) < ENERGY
+
+
+def test_a_candidate_does_not_depend_on_its_number_of_neighbours(ac: Golden, ac_nodes: dict[str, Any]) -> None:
+    given = ac.given
+    start, state = latents(ac_nodes, ac)[:1], given["roll_state0"][0, 0]
+    many, _ = roll(ac_nodes["ac_predictor"], start, state, given["roll_actions"])
+    for number in range(len(many)):
+        one, _ = roll(ac_nodes["ac_predictor"], start, state, given["roll_actions"][number : number + 1])
+        assert gap(many[number : number + 1], one) < 1e-5
+
+
+def test_values_of_one_row_come_back_without_an_axis_of_rows(ac: Golden, ac_nodes: dict[str, Any]) -> None:
+    given, predictor = ac.given, ac_nodes["ac_predictor"]
+    size = predictor.frame_tokens
+    made = predictor(
+        kv=RowsView(size), positions=torch.zeros(size).long(), step=torch.zeros(size).long(),
+        normalize_reps=YES.expand(size), frame=latents(ac_nodes, ac)[:1], state=given["roll_state0"][0, 0],
+        actions=given["roll_actions"][0],
+    )  # fmt: skip
+    assert gap(made["next_frame"][0], ac.expected["roll_latents"][0, 0]) < ROLLED
+    assert made["next_state"].shape == (7,)
+
+
+def test_values_of_another_number_of_rows_are_an_error(ac: Golden, ac_nodes: dict[str, Any]) -> None:
+    given, predictor = ac.given, ac_nodes["ac_predictor"]
+    size = predictor.frame_tokens
+    with pytest.raises(EngineError, match="3 rows in a step of 1"):
+        predictor(
+            kv=RowsView(size), positions=torch.zeros(size).long(), step=torch.tensor(0), normalize_reps=YES,
+            frame=latents(ac_nodes, ac)[:1], state=given["roll_state0"][0, 0], actions=given["roll_actions"],
+        )  # fmt: skip
+
+
+def test_poses_are_turned_by_matrices(ac: Golden) -> None:
+    given, wanted = ac.given, ac.expected
+    assert gap(moved(given["pose"], given["pose_action"]), wanted["pose_next"]) < STATE
+    assert gap(difference(given["pose"][:, 0], given["pose_end"][:, 0]), wanted["pose_diff"]) < STATE
+
+
+def test_an_action_without_a_turn_leaves_the_angles() -> None:
+    pose = torch.tensor([0.1, 0.2, 0.3, 3.0, -0.7, 2.5, 0.9])
+    action = torch.tensor([0.05, 0.0, -0.05, 0.0, 0.0, 0.0, 0.4])
+    after = moved(pose, action)
+    assert gap(after[3:6], pose[3:6]) < STATE
+    assert float(after[6]) == 1.0, "the gripper ends at closed"
+    assert float(moved(pose, -2 * action)[6]) == pytest.approx(0.1, abs=1e-6)
+
+
+def test_at_the_pole_the_rotation_is_right_though_its_angles_are_a_choice() -> None:
+    pose = torch.tensor([0.0, 0.0, 0.0, 0.4, torch.pi / 2, -0.3, 0.0], dtype=torch.float64)
+    after = moved(pose, torch.zeros(7))
+    assert gap(difference(pose, after)[3:6], torch.zeros(3)) < 1e-6
+
+
+def test_half_precision_stays_near(ac: Golden, ac_folder: Any) -> None:
+    nodes = build("vjepa2_ac", ac_folder, torch.bfloat16)
+    given = ac.given
+    frames, states = roll(
+        nodes["ac_predictor"], latents(nodes, ac)[:1], given["roll_state0"][0, 0], given["roll_actions"]
+    )
+    wanted = ac.expected["roll_latents"]
+    assert frames.dtype == states.dtype == torch.float32
+    assert float((frames - wanted).norm() / wanted.norm()) < 5e-2
+    assert gap(states, ac.expected["roll_states"][:, 1:]) < STATE
+    found = torch.stack([energies(each, given["goal_latents"]) for each in frames.unbind(1)], 1)
+    assert gap(found, ac.expected["roll_energies_per_step"]) < 1e-2

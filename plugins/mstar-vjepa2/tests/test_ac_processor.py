@@ -1,0 +1,269 @@
+"""What V-JEPA 2-AC's processor makes of requests, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mstar_core.errors import RequestError, TooLarge
+from mstar_core.plugin import parse_params
+from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
+from mstar_vjepa2.ac_processor import Processor
+from mstar_vjepa2.params import ActionParams
+
+from .conftest import film, npy, picture
+
+CROP, FRAME, WIDTH = 32, 16, 48
+PIXELS = "pixel_values_videos"
+MOVE = [0.01, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+POSE = [0.3, 0.0, 0.2, 3.1, 0.0, 0.0, 0.5]
+
+
+@pytest.fixture(scope="module")
+def processor(tiny_ac: Path) -> Processor:
+    return Processor(tiny_ac, {})
+
+
+def ask(processor: Any, *media: MediaPart, outputs: str = "tensor", **params: Any) -> Inputs:
+    request = PromptRequest(
+        text=None, media=media, params=parse_params(ActionParams, params).params, outputs=frozenset({outputs})
+    )
+    made: Inputs = processor.process_prompt(request)
+    return made
+
+
+def refused(processor: Any, *media: MediaPart, **params: Any) -> RequestError:
+    with pytest.raises(RequestError) as error:
+        ask(processor, *media, **params)
+    return error.value
+
+
+def rolling(steps: int = 2, candidates: int | None = None, **more: Any) -> dict[str, Any]:
+    one = [MOVE] * steps
+    return {"task": "rollout", "actions": one if candidates is None else [one] * candidates, "states": [POSE], **more}
+
+
+PLAN = {"task": "plan", "states": [POSE], "samples": 6, "topk": 2, "cem_steps": 3, "goal_hidden_fill": 0.0}
+
+
+def shapes(made: Inputs) -> dict[str, tuple[int, ...]]:
+    return {name: value.shape for name, value in made.arrays.items()}
+
+
+def test_every_frame_of_a_clip_is_encoded(processor: Processor) -> None:
+    made = ask(processor, film(5))
+    assert shapes(made) == {PIXELS: (5, 3, CROP, CROP)}
+    assert made.arrays[PIXELS].dtype == np.float32 and made.prompt_tokens == 5 * FRAME
+    assert shapes(ask(processor, picture(), picture(64, 40))) == {PIXELS: (2, 3, CROP, CROP)}
+    assert ask(processor, npy(np.zeros((2, 3, CROP, CROP), np.uint8))).arrays[PIXELS].min() < -1.5, "normalised here"
+
+
+def test_more_frames_than_the_model_knows_are_refused(processor: Processor) -> None:
+    error = refused(processor, film(33))
+    assert isinstance(error, TooLarge) and error.field == "video" and "33 frames" in error.title
+
+
+def test_known_frames_take_known_movements(processor: Processor) -> None:
+    taught = {"task": "predict", "actions": [MOVE] * 3, "states": [POSE] * 3}
+    made = ask(processor, film(4), **taught)
+    assert shapes(made) == {PIXELS: (3, 3, CROP, CROP), "given_actions": (3, 7), "given_states": (3, 7)}
+    assert "first 3" in made.warnings[0]
+    assert refused(processor, film(2), **taught).field == "actions"
+    assert refused(processor, film(3), **{**taught, "states": [POSE] * 2}).field == "states"
+    assert refused(processor, film(3), **{**taught, "actions": [[MOVE] * 3]}).field == "actions"
+    assert refused(processor, film(3), task="predict", actions=[MOVE] * 3).field == "states"
+    assert refused(processor, film(3), task="predict").field == "actions"
+    assert refused(processor, picture(), picture(), **taught).field == "actions"
+
+
+def test_a_rollout_starts_from_one_frame(processor: Processor) -> None:
+    made = ask(processor, film(4), **rolling(3))
+    assert shapes(made) == {PIXELS: (1, 3, CROP, CROP), "state": (7,), "actions": (3, 7)}
+    many = ask(processor, picture(), **rolling(2, 5))
+    assert shapes(many) == {PIXELS: (1, 3, CROP, CROP), "state": (7,), "actions": (5, 2, 7)}
+    own = ask(processor, picture(), **{**rolling(2, 5), "states": [[POSE]] * 5})
+    assert shapes(own)["state"] == (5, 7)
+
+
+def test_a_shorter_horizon_cuts_the_actions(processor: Processor) -> None:
+    assert shapes(ask(processor, picture(), **rolling(5, horizon=2)))["actions"] == (2, 7)
+
+
+def test_context_is_split_from_what_is_rolled_out(processor: Processor) -> None:
+    moves = [[0.01 * index] * 7 for index in range(4)]
+    made = ask(processor, film(6), task="rollout", context_frames=3, actions=moves, states=[POSE] * 3)
+    assert shapes(made) == {
+        PIXELS: (1, 3, CROP, CROP), "state": (7,), "actions": (2, 7), "context": (2, 3, CROP, CROP),
+        "past_actions": (2, 7), "past_states": (2, 7),
+    }  # fmt: skip
+    assert np.allclose(made.arrays["past_actions"][:, 0], [0.0, 0.01]) and made.arrays["actions"][0, 0] == np.float32(
+        0.02
+    )
+    darker = made.arrays["context"].mean(axis=(1, 2, 3))
+    assert darker[0] < darker[1] < made.arrays[PIXELS].mean(), "frames keep their order"
+
+
+def test_given_states_go_with_their_frames(processor: Processor) -> None:
+    poses = [[0.1 * index] * 7 for index in range(4)]
+    made = ask(
+        processor, film(6), task="rollout", context_frames=2, actions=[MOVE] * 4, states=poses, state_mode="given"
+    )
+    assert shapes(made)["states"] == (3, 7)
+    assert np.allclose(made.arrays["past_states"][:, 0], [0.0]) and np.allclose(made.arrays["state"][0], 0.1)
+
+
+def test_candidates_have_one_past(processor: Processor) -> None:
+    one, other = [MOVE] * 3, [[0.02] * 7] + [MOVE] * 2
+    two = {"task": "rollout", "context_frames": 2, "states": [POSE] * 2}
+    assert ask(processor, film(2), actions=[one, one], **two).arrays
+    assert refused(processor, film(2), actions=[one, other], **two).field == "actions"
+    poses = [[POSE] * 2, [[0.0] * 7, POSE]]
+    assert refused(processor, film(2), **{**two, "actions": [one, one], "states": poses}).field == "states"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"actions": None}, "actions"),
+        ({"states": None}, "states"),
+        ({"actions": [[0.0] * 6]}, "actions"),
+        ({"actions": [[float("nan")] * 7]}, "actions"),
+        ({"actions": [[1e300] * 7]}, "actions"),
+        ({"states": [[float("inf")] * 7]}, "states"),
+        ({"states": [POSE] * 2}, "states"),
+        ({"states": [[POSE]] * 2, "actions": [[MOVE]] * 3}, "states"),
+        ({"horizon": 3}, "actions"),
+        ({"horizon": 0}, "horizon"),
+        ({"horizon": 33}, "horizon"),
+        ({"context_frames": 2, "states": [POSE] * 2}, "context_frames"),
+        ({"extrinsics": [[0.0] * 6] * 2}, "extrinsics"),
+        ({"goal": [[0.0] * WIDTH] * 3}, "goal"),
+        ({"goal": [[0.0] * WIDTH] * FRAME, "goal_hidden_fill": 1.0}, "goal_hidden_fill"),
+        ({"return": ["energies"]}, "goal"),
+        ({"mpc": True}, "goal"),
+        ({"output_format": "safetensors"}, "output_format"),
+    ],
+)
+def test_a_rollout_that_cannot_be_is_refused(change: dict[str, Any], field: str, processor: Processor) -> None:
+    asked = {name: value for name, value in {**rolling(2), **change}.items() if value is not None}
+    assert refused(processor, picture(), **asked).field == field
+
+
+def test_earlier_names_are_held_to_the_same_rules(processor: Processor) -> None:
+    assert refused(processor, picture(), mpc=True, rollout_horizon=2, goal_hidden_fill=0.0).field == "actions"
+    made = ask(
+        processor, picture(), mpc=True, rollout_horizon=2, goal_hidden_fill=0.5, actions=[[MOVE] * 2] * 3, states=[POSE]
+    )
+    assert shapes(made)["goal_latents"] == (FRAME, WIDTH) and float(made.arrays["goal_latents"][0, 0]) == 0.5
+
+
+def test_a_checkpoint_knows_fewer_frames_than_the_released_one(ac_folder: Path, ac: Any) -> None:
+    own = Processor(ac_folder, {})
+    most = ac.json("config.json")["ac_predictor"]["max_latent_frames"]
+    assert refused(own, picture(), **rolling(most + 1)).field == "horizon"
+    assert ask(own, picture(), **rolling(most)).arrays
+
+
+def test_a_long_rollout_comes_with_a_warning(processor: Processor) -> None:
+    assert "trained on 8" in ask(processor, picture(), **rolling(17)).warnings[0]
+    assert not ask(processor, picture(), **rolling(16)).warnings
+
+
+def test_goals(processor: Processor) -> None:
+    image = ask(processor, film(3), picture(), **rolling())
+    assert shapes(image)["goal_frame"] == (1, 3, CROP, CROP) and image.prompt_tokens == 2 * FRAME
+    latents = np.random.default_rng(1).standard_normal((FRAME, WIDTH)).astype(np.float32)
+    for given in (latents, latents[None]):
+        made = ask(processor, picture(), npy(given), **rolling())
+        assert np.array_equal(made.arrays["goal_latents"], latents)
+    pixels = np.zeros((1, 3, CROP, CROP), np.float32)
+    assert shapes(ask(processor, picture(), npy(pixels), **rolling()))["goal_frame"] == pixels.shape
+    named = ask(processor, picture(), **rolling(goal=latents.tolist()))
+    assert np.allclose(named.arrays["goal_latents"], latents)
+
+
+@pytest.mark.parametrize(
+    ("media", "task", "field"),
+    [
+        ((), "rollout", "image"),
+        ((picture(), film(2)), "rollout", "goal"),
+        ((picture(), npy(np.zeros((2, 3, CROP, CROP), np.float32))), "rollout", "goal"),
+        ((picture(), npy(np.zeros((FRAME, WIDTH + 1), np.float32))), "rollout", "goal"),
+        ((picture(), picture(), picture()), "rollout", "image"),
+        ((film(2), picture()), "encode", "image"),
+        ((MediaPart(modality="audio", data=b"RIFF"),), "encode", "audio"),
+        ((picture(), film(2)), "encode", "video"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(
+    media: tuple[MediaPart, ...], task: str, field: str, processor: Processor
+) -> None:
+    asked = rolling() if task == "rollout" else {"task": task}
+    assert refused(processor, *media, **asked).field == field
+
+
+def test_a_plan_starts_from_its_bounds_and_one_generator(processor: Processor) -> None:
+    made = ask(processor, picture(), **PLAN, seed=5, axis={"z": 0.02}, close_gripper=1, maxnorm=0.07)
+    arrays = made.arrays
+    assert arrays["mean"].tolist() == [[0.0, 0.0, np.float32(0.02), 0.0]] * 2
+    assert arrays["std"].tolist() == [[np.float32(0.07)] * 3 + [1.0]] * 2
+    assert np.isnan(arrays["fixed_axes"]).tolist() == [True, True, False, True]
+    assert arrays["close_from"].tolist() == [1]
+    rng = np.random.Generator(np.random.PCG64(5))
+    for step in range(3):
+        for time in range(2):
+            drawn = rng.standard_normal((6, 4), dtype=np.float32)
+            assert np.array_equal(arrays["noise"][step, time], drawn), "the order of the official planner"
+    other = ask(processor, picture(), **PLAN, seed=6).arrays
+    assert not np.array_equal(other["noise"], arrays["noise"]) and other["close_from"][0] > 32
+
+
+def test_given_noise_takes_the_place_of_drawn(processor: Processor) -> None:
+    noise = np.random.default_rng(3).standard_normal((3, 2, 6, 4)).astype(np.float32)
+    made = ask(processor, picture(), **PLAN, noise=noise.tolist())
+    assert np.allclose(made.arrays["noise"], noise)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"goal_hidden_fill": None}, "goal"),
+        ({"states": None}, "states"),
+        ({"states": [POSE] * 2}, "states"),
+        ({"states": [[POSE]]}, "states"),
+        ({"topk": 7}, "topk"),
+        ({"topk": 1}, "topk"),
+        ({"axis": {"x": float("nan")}}, "axis"),
+        ({"axis": {"x": 2.0}}, "axis"),
+        ({"noise": [[[[0.0] * 4] * 6] * 2] * 2}, "noise"),
+        ({"cem_steps": 1000, "samples": 4096, "horizon": 8}, "cem_steps"),
+        ({"horizon": 33}, "horizon"),
+        ({"context_frames": 2, "states": [POSE] * 2}, "context_frames"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(change: dict[str, Any], field: str, processor: Processor) -> None:
+    asked = {name: value for name, value in {**PLAN, **change}.items() if value is not None}
+    assert refused(processor, picture(), **asked).field == field
+
+
+def test_a_plan_with_context_needs_its_actions(processor: Processor) -> None:
+    with_past = {**PLAN, "context_frames": 3, "states": [POSE] * 3}
+    assert refused(processor, film(3), **with_past).field == "actions"
+    assert refused(processor, film(3), **with_past, actions=[MOVE]).field == "actions"
+    made = ask(processor, film(3), **with_past, actions=[MOVE] * 2)
+    assert shapes(made)["past_actions"] == (2, 7) and "actions" not in made.arrays
+
+
+def test_extrinsics_are_needed_where_they_are_used(ac: Any, tmp_path: Path) -> None:
+    from .conftest import lay_out
+
+    config = ac.json("config.json")
+    config["ac_predictor"]["use_extrinsics"] = True
+    own = Processor(lay_out(tmp_path / "x", config, ac.tensors("model")), {})
+    assert refused(own, picture(), **rolling(2)).field == "extrinsics"
+    assert refused(own, picture(), **rolling(2), extrinsics=[[0.0] * 6]).field == "extrinsics"
+    made = ask(own, film(2), **{**rolling(3), "states": [POSE] * 2}, context_frames=2, extrinsics=[[0.1] * 6] * 3)
+    assert (shapes(made)["extrinsics"], shapes(made)["past_extrinsics"]) == ((2, 6), (1, 6))

@@ -1,0 +1,189 @@
+"""What V-JEPA 2's processor makes of requests, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from mstar_core.errors import RequestError, TooLarge
+from mstar_core.plugin import parse_params
+from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
+from mstar_vjepa2.params import Params
+from mstar_vjepa2.processor import Processor
+
+from .conftest import film, npy, picture
+
+CROP, FRAME, CLIP = 32, 16, 8
+"""Of the tiny checkpoint: pixels a side, tokens of a latent frame, frames of a clip."""
+
+PIXELS = "pixel_values_videos"
+
+
+@pytest.fixture(scope="module")
+def processor(tiny_base: Path) -> Processor:
+    return Processor(tiny_base, {})
+
+
+def ask(processor: Any, *media: MediaPart, outputs: str = "tensor", limit: int = 18432, **params: Any) -> Inputs:
+    request = PromptRequest(
+        text=None, media=media, params=parse_params(Params, params).params, outputs=frozenset({outputs}),
+        max_seq_len=limit,
+    )  # fmt: skip
+    made: Inputs = processor.process_prompt(request)
+    return made
+
+
+def refused(processor: Any, *media: MediaPart, **params: Any) -> RequestError:
+    with pytest.raises(RequestError) as error:
+        ask(processor, *media, **params)
+    return error.value
+
+
+def floats(frames: int = 4, **more: Any) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((frames, 3, CROP, CROP)).astype(np.float32, **more)
+
+
+def test_a_video_travels_as_bytes(processor: Processor) -> None:
+    made = ask(processor, film(20))
+    pixels = made.arrays[PIXELS]
+    assert (pixels.dtype, pixels.shape) == (np.uint8, (CLIP, 3, CROP, CROP))
+    wanted = [20 * (index * 20 // CLIP) % 256 for index in range(CLIP)]
+    assert np.abs(pixels.mean(axis=(1, 2, 3)) - wanted).max() < 8
+    assert made.prompt_tokens == CLIP // 2 * FRAME
+    assert list(made.warnings) == []
+
+
+def test_a_short_clip_is_taken_whole_and_that_is_said(processor: Processor) -> None:
+    made = ask(processor, film(5))
+    assert len(made.arrays[PIXELS]) == 4
+    assert "5 frames" in made.warnings[0] and "4 of them" in made.warnings[0]
+
+
+def test_an_odd_number_is_as_asked_and_its_last_frame_is_said_to_be_lost(processor: Processor) -> None:
+    made = ask(processor, film(9), num_frames=7)
+    assert len(made.arrays[PIXELS]) == 7 and made.prompt_tokens == 3 * FRAME
+    assert "last 1" in made.warnings[0]
+
+
+def test_frames_by_their_rate(processor: Processor) -> None:
+    assert len(ask(processor, film(30, rate=30), fps=6).arrays[PIXELS]) == 6
+    assert refused(processor, film(6, rate=30), fps=60).field == "fps"
+    assert refused(processor, film(6), num_frames=7).field == "num_frames"
+
+
+def test_images_are_frames_in_order(processor: Processor) -> None:
+    one = ask(processor, picture())
+    assert one.arrays[PIXELS].shape == (1, 3, CROP, CROP) and one.prompt_tokens == FRAME and not one.warnings
+    three = ask(processor, picture(), picture(50, 50), picture(32, 90), num_frames=2)
+    assert three.arrays[PIXELS].shape == (2, 3, CROP, CROP)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, CROP, CROP), (1, 4, 3, CROP, CROP)])
+def test_tensors_skip_preprocessing(shape: tuple[int, ...], processor: Processor) -> None:
+    value = floats()
+    made = ask(processor, npy(value.reshape(shape))).arrays[PIXELS]
+    assert made.dtype == np.float32 and np.array_equal(made, value)
+    named = MediaPart(modality="tensor", data=save({"pixel_values_videos": value, "other": np.zeros(3)}))
+    assert np.array_equal(ask(processor, named).arrays[PIXELS], value)
+    assert ask(processor, npy(np.zeros((2, 3, CROP, CROP), np.uint8))).arrays[PIXELS].dtype == np.uint8
+
+
+def object_array() -> MediaPart:
+    file = io.BytesIO()
+    np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return MediaPart(modality="tensor", data=file.getvalue())
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        npy(np.full((2, 3, CROP, CROP), np.nan, np.float32)),
+        npy(np.full((2, 3, CROP, CROP), 1e300)),
+        npy(np.zeros((2, 3, CROP, CROP), np.int64)),
+        npy(np.zeros((2, 3, CROP + 8, CROP), np.float32)),
+        npy(np.zeros((2, 1, CROP, CROP), np.float32)),
+        npy(np.zeros((0, 3, CROP, CROP), np.float32)),
+        npy(np.zeros((2, 3, CROP, CROP), complex)),
+        object_array(),
+        MediaPart(modality="tensor", data=b"\x93NUMPY cut"),
+        MediaPart(modality="tensor", data=b"\x08\0\0\0\0\0\0\0{bad"),
+        MediaPart(modality="tensor", data=save({"a": floats(), "b": floats()})),
+    ],
+)
+def test_a_tensor_that_is_no_clip_is_refused(part: MediaPart, processor: Processor) -> None:
+    assert refused(processor, part).field == "tensor"
+
+
+def test_what_cannot_be_looked_at_is_refused(processor: Processor) -> None:
+    assert refused(processor).field == "video"
+    assert refused(processor, film(4), film(4)).field == "video"
+    assert refused(processor, MediaPart(modality="audio", data=b"RIFF")).field == "audio"
+
+
+def test_too_many_tokens_for_the_deployment(processor: Processor) -> None:
+    error = refused(processor, film(8), limit=3 * FRAME)
+    assert isinstance(error, TooLarge) and error.field == "num_frames" and str(4 * FRAME) in error.title
+
+
+def test_masks_are_all_tokens_unless_given(processor: Processor) -> None:
+    made = ask(processor, npy(floats()), task="predict").arrays
+    assert made["context_mask"].tolist() == made["target_mask"].tolist() == list(range(2 * FRAME))
+    given = ask(processor, npy(floats()), task="predict", context_mask=[3, 1], target_mask=[99]).arrays
+    assert (given["context_mask"].tolist(), given["target_mask"].tolist()) == ([3, 1], [99])
+    assert "context_mask" not in ask(processor, npy(floats())).arrays
+
+
+def test_context_ids_lie_in_the_clip(processor: Processor) -> None:
+    inside = {"task": "predict", "target_mask": [0]}
+    assert refused(processor, npy(floats()), context_mask=[2 * FRAME], **inside).field == "context_mask"
+    assert (
+        refused(processor, npy(floats()), task="predict", context_mask=[0], target_mask=[2**24]).field == "target_mask"
+    )
+
+
+def test_a_rollout_predicts_the_frame_behind_the_clip(processor: Processor) -> None:
+    made = ask(processor, npy(floats()), task="rollout", horizon=2).arrays
+    assert made["target_mask"].tolist() == list(range(2 * FRAME, 3 * FRAME))
+    later = ask(processor, film(8, rate=8), task="rollout", anticipation_s=1.0).arrays
+    assert later["target_mask"][0] == 4 * FRAME + 4 * FRAME, "8 frames a second, 2 to a latent frame"
+    assert refused(processor, npy(floats()), task="rollout", anticipation_s=1.0).field == "anticipation_s"
+
+
+def test_layers_are_those_of_the_encoder(processor: Processor) -> None:
+    assert ask(processor, npy(floats()), layers=[0, 2]).arrays["layers"].tolist() == [0, 2]
+    for wrong in ([3], [0, 64], []):
+        assert refused(processor, npy(floats()), layers=wrong).field == "layers"
+    assert refused(processor, npy(floats()), layers=[1], task="predict").field == "layers"
+
+
+def test_only_a_classifier_classifies(processor: Processor, base: Any, tmp_path: Path) -> None:
+    from .conftest import lay_out
+
+    bare = Processor(lay_out(tmp_path / "bare", base.json("config.json"), base.tensors("model")), {})
+    assert refused(bare, npy(floats()), task="classify").field == "task"
+    assert refused(bare, npy(floats()), pooling="attentive").field == "pooling"
+    assert ask(processor, npy(floats()), task="classify").arrays
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"output_format": "npy"}, "output_format"),
+        ({"output_dtype": "bfloat16"}, "output_dtype"),
+        ({"outputs": "video", "return": ["latents"], "task": "predict"}, "return"),
+        ({"outputs": "video", "pooling": "mean", "task": "encode"}, "pooling"),
+    ],
+)
+def test_forms_that_are_not_sent_are_refused(params: dict[str, Any], field: str, processor: Processor) -> None:
+    assert refused(processor, npy(floats()), **params).field == field
+
+
+def test_latents_as_video_are_bare_floats(processor: Processor) -> None:
+    value = floats(1)[0].astype(np.float64)
+    data, told = processor.postprocess(value, "video")
+    assert data == value.astype("<f4").tobytes() and told == {"shape": [3, CROP, CROP], "dtype": "float32"}

@@ -1,0 +1,230 @@
+"""Requests through conductor, worker and engines in one process: the reference's numbers, and no trace left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mstar_core.conformance.bench import Bench
+from mstar_core.conformance.desk import Ask
+from mstar_core.conformance.outcome import Outcome
+from mstar_core.errors import RequestError
+
+from .conftest import SPECS, Golden, film, gap, npy, picture
+from .test_ac_predictor import ENERGY, NEAR, ROLLED, STATE
+
+MOVE = [0.01, 0.0, 0.02, 0.0, 0.1, 0.0, 0.3]
+POSE = [0.3, 0.0, 0.2, 3.1, 0.0, 0.0, 0.5]
+
+
+def served(name: str, folder: Path, ranks: int = 1) -> Bench:
+    return Bench(SPECS[name].bound(folder, SPECS[name].model_kwargs), folder, ranks=ranks)
+
+
+@pytest.fixture(scope="module")
+def base_bench(base_folder: Path) -> Iterator[Bench]:
+    bench = served("vjepa2", base_folder)
+    yield bench
+    assert bench.leaks() == []
+
+
+@pytest.fixture(scope="module")
+def ac_bench(ac_folder: Path) -> Iterator[Bench]:
+    bench = served("vjepa2_ac", ac_folder)
+    yield bench
+    assert bench.leaks() == []
+
+
+def ended(bench: Bench, *media: Any, outputs: tuple[str, ...] = ("tensor",), **params: Any) -> Outcome:
+    outcome = bench.request(media=media, params=params, outputs=outputs)
+    assert outcome.status == "finished", outcome.cause
+    return outcome
+
+
+def only(outcome: Outcome, port: str) -> Any:
+    (value,) = outcome.of(port)
+    return value
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_clip_in_every_form(row: int, base: Golden, base_bench: Bench) -> None:
+    given, wanted = base.given, base.expected
+    clip = npy(given["pixel_values_videos"][row])
+    assert gap(only(ended(base_bench, clip), "encoder_hidden"), wanted["last_hidden_state"][row]) < NEAR
+    mean = only(ended(base_bench, clip, pooling="mean"), "pooled")
+    assert gap(mean, wanted["last_hidden_state"][row].mean(0)) < NEAR
+    layers = only(ended(base_bench, clip, layers=[0, 1]), "layer_hidden")
+    assert gap(layers[1], wanted["encoder_block_0"][row]) < NEAR
+    classified = ended(base_bench, clip, task="classify")
+    assert gap(only(classified, "logits"), wanted["logits"][row]) < NEAR
+    assert gap(only(ended(base_bench, clip, pooling="attentive"), "pooled"), wanted["pooled"][row]) < NEAR
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_masked_prediction_and_rollout(row: int, base: Golden, base_bench: Bench) -> None:
+    given, wanted = base.given, base.expected
+    clip = npy(given["pixel_values_videos"][row])
+
+    def masks(suffix: str = "") -> dict[str, list[int]]:
+        return {name: given[f"{name}{suffix}"][row].tolist() for name in ("context_mask", "target_mask")}
+
+    plain = ended(base_bench, clip, task="predict")
+    assert gap(only(plain, "predicted_hidden"), wanted["predicted_default"][row]) < NEAR
+    some = ended(base_bench, clip, task="predict", **masks())
+    assert gap(only(some, "predicted_hidden"), wanted["predicted_masked"][row]) < NEAR
+    steps = wanted["anticipation_steps"][row]
+    ahead = ended(base_bench, clip, task="rollout", horizon=len(steps), **masks("_future"))
+    assert gap(np.stack(ahead.of("predicted_hidden")), steps) < NEAR
+    assert [item.meta["step"] for item in ahead.items] == list(range(len(steps)))
+
+
+def test_requests_of_mixed_kinds_at_once(base: Golden, base_bench: Bench) -> None:
+    given, wanted = base.given, base.expected
+    clips = [npy(each) for each in given["pixel_values_videos"]]
+    kinds: list[dict[str, Any]] = [{}, {"pooling": "mean"}, {"task": "classify"}, {"task": "predict"}, {"layers": [0]}]
+    asks = [Ask(media=[clips[n % 2]], params=kind, outputs=("tensor",)) for n in range(2) for kind in kinds]
+    outcomes = base_bench.ask(*asks)
+    assert [each.status for each in outcomes] == ["finished"] * len(asks)
+    for row in range(2):
+        first = outcomes[row * len(kinds)]
+        assert gap(only(first, "encoder_hidden"), wanted["last_hidden_state"][row]) < NEAR
+
+
+def test_a_video_file_end_to_end(base_bench: Bench) -> None:
+    whole = ended(base_bench, film(16), num_frames=4)
+    tokens = base_bench.desk._processor._facts.encoder.tokens(4)
+    assert only(whole, "encoder_hidden").shape[0] == tokens
+    again = ended(base_bench, film(16), num_frames=4)
+    assert np.array_equal(only(again, "encoder_hidden"), only(whole, "encoder_hidden"))
+
+
+def test_earlier_names_give_bare_floats(base: Golden, base_bench: Bench) -> None:
+    clip = npy(base.given["pixel_values_videos"][0])
+    outcome = ended(base_bench, clip, outputs=("scalar", "tensor", "video"))
+    sent = np.frombuffer(outcome.outputs["video"], "<f4")
+    assert set(outcome.outputs) == {"video"}
+    assert gap(sent, base.expected["predicted_default"][0].flatten()) < NEAR
+
+
+def test_frames_and_taught_steps(ac: Golden, ac_bench: Bench) -> None:
+    given, wanted = ac.given, ac.expected
+    clip = npy(given["clip"][0].transpose(0, 1).contiguous())
+    hidden = only(ended(ac_bench, clip), "encoder_hidden")
+    assert gap(hidden.reshape(-1, hidden.shape[-1]), wanted["encoder_hidden_normalized"][0]) < NEAR
+    raw = only(ended(ac_bench, clip, normalize_reps=False), "encoder_hidden")
+    assert gap(raw.reshape(-1, raw.shape[-1]), wanted["encoder_hidden_raw"][0]) < NEAR
+    taught = ended(
+        ac_bench, clip, task="predict", actions=given["tf_actions"][0].tolist(), states=given["tf_states"][0].tolist()
+    )
+    frames = np.concatenate(taught.of("next_frame"))
+    assert gap(frames.reshape(-1, frames.shape[-1]), wanted["tf_output_normalized"][0]) < NEAR
+
+
+def start(ac: Golden, frames: int = 1) -> Any:
+    return npy(ac.given["clip"][0].transpose(0, 1)[:frames].contiguous())
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_one_candidate_is_rolled_out_in_its_cache(number: int, ac: Golden, ac_bench: Bench) -> None:
+    given, wanted = ac.given, ac.expected
+    outcome = ended(
+        ac_bench, start(ac), task="rollout", actions=given["roll_actions"][number].tolist(),
+        states=given["roll_state0"][0].tolist(), goal=given["goal_latents"][0].tolist(), outputs=("tensor", "scalar"),
+    )  # fmt: skip
+    assert gap(np.concatenate(outcome.of("next_frame")), wanted["roll_latents"][number]) < ROLLED
+    assert gap(np.stack(outcome.of("next_state")), wanted["roll_states"][number, 1:]) < STATE
+    assert gap(np.concatenate(outcome.of("energies")), wanted["roll_energies_per_step"][number]) < ENERGY
+    assert only(outcome, "best_index").tolist() == [0]
+
+
+def test_context_is_read_before_a_rollout(ac: Golden, ac_bench: Bench) -> None:
+    given, wanted = ac.given, ac.expected
+    past = ac.json("cases.json")["T0"]
+    outcome = ended(
+        ac_bench, start(ac, past), task="rollout", context_frames=past, actions=given["ctx_actions"][1].tolist(),
+        states=given["ctx_states"][0].tolist(),
+    )  # fmt: skip
+    assert gap(np.concatenate(outcome.of("next_frame")), wanted["ctx_latents"][1]) < ROLLED
+    assert gap(np.stack(outcome.of("next_state")), wanted["ctx_states"][1, past:]) < STATE
+
+
+def test_given_states_and_final_frames(ac: Golden, ac_bench: Bench) -> None:
+    given, wanted = ac.given, ac.expected
+    steps = given["roll_actions"].shape[1]
+    outcome = ended(
+        ac_bench, start(ac), task="rollout", actions=given["roll_actions"][2].tolist(), state_mode="given",
+        states=given["roll_given_states"][2, :steps].tolist(), **{"return": ["final_only"]},
+    )  # fmt: skip
+    assert gap(only(outcome, "next_frame"), wanted["roll_given_latents"][2, -1:]) < ROLLED
+
+
+def test_an_uploaded_goal_is_encoded_with_the_start(ac: Golden, ac_bench: Bench) -> None:
+    given = ac.given
+    goal = npy(given["clip"][0].transpose(0, 1)[-1:].contiguous())
+    outcome = ended(
+        ac_bench, start(ac), goal, task="rollout", actions=given["roll_actions"][0].tolist(),
+        states=given["roll_state0"][0].tolist(), **{"return": ["energies"]},
+    )  # fmt: skip
+    assert gap(np.concatenate(outcome.of("energies")), ac.expected["roll_energies_per_step"][0]) < ENERGY
+    assert not outcome.of("next_frame")
+
+
+def test_rollouts_of_different_lengths_share_a_worker(ac: Golden, ac_bench: Bench) -> None:
+    given, wanted = ac.given, ac.expected
+    asks = [
+        Ask(media=[start(ac)], outputs=("tensor",), params={
+            "task": "rollout", "actions": given["roll_actions"][n % 3, : 1 + n % 4].tolist(),
+            "states": given["roll_state0"][0].tolist()})
+        for n in range(7)
+    ]  # fmt: skip
+    for n, outcome in enumerate(ac_bench.ask(*asks)):
+        assert outcome.status == "finished", outcome.cause
+        assert gap(np.concatenate(outcome.of("next_frame")), wanted["roll_latents"][n % 3, : 1 + n % 4]) < ROLLED
+
+
+@pytest.mark.parametrize("turns", range(1, 9))
+def test_a_client_that_leaves_a_rollout_leaves_nothing(turns: int, ac: Golden, ac_folder: Path) -> None:
+    bench = served("vjepa2_ac", ac_folder)
+    params = {"task": "rollout", "actions": [MOVE] * 4, "states": [POSE]}
+    call = bench.send(Ask(media=[start(ac)], params=params, outputs=("tensor",)))
+    for _ in range(turns):
+        bench.step()
+    bench.cancel(call)
+    bench.run()
+    assert bench.leaks() == []
+
+
+def test_nodes_on_two_ranks(ac: Golden, ac_folder: Path) -> None:
+    bench = served("vjepa2_ac", ac_folder, ranks=2)
+    given = ac.given
+    outcome = ended(
+        bench, start(ac), task="rollout", actions=given["roll_actions"][0].tolist(),
+        states=given["roll_state0"][0].tolist(),
+    )  # fmt: skip
+    assert gap(np.concatenate(outcome.of("next_frame")), ac.expected["roll_latents"][0]) < ROLLED
+    assert bench.leaks() == []
+
+
+def test_a_refusal_enters_nothing(ac_bench: Bench) -> None:
+    with pytest.raises(RequestError):
+        ac_bench.request(media=[picture()], params={"task": "rollout"}, outputs=("tensor",))
+    assert ac_bench.leaks() == []
+
+
+def test_no_candidate_is_left_out_in_silence(ac: Golden, ac_folder: Path) -> None:
+    """Where the runtime does not give a node its rows, the request fails; it never answers for the first row alone."""
+    bench, given, wanted = served("vjepa2_ac", ac_folder), ac.given, ac.expected["roll_latents"]
+    params = {
+        "task": "rollout", "actions": given["roll_actions"].tolist(), "states": given["roll_state0"][0].tolist(),
+    }  # fmt: skip
+    outcome = bench.request(media=[start(ac)], params=params, outputs=("tensor",))
+    if outcome.status == "finished":
+        frames = np.stack(outcome.of("next_frame"), axis=1).reshape(wanted.shape)
+        assert gap(frames, wanted) < ROLLED
+    else:
+        assert "3 rows in a step of 1" in outcome.cause
+    assert bench.leaks() == []

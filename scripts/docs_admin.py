@@ -1,0 +1,94 @@
+"""The generated parts of docs/admin-api.md: endpoints, frames and objects, fields of filters, metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+
+def table(head: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)])
+
+
+def endpoints() -> str:
+    """Every endpoint with its words behind the question mark and its body."""
+    from mstar_core.admin.endpoints import ENDPOINTS
+
+    def section(endpoint: Any) -> Iterator[str]:
+        status = "" if endpoint.status == 200 else f" Answers {endpoint.status}."
+        errors = f" Errors: {', '.join(map(str, endpoint.errors))}." if endpoint.errors else ""
+        kind = " NDJSON." if endpoint.lines else ""
+        yield f"`{endpoint.method} {endpoint.path}`: {endpoint.doc}{kind}{status}{errors}\n"
+        for where, fields in (("?", endpoint.parameters), ("body", endpoint.body)):
+            for each in fields:
+                yield f"- `{each.name}` ({where}): {each.doc}"
+        if endpoint.parameters or endpoint.body:
+            yield ""
+
+    return "\n".join(line for endpoint in ENDPOINTS for line in section(endpoint))
+
+
+def objects() -> str:
+    """Every kind of object that a snapshot holds: its own words, then its fields."""
+    from mstar_core.observe import frames
+
+    kinds = {"deployment": frames.Deployment, **frames.ITEM_TYPES}
+
+    def section(part: str, kind: type[Any]) -> str:
+        fields = ", ".join(f"`{name}`" for name in kind.__struct_fields__)
+        return f"### {part}\n\n{words(kind)}\n\n{fields}\n"
+
+    return "\n".join(section(part, kind) for part, kind in kinds.items())
+
+
+def frame_kinds() -> str:
+    """Every frame of a watch."""
+    from mstar_core.observe import frames
+
+    kinds = {
+        "hello": frames.HelloFrame, "snapshot": frames.SnapshotFrame, "delta": frames.DeltaFrame,
+        "event": frames.EventFrame, "beat": frames.BeatFrame, "resync": frames.ResyncFrame,
+    }  # fmt: skip
+    return table(("`k`", "says"), ((f"`{name}`", words(kind)) for name, kind in kinds.items()))
+
+
+def filter_fields() -> str:
+    """The words of filters."""
+    from mstar_core.observe.filter import FLAGS, NUMBER_FIELDS, TEXT_FIELDS
+
+    rows = [
+        ("a glob, `field:glob`", ", ".join(f"`{name}`" for name in TEXT_FIELDS)),
+        ("compared, `field>5` and `>=`, `<`, `<=`, `=`", ", ".join(f"`{name}`" for name in NUMBER_FIELDS)),
+        ("flags", ", ".join(f"`{name}`" for name in FLAGS)),
+    ]
+    return table(("kind", "fields"), rows)
+
+
+def metrics() -> str:
+    """Every series of /v1/metrics."""
+    from types import SimpleNamespace
+
+    from mstar_core.admin.metrics import Collector, Totals
+    from mstar_core.observe.hub import Hub
+
+    view: Any = SimpleNamespace(hub=Hub("boot"), values={}, restarts=0, state="ready")
+    families = list(Collector(view, Totals()).collect())
+    rows = ((f"`{f.name}`", f.type, ", ".join(f"`{n}`" for n in f._labelnames), f.documentation) for f in families)
+    return table(("series", "type", "labels", "is"), rows)
+
+
+def words(kind: type[Any]) -> str:
+    """A class's docstring as one paragraph."""
+    return re.sub(r"\s+", " ", (kind.__doc__ or "").strip())
+
+
+ADMIN_PARTS: dict[str, Callable[[], str]] = {
+    "admin-endpoints": endpoints,
+    "admin-filter": filter_fields,
+    "admin-frames": frame_kinds,
+    "admin-metrics": metrics,
+    "admin-objects": objects,
+}

@@ -1,0 +1,102 @@
+"""The generated parts of docs/http-api.md: routes, fields of requests, limits. Read by docs_parts.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+LIMITS = (
+    "max_body_bytes", "max_text_bytes", "max_files", "max_speech_chars", "max_n", "max_requests_per_key",
+    "max_image_pixels", "max_image_side", "max_audio_s", "max_video_s", "max_video_frames", "max_video_width",
+    "max_video_height", "max_decoded_bytes", "timeout_s", "stall_timeout_s", "pool_processes",
+)  # fmt: skip
+"""Keys of `api` that bound what clients may do."""
+
+
+def http_routes() -> str:
+    """Every route: path, body, answers, when it is offered."""
+    from mstar_core.api.table import ROUTES, shown_path
+
+    def row(route: Any) -> tuple[str, ...]:
+        path = f"`{route.method} {shown_path(route.path).replace('{name}', '{id}')}`"
+        takes = ", ".join(f"`{kind}`" for kind in route.takes)
+        gives = [*(["application/json"] if route.answer is not None else []), *route.gives]
+        offered = f"the model maps `{route.needs}`" if route.needs else "always"
+        return path, takes, ", ".join(f"`{kind}`" for kind in gives), route.summary, offered
+
+    return _table(("route", "takes", "gives", "does", "offered when"), [row(route) for route in ROUTES])
+
+
+def fields_of(name: str) -> Callable[[], str]:
+    """A part with the fields of the request type called `name`."""
+
+    def part() -> str:
+        from mstar_core.api.openapi import components
+        from mstar_core.api.table import ROUTES
+
+        schema = components(ROUTES)[name]
+        return _table(("field", "type", "default", ""), _fields(schema, components(ROUTES)))
+
+    return part
+
+
+def http_limits() -> str:
+    """Limits with their keys and defaults, from the schema of deployment files."""
+    from mstar_core.config import SETTINGS
+
+    keys = {setting.key: setting for setting in SETTINGS}
+    rows = [(f"`api.{name}`", keys[f"api.{name}"].default_shown, keys[f"api.{name}"].doc) for name in LIMITS]
+    return _table(("key", "default", ""), rows)
+
+
+def _fields(schema: dict[str, Any], schemas: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    required = schema.get("required", ())
+    for name, each in schema["properties"].items():
+        default = each.get("default")
+        shown = "required" if name in required else "" if default is None else f"`{_plain(default)}`"
+        yield f"`{name}`", _type(each, schemas), shown, each.get("description", _inner(each, schemas))
+
+
+def _inner(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
+    found = [each.get("description") for each in schema.get("anyOf", ()) if each.get("description")]
+    return found[0] if found else ""
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _type(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        inner = schemas[schema["$ref"].rpartition("/")[2]]
+        tag = inner["properties"].get("type", {}).get("enum")
+        return f"{{{', '.join(_member(tag, name) for name in inner['properties'])}}}"
+    if "anyOf" in schema:
+        kinds = [_type(each, schemas) for each in schema["anyOf"] if each.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds))
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_type(schema.get('items', {}), schemas)}"
+    return str(schema.get("type", "any"))
+
+
+def _member(tag: list[str] | None, name: str) -> str:
+    return f"type: {tag[0]}" if name == "type" and tag else name
+
+
+def _table(head: tuple[str, ...], rows: Any) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+HTTP_PARTS: dict[str, Callable[[], str]] = {
+    "http-routes": http_routes,
+    "http-limits": http_limits,
+    "http-generate": fields_of("GenerateRequest"),
+    "http-chat": fields_of("ChatRequest"),
+    "http-speech": fields_of("SpeechRequest"),
+    "http-transcription": fields_of("TranscriptionRequest"),
+    "http-image": fields_of("ImageRequest"),
+}
+"""By name, for docs_parts.PARTS."""

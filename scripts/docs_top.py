@@ -1,0 +1,75 @@
+"""Generated parts of docs/top.md: the table of keys, pictures of screens from a recording. Read by docs_parts.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC
+from functools import cache
+from pathlib import Path
+
+from mstarctl.top import moves
+from mstarctl.top.asking import Asking
+from mstarctl.top.keys import KEYS, works
+from mstarctl.top.layout.foot import Hint
+from mstarctl.top.layout.pages import compose
+from mstarctl.top.layout.scroll import Window
+from mstarctl.top.layout.state import PAGES, State
+from mstarctl.top.recording import read_recording
+from mstarctl.top.session import ReplaySession
+from mstarctl.top.svg import svg
+from mstarctl.top.view import Link, View
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDING = ROOT / "tests" / "top" / "recordings" / "qwen3_omni.mstar.gz"
+SIZE = (120, 34)
+
+
+def keys() -> str:
+    """Every key by group, with where it works."""
+    rows = []
+    for group in dict.fromkeys(key.group for key in KEYS):
+        for key in (key for key in KEYS if key.group == group):
+            where = (
+                "everywhere"
+                if len(key.pages) == len(PAGES) + 1
+                else ", ".join(p for p in (*PAGES, "request") if p in key.pages)
+            )
+            rows.append(f"| {group} | `{key.shown}` | {key.help} | {where} |")
+    return "\n".join(["| | key | does | where |", "| --- | --- | --- | --- |", *rows])
+
+
+def screen(page: str) -> str:
+    """One screen as SVG, at the end of the recording."""
+    session, view = replayed()
+    state = State(page=page)
+    if page == "overview":
+        state = replace(state, requests=Window(cursor=moves.request_keys(view, state)[3]))
+    if page == "request":
+        key = next(key for key, r in view.store.requests.items() if "audio" in r.outputs and r.audio_s > 3)
+        state = replace(state, request=key, trace=Asking(None, session).trace(view.store.requests[key], view.t))
+    return svg(compose(view, state, *SIZE, hints(page)).lines, title="mstarctl top qwen3_omni")
+
+
+def hints(page: str) -> list[Hint]:
+    """The foot of a live screen."""
+    found = sorted(
+        (key for key in KEYS if key.foot and works(key, page, may_write=True, is_live=True)), key=lambda k: k.foot
+    )
+    return [("1-7", "screen"), *((key.shown, key.label) for key in found)]
+
+
+@cache
+def replayed() -> tuple[ReplaySession, View]:
+    """The recording, played to its end."""
+    session = ReplaySession(read_recording(RECORDING), clock=lambda: 0.0)
+    session.start()
+    session.skip(1e6)
+    return session, replace(session.view(), link=Link(hz=4.0), zone=UTC, phase=2)
+
+
+TOP_PARTS: dict[str, Callable[[], str]] = {"top-keys": keys}
+TOP_FILES: dict[str, Callable[[], str]] = {
+    f"docs/images/top-{page}.svg": lambda page=page: screen(page)  # type: ignore[misc]  # bound in the loop
+    for page in ("overview", "graph", "request", "ranks")
+}

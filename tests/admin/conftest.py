@@ -1,0 +1,167 @@
+"""An admin server in the test's loop, over a real hub and picture, with a deployment that notes what it is told."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from mstar_core.admin.binding import bind_admin
+from mstar_core.admin.server import AdminServer
+from mstar_core.admin.streams import Streams
+from mstar_core.config.deployment import ApiConfig, DeploymentSpec, NodePlacement, Plan, RankPlan
+from mstar_core.messages.life import Telemetry
+from mstar_core.messages.telemetry import RequestNews, Span
+from mstar_core.observe.hub import Hub
+from mstar_core.supervisor.events import Events
+from mstar_core.supervisor.gpus import GpuReader
+from mstar_core.supervisor.picture import Picture
+
+
+class FakeLog:
+    """A log that is written by the test."""
+
+    def __init__(self) -> None:
+        self.tail: deque[str] = deque(maxlen=200)
+        self.lines = 0
+        self.listeners: set[Any] = set()
+
+    def say(self, text: str) -> None:
+        self.tail.append(text)
+        self.lines += 1
+        for listener in self.listeners:
+            listener.set()
+
+
+class FakeDeployment:
+    """What the admin server asks of a supervisor. acts: what it was told to do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.spec = DeploymentSpec(
+            name="fake", model="orpheus", plugin="orpheus", run_dir=str(folder), log_dir=str(folder),
+            plan=Plan(ranks=(RankPlan(rank=0, device="cpu", nodes=("LLM",)),),
+                      placements=(NodePlacement(node="LLM", replicas=((0,),)),)),
+            api=ApiConfig(host="127.0.0.1", port=1, api_keys=("secret-key",)),
+            argv=("up", "orpheus", "--api-key", "secret-key"), settings={"max_queue": 128},
+            sources={"max_queue": "file.yaml:3"},
+        )  # fmt: skip
+        self.state, self.reason = "ready", ""
+        self.started, self.started_at = time.monotonic(), time.time()
+        self.ready_s: float | None = 1.5
+        self.restarts = 0
+        self.fetch_s = 0.0
+        self.last_cause: dict[str, Any] | None = None
+        self.values: dict[str, float] = {"worker-0.LLM.pages_total": 64.0, "worker-0.LLM.pages_used": 3.0}
+        self.is_drained = False
+        self.acts: list[Any] = []
+        self.children: dict[str, Any] = {name: _child(name) for name in ("conductor", "worker-0", "api")}
+        self.hub = Hub("boot-1", "fake")
+        self.picture = Picture(self, self.hub, GpuReader(None))
+        self.events = Events(None, self.picture.event)
+
+    def stop(self, *, now: bool = False, reason: str = "", grace_s: float | None = None) -> None:
+        self.acts.append(("stop", now, grace_s))
+
+    def drain(self, reason: str = "") -> None:
+        self.acts.append("drain")
+        self.state = "draining"
+
+    def resume(self) -> None:
+        self.acts.append("resume")
+
+    def ask_restart(self) -> None:
+        self.acts.append("restart")
+
+    def cancel(self, handle: int) -> None:
+        self.acts.append(("cancel", handle))
+
+    def log_level(self, level: str, names: Iterable[str] = ()) -> list[str]:
+        self.acts.append(("log_level", level, list(names)))
+        return list(names)
+
+    def tell(self, child: str, news: Iterable[RequestNews] = (), spans: Iterable[Span] = ()) -> None:
+        """A batch of telemetry comes from a child."""
+        self.picture.take(child, Telemetry(name=child, incarnation=1, requests=list(news), spans=list(spans)))
+        self.picture.refresh(now_all=True)
+
+    def request(self, handle: int, **fields: Any) -> None:
+        """The api tells of a request that runs."""
+        given = {"id": f"r-{handle}", "route": "/generate", "state": "run", "started": self.hub.now(),
+                 "inputs": ["text"], "outputs": ["audio"], **fields}  # fmt: skip
+        self.tell("api", [RequestNews(handle=handle, **given)])
+
+
+def _child(name: str) -> Any:
+    return SimpleNamespace(
+        name=name, state="ready", pid=None, incarnation=1, phase="ready", phase_done=0, phase_total=0, detail="",
+        facts={}, phases_s={"spawn": 0.5}, is_running=True, log=FakeLog(),
+    )  # fmt: skip
+
+
+class Admin:
+    """The server under test. client: HTTP to it. path: of its socket."""
+
+    def __init__(self, deployment: FakeDeployment, client: httpx.AsyncClient, path: Path) -> None:
+        self.deployment = deployment
+        self.client = client
+        self.path = path
+
+    async def get(self, path: str, status: int = 200) -> Any:
+        answer = await self.client.get(path)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    async def post(self, path: str, status: int = 202, **more: Any) -> Any:
+        answer = await self.client.post(path, **more)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+
+Serving = Callable[..., AbstractAsyncContextManager[Admin]]
+
+
+@asynccontextmanager
+async def serving(*, blocked_s: float = 30.0, gid: int | None = None) -> AsyncIterator[Admin]:
+    """A server on a socket of its own, ended at the end of the block."""
+    folder = Path(tempfile.mkdtemp(prefix="mst-admin-"))
+    path = folder / "admin.sock"
+    deployment = FakeDeployment(folder)
+    server = AdminServer(deployment, bind_admin(path, gid), gid, Streams(blocked_s))
+    await server.start()
+    try:
+        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin", timeout=10) as client:
+            yield Admin(deployment, client, path)
+    finally:
+        await server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def started() -> Serving:
+    """Starts an admin server."""
+    return serving
+
+
+@pytest.fixture
+async def admin() -> AsyncIterator[Admin]:
+    """An admin server."""
+    async with serving() as made:
+        yield made
+
+
+@pytest.fixture
+def runtime_folder() -> Any:
+    """A short folder for sockets; the one of a test is too long."""
+    folder = Path(tempfile.mkdtemp(prefix="mst-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)

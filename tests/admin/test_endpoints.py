@@ -1,0 +1,223 @@
+"""Every endpoint of the admin socket: what it gives, and how it refuses."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from mstar_core.admin.endpoints import ENDPOINTS
+from mstar_core.api.metrics import Metrics
+from mstar_core.messages.telemetry import RequestNews, Span
+from mstar_core.observe.frames import Request
+from mstar_core.observe.request_log import LINGER_S
+from tests.admin.conftest import Admin
+
+
+async def test_every_endpoint_of_the_table_is_served_and_no_other(admin: Admin) -> None:
+    document = await admin.get("/v1/openapi.json")
+    described = {(path, method) for path, methods in document["paths"].items() for method in methods}
+    assert described == {(endpoint.path, endpoint.method.lower()) for endpoint in ENDPOINTS}
+    admin.deployment.request(1)
+    for endpoint in ENDPOINTS:
+        if endpoint.method == "GET" and endpoint.name not in ("watch", "recording"):
+            answer = await admin.client.get(endpoint.path.replace("{id}", "r-1"))
+            assert answer.status_code == 200, (endpoint.path, answer.text)
+
+
+async def test_the_head_tells_versions_features_and_the_deployment(admin: Admin) -> None:
+    head = await admin.get("/v1")
+    assert (head["api"], head["min_api"], head["boot"]) == (1, 1, "boot-1")
+    assert {"watch", "trace"} <= set(head["features"])
+    assert (head["name"], head["state"], head["endpoint"]) == ("fake", "ready", "http://127.0.0.1:1")
+
+
+async def test_a_snapshot_is_one_view_of_everything_with_every_field(admin: Admin) -> None:
+    admin.deployment.request(7)
+    snapshot = await admin.get("/v1/snapshot")
+    assert snapshot["requests"]["7"]["id"] == "r-7"
+    assert set(snapshot["requests"]["7"]) == set(Request.__struct_fields__)
+    assert set(snapshot["children"]) == {"conductor", "worker-0", "api", "supervisor"}
+    assert snapshot["nodes"]["LLM@0"]["pages_used"] == 3
+    assert snapshot["values"]["worker-0.LLM.pages_total"] == 64
+    only = await admin.get("/v1/snapshot?parts=nodes&filter=state:queue")
+    assert list(only["nodes"]) == ["LLM@0"]
+    assert only["requests"] == only["children"] == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code", "says"),
+    [
+        ("/v1/nothing", 404, "not_found", "/v1/"),
+        ("/v1/snapshot?parts=node", 400, "usage", "'nodes'"),
+        ("/v1/snapshot?filter=stat:x", 400, "invalid_filter", "'state'"),
+        ("/v1/requests?filter=/a/", 400, "invalid_filter", "glob"),
+        ("/v1/requests?sort=tfft", 400, "usage", "ttf"),
+        ("/v1/requests?limit=5000", 400, "usage", "1000"),
+        ("/v1/requests?since=soon", 400, "usage", "number"),
+        ("/v1/requests/r-8", 404, "request_not_found", "r-7"),
+        ("/v1/requests/r-7?handle=9", 404, "request_not_found", ""),
+        ("/v1/watch?hz=100", 400, "usage", "0.1"),
+        ("/v1/logs?from=wrker-0", 404, "not_found", "worker-0"),
+        ("/v1/recordings/none", 404, "not_found", ""),
+    ],
+)
+async def test_a_wrong_read_is_refused_with_what_to_try(
+    admin: Admin, path: str, status: int, code: str, says: str
+) -> None:
+    admin.deployment.request(7)
+    problem = await admin.get(path, status)
+    assert set(problem) == {"code", "title", "detail", "hint"}
+    assert problem["code"] == code
+    assert says in problem["hint"] + problem["detail"]
+
+
+async def test_requests_are_filtered_sorted_and_cut_and_the_rest_is_counted(admin: Admin) -> None:
+    now = admin.deployment.hub.now()
+    for handle, ttft in ((1, 0.3), (2, 0.1), (3, None), (4, 0.2)):
+        admin.deployment.request(handle, ttft_s=ttft, started=now - handle)
+    found = await admin.get("/v1/requests?sort=-ttft&limit=3")
+    assert [item["handle"] for item in found["items"]] == [1, 4, 2]
+    assert found["truncated"] == 1
+    found = await admin.get("/v1/requests?filter=ttft>150&sort=age")
+    assert [item["handle"] for item in found["items"]] == [1, 4]
+    found = await admin.get("/v1/requests?since=2.5")
+    assert [item["handle"] for item in found["items"]] == [2, 1]
+
+
+async def test_a_trace_puts_together_what_all_processes_told(admin: Admin) -> None:
+    deployment, began = admin.deployment, admin.deployment.hub.now()
+    deployment.request(7, started=began, ttft_s=0.2)
+    deployment.tell("api", spans=[Span(1, 7, "queue", "admission", "", began, began + 0.1)])
+    deployment.tell("conductor", [RequestNews(handle=7, node="LLM", walk="decode", rank=0, active=["decode"],
+                                              walks={"prefill": 1})])  # fmt: skip
+    deployment.tell(
+        "worker-0",
+        [RequestNews(handle=7, tokens=40, pages=3, waited_s=0.05)],
+        [Span(1, 7, "compute", "LLM", "decode", began + 0.2, began + 1.0, 40, 2, is_open=True)],
+    )
+    deployment.tell("worker-0", spans=[Span(1, 7, "compute", "LLM", "decode", began + 0.2, began + 1.2, 50, 2)])
+    trace = await admin.get("/v1/requests/r-7/trace")
+    assert trace["request"]["tokens"] == 40
+    assert (trace["request"]["node"], trace["request"]["rank"], trace["request"]["walks"]) == ("LLM", 0, {"prefill": 1})
+    assert [(s["process"], s["kind"], s["node"]) for s in trace["spans"]] == [
+        ("api", "queue", "admission"), ("worker-0", "compute", "LLM"),
+    ]  # fmt: skip
+    assert trace["spans"][1]["end_ms"] == pytest.approx(1200, abs=1)
+    assert trace["sums"][1]["count"] == 50
+
+
+async def test_the_newest_request_of_an_id_is_meant_unless_a_handle_is_given(admin: Admin) -> None:
+    for handle in (1, 2):
+        admin.deployment.request(handle, id="same")
+    assert (await admin.get("/v1/requests/same"))["handle"] == 2
+    assert (await admin.get("/v1/requests/same?handle=1"))["handle"] == 1
+
+
+async def test_an_id_may_hold_anything_that_a_url_can_carry(admin: Admin) -> None:
+    admin.deployment.request(1, id="ü/ r")
+    assert (await admin.get("/v1/requests/%C3%BC%2F%20r"))["handle"] == 1
+
+
+async def test_a_request_is_cancelled_once_and_not_after_its_end(admin: Admin) -> None:
+    admin.deployment.request(7)
+    told = await admin.post("/v1/requests/r-7/cancel")
+    assert told["handle"] == 7
+    assert admin.deployment.acts == [("cancel", 7)]
+    await admin.post("/v1/requests/r-9/cancel", 404)
+    admin.deployment.request(7, state="finished", ended=admin.deployment.hub.now())
+    assert (await admin.post("/v1/requests/r-7/cancel", 409))["code"] == "already_ended"
+
+
+async def test_an_idempotency_key_makes_a_retry_harmless(admin: Admin) -> None:
+    key = {"Idempotency-Key": "k1"}
+    first = await admin.post("/v1/deployment/drain", headers=key)
+    again = await admin.post("/v1/deployment/drain", headers=key)
+    assert first == again == {"state": "draining", "event": 0}
+    assert admin.deployment.acts == ["drain"]
+    assert (await admin.post("/v1/deployment/stop", 409, headers=key))["code"] == "conflict"
+
+
+async def test_stop_takes_its_arguments(admin: Admin) -> None:
+    await admin.post("/v1/deployment/stop?grace=7")
+    await admin.post("/v1/deployment/stop?now=1")
+    assert admin.deployment.acts == [("stop", False, 7), ("stop", True, None)]
+
+
+async def test_a_log_level_is_set_for_some_or_all(admin: Admin) -> None:
+    await admin.post("/v1/log-level", json={"level": "debug", "children": ["worker-0"]})
+    assert admin.deployment.acts == [("log_level", "DEBUG", ["worker-0"])]
+    assert "DEBUG" in (await admin.post("/v1/log-level", 400, json={"level": "debgu"}))["hint"]
+    assert (await admin.post("/v1/log-level", 404, json={"level": "INFO", "children": ["wrk"]}))["code"] == "not_found"
+    assert (await admin.post("/v1/log-level", 400, content=b"{"))["code"] == "usage"
+
+
+async def test_health_and_ready_answer_with_their_status(admin: Admin) -> None:
+    await admin.get("/v1/health")
+    await admin.get("/v1/ready")
+    admin.deployment.state = "starting"
+    await admin.get("/v1/health")
+    await admin.get("/v1/ready", 503)
+    admin.deployment.state = "unhealthy"
+    await admin.get("/v1/health", 503)
+
+
+async def test_the_configuration_names_where_values_are_from_and_hides_keys(admin: Admin) -> None:
+    found = await admin.get("/v1/config")
+    assert found["settings"]["max_queue"] == {"value": 128, "source": "file.yaml:3"}
+    assert "secret-key" not in str(found)
+
+
+async def test_the_clock_is_the_one_of_frames(admin: Admin) -> None:
+    clock = await admin.get("/v1/clock")
+    assert clock["monotonic"] == pytest.approx(admin.deployment.hub.now(), abs=5)
+    assert clock["time"] == pytest.approx(time.time(), abs=5)
+
+
+async def test_metrics_have_the_apis_names_and_series_of_ranks(admin: Admin) -> None:
+    ended = admin.deployment.hub.now() - 2 * LINGER_S
+    made = {"tokens": 50, "prompt_tokens": 9, "ttft_s": 0.2, "audio_s": 2.0}
+    admin.deployment.request(7, state="finished", started=ended - 1, ended=ended, **made)
+    text = (await admin.client.get("/v1/metrics")).text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families["mstar_requests"].samples[0].labels == {"route": "/generate", "code": "ok"}
+    assert {s.labels["kind"]: s.value for s in families["mstar_tokens"].samples if s.name.endswith("total")} == {
+        "prompt": 9, "cached": 0, "completion": 50,
+    }  # fmt: skip
+    assert [s.value for s in families["mstar_ttft_seconds"].samples if s.labels.get("le") == "0.25"] == [1]
+    assert families["mstar_rank_requests"].samples[0].labels == {"rank": "0"}
+    ours = {name for name in families if not name.startswith(("mstar_rank", "mstar_edge", "mstar_node", "mstar_gpu"))}
+    of_the_api = {family.name for family in Metrics().registry.collect()}
+    only_here = {
+        "mstar_process_cores",
+        "mstar_process_resident_bytes",
+        "mstar_restarts",
+        "mstar_state",
+        "mstar_watchers",
+    }
+    assert ours - of_the_api == only_here | ({"mstar_graph_bytes"} - of_the_api)
+
+
+async def test_a_recording_holds_the_requests_that_end_while_it_runs(admin: Admin) -> None:
+    made = await admin.post("/v1/recordings", 201, json={"name": "sweep", "max_bytes": 100_000})
+    ended = admin.deployment.hub.now() - 2 * LINGER_S
+    admin.deployment.request(7, state="finished", started=ended - 1, ended=ended)
+    await admin.post(f"/v1/recordings/{made['id']}/progress", json={"step": 3})
+    state = await admin.get(f"/v1/recordings/{made['id']}")
+    assert (state["requests"], state["progress"], state["state"]) == (1, {"step": 3}, "recording")
+    lines = (await admin.client.get(f"/v1/recordings/{made['id']}?lines=1")).text.splitlines()
+    assert len(lines) == 1 and '"r-7"' in lines[0]
+    assert (await admin.client.delete(f"/v1/recordings/{made['id']}")).status_code == 200
+    await admin.get(f"/v1/recordings/{made['id']}", 404)
+
+
+async def test_a_full_recording_drops_and_says_so(admin: Admin) -> None:
+    made = await admin.post("/v1/recordings", 201, json={"max_bytes": 10})
+    ended = admin.deployment.hub.now() - 2 * LINGER_S
+    admin.deployment.request(7, state="finished", started=ended - 1, ended=ended)
+    state = await admin.get(f"/v1/recordings/{made['id']}")
+    assert (state["state"], state["dropped"], state["size_bytes"]) == ("full", 1, 0)
+    rest: list[Any] = [await admin.post("/v1/recordings", 201, json={"max_bytes": 10}) for _ in range(3)]
+    assert rest and (await admin.post("/v1/recordings", 409))["code"] == "conflict"

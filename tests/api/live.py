@@ -1,0 +1,68 @@
+"""An api in a thread of its own, for tests that cannot be coroutines: property tests and clients that block."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from mstar_core.plugin.spec import ModelSpec
+from tests.api.conftest import Api, running
+from tests.fakes.conductor import Script
+
+
+class LiveApi:
+    """The api under test, reached over its port. client: for ordinary requests."""
+
+    def __init__(self, api: Api, loop: asyncio.AbstractEventLoop) -> None:
+        self.url = api.url
+        self.client = httpx.Client(base_url=api.url, timeout=30)
+        self._api = api
+        self._loop = loop
+
+    def assert_good(self) -> None:
+        """It answers a good request, and nothing is held by any other."""
+        answer = self.client.post("/generate", data={"text": "ok", "streaming": "false"})
+        assert answer.status_code == 200, answer.text
+        asyncio.run_coroutine_threadsafe(self._api.until(lambda: self._api.service_is_clean), self._loop).result(20)
+
+
+@contextmanager
+def live_api(script: Script, model: ModelSpec, **changes: Any) -> Iterator[LiveApi]:
+    """An api that runs for the length of the block."""
+    started: list[LiveApi] = []
+    failed: list[BaseException] = []
+    is_up, ends = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        async with running(script, model=model, **changes) as api:
+            started.append(LiveApi(api, asyncio.get_running_loop()))
+            is_up.set()
+            await ends.wait()
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:  # noqa: BLE001  handed to the test
+            failed.append(error)
+        finally:
+            is_up.set()
+
+    thread = threading.Thread(target=run, name="live-api")
+    thread.start()
+    is_up.wait(60)
+    try:
+        if failed:
+            raise failed[0]
+        yield started[0]
+    finally:
+        if started:
+            started[0].client.close()
+            started[0]._loop.call_soon_threadsafe(ends.set)
+        thread.join(30)
+    if failed:
+        raise failed[0]

@@ -1,0 +1,162 @@
+"""Who may call and how: browsers, certificates, limits of a key; and the refusals that no other file provokes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import ssl
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mstar_core.api.body import FLOOR_BYTES_PER_S, read_pieces
+from mstar_core.api.errors import SlowUpload
+from mstar_core.api.tls import tls_context
+from mstar_core.config.deployment import ApiConfig
+from mstar_core.errors import StartError
+from mstar_core.messages.life import ServiceState
+from mstar_core.messages.requests import NewRequest
+from tests.api.conftest import Started, running
+from tests.fakes import media
+from tests.fakes.conductor import FakeDeployment, echo, speak
+from tests.fakes.omni_model import SPEC
+
+GOOD = {"text": "x", "output_modalities": "audio"}
+ORIGIN = "https://app.example"
+
+
+async def test_without_named_origins_no_answer_speaks_of_cors(started: Started) -> None:
+    async with started(speak(1)) as api:
+        answer = await api.client.post("/generate", data=GOOD, headers={"Origin": ORIGIN})
+        assert not [name for name in answer.headers if name.startswith("access-control") or name == "vary"]
+        assert (await api.client.options("/generate", headers={"Origin": ORIGIN})).status_code == 405
+
+
+async def test_named_origins_may_call_and_others_may_not(started: Started) -> None:
+    async with started(speak(1), cors_origins=(ORIGIN,), api_keys=("k",)) as api:
+        asked = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
+        preflight = await api.client.options("/v1/audio/speech", headers=asked)
+        assert preflight.status_code == 204
+        assert preflight.headers["access-control-allow-origin"] == ORIGIN
+        assert preflight.headers["access-control-allow-headers"] == "x-a"
+        assert "POST" in preflight.headers["access-control-allow-methods"]
+        headers = {"Origin": ORIGIN, "Authorization": "Bearer k"}
+        answer = await api.client.post("/generate", data=GOOD, headers=headers)
+        assert answer.headers["access-control-allow-origin"] == ORIGIN
+        assert "X-Request-ID" in answer.headers["access-control-expose-headers"]
+        refused = await api.client.post("/generate", data=GOOD, headers={"Origin": ORIGIN})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, ORIGIN)
+        other = await api.client.get("/health", headers={"Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in other.headers and other.headers["vary"] == "Origin"
+        for given in (preflight, answer, refused, other):
+            assert "access-control-allow-credentials" not in given.headers
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder: Path = tmp_path_factory.mktemp("tls")
+    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-out", cert, "-keyout", key],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return cert, key
+
+
+async def test_with_a_certificate_the_port_speaks_https_alone(started: Started, certificate: tuple[str, str]) -> None:
+    cert, key = certificate
+    async with started(speak(2), tls_cert=cert, tls_key=key) as api:
+        url = api.url.replace("http:", "https:")
+        async with httpx.AsyncClient(verify=ssl.create_default_context(cafile=cert)) as client:
+            answer = await client.post(f"{url}/v1/audio/speech", json={"input": "hi", "response_format": "pcm"})
+            assert (answer.status_code, len(answer.content)) == (200, 2 * 4096)
+        with pytest.raises(httpx.HTTPError):
+            await api.client.get("/health")
+
+
+def test_a_certificate_that_cannot_be_used_is_a_failed_start(certificate: tuple[str, str]) -> None:
+    cert, key = certificate
+    assert tls_context(ApiConfig()) is None
+    for wrong in ({"tls_cert": cert}, {"tls_cert": key, "tls_key": cert}, {"tls_cert": "/nowhere", "tls_key": key}):
+        with pytest.raises(StartError):
+            tls_context(ApiConfig(**wrong))
+
+
+async def test_a_key_has_a_limit_of_its_own(started: Started) -> None:
+    async with started(api_keys=("a", "b"), max_requests_per_key=2, model=SPEC) as api:
+        a, b = ({"Authorization": f"Bearer {key}"} for key in "ab")
+        tasks = [asyncio.create_task(api.client.post("/generate", data=GOOD, headers=a)) for _ in range(2)]
+        await api.fake.next_request(2)
+        over = await api.client.post("/generate", data=GOOD, headers=a)
+        error = over.json()["error"]
+        assert (over.status_code, error["code"], error["type"]) == (429, "key_limit", "rate_limit_error")
+        assert 1 <= int(over.headers["retry-after"]) <= 60
+        chat = {"messages": [{"role": "user", "content": "x"}], "n": 3}
+        assert (await api.client.post("/v1/chat/completions", json=chat, headers=b)).json()["error"][
+            "code"
+        ] == "key_limit"
+        tasks.append(asyncio.create_task(api.client.post("/generate", data=GOOD, headers=b)))
+        await api.fake.next_request(3)
+        for request in api.fake.requests:
+            speak(1)(api.fake, request)
+        assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200] * 3
+        api.fake.script = speak(1)
+        assert (await api.client.post("/generate", data=GOOD, headers=a)).status_code == 200
+        assert api.service_is_clean
+
+
+async def test_more_than_the_whole_pool_has_is_told_as_such(started: Started) -> None:
+    def script(fake: FakeDeployment, request: NewRequest) -> None:
+        fake.fail(request.handle, "over_capacity", 413, "the request needs 9 pages, the pool has 4")
+
+    async with started(script) as api:
+        answer = await api.client.post("/generate", data=GOOD)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["type"]) == (413, "over_capacity", "invalid_request_error")
+
+
+async def test_a_deployment_that_cannot_serve_is_unavailable(started: Started) -> None:
+    async with started(speak(1)) as api:
+        api.fake.tell(ServiceState(state="unhealthy", reason="three restarts failed"))
+        await api.until(lambda: api.process.link.deployment.problem() is not None)
+        answer = await api.client.post("/generate", data=GOOD)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["type"]) == (503, "unavailable", "server_error")
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_video_with_too_few_frames_is_refused() -> None:
+    async with running(echo, model=SPEC) as api:
+        data = {"text": "x", "frames": "3"}
+        for frames, status in ((3, 200), (2, 422)):
+            answer = await api.client.post("/generate", data=data, files={"files": ("a", media.video(frames=frames))})
+            assert answer.status_code == status
+        assert answer.json()["error"]["code"] == "too_few_frames"
+
+
+class Slow:
+    """A body of one piece whose next never comes."""
+
+    def __init__(self, piece: bytes) -> None:
+        self._pieces = [piece]
+
+    async def read(self) -> bytes | None:
+        if self._pieces:
+            return self._pieces.pop()
+        await asyncio.Event().wait()
+        return None
+
+
+@pytest.mark.parametrize("windows, enough", [(1, 0), (2, 1)])
+async def test_a_body_below_the_floor_is_refused_at_the_end_of_its_window(windows: int, enough: int) -> None:
+    window_s = 0.05
+    piece = bytes(math.ceil(FLOOR_BYTES_PER_S * window_s) - 1 + enough)
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(SlowUpload):
+        async for _ in read_pieces(Slow(piece), 10**6, window_s=window_s):
+            pass
+    took = asyncio.get_running_loop().time() - started
+    assert took >= windows * window_s - 0.005

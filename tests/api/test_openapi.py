@@ -1,0 +1,144 @@
+"""/openapi.json and /docs: true to the routes, the parameters and the answers; and hostile requests made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from mstar_core.api.call import SILENT
+from mstar_core.api.openapi import describe
+from mstar_core.api.routes.generate import OWN
+from mstar_core.api.schema.native import GenerateRequest
+from mstar_core.api.table import ROUTES
+from mstar_core.config.deployment import DeploymentSpec, Plan
+from mstar_core.plugin.params import COMMON_NAMES
+from tests.api.conftest import Started, running
+from tests.api.live import LiveApi, live_api
+from tests.fakes.conductor import echo
+from tests.fakes.omni_model import SPEC, TEXT_ONLY
+
+DEPLOYMENT = DeploymentSpec(
+    name="fake", model="fake_omni", plugin="fake", run_dir="", log_dir="", plan=Plan(ranks=(), placements=())
+)
+DOCUMENT = describe(DEPLOYMENT, SPEC, ROUTES)
+SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
+OPERATIONS = {found.ok().label: found.ok() for found in SCHEMA.get_all_operations()}
+
+
+def no_crash(ctx: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case) -> None:
+    """No status of ours, except where a request set itself a deadline that nobody can keep."""
+    assert response.status_code < 500 or response.status_code == 504, response.text
+
+
+CHECKS = (no_crash, status_code_conformance, content_type_conformance, response_schema_conformance)
+EXAMPLES = 40
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveApi]:
+    with live_api(echo, SPEC, timeout_s=20.0) as live:
+        yield live
+        live.assert_good()
+
+
+CASES = [(label, GenerationMode.POSITIVE) for label in sorted(OPERATIONS)]
+CASES += [(label, GenerationMode.NEGATIVE) for label in sorted(OPERATIONS) if OPERATIONS[label].body.items]
+
+
+@pytest.mark.filterwarnings("ignore")  # the generator's own, about what it cannot make
+@pytest.mark.parametrize("label, mode", CASES, ids=[f"{mode.value} {label}" for label, mode in CASES])
+def test_no_request_is_answered_by_a_crash_or_against_the_description(
+    label: str, mode: GenerationMode, server: LiveApi
+) -> None:
+    operation = OPERATIONS[label]
+
+    @settings(
+        max_examples=EXAMPLES, deadline=None, database=None, derandomize=True, phases=(Phase.explicit, Phase.generate),
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def send(case: schemathesis.Case) -> None:
+        answer = case.call(base_url=server.url)
+        case.validate_response(answer, checks=CHECKS)
+
+    send()
+
+
+async def test_the_description_holds_what_the_model_maps_and_takes(started: Started) -> None:
+    async with started(echo, model=SPEC, api_keys=("k",)) as api:
+        headers = {"Authorization": "Bearer k"}
+        document = (await api.client.get("/openapi.json", headers=headers)).json()
+        assert set(document["paths"]) == set(DOCUMENT["paths"])
+        assert (await api.client.get("/openapi.json")).status_code == 401
+        for name in ("ChatRequest", "GenerateRequest", "ImageRequest", "SpeechRequest", "TranscriptionRequest"):
+            schema = document["components"]["schemas"][name]
+            assert {*COMMON_NAMES, *SILENT, "talker_temperature", "think"} <= set(schema["properties"]), name
+            assert schema["additionalProperties"] is False
+        assert document["paths"]["/generate"]["post"]["security"] == [{"bearer": []}]
+        assert "security" not in document["paths"]["/health"]["get"]
+
+
+async def test_routes_that_the_model_does_not_map_are_not_described(started: Started) -> None:
+    async with started(echo, model=TEXT_ONLY, unknown_params="warn") as api:
+        document = (await api.client.get("/openapi.json")).json()
+        assert {"/v1/chat/completions", "/generate"} <= set(document["paths"])
+        assert not {"/v1/audio/speech", "/v1/images/edits"} & set(document["paths"])
+        assert document["components"]["schemas"]["ChatRequest"]["additionalProperties"] is True
+
+
+def test_what_generate_reads_is_what_is_described() -> None:
+    assert set(OWN) == set(GenerateRequest.__struct_fields__)
+
+
+class Page(HTMLParser):
+    """What a browser would fetch or run, and the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.scripts = 0
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.scripts += tag == "script" or any(name.startswith("on") for name in given)
+        if tag in ("link", "img", "script", "iframe"):
+            self.fetched.append(str(given.get("src") or given.get("href")))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+async def test_the_page_shows_everything_and_fetches_nothing() -> None:
+    async with running(echo, model=SPEC) as api:
+        answer = await api.client.get("/docs")
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+        page = Page(answer.text)
+        assert (page.fetched, page.scripts) == ([], 0)
+        text = "".join(page.words)
+        for path in DOCUMENT["paths"]:
+            assert path in text
+        for schema in DOCUMENT["components"]["schemas"].values():
+            assert all(name in text for name in schema.get("properties", {}))
+
+
+def test_a_title_cannot_smuggle_markup_into_the_page() -> None:
+    from dataclasses import replace
+
+    from mstar_core.api.page import docs_html
+
+    evil: Any = describe(DEPLOYMENT, replace(SPEC, title="<script>alert(1)</script>"), ROUTES)
+    assert Page(docs_html(evil)).scripts == 0

@@ -1,0 +1,35 @@
+"""The one call for a GPU: steps run within their limits, what fails is told and stops nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import gpu_all
+from bench.gpu_all import ROOT, Step, main, steps
+
+
+def test_every_step_names_a_program_that_is_there() -> None:
+    for name, step in steps().items():
+        program = step.words[0]
+        if program == "-m":
+            program = step.words[1].replace(".", "/") + ".py"
+        assert program == "pytest.py" or (ROOT / program).is_file(), name
+
+
+def test_a_step_that_fails_or_takes_too_long_is_told_and_the_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = {
+        "bad": Step(words=("-c", "print('the cause'); raise SystemExit(3)"), limit_s=20),
+        "slow": Step(words=("-c", "import time; time.sleep(30)"), limit_s=0.5),
+        "good": Step(words=("-c", "import sys; open(sys.argv[1], 'w').write('{{}}')", "{out}"), limit_s=20),
+    }
+    monkeypatch.setattr(gpu_all, "steps", lambda: made)
+    assert main([str(tmp_path)]) == 1
+    shown = capsys.readouterr().out
+    assert "FAILED bad" in shown and "the cause" in shown
+    assert "FAILED slow" in shown and "ended after 0.5 s" in shown
+    assert "ok     good" in shown and (tmp_path / "good.json").is_file()
+    assert main([str(tmp_path), "good"]) == 0

@@ -1,0 +1,139 @@
+"""Answers of every kind as files: sound, pictures, arrays in three forms, text; and what --out may be."""
+
+from __future__ import annotations
+
+import json
+import struct
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mstar_core.client import Line
+from mstar_core.errors import ConfigError, UsageError
+from mstarctl.call.arrays import nested, npy, read_npy
+from mstarctl.call.ask import Card, parse_params, read_files, read_state, state_param
+from mstarctl.call.sink import Sink, chosen_output
+
+POLICY = Card(name="pi05", inputs=("image", "text"), outputs=("action",), parameters=frozenset({"robot_state"}))
+OMNI = ("text", "audio", "image")
+
+
+def written(kind: str, path: Path, *lines: tuple[bytes, dict[str, Any]]) -> Sink:
+    sink = Sink.of(kind, str(path), "x")
+    for data, facts in lines:
+        sink.add(Line(modality=kind, data=data, metadata=facts))
+    sink.close()
+    return sink
+
+
+def test_sound_takes_its_rate_from_the_answer(tmp_path: Path) -> None:
+    sink = written("audio", tmp_path / "a.wav", (b"\1\2" * 1600, {"sample_rate": 16000, "num_channels": 1}))
+    with wave.open(str(tmp_path / "a.wav")) as sound:
+        assert (sound.getframerate(), sound.getnframes()) == (16000, 1600)
+    assert sink.seconds == pytest.approx(0.1)
+    written("audio", tmp_path / "a.pcm", (b"\1\2", {"sample_rate": 16000}))
+    assert (tmp_path / "a.pcm").read_bytes() == b"\1\2"
+
+
+def test_several_pictures_are_several_files(tmp_path: Path) -> None:
+    sink = written("image", tmp_path / "a.png", (b"one", {}), (b"two", {}))
+    assert [path.name for path in sink.files] == ["a.png", "a-2.png"]
+    assert (tmp_path / "a-2.png").read_bytes() == b"two"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "float16", "bool"])
+def test_an_array_is_what_numpy_reads(dtype: str, tmp_path: Path) -> None:
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    facts = {"shape": [2, 3], "dtype": dtype}
+    written("action", tmp_path / "a.npy", (array.tobytes(), facts))
+    assert np.array_equal(np.load(tmp_path / "a.npy"), array) and np.load(tmp_path / "a.npy").dtype == array.dtype
+    written("action", tmp_path / "a.json", (array.tobytes(), facts))
+    assert json.loads((tmp_path / "a.json").read_text()) == array.tolist()
+    written("action", tmp_path / "a.bin", (array.tobytes(), facts))
+    assert (tmp_path / "a.bin").read_bytes() == array.tobytes()
+
+
+def test_parts_of_a_large_array_are_joined(tmp_path: Path) -> None:
+    parts = [(bytes([i] * 4), {"part": i, "parts": 3, "shape": [12], "dtype": "uint8"}) for i in range(3)]
+    sink = written("tensor", tmp_path / "a.npy", *parts, (b"\7\7", {"shape": [2], "dtype": "uint8"}))
+    assert np.load(tmp_path / "a.npy").tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert [path.name for path in sink.files] == ["a.npy", "a-2.npy"]
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 2), (1, 2, 3), ()])
+def test_npy_round_trips_and_equals_numpy(shape: tuple[int, ...], tmp_path: Path) -> None:
+    array = np.random.default_rng(0).random(shape).astype(np.float32)
+    data = npy(array.tobytes(), shape, "float32")
+    assert len(data) % 64 == array.nbytes % 64
+    assert read_npy(data) == array.tolist() == nested(array.tobytes(), shape, "float32")
+    np.save(tmp_path / "b.npy", array)
+    assert read_npy((tmp_path / "b.npy").read_bytes()) == array.tolist()
+
+
+def test_a_dtype_that_numpy_lacks_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="bfloat16"):
+        npy(b"", (0,), "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("out", "kind"),
+    [(None, "text"), ("-", "text"), ("a.wav", "audio"), ("a.PNG", "image"), ("a.txt", "text"), ("a.weird", "text")],
+)
+def test_the_ending_chooses_the_output(out: str | None, kind: str) -> None:
+    assert chosen_output("m", OMNI, out) == kind
+
+
+def test_an_ending_for_nothing_that_the_model_gives_is_refused() -> None:
+    with pytest.raises(UsageError) as refused:
+        chosen_output("pi05", ("action",), "hello.wav")
+    assert "pi05 gives nothing for a .wav file" in refused.value.title and "action (.npy" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "wanted"),
+    [
+        ("s.json", b"[[0.5, 1], [2, 3]]", [[0.5, 1], [2, 3]]),
+        ("s.txt", b" 0.5, 1\n2;3 ", [0.5, 1.0, 2.0, 3.0]),
+        ("s.npy", npy(struct.pack("<2f", 0.5, 2.0), (2,), "float32"), [0.5, 2.0]),
+    ],
+)
+def test_a_state_is_read_in_three_forms(name: str, content: bytes, wanted: Any, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert state_param(POLICY, tmp_path / name) == {"robot_state": wanted}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("s.txt", b"one two"),
+        ("s.json", b'["a"]'),
+        ("s.json", b"[NaN]"),
+        ("s.json", b"{"),
+        ("s.txt", b"\xff\xfe"),
+        ("s.npy", b"\x93NUMPY\x01\x00\x02\x00{}"),
+        ("s.npy", b"\x93NUMPY\x01\x00"),
+    ],
+)
+def test_what_is_no_state_is_refused_naming_the_file(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=name):
+        read_state(tmp_path / name)
+
+
+def test_a_model_that_takes_no_state_says_so(tmp_path: Path) -> None:
+    talker = Card(name="orpheus", inputs=("text",), outputs=("audio",), parameters=frozenset({"voice"}))
+    with pytest.raises(UsageError, match="takes no state"):
+        state_param(talker, tmp_path / "s.txt")
+    with pytest.raises(UsageError, match="does not read image"):
+        list(read_files(talker, "image", [tmp_path / "a.png"]))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        list(read_files(POLICY, "image", [tmp_path / "a.png"]))
+
+
+def test_params_are_json_or_text() -> None:
+    assert parse_params(["a=1", "b=[1, 2]", "c=tara", "d=x=y"]) == {"a": 1, "b": [1, 2], "c": "tara", "d": "x=y"}
+    with pytest.raises(UsageError, match="KEY=VALUE"):
+        parse_params(["novalue"])

@@ -1,0 +1,49 @@
+"""A configuration that changed under a running deployment: what it runs with against its file as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mstar_core.config import Settings, Target, parse_set, read_file, resolve_target
+from mstar_core.errors import ExitCode
+from mstar_core.plugin import Plugins
+from mstarctl.start.launch import Started, wait_ready
+
+Cli = Callable[..., Any]
+Launch = Callable[..., Started]
+TEXT = "model: orpheus\nnode_groups:\n  - node_names: [LLM, snac_decoder]\n    ranks: [0]\nmax_queue: 9\n"
+
+
+def test_what_changed_since_the_start_is_shown_with_its_places(tool: Cli, start: Launch, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(TEXT)
+    target = Target(spec=Plugins.discover().model("orpheus"), config=read_file(file))
+    config = Settings.of(resolve_target(target, [parse_set("max_seq_len=4096")]))
+    started = start(config_file=str(file), settings=dict(config.values), sources=dict(config.sources))
+    wait_ready(started, lambda snapshot: None)
+    same = tool("config", "diff", "deployment/fake", "-o", "json")
+    assert (same.code, same.items) == (0, []), same.err
+
+    file.write_text(TEXT.replace("9", "7") + "token_budget: 512\nmax_seq_len: 2048\n")
+    changed = {item["name"]: (item["left"], item["right"]) for item in
+               tool("config", "diff", "deployment/fake", "-o", "json").items}  # fmt: skip
+    assert changed == {"max_queue": (9, 7), "token_budget": (2048, 512)}, "a flag still wins over the file"
+    assert "mine.yaml:5" in tool("config", "diff", "deployment/fake", "-o", "wide").out
+    assert {item["name"] for item in tool("config", "diff", "deployment/fake", str(file), "-o", "json").items} >= {
+        "max_queue",
+        "max_seq_len",
+    }
+
+    file.write_text("model: [")
+    assert tool("config", "diff", "deployment/fake").code == ExitCode.INVALID
+    file.unlink()
+    gone = tool("config", "diff", "deployment/fake")
+    assert (gone.code, "mine.yaml" in gone.err) == (ExitCode.INVALID, True)
+
+
+def test_one_side_alone_is_compared_with_nothing(tool: Cli) -> None:
+    said = tool("config", "diff", "orpheus")
+    assert (said.code, "nothing to compare" in said.err) == (ExitCode.USAGE, True)
+    assert tool("config", "diff", "deployment/none").code == ExitCode.NOT_FOUND

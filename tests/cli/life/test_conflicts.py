@@ -1,0 +1,67 @@
+"""Several starts at once: one name, one port, one GPU; exactly one wins and the other says who did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mstar_core.config.deployment import ApiConfig
+from mstar_core.config.gpu_locks import FOLDER_VARIABLE
+from mstar_core.errors import ExitCode, MstarError
+from mstarctl.start.launch import Started, wait_ready
+from tests.fakes.deployment import free_port
+
+Cli = Callable[..., Any]
+Launch = Callable[..., Started]
+
+
+def ends(*started: Started) -> tuple[Started, MstarError]:
+    """The one that becomes ready, and the error of the other. Fails unless it is one of each."""
+    ready: list[Started] = []
+    errors: list[MstarError] = []
+    for each in started:
+        try:
+            wait_ready(each, lambda snapshot: None)
+            ready.append(each)
+        except MstarError as error:
+            errors.append(error)
+    assert (len(ready), len(errors)) == (1, 1), errors
+    return ready[0], errors[0]
+
+
+def test_two_starts_of_one_name_at_once(start: Launch, tool: Cli) -> None:
+    winner, error = ends(start("twin"), start("twin"))
+    assert error.title == "deployment 'twin' is already running" and str(winner.process.pid) in error.detail
+    assert error.exit_code is ExitCode.INVALID
+    assert [(item["name"], item["state"]) for item in tool("ps", "-o", "json").items] == [("twin", "ready")]
+
+
+def test_two_starts_on_one_port_at_once(start: Launch) -> None:
+    api = ApiConfig(host="127.0.0.1", port=free_port())
+    winner, error = ends(start("a", api=api), start("b", api=ApiConfig(host="0.0.0.0", port=api.port)))
+    assert error.code == "port_in_use" and f"deployment {winner.spec.name!r}" in error.detail
+    assert "--port" in error.hint and error.exit_code is ExitCode.START_FAILED
+
+
+def test_two_starts_on_one_gpu_at_once(start: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "locks"))
+    gpus = {"cuda:0": "GPU-aaaa"}
+    winner, error = ends(start("a", gpus=gpus), start("b", gpus=gpus))
+    assert error.code == "gpu_in_use" and f"{winner.spec.name!r} (pid {winner.process.pid}" in error.detail
+
+
+def test_all_are_listed_and_a_name_must_be_given(start: Launch, tool: Cli) -> None:
+    for name in ("one", "two"):
+        wait_ready(start(name), lambda snapshot: None)
+    assert [item["name"] for item in tool("ps", "-o", "json").items] == ["one", "two"]
+    said = tool("drain")
+    assert (said.code, "2 deployments are running" in said.err, "one, two" in said.err) == (4, True, True)
+    assert tool("drain", "two").code == 0
+    assert {item["name"]: item["state"] for item in tool("ps", "-o", "json").items} == {
+        "one": "ready",
+        "two": "draining",
+    }
+    assert tool("down", "--all").code == 0

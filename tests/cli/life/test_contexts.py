@@ -1,0 +1,131 @@
+"""Deployments of another host, through a program that stands for ssh: the same words, the same answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mstar_core.errors import ExitCode
+from mstarctl.start.launch import Started, wait_ready
+
+Cli = Callable[..., Any]
+Launch = Callable[..., Started]
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def ssh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], list[list[str]]]:
+    """Put an ssh and a mstarctl on the path; what is returned tells the calls so far."""
+    programs = {
+        "ssh": f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests/fakes/ssh.py"} "$@"\n',
+        "mstarctl": f'#!/bin/sh\nunset XDG_CONFIG_HOME\nHOME=/nowhere exec {sys.executable} -m mstarctl "$@"\n',
+    }
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod((folder / name).stat().st_mode | stat.S_IXUSR)
+    log = tmp_path / "ssh.log"
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SSH_LOG", str(log))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), *sys.path])))
+    return lambda: [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "mstar" / "contexts.json"
+
+
+def test_contexts_are_added_used_shown_and_removed(tool: Cli, settings: Path) -> None:
+    assert [(item["name"], item["in_use"]) for item in tool("context", "ls", "-o", "json").items] == [("local", True)]
+    assert tool("context", "add", "gpu7", "--ssh", "ana@gpu7", "--socket", "/run/x/admin.sock").code == 0
+    assert settings.stat().st_mode & 0o077 == 0
+    assert tool("context", "use", "gpu7").code == 0
+    shown = tool("context", "show", "-o", "json").items[0]
+    assert (shown["name"], shown["ssh"], shown["socket"]) == ("gpu7", "ana@gpu7", "/run/x/admin.sock")
+    wrong = tool("context", "use", "gpu8")
+    assert (wrong.code, "did you mean 'gpu7'?" in wrong.err) == (ExitCode.NOT_FOUND, True)
+    assert tool("context", "rm", "gpu7").code == 0
+    assert tool("context", "show", "-o", "name").out == "context/local\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("add", "local", "--ssh", "h"),
+        ("add", "a/b", "--ssh", "h"),
+        ("add", "x", "--ssh", "-oProxyCommand=touch"),
+        ("add", "x", "--ssh", "two words"),
+        ("rm", "local"),
+        ("add", "x"),
+    ],
+)
+def test_what_ssh_would_misread_is_refused(words: tuple[str, ...], tool: Cli, settings: Path) -> None:
+    assert tool("context", *words).code == ExitCode.USAGE
+    assert not settings.exists()
+
+
+def test_a_damaged_file_is_named(tool: Cli, settings: Path) -> None:
+    settings.parent.mkdir(parents=True)
+    settings.write_text("{")
+    said = tool("ps")
+    assert (said.code, str(settings) in said.err) == (ExitCode.INVALID, True)
+
+
+def test_verbs_reach_a_deployment_of_another_host(
+    tool: Cli, start: Launch, ssh: Callable[[], list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = start()
+    wait_ready(started, lambda snapshot: None)
+    tool("context", "add", "gpu7", "--ssh", "ana@gpu7")
+    far = ("-c", "gpu7")
+    (item,) = tool(*far, "ps", "-o", "json").items
+    assert (item["name"], item["state"], item["pid"]) == ("fake", "ready", started.process.pid)
+    assert ssh()[-1] == ["--", "ana@gpu7", "mstarctl ps -o json"]
+    assert tool("-c", "gpu7", "describe", "rank/0", "-o", "json").items[0]["pid"]
+    kinds = [json.loads(line)["type"] for line in tool(*far, "events", "-o", "json").out.splitlines()]
+    assert "deployment.ready" in kinds
+    assert "phase" in tool(*far, "logs", "--from", "worker/0", "--tail", "5").out or kinds
+    assert json.loads(tool(*far, "api", "GET", "/v1/health").out)["state"] == "ready"
+
+    assert tool("context", "use", "gpu7").code == 0
+    assert tool("drain", "--wait").code == 0
+    assert tool("ps", "fake", "-o", "json").items[0]["state"] == "draining"
+    assert tool("resume").code == 0
+    wrong = tool("drain", "fakee")
+    assert (wrong.code, "did you mean 'fake'?" in wrong.err) == (ExitCode.NOT_FOUND, True)
+    refused = tool("up", "orpheus:tiny")
+    assert (refused.code, "ssh -t ana@gpu7 mstarctl up" in refused.err) == (ExitCode.USAGE, True)
+    assert tool("down", "--grace", "5s").code == 0
+    assert started.process.wait(10) == 0
+    assert all("-L" in words for words in ssh() if "-N" in words) and any("-N" in words for words in ssh())
+
+
+def test_a_host_that_is_not_there_is_unreachable_with_what_ssh_said(
+    tool: Cli, ssh: Callable[[], list[list[str]]]
+) -> None:
+    tool("context", "add", "far", "--ssh", "nowhere")
+    tool("context", "add", "fixed", "--ssh", "nowhere", "--socket", "/run/x/admin.sock")
+    for name in ("far", "fixed"):
+        said = tool("-c", name, "drain")
+        assert (said.code, "No route to host" in said.err) == (ExitCode.UNREACHABLE, True), said.err
+
+
+def test_a_socket_named_by_its_path(tool: Cli, start: Launch, tmp_path: Path) -> None:
+    started = start()
+    wait_ready(started, lambda snapshot: None)
+    socket = str(Path(started.spec.run_dir) / "admin.sock")
+    assert tool("--socket", socket, "ps", "-o", "json").items[0]["name"] == "fake"
+    assert tool("--socket", socket, "drain", "other").code == ExitCode.NOT_FOUND
+    assert tool("--socket", socket, "-c", "local", "drain").code == ExitCode.USAGE
+    gone = tool("--socket", str(tmp_path / "none.sock"), "drain")
+    assert gone.code == ExitCode.UNREACHABLE

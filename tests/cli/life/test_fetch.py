@@ -1,0 +1,60 @@
+"""`models fetch`: a folder that is whole, or the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mstar_core.errors import ExitCode, WeightsError
+from mstar_core.plugin import Plugins
+from mstarctl.start.fetch import fetch_weights
+
+Cli = Callable[..., Any]
+
+
+def test_the_miniature_is_made_once_and_its_folder_printed(tool: Cli, tmp_path: Path) -> None:
+    words = ("models", "fetch", "orpheus:tiny", "--cache-dir", str(tmp_path), "-o", "json")
+    (item,) = tool(*words).items
+    files = {path.name for path in Path(item["folder"]).rglob("*") if path.is_file()}
+    assert str(tmp_path) in item["folder"] and any(name.endswith(".safetensors") for name in files)
+    assert item["bytes"] > 100_000 and tool(*words).items == [item]
+
+
+def test_what_is_not_here_and_may_not_be_downloaded_is_named(
+    tool: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    said = tool("models", "fetch", "orpheus", "--cache-dir", str(tmp_path))
+    assert (said.code, "are not on this machine" in said.err) == (ExitCode.INVALID, True), said.err
+
+
+def test_a_model_without_such_code_says_so(tool: Cli) -> None:
+    said = tool("models", "fetch", "bagel")
+    assert (said.code, "--weights DIR" in said.err) == (ExitCode.INVALID, True), said.err
+    assert tool("models", "fetch", "orpheuss").code == ExitCode.NOT_FOUND
+    assert tool("models", "fetch", "orpheus:large").code == ExitCode.NOT_FOUND
+
+
+def test_progress_and_errors_of_a_plugin_s_code_come_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_weights.py").write_text(
+        "def resolve(folder, cache, progress):\n"
+        "    print('a library says something')\n"
+        "    progress(5, 10, 'a.bin'); progress(10, 10, 'a.bin')\n"
+        "    return cache\n"
+        "def broken(folder, cache, progress):\n"
+        "    raise ZeroDivisionError('a bug')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import dataclasses
+
+    spec = dataclasses.replace(Plugins.discover().model("orpheus"), resolve="slow_weights:resolve")
+    seen: list[tuple[int, int, str]] = []
+    folder = fetch_weights(spec, is_tiny=False, cache_dir=tmp_path, show=lambda *each: seen.append(each))
+    assert folder == tmp_path and seen[-1] == (10, 10, "a.bin")
+    spec = dataclasses.replace(spec, resolve="slow_weights:broken")
+    with pytest.raises(WeightsError, match="could not be fetched") as failed:
+        fetch_weights(spec, is_tiny=False, cache_dir=None, show=lambda *each: None)
+    assert "ZeroDivisionError: a bug" in failed.value.detail

@@ -1,0 +1,119 @@
+"""What `up` says of GPUs that are taken, full or not there, from readings as the driver's tool gives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mstar_core.config.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
+from mstar_core.errors import ExitCode
+from mstarctl.start.accelerator import Gpu, parse_processes, parse_smi
+from mstarctl.start.room import gpu_keys, visible_gpus, weights_bytes
+
+Cli = Callable[..., Any]
+GIB = 1 << 30
+ANSWERS = """#!/bin/sh
+case "$*" in
+  *--query-gpu*) printf 'NVIDIA H100, 580.1, 47309, 81000, GPU-aaaa\\nNVIDIA H100, 580.1, 80000, 81000, GPU-bbbb\\n' ;;
+  *--query-compute-apps*) printf 'GPU-aaaa, %s, 28057\\n' "$SMI_PID" ;;
+  -L) printf 'GPU 0: NVIDIA H100 (UUID: GPU-aaaa)\\nGPU 1: NVIDIA H100 (UUID: GPU-bbbb)\\n' ;;
+esac
+"""
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tool: Cli) -> Path:
+    """A host whose nvidia-smi tells of two GPUs, the first one partly taken; torch is built for them."""
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text(ANSWERS)
+    smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{smi.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SMI_PID", str(os.getpid()))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "locks"))
+    monkeypatch.setattr("mstarctl.start.plan.torch_version", lambda: "2.11.0+cu130")
+    return tmp_path
+
+
+def checkpoint(folder: Path, gib: float) -> Path:
+    """A folder whose one safetensors file says that it holds so much in bfloat16; no tensor is in it."""
+    header = {"w": {"dtype": "F32", "shape": [round(gib * GIB / 2)], "data_offsets": [0, 0]}}
+    text = json.dumps(header).encode()
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    return folder
+
+
+def test_a_gpu_of_another_deployment_is_refused_with_its_holder(tool: Cli, two_gpus: Path) -> None:
+    held = acquire_gpus({"cuda:1": "GPU-bbbb"}, "bagel")
+    said = tool("up", "orpheus:tiny", "--gpus", "1", "--dry-run")
+    assert said.code == ExitCode.START_FAILED
+    assert "GPU 1 is in use" in said.err and f"deployment 'bagel' (pid {os.getpid()}" in said.err
+    assert "mstarctl down bagel" in said.err
+    assert tool("up", "orpheus:tiny", "--gpus", "0", "--dry-run").code == 0
+    release(held)
+    assert tool("up", "orpheus:tiny", "--gpus", "1", "--dry-run").code == 0
+
+
+def test_weights_that_cannot_fit_name_who_holds_the_memory(tool: Cli, two_gpus: Path) -> None:
+    folder = checkpoint(two_gpus / "weights", 58.9)
+    said = tool("up", "orpheus", "--weights", str(folder), "--gpus", "0", "--dry-run")
+    assert said.code == ExitCode.START_FAILED, said.err
+    assert "orpheus does not fit on 1 GPU" in said.err
+    assert "weights need 58.9 GiB; 46.2 GiB of 79.1 GiB are free" in said.err
+    assert f"27.4 GiB are held by pid {os.getpid()} (" in said.err and "--gpus 1" in said.err
+    assert tool("up", "orpheus", "--weights", str(folder), "--gpus", "1", "--dry-run").code == 0
+
+
+def test_gpus_out_of_range_are_counted(tool: Cli, two_gpus: Path) -> None:
+    said = tool("up", "orpheus:tiny", "--gpus", "5", "--dry-run")
+    assert (said.code, "there is no GPU 5" in said.err, "0 to 1" in said.err) == (ExitCode.INVALID, True, True)
+
+
+@pytest.mark.parametrize(
+    ("visible", "keys"),
+    [
+        (None, ["GPU-aaaa", "GPU-bbbb"]),
+        ("1,0", ["GPU-bbbb", "GPU-aaaa"]),
+        ("GPU-bb", ["GPU-bbbb"]),
+        ("MIG-12,0", ["MIG-12", "GPU-aaaa"]),
+        ("0,-1,1", ["GPU-aaaa"]),
+        ("", []),
+    ],
+)
+def test_locks_follow_the_visible_devices(
+    visible: str | None, keys: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpus = [Gpu(name="H100", driver="", free=0, total=0, uuid=uuid) for uuid in ("GPU-aaaa", "GPU-bbbb")]
+    assert [gpu.uuid for gpu in visible_gpus(gpus)] == keys
+    devices = [f"cuda:{index}" for index in range(len(keys))]
+    assert list(gpu_keys([*devices, "cpu"], gpus).values()) == keys
+
+
+def test_without_a_uuid_the_number_names_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu_keys(["cuda:3"], []) == {"cuda:3": "nvidia3"}
+
+
+def test_weights_are_counted_at_their_least_size(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "weights", 1)
+    assert weights_bytes(folder, "none") == GIB and weights_bytes(folder, "fp8") == GIB // 2
+    (folder / "broken.safetensors").write_bytes(b"\xff" * 20)
+    assert weights_bytes(folder, "none") == GIB
+    assert weights_bytes(None, "none") == weights_bytes(tmp_path / "nowhere", "none") == 0
+
+
+def test_the_driver_s_answers_are_read() -> None:
+    assert parse_smi("NVIDIA H100, 580.1, 10, 20\n")[0].uuid == ""
+    assert [p.pid for p in parse_processes("GPU-a, 12, 300\nGPU-a, 13, [N/A]\n\n")] == [12]

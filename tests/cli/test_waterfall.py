@@ -1,0 +1,136 @@
+"""A trace as text and as a file of trace events; requests as rows; metrics as data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mstar_core.observe.frames import Request
+from mstarctl.commands.metrics import samples
+from mstarctl.commands.requests import cut_rows, for_people, has_expression, item_of, order_of
+from mstarctl.output.perfetto import trace_events
+from mstarctl.output.table import cell_width
+from mstarctl.output.waterfall import waterfall
+
+REQUEST = {
+    "id": "r-7f3a", "handle": 4711, "model": "qwen3_omni", "inputs": ["audio", "text"], "outputs": ["text", "audio"],
+    "state": "finished", "ended": 1.8, "age_s": 1.842, "ttft_ms": 231.0, "ttfa_ms": 402.0, "tokens": 312,
+    "audio_s": 5.4, "rtf": 0.34, "error": "", "node": None,
+}  # fmt: skip
+
+
+def span(process: str, kind: str, node: str, walk: str, start: float, end: float, **more: Any) -> dict[str, Any]:
+    facts = {"process": process, "kind": kind, "node": node, "walk": walk, "start_ms": start, "end_ms": end}
+    return {**facts, "count": 1, "batch": 0, "size_bytes": 0, "is_open": False, **more}
+
+
+def total(*spans: dict[str, Any], **more: Any) -> dict[str, Any]:
+    first = spans[0]
+    return {
+        **{key: first[key] for key in ("process", "kind", "node", "walk")},
+        "start_ms": min(s["start_ms"] for s in spans),
+        "end_ms": max(s["end_ms"] for s in spans),
+        "busy_ms": sum(s["end_ms"] - s["start_ms"] for s in spans),
+        "spans": len(spans),
+        "count": sum(s["count"] for s in spans),
+        "size_bytes": sum(s["size_bytes"] for s in spans),
+        **more,
+    }
+
+
+PARSE = span("api", "compute", "parse", "", 0, 38)
+QUEUE = span("worker-1", "queue", "thinker", "prefill", 91, 122)
+PREFILL = span("worker-1", "compute", "thinker", "prefill", 122, 214, count=1, batch=3)
+DECODE = span("worker-1", "compute", "thinker", "decode", 214, 1840, count=312, batch=14)
+HIDDEN = span("worker-0", "transfer", "hidden", "", 280, 1830, count=312, size_bytes=2516582)
+ALL = (PARSE, QUEUE, PREFILL, DECODE, HIDDEN)
+TRACE = {"request": REQUEST, "spans": list(ALL), "sums": [total(each) for each in ALL], "spans_cut": 0}
+
+
+def test_a_waterfall_has_a_head_and_a_row_a_place() -> None:
+    head, *rows = waterfall(TRACE)
+    assert head.split("   ") == [
+        "r-7f3a", "qwen3_omni", "audio+text -> text+audio", "1842 ms", "TTFT 231", "TTFA 402", "312 tokens",
+        "5.4 s audio (RTF 0.34)",
+    ]  # fmt: skip
+    assert [row.split()[0] for row in rows] == ["api", "rank", "thinker", "thinker", "rank"]
+    assert "-" in rows[1] and "13 % of TTFT" in rows[1]
+    assert "batch 3" in rows[2] and "312 steps, mean 5.2 ms" in rows[3]
+    assert "edge hidden" in rows[4] and "2.4 MiB" in rows[4] and ":::" in rows[4]
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 300])
+def test_bars_start_and_end_where_their_spans_do(width: int) -> None:
+    _, parse, _, _, decode, _ = waterfall(TRACE, width)
+    bars = [next(word for word in row.split() if set(word) <= set(".#") and len(word) > 5) for row in (parse, decode)]
+    assert len({len(bar) for bar in bars}) == 1 and len(bars[0]) <= 48
+    assert bars[0][0] == "#" and bars[0][-1] == "." and bars[1][0] == "." and bars[1][-1] == "#"
+    if width >= 120:
+        assert all(cell_width(row.split("  ")[0]) < width for row in (parse, decode))
+
+
+def test_spans_that_were_dropped_are_drawn_from_their_sum() -> None:
+    cut = {**TRACE, "spans": [DECODE | {"start_ms": 1800}], "sums": [total(DECODE, spans=9)], "spans_cut": 8}
+    *_, row, note = waterfall(cut)
+    assert row.count("#") > 20 and "8 early spans" in note
+
+
+def test_what_goes_on_is_said_so_and_nothing_is_no_error() -> None:
+    live = {**REQUEST, "ended": None, "state": "run", "node": "talker", "ttft_ms": None, "ttfa_ms": None}
+    going = span("worker-0", "compute", "talker", "", 10, 900, is_open=True)
+    head, row = waterfall({"request": live, "spans": [going], "sums": [], "spans_cut": 0})
+    assert "still in talker" in head and "goes on" in row
+    assert waterfall({"request": live, "spans": [], "sums": [], "spans_cut": 0})[1].startswith("nothing was measured")
+
+
+def test_an_id_cannot_drive_the_terminal() -> None:
+    head = waterfall({**TRACE, "request": {**REQUEST, "id": "a\x1b[2Jb"}})[0]
+    assert "\x1b" not in head and "a\\x1b[2Jb" in head
+
+
+def test_trace_events_keep_every_span_in_microseconds() -> None:
+    found = trace_events(TRACE)["traceEvents"]
+    spans = [event for event in found if event["ph"] == "X"]
+    assert [(e["name"], e["ts"], e["dur"], e["cat"]) for e in spans[:2]] == [
+        ("parse", 0.0, 38000.0, "compute"),
+        ("thinker prefill", 91000.0, 31000.0, "queue"),
+    ]
+    names = {event["args"]["name"] for event in found if event["name"] == "process_name"}
+    assert names == {"api", "rank 1", "rank 0"}
+    tracks = {(event["pid"], event["tid"]) for event in found if event["name"] == "thread_name"}
+    assert {(event["pid"], event["tid"]) for event in spans} == tracks
+
+
+def request(handle: int, **facts: Any) -> dict[str, Any]:
+    return item_of(Request(id=f"r-{handle}", handle=handle, started=10.0, **facts), 20.0)
+
+
+def test_rows_are_sorted_with_the_unknown_last_and_cut() -> None:
+    items = [request(1, ttft_ms=5.0), request(2), request(3, ttft_ms=9.0), request(4, ttft_ms=7.0)]
+    falling, cut = cut_rows(items, order_of("ttft"), 3, 0)
+    assert ([item["handle"] for item in falling], cut) == ([3, 4, 1], 1)
+    rising, cut = cut_rows(items, order_of("-ttft"), 9, 4)
+    assert ([item["handle"] for item in rising], cut) == ([1, 4, 3, 2], 4)
+
+
+def test_a_row_shows_where_it_is_and_why_it_waits() -> None:
+    waiting = for_people(request(1, state="queue", why="rank 1 busy", inputs=["text"], outputs=["audio"]))
+    assert (waiting["at"], waiting["way"], waiting["note"]) == ("queue", "text → audio", "rank 1 busy")
+    running = for_people(request(2, state="run", node="talker", walks={"prefill": 1, "decode": 3}, active=["talk"]))
+    assert (running["at"], running["walks_text"]) == ("talker", "✓prefill ✓decode x3 ▶talk")
+    assert for_people(request(3, state="failed", ended=12.0, error="timeout"))["note"] == "timeout"
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("/a/", True), ("!/a/ b", True), ("id:/a", False), ("//", False)])
+def test_expressions_are_seen_before_a_server_refuses_them(text: str, wanted: bool) -> None:
+    assert has_expression(text) is wanted
+
+
+def test_metrics_are_read_with_their_labels() -> None:
+    text = '# HELP x y\n# TYPE x counter\nx_total 3.0\ny{a="1",b="q\\"\\\\n"} 0.5 1700000000\nz NaN\nnot a sample\n'
+    assert list(samples(text)) == [
+        {"name": "x_total", "labels": {}, "value": 3.0},
+        {"name": "y", "labels": {"a": "1", "b": 'q"\\n'}, "value": 0.5},
+        {"name": "z", "labels": {}, "value": None},
+    ]

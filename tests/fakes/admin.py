@@ -1,0 +1,64 @@
+"""An admin socket that answers what a test says: other versions, refusals, silence. Standard library, one thread."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
+from typing import Any
+
+HEAD: Mapping[str, Any] = {"api": 1, "min_api": 1, "name": "canned", "state": "ready", "versions": {}}
+
+
+@contextmanager
+def canned(path: Path, answers: Mapping[str, tuple[int, Any]], *, wait_s: float = 0.0) -> Iterator[list[str]]:
+    """Serve until the block ends; gives the lines that were asked. answers: path -> status and body.
+
+    A list as body is a stream, one JSON object a line. wait_s: before each answer.
+    """
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer()
+
+        def do_POST(self) -> None:
+            self._answer()
+
+        def _answer(self) -> None:
+            asked.append(f"{self.command} {self.path}")
+            time.sleep(wait_s)
+            status, body = answers.get(
+                self.path.partition("?")[0], (404, {"code": "not_found", "title": "no such path"})
+            )
+            lines = body if isinstance(body, list) else [body]
+            data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing."""
+
+    class Server(ThreadingUnixStreamServer):
+        daemon_threads = True
+
+        def get_request(self) -> tuple[socket.socket, Any]:
+            connection, _ = super().get_request()
+            return connection, ("peer", 0)
+
+    with Server(str(path), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield asked
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,74 @@
+"""Plays the system's ssh for one machine: runs commands here, and forwards a socket with real relays.
+
+Understands what mstarctl types: `ssh -N OPTIONS -L LOCAL:REMOTE -- HOST` and `ssh -- HOST COMMAND`. Host `nowhere`
+refuses the login. Run as a program; $FAKE_SSH_LOG gets each call's words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+
+def main() -> None:
+    """Entry point. Ends as ssh would."""
+    words = sys.argv[1:]
+    with Path(os.environ["FAKE_SSH_LOG"]).open("a", encoding="utf-8") as log:
+        log.write(json.dumps(words) + "\n")
+    options, (host, *command) = words[: words.index("--")], words[words.index("--") + 1 :]
+    if host.endswith("nowhere"):
+        print("ssh: connect to host nowhere port 22: No route to host", file=sys.stderr)
+        sys.exit(255)
+    if "-N" in options:
+        assert "ExitOnForwardFailure=yes" in options and "StreamLocalBindUnlink=yes" in options
+        local, _, remote = options[options.index("-L") + 1].partition(":")
+        forward(local, remote)
+    sys.exit(subprocess.run(["sh", "-c", " ".join(command)], check=False).returncode)
+
+
+def forward(local: str, remote: str) -> None:
+    """Relay every connection until killed."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(local)
+        server.listen()
+        while True:
+            here, _ = server.accept()
+            threading.Thread(target=join, args=(here, connect(remote)), daemon=True).start()
+
+
+def connect(remote: str) -> socket.socket:
+    """The other end: a unix socket's path, or HOST:PORT."""
+    if remote.startswith("/"):
+        there = socket.socket(socket.AF_UNIX)
+        there.connect(remote)
+        return there
+    host, _, port = remote.rpartition(":")
+    return socket.create_connection((host, int(port)))
+
+
+def join(here: socket.socket, there: socket.socket) -> None:
+    """Both ways at once, until either end closes."""
+    back = threading.Thread(target=pump, args=(there, here), daemon=True)
+    back.start()
+    pump(here, there)
+    back.join()
+    here.close()
+    there.close()
+
+
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    try:
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+    except OSError:
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Requests put together from what several processes tell; bounded, whatever comes and in whatever order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mstar_core.messages.life import Telemetry
+from mstar_core.messages.telemetry import RequestNews, Span
+from mstar_core.observe.frames import Request
+from mstar_core.observe.request_log import ENDED, LINGER_S, ORPHAN_S, SPANS, Known, RequestLog
+
+
+def tell(log: RequestLog, child: str, now: float = 0.0, *spans: Span, **news: Any) -> None:
+    told = [RequestNews(**news)] if news else []
+    log.take(child, Telemetry(name=child, incarnation=1, requests=told, spans=list(spans)), now)
+
+
+def shown(log: RequestLog) -> dict[int, Request | None]:
+    return dict(log.take_dirty())
+
+
+def test_each_process_tells_its_own_part() -> None:
+    log = RequestLog("m")
+    tell(log, "worker-1", 0.0, handle=7, tokens=5, pages=2, waited_s=0.25)
+    assert shown(log) == {}, "a request without a name is not shown"
+    tell(log, "api", 0.0, handle=7, id="r", state="run", started=1.0, waited_s=0.5, outputs=["audio"])
+    tell(log, "worker-0", 0.0, handle=7, tokens=7, pages=3, why="waits for pages")
+    tell(log, "conductor", 0.0, handle=7, node="LLM", walk="decode", rank=1, active=["decode"], walks={"prefill": 1})
+    request = shown(log)[7]
+    assert request is not None
+    assert (request.tokens, request.pages, request.waited_ms, request.why) == (12, 5, 750.0, "waits for pages")
+    assert (request.node, request.rank, request.walk, request.walks) == ("LLM", 1, "decode", {"prefill": 1})
+    assert shown(log) == {}
+
+
+def test_at_the_end_the_answers_own_count_holds_and_nothing_is_held() -> None:
+    log = RequestLog("m")
+    tell(log, "worker-0", 0.0, handle=7, tokens=40, pages=3, why="waits")
+    tell(log, "conductor", 0.0, handle=7, node="LLM", active=["decode"])
+    tell(log, "api", 9.0, handle=7, id="r", state="failed", started=1.0, ended=9.0, tokens=38, error="worker_lost")
+    request = shown(log)[7]
+    assert request is not None
+    assert (request.tokens, request.pages, request.why, request.node, request.active) == (38, 0, "", None, [])
+    assert (request.state, request.error, request.ended) == ("failed", "worker_lost", 9.0)
+
+
+def test_an_ended_request_lingers_and_then_is_remembered() -> None:
+    log, ended = RequestLog("m"), []
+    log.on_end.append(lambda known: ended.append(known.handle))
+    tell(log, "api", 5.0, handle=7, id="r", state="finished", started=1.0, ended=5.0)
+    log.settle(5.0 + LINGER_S / 2)
+    assert 7 in log.live
+    tell(log, "worker-0", 6.0, Span(1, 7, "transfer", "hidden", "", 1.0, 4.0))  # its last words come late
+    shown(log)
+    log.settle(5.1 + LINGER_S)
+    assert shown(log) == {7: None}
+    assert ended == [7]
+    found = log.find("r")
+    assert found is not None and len(found.spans) == 1
+    tell(log, "worker-0", 9.0, handle=7, tokens=99)
+    assert shown(log) == {}
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    log = RequestLog("m")
+    for handle in range(ENDED + 50):
+        tell(log, "api", 0.0, handle=handle, id=f"r-{handle}", state="finished", started=0.0, ended=0.0)
+    log.settle(10.0)
+    assert len(log.ended) == ENDED
+    assert log.find("r-0") is None
+    known = Known(handle=1, seen=0.0)
+    for key in range(SPANS + 20):
+        known.add("worker-0", Span(key, 1, "compute", "LLM", "decode", float(key), key + 0.5))
+    assert (len(known.spans), known.spans_cut) == (SPANS, 20)
+    assert known.sums["worker-0", "LLM", "decode", "compute"].spans == SPANS + 20, "sums are of all"
+
+
+def test_a_span_that_goes_on_is_replaced_and_summed_once() -> None:
+    known = Known(handle=1, seen=0.0)
+    for end in (1.0, 2.0):
+        known.add("worker-0", Span(5, 1, "compute", "LLM", "decode", 0.0, end, 0, is_open=True))
+    known.add("worker-0", Span(5, 1, "compute", "LLM", "decode", 0.0, 3.0, 30))
+    assert [span.end for span in known.spans.values()] == [3.0]
+    found = known.sums["worker-0", "LLM", "decode", "compute"]
+    assert (found.spans, found.count, found.busy_s) == (1, 30, 3.0)
+
+
+def test_news_that_nobody_claims_are_forgotten() -> None:
+    log = RequestLog("m")
+    tell(log, "worker-0", 0.0, handle=7, tokens=1)
+    log.settle(ORPHAN_S + 1)
+    assert not log.live and not log.ended
+
+
+def test_the_numbers_of_a_process_go_with_it() -> None:
+    log = RequestLog("m")
+    tell(log, "api", 0.0, handle=7, id="r", state="run", started=0.0)
+    tell(log, "worker-0", 0.0, handle=7, tokens=5, pages=9)
+    log.part("worker-0")
+    request = shown(log)[7]
+    assert request is not None and request.pages == 0
+    log.part("api")
+    assert shown(log) == {7: None}
+
+
+def test_totals_only_grow_and_firsts_are_counted_once() -> None:
+    log = RequestLog("m")
+    for tokens in (5, 9):
+        tell(log, "worker-0", 1.0, handle=7, tokens=tokens)
+    for _ in range(2):
+        tell(log, "api", 1.0, handle=7, id="r", state="run", started=0.0, ttft_s=0.2, ttfa_s=0.4, audio_s=1.5)
+    tell(log, "api", 1.0, handle=7, id="r", state="finished", started=0.0, ended=2.0, ttft_s=0.2, tokens=8, audio_s=1.5)
+    assert (log.tokens, log.audio_s) == (9, 1.5)
+    assert log.ttft.quantiles(2.0, 0.5) == (0.2,)
+    assert log.ttfa.quantiles(100.0, 0.5, 0.99) == (None, None)

@@ -1,0 +1,59 @@
+"""docs/sdk.md: every Python block runs as written, and every public name of the client is on the page."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import mstar_core.client
+from mstar_core.client import MStarClient, failure
+from tests.api.conftest import Api
+from tests.fakes import media
+from tests.fakes.any_model import PIXELS, png
+from tests.sdk.conftest import ROOT, SHARED, told
+
+PAGE = (ROOT / "docs" / "sdk.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+TOLD_ELSEWHERE = {"ApiClient", "Line", "Event", "AsyncStream"}
+"""The command line's own, and names that the page tells of under another name."""
+
+
+@SHARED
+async def test_the_blocks_run_one_after_the_other(tmp_path: Path, api: Api) -> None:
+    for name in ("cat.png", "dog.png", "base.png", "wrist.png"):
+        (tmp_path / name).write_bytes(png(PIXELS))
+    (tmp_path / "clip.mp4").write_bytes(media.video())
+    assert len(BLOCKS) >= 7
+    script = "\n".join(BLOCKS).replace("http://localhost:8000", api.url)
+    said = await asyncio.to_thread(told, [sys.executable, "-c", script], tmp_path)
+    assert "voice invalid_value" in said
+    for name in ("hello.wav", "story.wav", "openai.wav"):
+        assert (tmp_path / name).read_bytes()[:4] == b"RIFF"
+
+
+@pytest.mark.parametrize("name", sorted(set(mstar_core.client.__all__) - TOLD_ELSEWHERE))
+def test_every_public_name_is_on_the_page(name: str) -> None:
+    assert re.search(rf"\b{name}\b", PAGE)
+
+
+def test_every_call_and_its_arguments_are_on_the_page() -> None:
+    for name, call in inspect.getmembers(MStarClient, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        assert f"`{name}(" in PAGE or f"`, `{name}(" in PAGE, name
+        row = re.search(rf"`{name}\(([^`]*)\)`", PAGE)
+        assert row is not None
+        given = {word.strip().lstrip("*") for word in row[1].split(",")} - {""}
+        assert given == set(inspect.signature(call).parameters) - {"self"}, name
+
+
+def test_the_tree_of_errors_is_that_of_the_module() -> None:
+    (page,) = re.findall(r"^```\n(MStarError .*?)```", PAGE, re.DOTALL | re.MULTILINE)
+    names = re.findall(r"[├└]─ (\w+)", page)
+    assert names == re.findall(r"[├└]─ (\w+)", failure.__doc__ or "")
+    assert set(names) == {kind.__name__ for kind in failure.ALL} - {"MStarError"}

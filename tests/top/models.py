@@ -1,0 +1,161 @@
+"""The deployments that synthetic watches tell of: stages, routes, graphs, as the plugins declare them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mstar_core.observe.frames import Edge, Graph, GraphEdge, GraphNode, GraphWalk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A node as requests see it. seconds: how long a request stays; tokens_s: what it makes there, of one request."""
+
+    node: str
+    rank: int
+    partition: str
+    walk: str
+    seconds: float = 0.05
+    tokens_s: float = 0.0
+    audio_x: float = 0.0
+    step_ms: float = 5.0
+    engine: str = "kv_cache"
+    pages: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One deployment to tell of. routes: (inputs, outputs, stages in order); the last of them run side by side."""
+
+    name: str
+    plugin: str
+    gpus: tuple[str, ...]
+    stages: dict[str, Stage]
+    routes: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
+    graph: Graph
+    edges: tuple[Edge, ...]
+    slots: int = 64
+
+
+def qwen() -> Model:
+    """Two ranks, five nodes, three partitions: the usual split."""
+    stages = {
+        "audio": Stage(node="audio_encoder", rank=0, partition="Thinker", walk="prefill_audio", seconds=0.08,
+                       step_ms=53.0, engine="stateless"),
+        "vision": Stage(node="vision_encoder", rank=0, partition="Thinker", walk="prefill_vision", seconds=0.12,
+                        step_ms=88.0, engine="stateless"),
+        "prefill": Stage(node="Thinker", rank=0, partition="Thinker", walk="prefill_text", seconds=0.12, step_ms=5.2,
+                         pages=38),
+        "think": Stage(node="Thinker", rank=0, partition="Thinker", walk="thinker_decode", seconds=4.0, tokens_s=82.0,
+                       step_ms=5.2, pages=38),
+        "talk": Stage(node="Talker", rank=1, partition="Talker", walk="talker_decode", seconds=5.0, tokens_s=90.0,
+                      step_ms=7.1, pages=20),
+        "wav": Stage(node="Code2Wav", rank=1, partition="Code2Wav", walk="code2wav_chunk", seconds=5.0, audio_x=3.0,
+                     step_ms=14.0, engine="stateless"),
+    }  # fmt: skip
+    speak = ("prefill", "think", "talk", "wav")
+    return Model(
+        name="qwen3_omni",
+        plugin="mstar-qwen3omni",
+        gpus=("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"),
+        stages=stages,
+        routes=(
+            (("text",), ("text", "audio"), speak),
+            (("audio",), ("text", "audio"), ("audio", *speak)),
+            (("text",), ("text",), ("prefill", "think")),
+            (("image", "text"), ("text",), ("vision", "prefill", "think")),
+            (("video",), ("text",), ("audio", "vision", "prefill", "think")),
+        ),
+        graph=qwen_graph(),
+        edges=(
+            Edge(name="thinker_states", source="Thinker", into="Talker", source_rank=0, into_rank=1, is_stream=True),
+            Edge(name="codec_tokens", source="Talker", into="Code2Wav", source_rank=1, into_rank=1, is_stream=True),
+        ),
+    )
+
+
+def qwen_graph() -> Graph:
+    """As the plugin declares it."""
+    text = ["prefill_text", "thinker_decode"]
+    audio, vision = ["prefill_audio", "prefill_audio_vision"], ["prefill_vision", "prefill_audio_vision"]
+    talk = ["talker_prefill", "talker_decode"]
+    return Graph(
+        model="qwen3_omni",
+        partitions=["Thinker", "Talker", "Code2Wav"],
+        nodes=[
+            GraphNode(name="audio_encoder", engine="stateless", partition="Thinker", replicas=[[0]], walks=audio),
+            GraphNode(name="vision_encoder", engine="stateless", partition="Thinker", replicas=[[0]], walks=vision),
+            GraphNode(name="Thinker", engine="kv_cache", partition="Thinker", replicas=[[0]],
+                      walks=list(dict.fromkeys((*text, *audio, *vision))), loops=["thinker_decode"]),
+            GraphNode(name="Talker", engine="kv_cache", partition="Talker", replicas=[[1]], walks=talk,
+                      loops=["talker_decode"]),
+            GraphNode(name="Code2Wav", engine="stateless", partition="Code2Wav", replicas=[[1]],
+                      walks=["code2wav_chunk"], loops=["code2wav_chunk"]),
+        ],
+        edges=[
+            GraphEdge(name="mel", into="audio_encoder", modality="audio", walks=audio),
+            GraphEdge(name="pixels", into="vision_encoder", modality="image", walks=vision),
+            GraphEdge(name="tokens", into="Thinker", modality="text", walks=[*text, *audio, *vision]),
+            GraphEdge(name="audio_embeds", source="audio_encoder", into="Thinker", walks=audio),
+            GraphEdge(name="vision_embeds", source="vision_encoder", into="Thinker", walks=vision),
+            GraphEdge(name="token", source="Thinker", modality="text", walks=[*text, *audio, *vision]),
+            GraphEdge(name="thinker_states", source="Thinker", into="Talker", is_stream=True,
+                      chunk="fixed 1", walks=[*text, *talk]),
+            GraphEdge(name="codec_tokens", source="Talker", into="Code2Wav", is_stream=True,
+                      chunk="25, left 25", walks=[*talk, "code2wav_chunk"]),
+            GraphEdge(name="pcm", source="Code2Wav", modality="audio", walks=["code2wav_chunk"]),
+        ],
+        walks=[
+            GraphWalk(name="prefill_text", partition="Thinker", nodes=["Thinker"]),
+            GraphWalk(name="prefill_audio", partition="Thinker", nodes=["audio_encoder", "Thinker"]),
+            GraphWalk(name="prefill_vision", partition="Thinker", nodes=["vision_encoder", "Thinker"]),
+            GraphWalk(name="prefill_audio_vision", partition="Thinker",
+                      nodes=["audio_encoder", "vision_encoder", "Thinker"]),
+            GraphWalk(name="thinker_decode", partition="Thinker", nodes=["Thinker"]),
+            GraphWalk(name="talker_prefill", partition="Talker", nodes=["Talker"]),
+            GraphWalk(name="talker_decode", partition="Talker", nodes=["Talker"]),
+            GraphWalk(name="code2wav_chunk", partition="Code2Wav", nodes=["Code2Wav"]),
+        ],
+    )  # fmt: skip
+
+
+def orpheus() -> Model:
+    """One rank on a CPU, two nodes, two partitions."""
+    stages = {
+        "prefill": Stage(node="LLM", rank=0, partition="LLM", walk="prefill", seconds=0.1, step_ms=9.0, pages=6),
+        "decode": Stage(node="LLM", rank=0, partition="LLM", walk="decode", seconds=3.0, tokens_s=84.0, step_ms=9.0,
+                        pages=6),
+        "snac": Stage(node="snac_decoder", rank=0, partition="SNAC", walk="snac_chunk", seconds=3.0, audio_x=1.0,
+                      step_ms=21.0, engine="stateless"),
+    }  # fmt: skip
+    both = ["decode", "snac_chunk"]
+    return Model(
+        name="orpheus",
+        plugin="mstar-orpheus",
+        gpus=(),
+        stages=stages,
+        routes=((("text",), ("audio",), ("prefill", "decode", "snac")),),
+        slots=16,
+        graph=Graph(
+            model="orpheus",
+            partitions=["LLM", "SNAC"],
+            nodes=[
+                GraphNode(name="LLM", engine="kv_cache", partition="LLM", replicas=[[0]], walks=["prefill", "decode"],
+                          loops=["decode"]),
+                GraphNode(name="snac_decoder", engine="stateless", partition="SNAC", replicas=[[0]],
+                          walks=["snac_chunk"], loops=["snac_chunk"]),
+            ],
+            edges=[
+                GraphEdge(name="tokens", into="LLM", modality="text", walks=["prefill"]),
+                GraphEdge(name="audio_ids", source="LLM", into="snac_decoder", is_stream=True,
+                          chunk="window 28, stride 7", walks=["prefill", *both]),
+                GraphEdge(name="pcm", source="snac_decoder", modality="audio", walks=["snac_chunk"]),
+            ],
+            walks=[
+                GraphWalk(name="prefill", partition="LLM", nodes=["LLM"]),
+                GraphWalk(name="decode", partition="LLM", nodes=["LLM"]),
+                GraphWalk(name="snac_chunk", partition="SNAC", nodes=["snac_decoder"]),
+            ],
+        ),
+        edges=(Edge(name="audio_ids", source="LLM", into="snac_decoder", is_stream=True),),
+    )  # fmt: skip

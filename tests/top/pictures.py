@@ -1,0 +1,92 @@
+"""Pictures of recorded streams as text, compared with stored ones. `MSTAR_SNAPSHOTS=write` stores them anew."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC
+from functools import cache
+from pathlib import Path
+
+from mstar_core.observe.frames import Frame
+from mstar_core.observe.store import Store
+from mstarctl.top import moves
+from mstarctl.top.asking import Asking
+from mstarctl.top.glyphs import UNICODE, Glyphs
+from mstarctl.top.layout.foot import Hint
+from mstarctl.top.layout.pages import Painted, compose
+from mstarctl.top.layout.scroll import Window
+from mstarctl.top.layout.state import PAGES, State
+from mstarctl.top.line import Line
+from mstarctl.top.recording import Recording, read_recording
+from mstarctl.top.session import ReplaySession
+from mstarctl.top.view import Link, View
+from tests.top.recorded import RECORDINGS
+
+SIZES = ((120, 34), (80, 24), (40, 12))
+EVERY_PAGE = (*PAGES, "request")
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+HINTS: tuple[Hint, ...] = (("1-7", "screen"), ("/", "filter"), ("enter", "open"), ("space", "pause"), ("q", "quit"))
+
+
+@cache
+def recording(name: str) -> Recording:
+    """One of the stored recordings."""
+    return read_recording(RECORDINGS / f"{name}.mstar.gz")
+
+
+def replayed(name: str, *, glyphs: Glyphs = UNICODE) -> ReplaySession:
+    """A replay that stands at the end of a recording."""
+    session = ReplaySession(recording(name), glyphs=glyphs, clock=lambda: 0.0)
+    session.start()
+    session.skip(1e6)
+    return session
+
+
+@cache
+def view_of(name: str, glyphs: Glyphs = UNICODE) -> View:
+    """The picture at the end of a recording, as if it were live."""
+    return replace(replayed(name, glyphs=glyphs).view(), link=Link(hz=4.0), zone=UTC, phase=2)
+
+
+def view_after(frames: Iterable[Frame], **changes: object) -> View:
+    """The picture after some frames."""
+    store = Store()
+    for frame in frames:
+        store.apply(frame)
+    return replace(View(store=store, zone=UTC), **changes)  # type: ignore[arg-type]  # named fields of View
+
+
+@cache
+def state_of(page: str, name: str = "qwen3_omni") -> State:
+    """A choice that shows much: a marked row, an opened request with its spans."""
+    state = State(page=page)
+    view = view_of(name)
+    if page in ("overview", "requests"):
+        return replace(state, requests=Window(cursor=moves.request_keys(view, state)[3]))
+    if page == "request":
+        key = next(k for k, r in view.store.requests.items() if "audio" in r.outputs and r.audio_s > 3)
+        trace = Asking(None, replayed(name)).trace(view.store.requests[key], view.t)
+        return replace(state, request=key, trace=trace)
+    return state
+
+
+def painted(page: str, width: int, height: int, name: str = "qwen3_omni", glyphs: Glyphs = UNICODE) -> Painted:
+    """One screen of a recording."""
+    return compose(view_of(name, glyphs), state_of(page, name), width, height, HINTS)
+
+
+def text_of(lines: Sequence[Line]) -> str:
+    """The screen as text; each line ends with a bar, so that blanks at its end are seen."""
+    return "".join(f"{row.plain}|\n" for row in lines)
+
+
+def check(name: str, text: str) -> None:
+    """Compare with the stored snapshot. A changed one is written again on request, and then read in the review."""
+    path = SNAPSHOTS / f"{name}.txt"
+    if os.environ.get("MSTAR_SNAPSHOTS") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    stored = path.read_text(encoding="utf-8") if path.exists() else ""
+    assert text == stored, f"{path.name} differs; look at it, then: MSTAR_SNAPSHOTS=write pytest tests/top"

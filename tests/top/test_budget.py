@@ -1,0 +1,88 @@
+"""What `top` costs: CPU time of the whole program over a watch of 2000 updates a second and 500 requests."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from mstar_core.observe.frames import decode, encode
+from mstarctl.top.app import TopApp
+from mstarctl.top.asking import Asking
+from mstarctl.top.feed import Arrival
+from mstarctl.top.session import LiveSession
+from tests.top.models import qwen
+from tests.top.streams import Simulation
+from tests.top.test_app import FakeAdmin, FakeFeed, FakeLogs
+
+REQUESTS = 500
+HZ = 4.0
+SHARE = 0.25
+"""Of one core, by the design. The short run allows half as much again: on a busy host the interpreter is slower."""
+
+
+class LineFeed(FakeFeed):
+    """Takes lines as they come from a socket, so that reading them is part of what is measured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[bytes] = []
+
+    def take(self) -> list[Arrival]:
+        lines, self.lines = self.lines, []
+        return [Arrival(0.0, line, frame) for line in lines if (frame := decode(line)) is not None]
+
+
+def stream(seconds: float) -> tuple[Simulation, list[list[bytes]]]:
+    """Lines by tick: nearly every request changes in each, which is 2000 updates a second."""
+    simulation = Simulation(qwen(), seed=9, requests=REQUESTS, hz=HZ)
+    ticks = [simulation.hello()]
+    while len(ticks) < seconds * HZ:
+        ticks.append(simulation.step())
+    return simulation, [[encode(frame) for frame in tick] for tick in ticks]
+
+
+async def cost(seconds: float, page: str, pace: float = 1.0) -> tuple[float, float]:
+    """(CPU seconds of this process, seconds of the clock) while frames come at their times and the screen is drawn."""
+    simulation, ticks = stream(seconds)
+    feed = LineFeed()
+    session = LiveSession(feed, FakeLogs(), clock=time.monotonic)  # type: ignore[arg-type]  # fakes
+    app = TopApp(session, Asking(FakeAdmin(simulation), session))
+    async with app.run_test(size=(120, 34)) as pilot:
+        await pilot.press(page)
+        feed.lines += ticks[0]
+        await pilot.pause(0.3)
+        cpu, wall = time.process_time(), time.monotonic()
+        for tick in ticks[1:]:
+            feed.lines += tick
+            await pilot.pause(pace / HZ)
+        return time.process_time() - cpu, time.monotonic() - wall
+
+
+@pytest.mark.parametrize("page", ["1", "2"])
+async def test_a_busy_deployment_costs_little(page: str) -> None:
+    used, wall = await cost(2.0, page)
+    assert used / wall < 1.5 * SHARE, f"{100 * used / wall:.0f} % of a core"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["1", "2", "3", "4"])
+async def test_five_busy_seconds_cost_less_than_a_quarter_of_a_core(page: str) -> None:
+    used, wall = await cost(5.0, page)
+    print(f"page {page}: {100 * used / wall:.1f} % of a core over {wall:.1f} s")
+    assert used / wall < SHARE
+
+
+@pytest.mark.slow
+async def test_an_idle_deployment_costs_almost_nothing() -> None:
+    simulation = Simulation(qwen(), requests=1)
+    feed = FakeFeed()
+    session = LiveSession(feed, FakeLogs(), clock=time.monotonic)  # type: ignore[arg-type]  # fakes
+    app = TopApp(session, Asking(FakeAdmin(simulation), session))
+    async with app.run_test(size=(120, 34)) as pilot:
+        await pilot.pause(0.5)
+        cpu, wall = time.process_time(), time.monotonic()
+        await pilot.pause(5.0)
+        share = (time.process_time() - cpu) / (time.monotonic() - wall)
+    print(f"idle: {100 * share:.1f} % of a core")
+    assert share < 0.03

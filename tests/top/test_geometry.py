@@ -1,0 +1,106 @@
+"""The picture of the graph: any graph, any rates, always inside its cells."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mstar_core.observe.frames import Edge, Graph, GraphEdge, GraphNode, GraphWalk
+from mstar_core.observe.store import Store
+from mstarctl.top.layout.geometry import Picture, Size, place
+from mstarctl.top.layout.graph import graph_page, picture
+from mstarctl.top.layout.wires import levels, wires
+from mstarctl.top.view import View, size_of
+from tests.top.models import qwen_graph
+
+NAMES = ("encoder", "LLM", "talker", "codec", "flow", "head", "vae")
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """Up to seven nodes in up to three partitions, edges between any two, some to and from the client."""
+    names = NAMES[: draw(st.integers(1, 7))]
+    parts = [f"P{draw(st.integers(0, 2))}" for _ in names]
+    ends = st.sampled_from([*names, ""])
+    edges = [
+        GraphEdge(name=f"e{n}", source=source, into=into, modality="text" if not (source and into) else "",
+                  is_stream=draw(st.booleans()), walks=["a"])
+        for n, (source, into) in enumerate(draw(st.lists(st.tuples(ends, ends), max_size=10)))
+        if source or into
+    ]  # fmt: skip
+    nodes = [GraphNode(name=n, partition=p, replicas=[[0]], walks=["a"]) for n, p in zip(names, parts, strict=True)]
+    return Graph(model="m", partitions=sorted(set(parts)), nodes=nodes, edges=edges,
+                 walks=[GraphWalk(name="a", nodes=list(names))])  # fmt: skip
+
+
+def placed(graph: Graph) -> tuple[Picture, dict[str, Size]]:
+    found = wires(graph, ())
+    ends = {end for wire in found for end in (wire.source, wire.into)} | {node.name for node in graph.nodes}
+    sizes = {end: Size(width=12, height=4 if end in NAMES else 1, port=len(end)) for end in ends}
+    return place(graph, found, sizes), sizes
+
+
+@given(graphs())
+def test_boxes_stand_inside_the_picture_and_apart(graph: Graph) -> None:
+    made, sizes = placed(graph)
+    areas = {key: (at.x, at.y, at.x + sizes[key].width, at.y + sizes[key].height) for key, at in made.boxes.items()}
+    assert set(areas) == set(sizes)
+    assert all(x0 >= 0 and y0 >= 0 and x1 <= made.width and y1 <= made.height for x0, y0, x1, y1 in areas.values())
+    for (_, a), (_, b) in combinations(areas.items(), 2):
+        assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+
+
+@given(graphs())
+def test_frames_hold_the_nodes_of_their_partition_and_no_others(graph: Graph) -> None:
+    made, sizes = placed(graph)
+    for node in graph.nodes:
+        at = made.boxes[node.name]
+        for frame in made.frames:
+            inside = frame.x < at.x and at.x + sizes[node.name].width < frame.x + frame.width
+            inside = inside and frame.y < at.y and at.y + sizes[node.name].height < frame.y + frame.height
+            assert inside == (frame.name == node.partition)
+
+
+@given(graphs())
+def test_wires_run_straight_from_box_to_box(graph: Graph) -> None:
+    made, _ = placed(graph)
+    for route in made.routes:
+        assert all(a[0] == b[0] or a[1] == b[1] for a, b in pairwise(route.corners))
+        assert route.corners[0][1] == made.boxes[route.wire.source].y
+        assert route.corners[-1] == (made.boxes[route.wire.into].x - 2, made.boxes[route.wire.into].y)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.sampled_from([(160, 50), (120, 30), (80, 20), (40, 10)]))
+def test_any_graph_fits_its_screen(graph: Graph, cells: tuple[int, int]) -> None:
+    width, height = cells
+    view = View(store=Store(graph=graph, is_synced=True))
+    rows = graph_page(view, width, height, size_of(width, height + 4))
+    assert [row.width for row in rows] == [width] * height
+
+
+def test_levels_count_the_longest_way_and_forgive_circles() -> None:
+    assert levels("abcd", [("a", "b"), ("b", "c"), ("a", "c"), ("c", "d")]) == {"a": 0, "b": 1, "c": 2, "d": 3}
+    assert levels("ab", [("a", "b"), ("b", "a")]) == {"a": 0, "b": 1}
+
+
+def test_a_walk_dims_what_it_does_not_visit() -> None:
+    view = View(store=Store(graph=qwen_graph(), is_synced=True))
+    rows = picture(view, view.store.graph, "code2wav_chunk", "", 120, 30)
+    assert rows is not None
+    roles = {span.text.strip(): span.role for row in rows for span in row.spans}
+    assert roles["Talker"].endswith("+off")
+    assert not next(role for text, role in roles.items() if text == "Code2Wav" and role.startswith("node")).endswith(
+        "+off"
+    )
+
+
+def test_parallel_edges_are_one_wire_with_the_sum_of_their_rates() -> None:
+    ends = {"source": "a", "into": "b"}
+    edges = [GraphEdge(name="x", **ends), GraphEdge(name="y", **ends)]
+    graph = Graph(nodes=[GraphNode(name="a"), GraphNode(name="b")], edges=edges)
+    live = [Edge(name="x", items_s=3.0, bytes_s=10.0, **ends), Edge(name="y", items_s=4.0, bytes_s=1.0, **ends)]
+    (wire,) = wires(graph, live)
+    assert (wire.names, wire.items_s, wire.bytes_s) == (("x", "y"), 7.0, 11.0)

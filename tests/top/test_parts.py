@@ -1,0 +1,242 @@
+"""The parts of screens: columns, order, scrolling, waterfalls, bars, exports."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mstar_core.errors import MstarError
+from mstar_core.observe.filter import Filter
+from mstarctl.top.bars import area, bar, nice_top, resample, spark, stacked
+from mstarctl.top.export import export, perfetto, table_csv
+from mstarctl.top.figures import age, amount, ms, rate
+from mstarctl.top.glyphs import ASCII, UNICODE
+from mstarctl.top.layout.requests import SORTS, Sort, choose, chosen
+from mstarctl.top.layout.scroll import Window, moved, scrolled
+from mstarctl.top.layout.waterfall import Bar, Lane, Zoom, cells, scale, waterfall
+from mstarctl.top.spans import lanes
+from mstarctl.top.view import View
+from tests.top.pictures import painted, view_of
+from tests.top.recorded import span
+
+SHARES = st.one_of(st.none(), st.floats(-1, 2, allow_nan=False))
+
+
+@given(SHARES, st.integers(1, 50), st.sampled_from([UNICODE, ASCII]))
+def test_a_bar_fills_its_width(share: float | None, width: int, glyphs: object) -> None:
+    assert bar(share, width, glyphs).width == width  # type: ignore[arg-type]  # one of the two sets
+
+
+@given(st.lists(SHARES, max_size=20), st.integers(0, 12))
+def test_a_small_history_fills_its_width(values: list[float | None], width: int) -> None:
+    assert len(spark(values, width, UNICODE)) == width
+
+
+@given(st.lists(st.floats(0, 1), max_size=5), st.integers(1, 60))
+def test_a_bar_of_parts_fills_its_width(shares: list[float], width: int) -> None:
+    assert stacked([(share, "#", "bar") for share in shares], width, ".").width == width
+
+
+@given(st.lists(SHARES, max_size=400), st.integers(1, 60), st.integers(1, 10))
+def test_a_chart_fills_its_cells(values: list[float | None], width: int, height: int) -> None:
+    rows = area(values, width, height, nice_top(values), UNICODE)
+    assert [row.width for row in rows] == [width] * height
+
+
+def test_a_small_history_shows_levels() -> None:
+    assert spark([0, 1, 2, 4, None, 8], 6, UNICODE) == "▁▁▂▄ █"
+    assert spark([1.0], 3, ASCII, peak=1.0) == "  @"
+
+
+def test_many_values_keep_their_peaks() -> None:
+    assert resample([0, 9, 0, 0, 1, 2], 3) == [9, 0, 2]
+
+
+@pytest.mark.parametrize(("value", "top"), [(0.3, 1), (1, 1), (3, 5), (7, 10), (120, 200), (5000, 5000)])
+def test_charts_end_at_round_numbers(value: float, top: float) -> None:
+    assert nice_top([value]) == top
+
+
+def test_numbers_are_short() -> None:
+    assert (ms(5.24), ms(612.4), ms(None)) == ("5.2", "612", "-")
+    assert (rate(0.41), rate(412.4), rate(18_640)) == ("0.4", "412", "18.6k")
+    assert (age(2.94), age(125), age(None)) == ("2.9s", "2m05s", "-")
+    assert amount(77_092_000_000, 84_933_000_000) == "71.8/79.1 GiB"
+
+
+# -- the table ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("width", "keys"),
+    [
+        (40, "id at age"),
+        (80, "id at age ttft tokens wait"),
+        (120, "id route at rank age ttft ttfa tokens audio wait"),
+        (180, "id route at rank age ttft ttfa tokens audio wait pages prompt"),
+    ],
+)
+def test_columns_follow_the_width(width: int, keys: str) -> None:
+    columns, rest = choose(width)
+    assert " ".join(column.key for column in columns) == keys
+    assert 1 + sum(column.width + 2 for column in columns) + rest == width
+
+
+@pytest.mark.parametrize("key", SORTS)
+@pytest.mark.parametrize("is_rising", [False, True])
+def test_waiting_requests_stand_last_and_ended_ones_after_them(key: str, is_rising: bool) -> None:
+    rows = [r for _, r in chosen(view_of("qwen3_omni"), Sort(key=key, is_rising=is_rising))]
+    places = ["ended" if r.has_ended else "queue" if r.state == "queue" else "run" for r in rows]
+    assert places == sorted(places, key=("run", "queue", "ended").index)
+    assert len(rows) == len(view_of("qwen3_omni").store.requests)
+
+
+def test_the_longest_lived_stand_first() -> None:
+    view = view_of("qwen3_omni")
+    ages = [r.age_s(view.t) for _, r in chosen(view, Sort()) if r.state == "run"]
+    assert ages == sorted(ages, reverse=True)
+
+
+def test_a_filter_leaves_what_it_takes() -> None:
+    view = replace(view_of("qwen3_omni"), filter=Filter.parse("node:Thinker tokens>100"))
+    found = [r for _, r in chosen(view, Sort())]
+    assert found and all(r.node == "Thinker" and r.tokens > 100 for r in found)
+    everything = view_of("qwen3_omni").store.requests.values()
+    assert len(found) == sum(r.node == "Thinker" and r.tokens > 100 for r in everything)
+
+
+@given(st.integers(0, 30), st.integers(1, 12), st.integers(0, 40), st.integers(-5, 40))
+def test_the_window_holds_the_cursor(count: int, height: int, offset: int, at: int) -> None:
+    keys = [str(n) for n in range(count)]
+    made = scrolled(keys, Window(offset=offset, cursor=str(at)), height)
+    shown = keys[made.offset : made.offset + height]
+    assert len(shown) == min(count, height)
+    assert str(at) not in keys or str(at) in shown
+
+
+def test_the_cursor_follows_its_row() -> None:
+    window = moved(["a", "b", "c"], Window(cursor="b"), 1)
+    assert window.cursor == "c"
+    assert scrolled(["x", "y", "z", "c"], replace(window, offset=0), 2) == Window(offset=2, cursor="c")
+    assert moved([], window, 1) is window
+
+
+# -- waterfalls ---------------------------------------------------------------------------------------------------
+
+BARS = st.lists(
+    st.tuples(st.sampled_from(["queue", "compute", "transfer", "stall"]), st.floats(0, 5000), st.floats(0, 800)),
+    max_size=20,
+).map(lambda found: tuple(Bar(kind=kind, start_ms=start, end_ms=start + length) for kind, start, length in found))
+
+
+@given(BARS, st.integers(8, 120), st.floats(0, 4000), st.floats(1, 6000))
+def test_bars_fill_their_cells(bars: tuple[Bar, ...], width: int, start: float, span_ms: float) -> None:
+    assert cells(View(store=view_of("qwen3_omni").store), bars, start, span_ms, width).width == width
+
+
+@given(st.floats(0, 1e6), st.floats(1, 1e6), st.integers(8, 120))
+def test_a_scale_fills_its_cells(start: float, span_ms: float, width: int) -> None:
+    assert len(scale(start, span_ms, width)) == width
+
+
+@given(BARS, st.sampled_from([120, 80, 40]))
+def test_a_waterfall_fills_its_lines(bars: tuple[Bar, ...], width: int) -> None:
+    found = [
+        Lane(place="rank 0", label="日本 decode", bars=bars, note="312 steps"),
+        Lane(place="api", label="p", bars=()),
+    ]
+    rows = waterfall(View(store=view_of("qwen3_omni").store), found, width)
+    assert [row.width for row in rows] == [width] * 3
+
+
+def test_a_short_step_still_takes_a_cell() -> None:
+    view = view_of("qwen3_omni")
+    row = cells(view, [Bar(kind="compute", start_ms=500, end_ms=500.1)], 0, 1000, 10)
+    assert row.plain == "     █    "
+
+
+def test_zoom_stays_inside_the_request() -> None:
+    zoom = Zoom().closer(1000, 2.0)
+    assert (zoom.start_ms, zoom.span_ms) == (250, 500)
+    assert zoom.moved(1000, -10).start_ms == 0
+    assert zoom.moved(1000, 10).start_ms == 500
+    assert zoom.closer(1000, 0.5) == Zoom()
+
+
+def test_spans_become_lanes_by_place_node_and_walk() -> None:
+    spans = [
+        span("queue", "Thinker", "decode", 100, 200, "worker-1"),
+        span("compute", "Thinker", "decode", 200, 1200, "worker-1", count=200, batch=14),
+        span("compute", "parse", "", 0, 20, "api"),
+        span("transfer", "hidden", "", 300, 400, "worker-0", size_bytes=2_516_582),
+        span("compute", "Talker", "decode", 400, 500, "worker-0", is_open=True),
+    ]
+    found = lanes({"spans": spans, "sums": []}, 2100)
+    assert [(lane.place, lane.label, lane.note) for lane in found] == [
+        ("api", "parse", "20.0 ms"),
+        ("rank 1", "Thinker decode", "200 steps, b14, 5.0 ms"),
+        ("rank 0", "hidden", "2.4 MiB"),
+        ("rank 0", "Talker decode", "100 ms"),
+    ]
+    assert found[1].bars[0] == Bar(kind="queue", start_ms=100, end_ms=200)
+    assert found[3].bars[0].end_ms == 2100
+
+
+def test_what_came_before_the_kept_spans_is_one_bar_from_the_sums() -> None:
+    spans = [span("compute", "LLM", "decode", 900 + n, 901 + n, "worker-0", batch=8) for n in range(100)]
+    total = {"process": "worker-0", "rank": 0, "kind": "compute", "node": "LLM", "walk": "decode", "start_ms": 100.0,
+             "end_ms": 1000.0, "busy_ms": 450.0, "spans": 900, "count": 900, "size_bytes": 0}  # fmt: skip
+    (lane,) = lanes({"spans": spans, "sums": [total]}, 1000)
+    assert lane.note == "900 steps, b8, 0.5 ms"
+    assert Bar(kind="compute", start_ms=100, end_ms=900) in lane.bars
+
+
+# -- exports ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "snapshot", "txt", "svg"])
+def test_an_export_can_be_read_again(form: str, tmp_path: object) -> None:
+    view = replace(view_of("qwen3_omni"), filter=Filter.parse("state:run"))
+    rows = painted("overview", 120, 34).lines
+    path = export(form, view, Sort(), rows, tmp_path)  # type: ignore[arg-type]  # a path
+    text = path.read_text(encoding="utf-8")
+    running = [r.id for _, r in chosen(view, Sort())]
+    match form:
+        case "csv":
+            assert [row["id"] for row in csv.DictReader(io.StringIO(text))] == running
+        case "json":
+            assert [item["id"] for item in json.loads(text)["items"]] == running
+        case "snapshot":
+            assert json.loads(text)["requests"].keys() == view.store.requests.keys()
+        case "txt":
+            assert text.splitlines()[0] == rows[0].plain.rstrip()
+        case "svg":
+            assert "qwen3_omni" in "".join(ElementTree.fromstring(text).itertext())
+    assert export(form, view, Sort(), rows, tmp_path) != path  # type: ignore[arg-type]  # a path
+
+
+def test_an_export_that_cannot_be_written_says_where(tmp_path: object) -> None:
+    with pytest.raises(MstarError, match="cannot be written"):
+        export("csv", view_of("qwen3_omni"), Sort(), [], tmp_path / "no" / "such")  # type: ignore[operator]  # a path
+
+
+def test_an_id_is_no_formula_for_a_spreadsheet() -> None:
+    view = view_of("qwen3_omni")
+    store = view.store.copy()
+    store.requests = {"1": msgspec.structs.replace(next(iter(store.requests.values())), id="=HYPERLINK(1)")}
+    assert "'=HYPERLINK(1)" in table_csv(replace(view, store=store), Sort())
+
+
+def test_a_perfetto_file_has_a_track_for_each_lane() -> None:
+    found = lanes({"spans": [span("compute", "LLM", "decode", 0, 500, "worker-0")]}, 1000)
+    events = json.loads(perfetto("r-1", found))["traceEvents"]
+    assert {"ph": "X", "ts": 0, "dur": 500_000}.items() <= events[-1].items()
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"r-1", "rank 0 LLM decode"}
