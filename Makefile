@@ -2,6 +2,8 @@
 SHELL := /bin/sh
 PY := .venv/bin/python
 TESTS := tests plugins
+# Test processes side by side; a file runs in one of them. WORKERS=0 runs them one after the other, to debug one.
+WORKERS ?= 2
 GPU_TESTS := tests/gpu $(wildcard plugins/*/tests/test_gpu*.py)
 # Empty where the packages come from a wheelhouse instead of .venv.
 INSTALL ?= install
@@ -9,7 +11,7 @@ INSTALL ?= install
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu sanitize kernels wheelhouse lint format docs bench wheels clean
+.PHONY: help install demo test test-gpu fuzz sanitize kernels wheelhouse lint format docs bench wheels clean
 
 help: ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -21,7 +23,7 @@ demo: install ## start a miniature model on this machine, send it a request, sho
 	@$(PY) scripts/demo.py
 
 test: install ## run every test that needs no GPU and no network; ARGS="-k name" narrows it
-	$(PY) -m pytest -m "not gpu and not slow" $(TESTS) $(ARGS)
+	$(PY) -m pytest -m "not gpu and not slow" -n $(WORKERS) --dist loadfile $(TESTS) $(ARGS)
 
 kernels: install ## build FlashInfer's attention kernels ahead of time; needs nvcc and no GPU
 	@$(PY) scripts/kernels.py build/kernels/aot $(ARGS)
@@ -31,6 +33,9 @@ wheelhouse: install ## gather wheels and kernels for a GPU machine without netwo
 
 test-gpu: $(INSTALL) ## run the tests that need a GPU; from a wheelhouse: make test-gpu INSTALL= PY=python3
 	$(PY) -m pytest -m gpu $(GPU_TESTS) $(ARGS)
+
+fuzz: install ## fuzz what reads strangers' bytes; needs atheris (pip install atheris); ARGS="--cpu-seconds 600"
+	@set -e; for target in multipart headers json bodies urls media; do $(PY) scripts/fuzz.py $$target $(ARGS); done
 
 sanitize: $(INSTALL) ## run every own GPU kernel under compute-sanitizer; needs a GPU and the CUDA toolkit
 	@$(PY) scripts/sanitize.py $(ARGS)

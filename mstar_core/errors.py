@@ -49,9 +49,13 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130
 
 
+LONGEST_NAME = 200
+"""Characters of a name that are compared: a peer may send megabytes as one."""
+
+
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice that looks most like `name`, or None when none is close."""
-    found = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name[:LONGEST_NAME], list(choices), n=1, cutoff=0.6)
     return found[0] if found else None
 
 

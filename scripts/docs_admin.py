@@ -1,4 +1,4 @@
-"""The generated parts of docs/admin-api.md: endpoints, frames and objects, fields of filters, metrics."""
+"""The generated parts of docs/admin-api.md: endpoints, frames and objects, fields of filters."""
 
 from __future__ import annotations
 
@@ -67,19 +67,6 @@ def filter_fields() -> str:
     return table(("kind", "fields"), rows)
 
 
-def metrics() -> str:
-    """Every series of /v1/metrics."""
-    from types import SimpleNamespace
-
-    from mstar_core.admin.metrics import Collector, Totals
-    from mstar_core.observe.hub import Hub
-
-    view: Any = SimpleNamespace(hub=Hub("boot"), values={}, restarts=0, state="ready")
-    families = list(Collector(view, Totals()).collect())
-    rows = ((f"`{f.name}`", f.type, ", ".join(f"`{n}`" for n in f._labelnames), f.documentation) for f in families)
-    return table(("series", "type", "labels", "is"), rows)
-
-
 def words(kind: type[Any]) -> str:
     """A class's docstring as one paragraph."""
     return re.sub(r"\s+", " ", (kind.__doc__ or "").strip())
@@ -89,6 +76,5 @@ ADMIN_PARTS: dict[str, Callable[[], str]] = {
     "admin-endpoints": endpoints,
     "admin-filter": filter_fields,
     "admin-frames": frame_kinds,
-    "admin-metrics": metrics,
     "admin-objects": objects,
 }

@@ -12,6 +12,7 @@ from typing import Any
 from docs_admin import ADMIN_PARTS
 from docs_cli import cli_page
 from docs_http import HTTP_PARTS
+from docs_metrics import METRIC_FILES, METRIC_PARTS
 from docs_top import TOP_FILES, TOP_PARTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -144,6 +145,7 @@ def table(head: tuple[str, ...], rows: Any) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     **ADMIN_PARTS,
+    **METRIC_PARTS,
     "cli": cli_page,
     "config-keys": config_keys,
     "distributions": distributions,
@@ -159,6 +161,7 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 FILES: dict[str, Callable[[], str]] = {
+    **METRIC_FILES,
     **TOP_FILES,
     "docs/wire/schema.json": wire_schema,
 }

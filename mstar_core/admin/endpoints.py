@@ -61,7 +61,7 @@ ENDPOINTS: Final = (
              doc="The resolved configuration; the file and line, flag or default that each value is from."),
     Endpoint(name="children", method="GET", path="/v1/children", doc="Every process with its start-up phase."),
     Endpoint(name="logs", method="GET", path="/v1/logs", doc="Lines of the processes' logs: `{from, line}`.",
-             parameters=(_FOLLOW, Parameter("from", "a process, such as api or worker-1; all without"),
+             parameters=(_FOLLOW, Parameter("from", "a process, such as supervisor, api or worker-1; all without"),
                          Parameter("since", "only lines of the last so many seconds", "number"),
                          Parameter("tail", "lines from the past, per process, at most 200, default 100", "integer")),
              errors=(404,), lines=True),

@@ -30,7 +30,7 @@ from mstar_core.admin.arguments import (
     whole,
 )
 from mstar_core.admin.endpoints import ENDPOINTS
-from mstar_core.admin.metrics import CONTENT_TYPE, Totals, exposition
+from mstar_core.admin.metrics import CONTENT_TYPE, exposition
 from mstar_core.admin.once import Once
 from mstar_core.admin.openapi import document
 from mstar_core.admin.peers import Access, access_of, peer_of
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from sanic.request import Request
     from sanic.response import HTTPResponse
 
+    from mstar_core.admin.streams import Log
     from mstar_core.observe.request_log import RequestLog
 
 BODY_LIMIT: Final = 64 * 1024
@@ -68,6 +69,9 @@ class Deployment(view.DeploymentView, Protocol):
     """What the admin socket asks of the supervisor."""
 
     picture: Any
+
+    @property
+    def logs(self) -> Mapping[str, Log]: ...
 
     def stop(self, *, now: bool = False, reason: str = "", grace_s: float | None = None) -> None: ...
 
@@ -94,9 +98,8 @@ class AdminServer:
         self._server: Any = None
         self._streams = streams or Streams()
         self._once = Once()
-        self._totals = Totals()
         self._recordings = Recordings(Path(deployment.spec.run_dir) / "recordings", deployment.spec.model, as_json)
-        deployment.picture.requests.on_end += [self._totals.ended, self._recordings.ended]
+        deployment.picture.requests.on_end.append(self._recordings.ended)
         self._app = self._make_app()
 
     async def start(self) -> None:
@@ -192,7 +195,7 @@ class AdminServer:
 
     async def _metrics(self, request: Request) -> HTTPResponse:
         self._deployment.picture.refresh(now_all=True)
-        return raw(exposition(self._deployment, self._totals), content_type=CONTENT_TYPE)
+        return raw(exposition(self._deployment), content_type=CONTENT_TYPE)
 
     async def _health(self, request: Request) -> HTTPResponse:
         state = self._deployment.state
@@ -228,11 +231,11 @@ class AdminServer:
         await self._streams.lines(request, lines)
 
     async def _logs(self, request: Request) -> None:
-        known = {child.name: child for child in self._deployment.children.values()}
+        known = self._deployment.logs
         name = request.args.get("from", "").replace("/", "-")
         if name and name not in known:
             raise NotFound(f"no process {name!r}", hint=did_you_mean(name, known), kind="process", name=name)
-        chosen = [known[name]] if name else list(known.values())
+        chosen = {name: known[name]} if name else dict(known)
         tail, since = whole(request, "tail", 100), number(request, "since", None)
         lines = self._streams.logs(chosen, tail=tail, since_s=since, follow=flag(request, "follow"))
         await self._streams.lines(request, lines)

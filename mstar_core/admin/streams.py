@@ -10,10 +10,11 @@ import fnmatch
 import json
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mstar_core.admin.problems import as_json
 from mstar_core.observe.frames import BEAT_S, encode
@@ -26,6 +27,20 @@ if TYPE_CHECKING:
 BLOCKED_S: Final = 30.0
 SEND_BUFFER: Final = 256 * 1024
 NDJSON: Final = "application/x-ndjson; charset=utf-8"
+
+
+class Log(Protocol):
+    """A process's log. lines: written so far; tail: the newest of them; listeners: set with each line."""
+
+    @property
+    def lines(self) -> int: ...
+
+    @property
+    def tail(self) -> deque[str]: ...
+
+    @property
+    def listeners(self) -> set[asyncio.Event]: ...
+
 
 Line = dict[str, Any] | None
 """An object of a stream, None for a beat."""
@@ -89,33 +104,35 @@ class Streams:
             except TimeoutError:
                 yield None
 
-    async def logs(self, children: list[Any], *, tail: int, since_s: float | None, follow: bool) -> AsyncIterator[Line]:
+    async def logs(
+        self, logs: Mapping[str, Log], *, tail: int, since_s: float | None, follow: bool
+    ) -> AsyncIterator[Line]:
         """Lines of these processes' logs: the last `tail` of each that are young enough, then those that come."""
         wake = asyncio.Event()
-        for child in children:
-            child.log.listeners.add(wake)
+        for log in logs.values():
+            log.listeners.add(wake)
         try:
             seen: dict[str, int] = {}
-            for child in children:
-                seen[child.name] = child.log.lines
-                for line in list(child.log.tail)[-tail:] if tail else []:
+            for name, log in logs.items():
+                seen[name] = log.lines
+                for line in list(log.tail)[-tail:] if tail else []:
                     if since_s is None or is_young(line, since_s):
-                        yield {"from": child.name, "line": line}
+                        yield {"from": name, "line": line}
             while follow and not self._closing.is_set():
                 try:
                     await asyncio.wait_for(wake.wait(), BEAT_S)
                 except TimeoutError:
                     yield None
                 wake.clear()
-                for child in children:
-                    kept = list(child.log.tail)
-                    new = min(child.log.lines - seen[child.name], len(kept))
-                    seen[child.name] = child.log.lines
+                for name, log in logs.items():
+                    kept = list(log.tail)
+                    new = min(log.lines - seen[name], len(kept))
+                    seen[name] = log.lines
                     for line in kept[len(kept) - new :]:
-                        yield {"from": child.name, "line": line}
+                        yield {"from": name, "line": line}
         finally:
-            for child in children:
-                child.log.listeners.discard(wake)
+            for log in logs.values():
+                log.listeners.discard(wake)
 
 
 def bound_buffer(request: Request) -> None:

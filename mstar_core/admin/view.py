@@ -10,6 +10,7 @@ import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.observe.frames import API, MIN_API, PARTS, SnapshotFrame
+from mstar_core.observe.phases import longest_phases
 
 if TYPE_CHECKING:
     from mstar_core.observe.hub import Hub
@@ -73,23 +74,16 @@ def deployment(view: DeploymentView) -> dict[str, Any]:
         "host": spec.api.host,
         "port": spec.api.port,
         "age_s": round(time.monotonic() - view.started, 3),
-        "phases_s": phases(view),
+        "phases_s": longest_phases(view.fetch_s, view.children.values()),
         "restarts": view.restarts,
         "is_drained": view.is_drained,
         "last_event": view.events.number,
         "config": spec.config_file,
         "cause": view.last_cause,
         "versions": spec.versions,
+        "transport": spec.transport,
+        "unused": list(spec.unused),
     }
-
-
-def phases(view: DeploymentView) -> dict[str, float]:
-    """Seconds of each start-up phase: of the process that took longest in it."""
-    longest = {"fetch": view.fetch_s} if view.fetch_s else {}
-    for child in view.children.values():
-        for name, seconds in child.phases_s.items():
-            longest[name] = max(longest.get(name, 0.0), seconds)
-    return {name: round(seconds, 3) for name, seconds in longest.items()}
 
 
 def children(view: DeploymentView) -> list[dict[str, Any]]:
@@ -117,6 +111,7 @@ def config(view: DeploymentView) -> dict[str, Any]:
     spec = view.spec
     resolved: dict[str, Any] = msgspec.to_builtins(spec)
     settings, sources = resolved.pop("settings", {}), resolved.pop("sources", {})
+    resolved.pop("graph", None)  # /v1/graph has it, with its placement
     if spec.api.api_keys:
         resolved["api"]["api_keys"] = [HIDDEN] * len(spec.api.api_keys)
     resolved["argv"] = _without_keys(list(spec.argv))

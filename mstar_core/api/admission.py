@@ -96,6 +96,32 @@ class Admission:
                 turn.set_result(None)
 
 
+class Held:
+    """Bytes of the bodies of all requests together, from their first byte to the end of their answers.
+
+    Owned by the service. Without it a few dozen clients could fill the memory with bodies that are each allowed.
+    """
+
+    def __init__(self, limit_bytes: int, retry_after_s: Callable[[], int]) -> None:
+        self.size_bytes = 0
+        self._limit_bytes = limit_bytes
+        self._retry_after_s = retry_after_s
+
+    def take(self, size: int) -> None:
+        """Count some bytes. Raises Overloaded, and counts nothing, where they are too many."""
+        if self.size_bytes + size > self._limit_bytes:
+            raise Overloaded(
+                "the bodies of other requests fill the memory for bodies",
+                hint=f"{self._limit_bytes >> 20} MiB are held at once; send it again later",
+                retry_after_s=self._retry_after_s(),
+            )
+        self.size_bytes += size
+
+    def give(self, size: int) -> None:
+        """Their request is over."""
+        self.size_bytes -= size
+
+
 class Place:
     """One request's place. `run` waits for its turn; `leave` may be called any number of times."""
 

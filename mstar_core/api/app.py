@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from contextlib import suppress
 from typing import Any, Final
 
 from sanic import Request, Sanic
@@ -22,9 +23,11 @@ from mstar_core.api.errors import MethodNotAllowed, SlowUpload, reply_of, unsupp
 from mstar_core.api.exchange import Exchange, new_exchange, take_header_id
 from mstar_core.api.openapi import describe
 from mstar_core.api.page import docs_html
+from mstar_core.api.requests import Arriving
 from mstar_core.api.service import Service
+from mstar_core.api.socket import MESSAGE_BYTES, PING_S
 from mstar_core.api.table import ROUTES, Handler, Route
-from mstar_core.errors import MstarError, NotFound, RequestError, TooLarge, did_you_mean
+from mstar_core.errors import Cancelled, MstarError, NotFound, RequestError, TooLarge, did_you_mean
 from mstar_core.observe.logs import request_scope
 
 HEADER_BYTES: Final = 32 * 1024
@@ -58,6 +61,9 @@ def make_app(service: Service) -> Sanic[Any, Any]:
             "REQUEST_MAX_HEADER_SIZE": HEADER_BYTES,
             "REQUEST_MAX_SIZE": service.deployment.api.max_body_bytes + DRAIN_BYTES,  # our own count says it first
             "FALLBACK_ERROR_FORMAT": "json",
+            "WEBSOCKET_MAX_SIZE": MESSAGE_BYTES,
+            "WEBSOCKET_PING_INTERVAL": PING_S,
+            "WEBSOCKET_PING_TIMEOUT": PING_S,
         }
     )
     mapped = mapped_endpoints(service.model)
@@ -65,6 +71,8 @@ def make_app(service: Service) -> Sanic[Any, Any]:
         is_served = route.needs is None or route.needs in service.model.routes
         _add(app, service, route, route.handler if is_served else _unsupported(route.path, mapped))
     served = [route for route in ROUTES if route.needs is None or route.needs in service.model.routes]
+    if any(route.is_socket for route in served):
+        app.enable_websocket()
     service.description = describe(service.deployment, service.model, served)
     service.page = docs_html(service.description)
     return app
@@ -87,21 +95,37 @@ def _add(app: Sanic[Any, Any], service: Service, route: Route, handler: Handler)
         asked = request.headers.get("access-control-request-headers")
         return exchange.whole(b"", "text/plain; charset=utf-8", 204, preflight_headers(asked))
 
-    app.add_route(handle, route.path, methods=[route.method], name=route.name, stream=route.method == "POST")
+    if route.is_socket:
+        handle.is_websocket = True  # type: ignore[attr-defined]  # how Sanic knows that no answer need come back
+    reads = ["HEAD"] if route.method == "GET" and not route.is_socket else []  # Sanic leaves the body out
+    app.add_route(handle, route.path, methods=[route.method, *reads], name=route.name, stream=True)
     if service.deployment.api.cors_origins:
         app.add_route(preflight, route.path, methods=["OPTIONS"], name=f"{route.name}_preflight")
 
 
 async def _guarded(exchange: Exchange, route: Route, handler: Handler) -> HTTPResponse | None:
     # The isolation boundary of one request: whatever happens in a handler becomes one answer, one line, one count.
+    with request_scope(exchange.request_id):
+        return await _answered(exchange, route, handler)
+
+
+async def _answered(exchange: Exchange, route: Route, handler: Handler) -> HTTPResponse | None:
     service = exchange.service
+    arriving: Arriving | None = None
     try:
         take_header_id(exchange)
         api = service.deployment.api
         if not route.is_open and not (route.name == "metrics" and api.metrics_open):
             exchange.key = check_key(api.api_keys, exchange.request.headers)
-        return await handler(exchange)
+        if not route.reads_body:
+            await exchange.skip()
+            return await handler(exchange)
+        with service.registry.arriving(exchange.request_id, route=route.name, key=exchange.key) as arriving:
+            return await handler(exchange)
     except asyncio.CancelledError:
+        if arriving is not None and arriving.is_cancelled:
+            arriving.task.uncancel()
+            return _failed(exchange, Cancelled("the request was cancelled by its id"))
         exchange.status, exchange.code = 499, "disconnected"
         raise
     except MstarError as error:
@@ -110,6 +134,7 @@ async def _guarded(exchange: Exchange, route: Route, handler: Handler) -> HTTPRe
         log.exception("a handler failed")
         return _failed(exchange, error)
     finally:
+        service.held.give(exchange.held_bytes)
         _note(exchange, route)
 
 
@@ -125,12 +150,14 @@ def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
         exchange.service.feed.counts["refused"] += 1
     if exchange.has_begun:
         if exchange.code in ("internal_error", "stalled"):
-            exchange.abort()  # no error event went out: only a cut connection tells
+            exchange.abort(drops=exchange.code == "stalled")  # no error event went out: only a cut connection tells
         return None
     return exchange.json(reply.native_body if exchange.is_native else reply.body, reply.status, reply.headers)
 
 
 def _note(exchange: Exchange, route: Route) -> None:
+    if route.is_socket and exchange.has_begun:
+        return  # its handler notes each of its requests
     total_s = exchange.service.clock() - exchange.started
     metrics = exchange.service.metrics
     metrics.requests.labels(route.name, exchange.code).inc()
@@ -142,6 +169,7 @@ def _note(exchange: Exchange, route: Route) -> None:
             "status": exchange.status,
             "code": exchange.code,
             "total_ms": round(total_s * 1000, 3),
+            "trace": exchange.trace_id,
         }
         log.log(logging.INFO if route.reads_body else logging.DEBUG, "answered", extra={"facts": facts})
 
@@ -154,13 +182,15 @@ class _Errors(ErrorHandler):
         self._service = service
 
     def default(self, request: Request, exception: Exception) -> HTTPResponse:
-        exchange = new_exchange(self._service, request, "none", is_native=False)
+        exchange = new_exchange(self._service, request, "none", is_native=request.path == "/generate")
+        with suppress(RequestError):
+            take_header_id(exchange)
         error = _http_error(request, exception)
         if not isinstance(error, MstarError):
             log.error("a request failed before its handler", exc_info=exception)
         reply = reply_of(error, exchange.request_id)
         self._service.metrics.requests.labels("none", reply.code).inc()
-        return exchange.json(reply.body, reply.status, reply.headers)
+        return exchange.json(reply.native_body if exchange.is_native else reply.body, reply.status, reply.headers)
 
 
 def _http_error(request: Request, exception: Exception) -> Exception:

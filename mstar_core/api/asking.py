@@ -25,12 +25,12 @@ def check_name(exchange: Exchange, asked: object) -> None:
     check_model(service.model, model_names(exchange), asked, strict=service.deployment.api.strict_model)
 
 
-def rules_of(exchange: Exchange, outputs: tuple[str, ...]) -> Rules:
-    """What the deployment and the exchange say about parameters."""
+def rules_of(exchange: Exchange, outputs: tuple[str, ...], request_id: str | None = None) -> Rules:
+    """What the deployment and the exchange say about parameters. request_id: of one of several requests in it."""
     api = exchange.service.deployment.api
     return Rules(
-        request_id=exchange.request_id, outputs=outputs, unknown=api.unknown_params, limit_s=api.timeout_s,
-        header_s=exchange.timeout_header,
+        request_id=request_id or exchange.request_id, outputs=outputs, unknown=api.unknown_params,
+        limit_s=api.timeout_s, header_s=exchange.timeout_header,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ def check_key(keys: Sequence[str], headers: Mapping[str, str]) -> str:
     """
     if not keys:
         return ""
-    given = _given(headers).encode()
+    given = _given(headers).encode(errors="surrogateescape")  # bytes that are no text are a wrong key
     matches = [hmac.compare_digest(given, key.encode()) for key in keys]
     if not given or not any(matches):
         raise Unauthorized("the API key is missing or wrong", hint="send it as 'Authorization: Bearer KEY'")

@@ -7,18 +7,21 @@ import os
 import tempfile
 import urllib.parse
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
-from mstar_core.api.errors import SlowUpload, UnsupportedType
+from mstar_core.api.errors import SlowUpload, UnsupportedType, storage_full
 from mstar_core.api.multipart import MultipartParser, PartBegin, PartData, PartEnd, boundary_of
 from mstar_core.api.strict_json import parse_object
 from mstar_core.errors import RequestError, TooLarge
 
 SPOOL_BYTES: Final = 1 << 20
 """An upload over this size goes to a file."""
+
+SKIPPED_BYTES: Final = 1 << 20
+"""How much is read of a body that means nothing to its route."""
 
 FLOOR_WINDOW_S: Final = 30.0
 FLOOR_BYTES_PER_S: Final = 16 * 1024
@@ -52,6 +55,21 @@ class Upload:
     file: IO[bytes]
     size: int = 0
 
+    def write(self, data: bytes) -> None:
+        """Append some bytes. Raises Unavailable (`storage_full`) when the disk takes no more."""
+        try:
+            self.file.write(data)
+        except OSError as error:
+            raise storage_full(error) from error
+        self.size += len(data)
+
+    def finish(self) -> None:
+        """All bytes are written: what is still buffered has to fit too. Raises as `write` does."""
+        try:
+            self.file.flush()
+        except OSError as error:
+            raise storage_full(error) from error
+
     def head(self, size: int = 64) -> bytes:
         """The first bytes."""
         self.file.seek(0)
@@ -79,8 +97,11 @@ class Uploads:
         self._open: list[Upload] = []
 
     def new(self, name: str, content_type: str) -> Upload:
-        """An empty upload."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """An empty upload. Raises Unavailable (`storage_full`) when there can be no folder for it."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_full(error) from error
         spool: Any = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES, dir=str(self._folder))
         upload = Upload(name=name, content_type=content_type, file=spool)
         self._open.append(upload)
@@ -89,7 +110,8 @@ class Uploads:
     def close(self) -> None:
         """Free all of them. Safe to call twice."""
         for upload in self._open:
-            upload.file.close()
+            with suppress(OSError):  # a full disk: closing tries once more to write what is buffered
+                upload.file.close()
         self._open.clear()
 
 
@@ -217,14 +239,14 @@ class _Part:
 
     def data(self, data: bytes) -> None:
         if self._upload is not None:
-            self._upload.file.write(data)
-            self._upload.size += len(data)
+            self._upload.write(data)
         elif self._text is not None:
             self._text += data
-            _check_size(self._name, len(self._text), self._limits)
+            check_size(self._name, len(self._text), self._limits)
 
     def end(self) -> None:
         if self._upload is not None:
+            self._upload.finish()
             self._form.files.append((self._name, self._upload))
         elif self._text is not None:
             try:
@@ -238,11 +260,12 @@ class _Part:
 def _add_field(form: Form, name: str, value: str, limits: BodyLimits) -> None:
     if name in form.fields:
         raise RequestError(f"{name[:40]} stands twice", hint="send it once", field=name[:40])
-    _check_size(name, len(value), limits)
+    check_size(name, len(value), limits)
     form.fields[name] = value
 
 
-def _check_size(name: str, size: int, limits: BodyLimits) -> None:
+def check_size(name: str, size: int, limits: BodyLimits) -> None:
+    """Raise TooLarge for a text field of more than its bytes."""
     limit = KWARGS_BYTES if name == "model_kwargs" else limits.text
     if size > limit:
         raise TooLarge(f"{name[:40]} has more than {limit} bytes", field=name[:40], code="body_too_large")

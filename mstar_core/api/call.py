@@ -33,7 +33,8 @@ MAX_INT: Final = 2**63 - 1
 class Call:
     """What is asked for. params: the model's checked dataclass. order: segments as (modality, index).
 
-    texts, turns: of a chat. stops: strings that end the text. group: the client's id where this is one item of several.
+    texts, turns: of a chat. observation: a robot's message, in place of text and media. stops: strings that end the
+    text. group: the client's id where this is one item of several.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class Call:
     group: str = ""
     media: Sequence[MediaPart] = ()
     order: Sequence[tuple[str, int]] = ()
+    observation: bytes | None = None
     outputs: tuple[str, ...]
     params: Any
     seed: int
@@ -197,6 +199,7 @@ def check_order(
                 field="files", code="unsupported_media_type",
             )  # fmt: skip
         counts[part.modality] = counts.get(part.modality, 0) + 1
+    check_images(spec, counts.get("image", 0))
     if asked is None:
         seen: dict[str, int] = {}
         order = []
@@ -205,6 +208,16 @@ def check_order(
             seen[part.modality] = seen.get(part.modality, 0) + 1
         return [*order, ("text", 0)] if text else order
     return _asked_order(asked, offered, counts, text)
+
+
+def check_images(spec: ModelSpec, count: int, field: str = "files") -> None:
+    """Raise RequestError for more images than the model reads; before any of them is decoded."""
+    most = getattr(spec.input("image"), "max_count", None)
+    if most is not None and count > most:
+        raise RequestError(
+            f"the request has {count} images, {spec.name} reads at most {most}", hint="send fewer", field=field,
+            value=count, allowed=f"<= {most}",
+        )  # fmt: skip
 
 
 def _asked_order(

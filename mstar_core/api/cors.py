@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 METHODS: Final = "GET, POST, OPTIONS"
-EXPOSED: Final = "X-Request-ID, X-Mstar-Warnings, X-Sample-Rate, Retry-After"
+EXPOSED: Final = "X-Request-ID, X-Trace-ID, X-Mstar-Warnings, X-Sample-Rate, Retry-After"
+ASKABLE: Final = "Authorization, Content-Type, X-Request-ID, X-Request-Timeout, traceparent"
 MAX_AGE_S: Final = 600
 
 
@@ -17,15 +18,20 @@ def cors_headers(allowed: Sequence[str], origin: str | None) -> dict[str, str]:
     """
     if not allowed:
         return {}
-    if origin is None or (origin not in allowed and "*" not in allowed):
+    if origin is None or not is_plain(origin) or (origin not in allowed and "*" not in allowed):
         return {"Vary": "Origin"}
     return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": EXPOSED, "Vary": "Origin"}
+
+
+def is_plain(text: str) -> bool:
+    """Whether a header of the client may be sent back: printable ASCII alone."""
+    return text.isascii() and text.isprintable()
 
 
 def preflight_headers(wanted: str | None) -> dict[str, str]:
     """What a browser asks before it sends a request. wanted: the headers that it would send."""
     return {
         "Access-Control-Allow-Methods": METHODS,
-        "Access-Control-Allow-Headers": wanted or "Authorization, Content-Type, X-Request-ID, X-Request-Timeout",
+        "Access-Control-Allow-Headers": wanted if wanted and is_plain(wanted) else ASKABLE,
         "Access-Control-Max-Age": str(MAX_AGE_S),
     }

@@ -13,6 +13,7 @@ ENDPOINTS: Final[Mapping[str, str]] = {
     "image": "/v1/images/generations",
     "image_edit": "/v1/images/edits",
     "transcription": "/v1/audio/transcriptions",
+    "robot_policy": "/v1/robot/policy",
 }
 """Mapping -> path."""
 

@@ -24,6 +24,20 @@ class Unauthorized(RequestError):
     code = "invalid_api_key"
 
 
+class Forbidden(RequestError):
+    """A page of a place that nobody named may not speak to the server."""
+
+    status = 403
+    code = "origin_not_allowed"
+
+
+class UpgradeRequired(RequestError):
+    """A path for WebSockets was asked for by plain HTTP."""
+
+    status = 426
+    code = "upgrade_required"
+
+
 class MethodNotAllowed(RequestError):
     status = 405
     code = "method_not_allowed"
@@ -56,6 +70,8 @@ class PeerError(MstarError):
 
 
 TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 499: "cancelled"}
+MESSAGE_CHARS: Final = 1000
+PARAM_CHARS: Final = 200
 RETRY_AFTER_S: Final = {"starting": 5, "draining": 30, "worker_lost": 2, "unavailable": 5}
 
 
@@ -98,8 +114,8 @@ def reply_of(error: BaseException, request_id: str) -> ErrorReply:
     status = error.status
     if status >= 500 and not isinstance(error, (Unavailable, PeerError)) and status != 504:
         return _internal(request_id, error.code, str(error.facts.get("node") or error.facts.get("peer") or "api"))
-    message = _safe(error.public)
-    if message is None:
+    message = error.public
+    if status >= 500 and not _is_safe(message):
         return _internal(request_id, error.code)
     kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     field_name = error.facts.get("field")
@@ -107,8 +123,8 @@ def reply_of(error: BaseException, request_id: str) -> ErrorReply:
         status=status,
         type=kind,
         code=error.code,
-        message=message,
-        param=str(field_name) if field_name is not None else None,
+        message=_line(message, MESSAGE_CHARS),
+        param=_line(str(field_name), PARAM_CHARS) if field_name is not None else None,
         headers=_headers(error),
     )
 
@@ -118,8 +134,13 @@ def _internal(request_id: str, code: str = "internal_error", part: str = "api") 
     return ErrorReply(status=500, type="server_error", code=code, message=message)
 
 
-def _safe(text: str) -> str | None:
-    return None if "Traceback" in text or "\n" in text or 'File "' in text else text
+def _is_safe(text: str) -> bool:
+    return "Traceback" not in text and "\n" not in text and 'File "' not in text
+
+
+def _line(text: str, limit: int) -> str:
+    """One line, not long: it may hold words of the client, such as the name of a parameter."""
+    return "".join(char if char.isprintable() else " " for char in text[:limit])
 
 
 def _headers(error: MstarError) -> dict[str, str]:
@@ -127,6 +148,8 @@ def _headers(error: MstarError) -> dict[str, str]:
         return {"Retry-After": str(min(60, max(1, error.retry_after_s)))}
     if error.status == 503:
         return {"Retry-After": str(RETRY_AFTER_S.get(error.code, 5))}
+    if error.status == 426:
+        return {"Upgrade": "websocket", "Connection": "Upgrade"}
     if error.status == 401:
         return {"WWW-Authenticate": "Bearer"}
     return {}
@@ -136,6 +159,13 @@ def unsupported_endpoint(route: str, mapped: list[str]) -> NotFound:
     """The loaded model does not serve `route`."""
     return NotFound(
         f"the loaded model does not serve {route}", hint=f"it serves {', '.join(mapped)}", code="unsupported_endpoint"
+    )
+
+
+def storage_full(error: OSError) -> Unavailable:
+    """The run directory takes no more bytes: the disk is full, cannot be written, or has no names left."""
+    return Unavailable(
+        "the server cannot keep the bytes of this request", str(error), "send it again later", code="storage_full"
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,30 +14,36 @@ from sanic import Request
 from sanic.exceptions import BadRequest, PayloadTooLarge
 from sanic.response import HTTPResponse
 
-from mstar_core.api.body import BodyLimits
+from mstar_core.api.body import SKIPPED_BYTES, BodyLimits, read_pieces
 from mstar_core.api.cors import cors_headers
 from mstar_core.api.errors import Stalled
-from mstar_core.api.ids import check_request_id, new_request_id
+from mstar_core.api.ids import check_request_id, new_request_id, trace_id_of, unescaped
 from mstar_core.api.service import Service
 from mstar_core.errors import RequestError, TooLarge
+from mstar_core.observe.logs import REQUEST_ID
 
 JSON = "application/json; charset=utf-8"
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER on, for no time: closing sends a reset and frees the send buffer."""
 
 
 @dataclass(slots=True)
 class Exchange:
     """A request and its answer. Owned by the app's wrapper; routes get it for the length of their handler.
 
-    is_native: errors carry the older key too. has_begun: the first byte of the answer is out.
+    trace_id: of the client's trace where it sent one, else new. is_native: errors carry the older key too. has_begun:
+    the first byte of the answer is out. held_bytes: of its body, counted until it is over.
     """
 
     service: Service
     request: Request
     route: str
     request_id: str
+    trace_id: str = ""
     key: str = ""
     is_native: bool = False
     has_begun: bool = False
+    held_bytes: int = 0
     started: float = 0.0
     status: int = 200
     code: str = "ok"
@@ -52,6 +60,11 @@ class Exchange:
         return str(self.request.headers.get("content-type") or "")
 
     @property
+    def path_name(self) -> str:
+        """The `{name}` of the path, its percent escapes undone: clients escape what may stand in an id."""
+        return unescaped(str(self.request.match_info["name"]))
+
+    @property
     def timeout_header(self) -> str | None:
         value = self.request.headers.get("x-request-timeout")
         return str(value) if value is not None else None
@@ -63,6 +76,7 @@ class Exchange:
         if not isinstance(request_id, str):
             raise RequestError("request_id is not a string", field="request_id")
         self.request_id = check_request_id(request_id)
+        REQUEST_ID.set(self.request_id)
 
     def warn(self, warnings: Sequence[str]) -> None:
         """Tell the client in a header."""
@@ -83,7 +97,8 @@ class Exchange:
 
     @property
     def all_headers(self) -> dict[str, str]:
-        return {"X-Request-ID": self.request_id, "Cache-Control": "no-store", **self._cors, **self.headers}
+        own = {"X-Request-ID": self.request_id, "X-Trace-ID": self.trace_id, "Cache-Control": "no-store"}
+        return {**own, **self._cors, **self.headers}
 
     @property
     def _cors(self) -> dict[str, str]:
@@ -106,14 +121,21 @@ class Exchange:
         """End a streamed answer well."""
         await self._stream.eof()
 
-    def abort(self) -> None:
-        """Cut the connection, so that nobody takes a part for the whole."""
+    def abort(self, *, drops: bool = False) -> None:
+        """Cut the connection, so that nobody takes a part for the whole.
+
+        drops: with what the kernel still holds for the client. One that does not read would else keep megabytes of the
+        server's memory for minutes, and never learn that it was cut.
+        """
         transport: Any = self.request.transport
-        if transport is not None:
-            transport.abort()
+        if transport is None or transport.is_closing():
+            return
+        if drops:
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        transport.abort()
 
     async def read(self) -> bytes | None:
-        """Some bytes of the body, None at its end. Raises RequestError for broken framing, TooLarge."""
+        """Some bytes of the body, None at its end. Raises RequestError for broken framing, TooLarge, Overloaded."""
         stream: Any = self.request.stream
         try:
             piece: bytes | None = await stream.read() if stream is not None else None
@@ -121,11 +143,26 @@ class Exchange:
             raise TooLarge(f"the body has more than {self.limits.body} bytes", code="body_too_large") from None
         except BadRequest:
             raise RequestError("the body is not framed as HTTP", code="bad_request") from None
+        if piece is not None:
+            self.service.held.take(len(piece))
+            self.held_bytes += len(piece)
+        if piece is None:
+            self._listen()
         return piece
 
+    def _listen(self) -> None:
+        # Sanic stops reading while 64 KiB of a body wait and goes on only for more of it. Without this a client that
+        # sent a large body and left would never be noticed: its end of the connection is what is read next.
+        transport: Any = self.request.transport
+        if transport is not None and not transport.is_closing():
+            transport.resume_reading()
+
     async def skip(self) -> None:
-        """Read a body that means nothing here to its end: Sanic logs an error when a good answer leaves one over."""
-        while await self.read() is not None:
+        """Read a body that means nothing here to its end: Sanic logs an error when a good answer leaves one over.
+
+        Raises TooLarge, SlowUpload.
+        """
+        async for _ in read_pieces(self, SKIPPED_BYTES):
             pass
 
 
@@ -136,7 +173,8 @@ def header_text(text: str) -> str:
 
 def new_exchange(service: Service, request: Request, route: str, *, is_native: bool) -> Exchange:
     """The exchange of a request that just came; its id is the header's, or a new one. Raises nothing."""
-    return Exchange(service, request, route, new_request_id(), is_native=is_native, started=service.clock())
+    trace_id = trace_id_of(request.headers.get("traceparent"))
+    return Exchange(service, request, route, new_request_id(), trace_id, is_native=is_native, started=service.clock())
 
 
 def take_header_id(exchange: Exchange) -> None:

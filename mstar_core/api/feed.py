@@ -43,10 +43,12 @@ class Feed:
     """Requests of this process, as telemetry tells of them. Owned by the service; emptied by the link.
 
     counts: how many requests finished, failed, were cancelled, were refused. why: what those in the queue wait for.
+    on_end: told of each request that is over.
     """
 
     clock: Callable[[], float] = time.monotonic
     why: Callable[[], str] = str
+    on_end: Callable[[RequestNews], None] | None = None
     counts: Counter[str] = field(default_factory=Counter)
     dropped: int = 0
     _watched: dict[int, Watched] = field(default_factory=dict)
@@ -88,6 +90,8 @@ class Feed:
         news = self._news(
             watched, status, ended=self.clock(), error=code, tokens=usage.get("completion_tokens"), cached=cached
         )
+        if self.on_end is not None:
+            self.on_end(news)
         if len(self._ended) < PENDING:
             self._ended.append(news)
         else:

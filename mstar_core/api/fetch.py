@@ -26,6 +26,19 @@ AT_ONCE: Final = 16
 PORTS: Final = {"http": 80, "https": 443}
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 
+
+@dataclass(slots=True)
+class Allowance:
+    """What the URLs of one request may still bring, all together. Owned by the request."""
+
+    left_bytes: int
+
+    def take(self, size: int) -> bool:
+        """Whether that many bytes were left."""
+        self.left_bytes -= size
+        return self.left_bytes >= 0
+
+
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host and port, as text."""
 
@@ -64,19 +77,20 @@ class Fetcher:
         self._limit_s = limit_s
         self._turns = asyncio.Semaphore(AT_ONCE)
 
-    async def fetch(self, text: str, field: str) -> bytes:
-        """The content of a URL. field: where it stands in the request.
+    async def fetch(self, text: str, field: str, allowance: Allowance | None = None) -> bytes:
+        """The content of a URL. field: where it stands in the request. allowance: of the whole request.
 
         Raises RequestError (`remote_media_disabled`, `invalid_value`), TooLarge, BadMedia (`media_unreachable`).
         """
         url = self.check(text, field)
+        allowance = allowance or Allowance(self._limit_bytes)
         try:
             async with asyncio.timeout(self._limit_s), self._turns, self._client() as client:
                 for _ in range(MAX_REDIRECTS + 1):
-                    found = await self._get(client, await self._goal(url, field), field)
+                    found = await self._get(client, await self._goal(url, field), field, allowance)
                     if isinstance(found, bytes):
                         return found
-                    url = self.check(str(url.join(found)), field)
+                    url = self.check(_joined(url, found, field), field)
         except TimeoutError as error:
             raise _unreachable(field, f"not within {self._limit_s:g} s") from error
         raise _unreachable(field, f"more than {MAX_REDIRECTS} redirects")
@@ -117,7 +131,7 @@ class Fetcher:
     async def _goal(self, url: httpx.URL, field: str) -> Goal:
         port = url.port or PORTS[url.scheme]
         try:
-            texts = await self._resolve(url.host, port)
+            texts = await self._resolve(url.raw_host.decode(), port)  # as it stands in Host and SNI
             addresses = [ipaddress.ip_address(text.partition("%")[0]) for text in texts]
         except (OSError, ValueError, UnicodeError) as error:
             raise _unreachable(field, "its host has no address") from error
@@ -128,17 +142,16 @@ class Fetcher:
             )  # fmt: skip
         return Goal(url=url, address=addresses[0])
 
-    async def _get(self, client: httpx.AsyncClient, goal: Goal, field: str) -> bytes | str:
+    async def _get(self, client: httpx.AsyncClient, goal: Goal, field: str, allowance: Allowance) -> bytes | str:
         """The content, or where a redirect points."""
-        default = goal.url.port in (None, PORTS[goal.url.scheme])
-        host = goal.url.netloc.decode() if not default else goal.url.raw_host.decode()
+        name = goal.url.raw_host.decode()
         request = client.build_request(
-            "GET", goal.pinned, headers={"Host": host}, extensions={"sni_hostname": goal.url.raw_host.decode()}
+            "GET", goal.pinned, headers={"Host": goal.url.netloc.decode()}, extensions={"sni_hostname": name}
         )
         try:
             answer = await client.send(request, stream=True)
             try:
-                return await self._content(answer, field)
+                return await self._content(answer, field, allowance)
             finally:
                 await answer.aclose()
         except MstarError:
@@ -146,7 +159,7 @@ class Fetcher:
         except httpx.HTTPError as error:
             raise _unreachable(field, type(error).__name__) from error
 
-    async def _content(self, answer: httpx.Response, field: str) -> bytes | str:
+    async def _content(self, answer: httpx.Response, field: str, allowance: Allowance) -> bytes | str:
         if answer.status_code in REDIRECTS and "location" in answer.headers:
             return str(answer.headers["location"])
         if answer.status_code != 200:
@@ -156,12 +169,21 @@ class Fetcher:
         parts, size = [], 0
         async for part in answer.aiter_raw():
             size += len(part)
-            if size > self._limit_bytes:
+            if size > self._limit_bytes or not allowance.take(len(part)):
                 raise TooLarge(
-                    f"the media has more than {self._limit_bytes} bytes", field=field, code="media_too_large"
-                )
+                    f"the media has, or all of the request have, more than {self._limit_bytes} bytes", field=field,
+                    code="media_too_large",
+                )  # fmt: skip
             parts.append(part)
         return b"".join(parts)
+
+
+def _joined(url: httpx.URL, location: str, field: str) -> str:
+    """Where a redirect points. Raises BadMedia for one that points nowhere."""
+    try:
+        return str(url.join(location))
+    except (httpx.InvalidURL, ValueError) as error:
+        raise _unreachable(field, "its host sent a redirect that cannot be read") from error
 
 
 async def _resolve(host: str, port: int) -> Sequence[str]:

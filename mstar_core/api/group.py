@@ -18,6 +18,7 @@ from mstar_core.api.exchange import Exchange
 from mstar_core.api.ids import MAX_SEED
 from mstar_core.api.present import Chunk
 from mstar_core.api.service import Done, Service, Session
+from mstar_core.api.shared_inputs import SharedInputs
 
 PIECES: Final = 4
 """Pieces of an item that may wait between its outbox and the writer; what is more waits in the outbox."""
@@ -41,6 +42,7 @@ class Group:
         self.done: dict[int, Done] = {}
         self._service = service
         self._exchange = exchange
+        self._shared = SharedInputs()
         self._queue: asyncio.Queue[Piece | Exception] = asyncio.Queue(PIECES * len(calls))
 
     @property
@@ -89,9 +91,15 @@ class Group:
         except Exception as error:  # noqa: BLE001  isolation boundary: one item; `pieces` raises it
             await self._queue.put(error)
 
+    def close(self) -> None:
+        """No item runs any more."""
+        self._shared.close()
+
     async def _run(self, index: int) -> None:
         exchange = self._exchange
-        async with self._service.open(self.calls[index], key=exchange.key, started=exchange.started) as session:
+        async with self._service.open(
+            self.calls[index], key=exchange.key, started=exchange.started, shared=self._shared
+        ) as session:
             self.sessions[index] = session
             async for chunks in session.chunks():
                 if chunks:
@@ -117,6 +125,7 @@ async def open_group(exchange: Exchange, call: Call, count: int) -> AsyncIterato
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        group.close()
 
 
 def item_of(call: Call, index: int) -> Call:

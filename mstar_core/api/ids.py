@@ -1,4 +1,4 @@
-"""Names and numbers of requests: the client's id, our handle, the seed. Used by routes and registry."""
+"""Names and numbers of requests: the client's id, its trace, our handle, the seed. Used by routes and registry."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import re
 import secrets
 import time
+import urllib.parse
 from typing import Any, Final
 
 from mstar_core.errors import RequestError
@@ -15,6 +16,7 @@ HANDLE_BITS: Final = 40
 
 MAX_SEED: Final = 2**63 - 1
 _CROCKFORD: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_PARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _CLIENT_ID: Final = re.compile(r"[\x21-\x2e\x30-\x7e]{1,128}")  # printable ASCII without space and slash
 
 
@@ -35,6 +37,17 @@ def check_request_id(value: str, field: str = "request_id") -> str:
         allowed = "1 to 128 printable ASCII characters without space and '/'"
         raise RequestError(f"{field} is not usable as an id", hint=f"send {allowed}", field=field, allowed=allowed)
     return value
+
+
+def trace_id_of(parent: str | None) -> str:
+    """The trace that the header `traceparent` names (W3C Trace Context), a new one where it names none."""
+    found = _PARENT.fullmatch(parent or "")
+    return found[1] if found is not None else secrets.token_hex(16)
+
+
+def unescaped(name: str) -> str:
+    """A name out of a path, its percent escapes undone: clients escape what may well stand in an id."""
+    return urllib.parse.unquote(name)
 
 
 def seed_of(request_id: str) -> int:

@@ -111,6 +111,11 @@ class Link:
         """Tensors that were lent and have not come back."""
         return self._tensors.live
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of tensors that were lent so far."""
+        return self._tensors.sent_bytes
+
     def put(self, array: Array) -> TensorRef:
         """Lend an array to whoever runs the request. Raises ArenaFull."""
         return self._tensors.put(array, CONDUCTOR)
@@ -162,9 +167,10 @@ class Link:
             return
         values = self.gauges()
         news, spans = self.news()
-        if news or spans or values != self._told:
+        samples = self._metrics.news(self._clock())
+        if news or spans or samples or values != self._told:
             self._told = values
-            self.life.telemetry(values, news, spans)
+            self.life.telemetry(values, news, spans, samples=samples)
 
     def _check_stop(self) -> None:
         if self.life.stop_reason is not None and self.on_stop is not None:
@@ -224,7 +230,11 @@ class Link:
             if live is None:
                 self._metrics.late.inc()
             else:
-                self._output(message.worker, output, live)
+                try:
+                    self._output(message.worker, output, live)
+                except Exception:  # isolation boundary: one output of a message that carries those of many requests
+                    log.exception("an output of %s was not taken", message.worker)
+                    live.fail(EngineError("an output was lost", node=message.worker))
             loan = loan_of(output.ref)
             if loan is not None:
                 freed.setdefault(loan.owner, []).append((loan.slot, loan.generation))

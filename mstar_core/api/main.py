@@ -21,8 +21,10 @@ from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
 from mstar_core.api.pool import Pool
 from mstar_core.api.pool_child import load_processor
+from mstar_core.api.pool_process import MakeProcess, ProcessorProcess
 from mstar_core.api.requests import Registry
 from mstar_core.api.service import KEEPALIVE_S, Service
+from mstar_core.api.socket import dismiss
 from mstar_core.api.tls import tls_context
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import PluginError, StartError, Unavailable
@@ -51,6 +53,7 @@ class ApiProcess:
         *,
         keepalive_s: float = KEEPALIVE_S,
         fetcher: Fetcher | None = None,
+        make_process: MakeProcess = ProcessorProcess,
     ) -> None:
         """Take the port and open the mailbox, before anything is loaded. Raises StartError, TransportError."""
         if model.processor is None:
@@ -70,7 +73,9 @@ class ApiProcess:
             self.socket.close()
             raise
         self.life = self.link.life
-        self.pool = Pool(model.processor, self._folder, spec.model_kwargs, size=spec.api.pool_processes)
+        self.pool = Pool(
+            model.processor, self._folder, spec.model_kwargs, size=spec.api.pool_processes, make=make_process
+        )
         self.stopped: asyncio.Future[str] | None = None
         self._keepalive_s = keepalive_s
         self._fetcher = fetcher or Fetcher(spec.api.remote_media, spec.api.max_body_bytes)
@@ -119,9 +124,10 @@ class ApiProcess:
         await self.registry.wait_empty(CLOSE_S)
         if self._server is not None:
             self._server.close()
-            await self._server.wait_closed()
             for connection in list(self._server.connections):
+                dismiss(connection)
                 connection.abort()
+            await self._server.wait_closed()  # from Python 3.12 on this waits for every connection
         if self._app is not None:
             Sanic.unregister_app(self._app)
         self.socket.close()

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from mstar_core.api.body import BodyLimits
+from mstar_core.api.call import check_images
 from mstar_core.api.errors import UnsupportedType
-from mstar_core.api.fetch import Fetcher
+from mstar_core.api.fetch import Allowance, Fetcher
 from mstar_core.api.references import part_of_base64, part_of_url
 from mstar_core.api.schema.chat import (
     AudioUrlPart,
@@ -76,7 +77,9 @@ async def read_messages(
         )
     if len(made.wanted) > limits.files:
         raise TooLarge(f"the request has more than {limits.files} files", field="messages", code="too_many_files")
-    tasks = [asyncio.ensure_future(_part(each, fetcher)) for each in made.wanted]
+    check_images(spec, sum(each.modality == "image" for each in made.wanted), "messages")
+    allowance = Allowance(limits.body)
+    tasks = [asyncio.ensure_future(_part(each, fetcher, allowance)) for each in made.wanted]
     try:
         made.media = await asyncio.gather(*tasks)
     finally:
@@ -139,7 +142,7 @@ def _url(given: MediaUrl | str) -> str:
     return given if isinstance(given, str) else given.url
 
 
-async def _part(wanted: Wanted, fetcher: Fetcher) -> MediaPart:
+async def _part(wanted: Wanted, fetcher: Fetcher, allowance: Allowance) -> MediaPart:
     if wanted.is_base64:
         return await part_of_base64(wanted.field, wanted.source, wanted.modality)
-    return await part_of_url(wanted.field, wanted.source, wanted.modality, fetcher)
+    return await part_of_url(wanted.field, wanted.source, wanted.modality, fetcher, allowance)

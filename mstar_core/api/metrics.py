@@ -7,75 +7,119 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-GAPS: Final = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+from mstar_core.messages.telemetry import MetricSample, RequestNews
+from mstar_core.observe.exposition import Timeless, Told, samples_of
+from mstar_core.observe.families import CONTENT_TYPE, FAMILIES
+
+__all__ = ["CONTENT_TYPE", "Metrics"]
+
+TELL_S: Final = 1.0
+"""How often the supervisor is told of them."""
 
 
 class Metrics:
-    """One registry per api, so that two in one process (tests) do not meet."""
+    """One registry per api, so that two in one process (tests) do not meet. `told`: what the supervisor makes."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._own = CollectorRegistry()
+        self._told = Told()
+        self._next_tell = 0.0
+        self._last: dict[tuple[str, tuple[str, ...]], float] = {}
 
-        def counter(name: str, doc: str, *labels: str) -> Counter:
-            return Counter(name, doc, labels, registry=self.registry)
+        def counter(name: str) -> Counter:
+            family = FAMILIES[name]
+            return Counter(name, family.doc, family.labels, registry=self._own)
 
-        def gauge(name: str, doc: str, *labels: str) -> Gauge:
-            return Gauge(name, doc, labels, registry=self.registry)
+        def gauge(name: str) -> Gauge:
+            family = FAMILIES[name]
+            return Gauge(name, family.doc, family.labels, registry=self._own)
 
-        def histogram(name: str, doc: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
-            return Histogram(name, doc, labels, buckets=buckets, registry=self.registry)
+        def histogram(name: str) -> Histogram:
+            family = FAMILIES[name]
+            return Histogram(name, family.doc, family.labels, buckets=family.buckets, registry=self._own)
 
-        self.requests = counter(
-            "mstar_requests_total", "Answered requests by route and error code (ok).", "route", "code"
+        self.requests = counter("mstar_requests")
+        self.tokens = counter("mstar_tokens")
+        self.cancelled = counter("mstar_cancelled")
+        self.rejected = counter("mstar_rejected")
+        self.audio_seconds = counter("mstar_audio_seconds")
+        self.late = counter("mstar_late_messages")
+        self.queue_s = histogram("mstar_queue_seconds")
+        self.ttft_s = histogram("mstar_ttft_seconds")
+        self.ttfa_s = histogram("mstar_ttfa_seconds")
+        self.chunk_gap_s = histogram("mstar_inter_chunk_seconds")
+        self.stream_gap_s = histogram("mstar_stream_gap_seconds")
+        self.real_time_factor = histogram("mstar_real_time_factor")
+        self.request_s = histogram("mstar_request_seconds")
+        self.inflight = gauge("mstar_inflight")
+        self.queue_depth = gauge("mstar_queue_depth")
+        self.pool_busy = gauge("mstar_pool_busy")
+        self.component_up = Gauge(
+            "mstar_component_up", FAMILIES["mstar_component_up"].doc, ("component",), registry=self.registry
         )
-        self.tokens = counter("mstar_tokens_total", "Tokens read (prompt, cached) and made (completion).", "kind")
-        self.cancelled = counter("mstar_cancelled_total", "Requests cancelled, by cause.", "cause")
-        self.rejected = counter("mstar_rejected_total", "Requests refused before they ran, by code.", "code")
-        self.audio_seconds = counter("mstar_audio_seconds_total", "Seconds of sound made.")
-        self.late = counter("mstar_late_messages_total", "Messages for requests that had ended.")
-        self.queue_s = histogram("mstar_queue_seconds", "Wait for a slot.")
-        self.ttft_s = histogram("mstar_ttft_seconds", "From arrival to the first output.", "modality")
-        self.chunk_gap_s = histogram(
-            "mstar_inter_chunk_seconds", "Between outputs of a request.", "modality", buckets=GAPS
-        )
-        self.request_s = histogram("mstar_request_seconds", "From arrival to end.", "route")
-        self.stream_gap_s = histogram(
-            "mstar_stream_gap_seconds", "How much later than its playback an audio chunk came.", buckets=GAPS
-        )
-        self.inflight = gauge("mstar_inflight", "Requests that run.")
-        self.queue_depth = gauge("mstar_queue_depth", "Requests that wait for a slot.")
-        self.kv_pages = gauge("mstar_kv_pages", "Pages of a node's cache by state.", "node", "state")
-        self.batch_size = gauge("mstar_batch_size", "Rows of a node's last batch.", "node")
-        self.graph_steps = gauge(
-            "mstar_graph_steps",
-            "Steps of a node since its start: replayed from a graph, or plain.",
-            "node",
-            "kind",
-            "how",
-        )
-        self.graph_bytes = gauge("mstar_graph_bytes", "Device memory that went with a node's graphs.", "node")
-        self.pool_busy = gauge("mstar_pool_busy", "Pool processes that work.")
-        self.component_up = gauge("mstar_component_up", "Whether a process of the deployment is there.", "component")
+        self.registry.register(Timeless(self._own))
+        self.registry.register(self._told)
+
+    def ended(self, news: RequestNews) -> None:
+        """A request is over: note its first sound, and how long its sound took it."""
+        if news.ttfa_s is not None:
+            self.ttfa_s.observe(news.ttfa_s)
+        if news.state == "finished" and news.audio_s and news.started is not None and news.ended is not None:
+            self.real_time_factor.observe((news.ended - news.started) / news.audio_s)
 
     def take_telemetry(self, values: Mapping[str, float]) -> None:
-        """Set gauges from `node.NAME.` with `pages_STATE`, `batch_size`, `KIND_HOW` (of steps) or `graph_bytes`."""
+        """Keep what the supervisor tells: `node.NAME.READING`, `component.NAME.READING`, `deployment.READING`.
+
+        READING: `pages_STATE`, `KIND_HOW` (of steps), or one of _NODE, _COMPONENT, _DEPLOYMENT; others have no family.
+        """
         for name, value in values.items():
-            head, _, rest = name.partition(".")
-            node, _, what = rest.rpartition(".")
-            if head != "node" or not node:
-                continue
-            if what.startswith("pages_"):
-                self.kv_pages.labels(node, what.removeprefix("pages_")).set(value)
-            elif what == "batch_size":
-                self.batch_size.labels(node).set(value)
-            elif what == "graph_bytes":
-                self.graph_bytes.labels(node).set(value)
-            elif what.endswith(("_replayed", "_plain")):
-                kind, _, how = what.partition("_")
-                self.graph_steps.labels(node, kind, how).set(value)
+            kind, _, rest = name.partition(".")
+            who, _, what = rest.rpartition(".")
+            if kind == "node" and who:
+                self._node(who, what, value)
+            elif kind == "component" and what in _COMPONENT:
+                self._told.put(_COMPONENT[what], (who,), value)
+            elif kind == "deployment" and what in _DEPLOYMENT:
+                self._told.put(_DEPLOYMENT[what], (), value)
+
+    def _node(self, node: str, what: str, value: float) -> None:
+        if what in _NODE:
+            self._told.put(_NODE[what], (node,), value)
+        elif what in _QUANTILES:
+            self._told.put("mstar_step_seconds", (node, _QUANTILES[what]), value)
+        elif what.startswith("pages_"):
+            self._told.put("mstar_kv_pages", (node, what.removeprefix("pages_")), value)
+        elif what.endswith(("_replayed", "_plain")):
+            kind, _, how = what.partition("_")
+            self._told.put("mstar_graph_steps", (node, kind, how), value)
+
+    def news(self, now: float) -> list[MetricSample]:
+        """Samples of the series made here that changed since the last call, at most once a second."""
+        if now < self._next_tell:
+            return []
+        self._next_tell = now + TELL_S
+        changed = []
+        for sample in samples_of(self._own.collect()):
+            key = (sample.name, tuple(sample.labels))
+            if self._last.get(key) != sample.value:
+                self._last[key] = sample.value
+                changed.append(sample)
+        return changed
 
     def text(self) -> bytes:
         """The exposition."""
         return generate_latest(self.registry)
+
+
+_NODE: Final = {
+    "batch_size": "mstar_batch_size",
+    "steps": "mstar_steps",
+    "rows": "mstar_step_rows",
+    "busy_s": "mstar_step_busy_seconds",
+    "preempted": "mstar_preempted",
+    "graph_bytes": "mstar_graph_bytes",
+}
+_QUANTILES: Final = {"step_p50_s": "0.5", "step_p99_s": "0.99"}
+_COMPONENT: Final = {"sent_bytes": "mstar_transport_bytes"}
+_DEPLOYMENT: Final = {"restarts": "mstar_restarts"}

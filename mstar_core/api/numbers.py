@@ -64,30 +64,31 @@ def packed(item: Item, wanted: NumberForm) -> tuple[bytes, dict[str, Any]]:
 
 def widened(item: Item) -> Array:
     """An output's array; bfloat16, which numpy does not know, as float32, which holds it exactly."""
-    return _widened(item.array) if item.dtype == BFLOAT16 else item.array
+    return widened_bits(item.array) if item.dtype == BFLOAT16 else item.array
 
 
 def _converted(item: Item, wanted: str | None) -> tuple[Array, str]:
     is_half = item.dtype == BFLOAT16
     own = BFLOAT16 if is_half else item.array.dtype.name
-    array = np.ascontiguousarray(item.array)
+    array = np.asarray(item.array, order="C")  # ascontiguousarray would make [1] of a single number
     is_float = is_half or array.dtype.kind == "f"
     if wanted is None or not is_float or wanted == own:
         return array.astype(array.dtype.newbyteorder("<"), copy=False), own
-    wide = _widened(array) if is_half else array.astype("<f4", copy=False)
+    wide = widened_bits(array) if is_half else array.astype("<f4", copy=False)
     if wanted == BFLOAT16:
         return _halved(wide), BFLOAT16
     return wide.astype(np.dtype(wanted).newbyteorder("<"), copy=False), wanted
 
 
-def _widened(bits: Array) -> Array:
+def widened_bits(bits: Array) -> Array:
+    """bfloat16 as numpy holds it, uint16, to float32."""
     wide: Array = (bits.astype("<u4") << 16).view("<f4")
     return wide
 
 
 def _halved(wide: Array) -> Array:
     """float32 to the bits of bfloat16, rounded to the nearest, ties to even. A NaN stays one."""
-    bits = np.ascontiguousarray(wide).view("<u4")
+    bits = np.asarray(wide, order="C").view("<u4")
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
     made: Array = np.where(np.isnan(wide), np.uint16(0x7FC0), rounded).astype("<u2")
     return made
@@ -125,4 +126,4 @@ def _json(array: Array, dtype: str, port: str) -> bytes:
             hint="ask for output_format raw, npy or safetensors", field="output_format", value="json",
             allowed="raw, npy, safetensors",
         )  # fmt: skip
-    return msgspec.json.encode((_widened(array) if dtype == BFLOAT16 else array).tolist())
+    return msgspec.json.encode((widened_bits(array) if dtype == BFLOAT16 else array).tolist())

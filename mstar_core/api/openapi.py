@@ -47,7 +47,8 @@ HEADERS: Final = (
 
 
 def describe(deployment: DeploymentSpec, spec: ModelSpec, routes: Sequence[Route]) -> Json:
-    """The description of what this deployment serves. routes: those that its model maps."""
+    """The description of what this deployment serves. routes: those that its model maps; OpenAPI knows no sockets."""
+    routes = [route for route in routes if not route.is_socket]
     names = components(routes)
     schemas = {**names}
     parameters = {**COMMON, **param_schema(spec.params)["properties"]}

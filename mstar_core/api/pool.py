@@ -7,114 +7,72 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import multiprocessing
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.api.pool_child import serve
-from mstar_core.errors import BadMedia, StartError
+import numpy as np
+
+from mstar_core.api.pool_process import SMALL_BYTES, MakeProcess, ProcessorProcess
+from mstar_core.errors import Unavailable
 from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.processor import Inputs, PromptRequest
 
 JOBS_PER_PROCESS: Final = 500
-"""A process is replaced after so many jobs: decoders leak."""
+"""A process is replaced after so many jobs: decoders leak. It works on until its successor can."""
 
 JOB_S: Final = 60.0
-START_S: Final = 300.0
 
-log = logging.getLogger("mstar.api.pool")
+TOGETHER: Final = 64
+TOGETHER_BYTES: Final = 48 << 10
+"""Most small jobs that are handed over at once, and their bytes: with what Linux adds to each they fit into a pipe."""
 
 
-class ProcessorProcess:
-    """One process and its pipe. Used by one thread at a time; `kill` may come from any."""
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One job. data: pickled, if it is small. answer: cancelled when whoever asked has gone."""
 
-    def __init__(self, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
-        self._args = (target, folder, dict(model_kwargs))
-        self._process: SpawnProcess | None = None
-        self._pipe: Connection | None = None
-        self.jobs = 0
-
-    @property
-    def pid(self) -> int | None:
-        """Of the process that runs now."""
-        return self._process.pid if self._process is not None else None
-
-    def start(self) -> None:
-        """Start the process and wait for its processor. Raises what the processor raised, or StartError."""
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs, *self._args), name="mstar-pool", daemon=True)
-        process.start()
-        theirs.close()
-        self._process, self._pipe, self.jobs = process, ours, 0
-        if not ours.poll(START_S):
-            self.kill()
-        ok, value = self._receive() or (False, StartError("a pool process ended while it started", phase="pool"))
-        if not ok:
-            self.stop()
-            raise value
-
-    def do(self, name: str, args: tuple[Any, ...]) -> Any:
-        """Do one job. Raises the job's error, or BadMedia when the process died of it."""
-        if self._process is None or self.jobs >= JOBS_PER_PROCESS or not self._process.is_alive():
-            self.stop()
-            self.start()
-        self.jobs += 1
-        assert self._pipe is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._pipe.send((name, args))
-        found = self._receive()
-        if found is None:
-            code = self._process.exitcode if self._process is not None else None
-            self.stop()
-            log.error("a pool process ended with status %s in a job", code)
-            raise BadMedia("the input could not be read", hint="a process died reading it, or it took too long")
-        ok, value = found
-        if not ok:
-            raise value
-        return value
-
-    def kill(self) -> None:
-        """End the process now; a job that runs in it fails."""
-        if self._process is not None:
-            self._process.kill()
-
-    def stop(self) -> None:
-        """End the process and free its pipe. Safe to call twice."""
-        self.kill()
-        if self._process is not None:
-            self._process.join()
-            self._process.close()
-        if self._pipe is not None:
-            self._pipe.close()
-        self._process = self._pipe = None
-
-    def _receive(self) -> tuple[bool, Any] | None:
-        assert self._pipe is not None
-        try:
-            answer: tuple[bool, Any] = self._pipe.recv()
-        except (EOFError, OSError):
-            return None
-        return answer
+    name: str
+    args: tuple[Any, ...]
+    answer: asyncio.Future[Any]
+    data: bytes | None
 
 
 class Pool:
-    """`size` processes behind one queue. Jobs of requests that have gone are not started."""
+    """`size` processes behind one queue. Jobs of requests that have gone are not started. begun: jobs so far.
+
+    Small jobs that wait go to a process together, and their answers come back one by one. With a hundred streams open
+    the loop needs long for a turn, and each job by itself took several, or a thread that had to get the interpreter
+    from the loop: the last of many new requests waited until streams of others ended.
+    """
 
     def __init__(
-        self, target: str, folder: Path | None, model_kwargs: Mapping[str, Any], *, size: int = 1, job_s: float = JOB_S
+        self,
+        target: str,
+        folder: Path | None,
+        model_kwargs: Mapping[str, Any],
+        *,
+        size: int = 1,
+        job_s: float = JOB_S,
+        jobs: int = JOBS_PER_PROCESS,
+        make: MakeProcess = ProcessorProcess,
     ) -> None:
+        """jobs: after how many a process is replaced."""
         self.busy = 0
+        self.begun = 0
         self._job_s = job_s
-        self._processes = [ProcessorProcess(target, folder, model_kwargs) for _ in range(size)]
+        self._jobs = jobs
+        self._processes = [make(target, folder, model_kwargs) for _ in range(size)]
+        self._working: set[ProcessorProcess] = set()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="mstar-pool")
-        self._free: asyncio.Queue[ProcessorProcess] = asyncio.Queue()
-        self._running: set[asyncio.Task[Any]] = set()
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="mstar-pool-start")
+        self._idle: deque[ProcessorProcess] = deque()
+        self._waiting: deque[_Job] = deque()
+        self._running: set[asyncio.Task[None]] = set()
         self._closing = False
 
     @property
@@ -125,9 +83,11 @@ class Pool:
     async def start(self) -> None:
         """Start all processes and wait for their processors. Raises what a processor raised."""
         loop = asyncio.get_running_loop()
+        self._working |= set(self._processes)  # so that a close does not wait for a start
         await asyncio.gather(*(loop.run_in_executor(self._threads, process.start) for process in self._processes))
-        for process in self._processes:
-            self._free.put_nowait(process)
+        self._working.clear()
+        self._idle.extend(self._processes)
+        self._dispatch()
 
     async def prompt(self, request: PromptRequest) -> Inputs:
         """Run `process_prompt`. Raises its error, or BadMedia when it killed its process."""
@@ -147,34 +107,147 @@ class Pool:
     async def close(self) -> None:
         """End all processes; jobs that run fail. Safe to call twice."""
         self._closing = True
-        for process in self._processes:
+        for process in self._working:
             process.kill()
+        for process in self._processes:
+            process.end_successor()
         await asyncio.gather(*self._running, return_exceptions=True)
+        for job in self._waiting:
+            if not job.answer.done():
+                job.answer.set_exception(Unavailable("the deployment stops", code="draining"))
+        self._waiting.clear()
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._end_starts)
         if self._processes:
             await asyncio.gather(*(loop.run_in_executor(self._threads, process.stop) for process in self._processes))
         self._processes = []
         self._threads.shutdown(wait=False)
 
+    def _end_starts(self) -> None:
+        self._starter.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.drop_successor()
+
     async def _job(self, name: str, *args: Any) -> Any:
-        process = await self._free.get()
-        task = asyncio.create_task(self._run(process, name, args))
-        self._running.add(task)
-        task.add_done_callback(self._ended)
-        return await asyncio.shield(task)  # a job cannot be called back: its process is busy until it ends
+        job = _Job(name, args, asyncio.get_running_loop().create_future(), packed(name, args))
+        self._waiting.append(job)
+        self._dispatch()
+        return await job.answer
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen: the request that asked may have gone
+    def _dispatch(self) -> None:
+        while self._idle and self._waiting:
+            job = self._waiting.popleft()
+            if job.answer.done():
+                continue  # whoever asked has gone
+            process = self._idle.popleft()
+            task = asyncio.create_task(self._run(process, [job, *self._followers(job)]))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
 
-    async def _run(self, process: ProcessorProcess, name: str, args: tuple[Any, ...]) -> Any:
+    def _followers(self, first: _Job) -> list[_Job]:
+        """Small jobs that go to the same process together with a small one, where no other process is free."""
+        found: list[_Job] = []
+        size = len(first.data or b"")
+        while first.data and not self._idle and self._waiting and len(found) < TOGETHER - 1:
+            data = self._waiting[0].data
+            if data is None or size + len(data) > TOGETHER_BYTES:
+                break
+            size += len(data)
+            job = self._waiting.popleft()
+            if not job.answer.done():
+                found.append(job)
+        return found
+
+    async def _run(self, process: ProcessorProcess, jobs: list[_Job]) -> None:
         self.busy += 1
-        loop = asyncio.get_running_loop()
-        limit = loop.call_later(self._job_s, process.kill)
+        self.begun += len(jobs)
+        self._working.add(process)
         try:
-            return await loop.run_in_executor(self._threads, process.do, name, args)
+            await self._do(process, jobs)
+        finally:
+            self.busy -= 1
+            self._working.discard(process)
+            if process.jobs >= self._jobs and not process.is_renewing and not self._closing:
+                process.is_renewing = True
+                self._starter.submit(process.prepare)
+            self._idle.append(process)
+            if not self._closing:
+                self._dispatch()
+
+    async def _do(self, process: ProcessorProcess, jobs: list[_Job]) -> None:
+        if not process.is_ready:  # a start has a limit of its own
+            started = asyncio.get_running_loop().run_in_executor(self._threads, process.renew)
+            await asyncio.wait({started})
+            if started.exception() is not None:
+                for job in jobs:
+                    settle(job, started.result)
+                return
+        small = [job.data for job in jobs if job.data is not None]
+        if small:
+            await self._collect(process, process.hand_over(small), deque(jobs))
+            return
+        with self._limited(process):
+            await self._in_thread(jobs[0], process.do, jobs[0].name, jobs[0].args)
+
+    async def _collect(self, process: ProcessorProcess, answers: int, jobs: deque[_Job]) -> None:
+        while jobs and not process.is_gone:
+            with self._limited(process):
+                await readable(answers)
+                if not process.has_small_answer:
+                    await self._in_thread(jobs.popleft(), process.result)
+                while jobs and process.has_small_answer:
+                    settle(jobs.popleft(), process.result)
+        self._waiting.extendleft(reversed(jobs))  # one killed the process; the others were not begun
+
+    @contextlib.contextmanager
+    def _limited(self, process: ProcessorProcess) -> Iterator[None]:
+        limit = asyncio.get_running_loop().call_later(self._job_s, process.kill)
+        try:
+            yield
         finally:
             limit.cancel()
-            self.busy -= 1
-            self._free.put_nowait(process)
+
+    async def _in_thread(self, job: _Job, call: Callable[..., Any], *args: Any) -> None:
+        working = asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+        await asyncio.wait({working})
+        settle(job, working.result)
+
+
+def packed(name: str, args: tuple[Any, ...]) -> bytes | None:
+    """A job as it goes through the pipe, where it is small; None for one with media, large arrays, long texts."""
+    size = 0
+    for arg in args:
+        match arg:
+            case PromptRequest():
+                size += sum(len(part.data) for part in arg.media) + len(arg.observation or b"") + len(arg.text or "")
+            case np.ndarray():
+                size += arg.nbytes
+            case bytes():
+                size += len(arg)
+    if size > SMALL_BYTES:
+        return None
+    data = bytes(ForkingPickler.dumps((name, args)))
+    return data if len(data) <= SMALL_BYTES else None
+
+
+def settle(job: _Job, result: Callable[[], Any]) -> None:
+    """Give whoever waits for the job its result, or what it raises."""
+    try:
+        value = result()
+    except Exception as error:  # noqa: BLE001  handed on
+        if not job.answer.done():
+            job.answer.set_exception(error)
+        return
+    if not job.answer.done():
+        job.answer.set_result(value)
+
+
+async def readable(fd: int) -> None:
+    """Wait until `fd` can be read, or its other end is closed."""
+    loop = asyncio.get_running_loop()
+    news: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, lambda: None if news.done() else news.set_result(None))
+    try:
+        await news
+    finally:
+        loop.remove_reader(fd)

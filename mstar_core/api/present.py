@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final
+
+from prometheus_client import Histogram
 
 from mstar_core.api.metrics import Metrics
 from mstar_core.api.numbers import NumberForm, packed, widened
@@ -31,8 +34,13 @@ class Chunk:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+def _steps(item: Item) -> int:
+    """Steps of actions [..., steps, values]."""
+    return item.array.shape[-2] if item.array.ndim > 1 else 1
+
+
 class Presenter:
-    """Turns items into chunks and counts what went out.
+    """Turns items into chunks and counts what went out. facts: what the processor tells of outputs, by modality.
 
     PCM16 and numbers are made here, the latter in the form that `numbers` asks for; the others come from the processor,
     by `postprocess`; ids of text go through `detokenizer`.
@@ -48,10 +56,13 @@ class Presenter:
         *,
         stops: StopStrings | None = None,
         numbers: NumberForm = RAW,
+        facts: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
         self.samples = 0
         self.text_tokens = 0
         self.images = 0
+        self.action_steps = 0
+        self.frames = 0
         self.first_at: float | None = None
         self.first_sound_at: float | None = None
         audio = spec.output("audio")
@@ -63,7 +74,9 @@ class Presenter:
         self._clock = clock
         self._stops = stops
         self._numbers = numbers
+        self._facts = facts
         self._last: dict[str, float] = {}
+        self._gaps: dict[str, Histogram] = {}  # by modality: looking one up costs as much as the observation
         self._started_playing = 0.0
 
     @property
@@ -74,16 +87,22 @@ class Presenter:
     async def chunks(self, item: Item) -> list[Chunk]:
         """The chunks of one item; none when its text completes no character."""
         self._note(item.modality)
+        made, facts = await self._made(item), self._facts.get(item.modality)
+        return made if not facts else [replace(chunk, metadata={**chunk.metadata, **facts}) for chunk in made]
+
+    async def _made(self, item: Item) -> list[Chunk]:
         match item.modality:
             case "audio":
                 return [await self._audio(item)]
             case "text":
                 return self._text(item)
             case "action" | "scalar" | "tensor":
+                self.action_steps += _steps(item) if item.modality == "action" else 0
                 return [await self._packed(item)]
             case _:
                 data, metadata = await self._postprocess(widened(item), item.modality)
                 self.images += item.modality == "image"
+                self.frames += int(metadata.get("frames") or 0) if item.modality == "video" else 0
                 return [Chunk(modality=item.modality, data=data, metadata={**item.meta, **metadata})]
 
     @property
@@ -147,8 +166,10 @@ class Presenter:
     def _note(self, modality: str) -> None:
         now = self._clock()
         before = self._last.get(modality)
-        if before is not None:
-            self._metrics.chunk_gap_s.labels(modality).observe(now - before)
+        if before is None:
+            self._gaps[modality] = self._metrics.chunk_gap_s.labels(modality)
+        else:
+            self._gaps[modality].observe(now - before)
         self._last[modality] = now
         if self.first_at is None:
             self.first_at = now

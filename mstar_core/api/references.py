@@ -11,7 +11,7 @@ from typing import Final
 
 from mstar_core.api.body import Upload
 from mstar_core.api.errors import UnsupportedType
-from mstar_core.api.fetch import Fetcher
+from mstar_core.api.fetch import Allowance, Fetcher
 from mstar_core.api.sniff import sniff
 from mstar_core.errors import RequestError
 from mstar_core.plugin.processor import MediaPart
@@ -31,12 +31,12 @@ async def part_of_upload(field: str, upload: Upload, wanted: str | None = None) 
     )  # fmt: skip
 
 
-async def part_of_url(field: str, url: str, wanted: str, fetcher: Fetcher) -> MediaPart:
+async def part_of_url(field: str, url: str, wanted: str, fetcher: Fetcher, allowance: Allowance) -> MediaPart:
     """What a URL means. Nothing is ever read from this machine. Raises RequestError, UnsupportedType, BadMedia."""
     if url[:5].lower() == "data:":
         kind, data = await data_of_url(field, url)
     else:
-        kind, data = "", await fetcher.fetch(url, field)
+        kind, data = "", await fetcher.fetch(url, field, allowance)
     return MediaPart(modality=checked(sniff(data[:64], "", kind), wanted, field), data=data)
 
 

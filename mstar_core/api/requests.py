@@ -77,6 +77,23 @@ class Live:
                     await task
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class Arriving:
+    """A request whose body is read. task: its handler. is_cancelled: by its id, not by a closed connection."""
+
+    request_id: str
+    route: str
+    key: str
+    task: asyncio.Task[Any]
+    created: float = field(default_factory=time.time)
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        """End it where it waits."""
+        self.is_cancelled = True
+        self.task.cancel()
+
+
 def timed_out(live: Live) -> TimedOut:
     """The request's deadline has passed."""
     allowed = round(live.deadline - live.started, 3)
@@ -107,6 +124,7 @@ class Registry:
         self._empty: asyncio.Future[None] | None = None
         self._by_handle: dict[int, Live] = {}
         self._by_id: dict[str, Live] = {}
+        self._arriving: dict[tuple[str, str], Arriving] = {}
         self._ended: OrderedDict[str, Outcome] = OrderedDict()
 
     def __len__(self) -> int:
@@ -133,12 +151,40 @@ class Registry:
             group=group or request_id,
         )  # fmt: skip
         self._by_handle[handle] = self._by_id[request_id] = live
+        self._arriving.pop((request_id, key), None)
         try:
             yield live
         finally:
             del self._by_handle[handle], self._by_id[request_id]
             if not self._by_handle and self._empty is not None and not self._empty.done():
                 self._empty.set_result(None)
+
+    @contextmanager
+    def arriving(self, request_id: str, *, route: str, key: str) -> Iterator[Arriving]:
+        """Hold a request whose body is still read, under the id of its header; until it is opened, or the block ends.
+
+        In a task. Of two with one id the later is held: both may not be opened anyway.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        made = self._arriving[request_id, key] = Arriving(request_id=request_id, route=route, key=key, task=task)
+        try:
+            yield made
+        finally:
+            if self._arriving.get((request_id, key)) is made:
+                del self._arriving[request_id, key]
+            if made.is_cancelled:
+                total_s = time.time() - made.created
+                self.remember(
+                    Outcome(
+                        request_id=request_id, route=route, key=key, created=made.created, status="cancelled",
+                        total_s=total_s,
+                    )
+                )  # fmt: skip
+
+    def arrives(self, request_id: str, key: str) -> Arriving | None:
+        """The request of a client's id whose body is still read, if that key sends it."""
+        return self._arriving.get((request_id, key))
 
     async def wait_empty(self, timeout_s: float) -> None:
         """Wait until no request is left, but not longer than `timeout_s`."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
-from mstar_core.api.admission import Admission, Place
+from mstar_core.api.admission import Admission, Held, Place
 from mstar_core.api.call import Call
 from mstar_core.api.errors import Stalled, reply_of
 from mstar_core.api.feed import Feed
@@ -22,6 +22,7 @@ from mstar_core.api.numbers import NumberForm
 from mstar_core.api.pool import Pool
 from mstar_core.api.present import Chunk, Presenter
 from mstar_core.api.requests import Live, Outcome, Registry, timed_out
+from mstar_core.api.shared_inputs import SharedInputs
 from mstar_core.api.stops import StopStrings
 from mstar_core.api.stream import Ending, Outbox, Spool
 from mstar_core.api.usage import usage_of
@@ -34,6 +35,8 @@ from mstar_core.plugin.processor import Detokenizer, Inputs, PromptRequest
 from mstar_core.plugin.spec import ModelSpec
 
 KEEPALIVE_S: Final = 15.0
+BODIES: Final = 8
+"""How many bodies of the largest size all requests may hold together."""
 
 log = logging.getLogger("mstar.api")
 
@@ -160,10 +163,12 @@ class Service:
         self.admission = Admission(
             deployment.max_concurrent_requests, deployment.max_queue, clock, per_key=api.max_requests_per_key
         )
+        self.held = Held(BODIES * api.max_body_bytes, self.admission.retry_after_s)
         self.fetcher = fetcher
         self.limits = media_limits(api)
         self._detokenizer = detokenizer
         self.feed = Feed(clock, lambda: f"all {self.admission.slots} slots are taken")
+        self.feed.on_end = metrics.ended
         link.gauges, link.news = self._gauges, self.feed.take
         metrics.inflight.set_function(lambda: self.admission.running)
         metrics.queue_depth.set_function(lambda: self.admission.waiting)
@@ -177,7 +182,9 @@ class Service:
             "api.queue": self.admission.queue,
             **{f"api.{what}": self.feed.counts[what] for what in ("finished", "failed", "cancelled", "refused")},
             "api.pool_busy": self.pool.busy,
+            "api.bodies_bytes": self.held.size_bytes,
             "api.tensors_lent": self.link.loans,
+            "api.sent_bytes": self.link.sent_bytes,
         }
 
     def check_open(self, key: str = "", count: int = 1) -> None:
@@ -188,9 +195,12 @@ class Service:
         self.admission.check(key, count)
 
     @asynccontextmanager
-    async def open(self, call: Call, *, key: str, started: float) -> AsyncIterator[Session]:
+    async def open(
+        self, call: Call, *, key: str, started: float, shared: SharedInputs | None = None
+    ) -> AsyncIterator[Session]:
         """Run a request for the length of the block: its end, however it comes, frees everything it held.
 
+        shared: what the processor makes of its prompt, where it is one item of several.
         Raises Duplicate, Overloaded, Unavailable, TimedOut, Cancelled, and what preprocessing finds wrong.
         """
         self.check_open(key)
@@ -205,27 +215,27 @@ class Service:
         ):
             refs: list[TensorRef] = []
             try:
-                inputs = await live.until(self._preprocess(call, place, live), self.clock)
+                inputs = await live.until(self._preprocess(call, place, live, shared), self.clock)
                 self.metrics.queue_s.observe(self.clock() - live.started)
                 self._submit(call, live, inputs, refs)
                 detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None
                 stops = StopStrings(call.stops) if call.stops else None
                 presenter = Presenter(
                     self.model, self.pool.postprocess, detokenizer, self.metrics, self.clock, stops=stops,
-                    numbers=NumberForm.of(call.params),
+                    numbers=NumberForm.of(call.params), facts=inputs.metadata,
                 )  # fmt: skip
                 self.feed.shown(live, presenter, inputs.prompt_tokens)
                 yield Session(self, call, live, outbox, presenter, inputs)
             finally:
                 self.link.release(refs)
 
-    async def _preprocess(self, call: Call, place: Place, live: Live) -> Inputs:
+    async def _preprocess(self, call: Call, place: Place, live: Live, shared: SharedInputs | None) -> Inputs:
         prompt = PromptRequest(
-            text=call.text, texts=call.texts, turns=call.turns, media=call.media, order=call.order, params=call.params,
-            outputs=frozenset(call.outputs), seed=call.seed, max_seq_len=self.deployment.max_seq_len,
-            limits=self.limits,
+            text=call.text, texts=call.texts, turns=call.turns, media=call.media, order=call.order,
+            observation=call.observation, params=call.params, outputs=frozenset(call.outputs), seed=call.seed,
+            max_seq_len=self.deployment.max_seq_len, limits=self.limits,
         )  # fmt: skip
-        inputs = await self.pool.prompt(prompt)
+        inputs = await (self.pool.prompt(prompt) if shared is None else shared.of(prompt, self.pool.prompt))
         live.state = "queued"
         self.feed.prepared(live)
         await place.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+MATROSKA: Final = b"\x1aE\xdf\xa3"
 MAGIC: Final = (
     (b"\x89PNG\r\n\x1a\n", "image"),
     (b"\xff\xd8\xff", "image"),
@@ -14,11 +15,8 @@ MAGIC: Final = (
     (b"fLaC", "audio"),
     (b"ID3", "audio"),
     (b"OggS", "audio"),
-    (b"\xff\xfb", "audio"),
-    (b"\xff\xf3", "audio"),
-    (b"\xff\xf1", "audio"),
-    (b"\xff\xf9", "audio"),
-    (b"\x1aE\xdf\xa3", "video"),
+    *((bytes((0xFF, second)), "audio") for second in (0xE2, 0xE3, *range(0xF0, 0xF6), *range(0xF8, 0xFE))),
+    (MATROSKA, "video"),
     (b"\x93NUMPY", "tensor"),
 )
 RIFF: Final = {b"WEBP": "image", b"WAVE": "audio", b"AVI ": "video"}
@@ -34,6 +32,8 @@ def sniff(head: bytes, name: str = "", content_type: str = "") -> str | None:
         return "audio" if is_audio else "video"
     if head.startswith(b"OggS") and (content_type.startswith("video/") or name.lower().endswith(".ogv")):
         return "video"
+    if head.startswith(MATROSKA) and content_type.startswith("audio/"):
+        return "audio"  # as browsers record it
     for magic, modality in MAGIC:
         if head.startswith(magic):
             return modality

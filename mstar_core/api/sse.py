@@ -30,7 +30,7 @@ async def fail_events(exchange: Exchange, error: MstarError) -> None:
 async def fail_stream(exchange: Exchange, last: bytes, error: MstarError) -> None:
     """Send `last`, the one word of failure of a stream that has begun, and end its body."""
     if error.code == "stalled":
-        exchange.abort()
+        exchange.abort(drops=True)
         return
     await exchange.write(last, "")
     await exchange.end()

@@ -11,6 +11,7 @@ import asyncio
 import tempfile
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final
@@ -18,8 +19,8 @@ from typing import IO, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from mstar_core.api.errors import Stalled, lost
-from mstar_core.errors import MstarError
+from mstar_core.api.errors import Stalled, lost, storage_full
+from mstar_core.errors import MstarError, Unavailable
 
 Array = npt.NDArray[np.generic]
 
@@ -75,18 +76,28 @@ class Spool:
         self._end = 0
 
     def write(self, item: Item) -> _Spooled:
-        """Append an output. Raises Stalled over the limit, unless it is a matter of a few large ones."""
+        """Append an output. Raises Stalled over the limit, unless it is a matter of a few large ones.
+
+        Raises Unavailable (`storage_full`) when the disk takes no more.
+        """
         data = np.ascontiguousarray(item.array)
         if self._end + data.nbytes > max(self._limit, LEAST_SPOOLED * data.nbytes):
             raise Stalled("the client does not read its answer", hint=f"more than {self._limit >> 20} MiB wait for it")
+        try:
+            self._append(data)
+        except OSError as error:
+            raise storage_full(error) from error
+        place = _Spooled(replace(item, array=NOTHING), data.dtype, item.array.shape, self._end, data.nbytes)
+        self._end += item.array.nbytes
+        return place
+
+    def _append(self, data: Array) -> None:
         if self._file is None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=self._folder)
         self._file.seek(self._end)
         self._file.write(data.data if data.nbytes else b"")
-        place = _Spooled(replace(item, array=NOTHING), data.dtype, data.shape, self._end, data.nbytes)
-        self._end += item.array.nbytes
-        return place
+        self._file.flush()  # a full disk is told now, not when the output is read again
 
     def read(self, place: _Spooled) -> Item:
         """The output written at `place`."""
@@ -104,7 +115,8 @@ class Spool:
     def close(self) -> None:
         """Free the file. Safe to call twice."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # a full disk: closing tries once more to write what is buffered
+                self._file.close()
             self._file = None
 
 
@@ -218,7 +230,7 @@ class Outbox:
         if self._queue and (self._spooled or is_full):
             try:
                 self._spooled.append(self._spool.write(item))
-            except Stalled as error:
+            except (Stalled, Unavailable) as error:
                 self._error = self._error or error
             return
         self._queue.append(item)
@@ -244,8 +256,11 @@ class Outbox:
             self._wake.set_result(None)
 
     async def _wait(self, timeout_s: float) -> None:
-        self._wake = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._wake = loop.create_future()
+        timer = loop.call_later(timeout_s, self._notify)  # a third of what `asyncio.wait` costs, once per chunk
         try:
-            await asyncio.wait({self._wake}, timeout=max(0.0, timeout_s))
+            await self._wake
         finally:
+            timer.cancel()
             self._wake = None

@@ -18,6 +18,7 @@ from mstar_core.api.routes.health import health, metrics, ready, version
 from mstar_core.api.routes.images import image, image_edit
 from mstar_core.api.routes.models import model, models
 from mstar_core.api.routes.requests import cancel, request_state
+from mstar_core.api.routes.robot_policy import healthz, robot_policy
 from mstar_core.api.routes.speech import speech
 from mstar_core.api.routes.transcriptions import transcription
 from mstar_core.api.schema.audio import SpeechRequest, Transcription, TranscriptionRequest
@@ -42,6 +43,7 @@ JSON: Final = "application/json"
 FORM: Final = "multipart/form-data"
 URLENCODED: Final = "application/x-www-form-urlencoded"
 EVENTS: Final = "text/event-stream"
+MSGPACK: Final = "application/msgpack"
 SOUNDS: Final = ("audio/wav", "audio/pcm", "audio/flac", "audio/mpeg", "audio/ogg", EVENTS)
 ASKED: Final = (400, 401, 404, 408, 409, 413, 415, 422, 429, 499, 500, 503, 504)
 """Statuses of errors that a request for work may meet."""
@@ -49,7 +51,7 @@ ASKED: Final = (400, 401, 404, 408, 409, 413, 415, 422, 429, 499, 500, 503, 504)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One path. needs: the model's mapping that it depends on. is_open: no key is asked for.
+    """One path. needs: the model's mapping that it depends on. is_open: no key is asked for. is_socket: a WebSocket.
 
     body: what a request holds, by the content types in `takes`; files: its uploads, by field, and whether one may come
     several times. answer: the whole answer in JSON; gives: other content types. errors: statuses it may answer with.
@@ -64,6 +66,7 @@ class Route:
     is_native: bool = False
     is_open: bool = False
     reads_body: bool = False
+    is_socket: bool = False
     body: Struct | None = None
     takes: tuple[str, ...] = ()
     files: Mapping[str, bool] = field(default_factory=dict)
@@ -101,6 +104,18 @@ ROUTES: Final = (
         method="POST", path=ENDPOINTS["transcription"], handler=transcription, name="transcription",
         needs="transcription", reads_body=True, summary="Write down what is said", body=TranscriptionRequest,
         takes=(FORM,), files={"file": False}, answer=Transcription, gives=("text/plain", EVENTS), errors=ASKED,
+    ),
+    Route(
+        method="GET", path=ENDPOINTS["robot_policy"], handler=robot_policy, name="robot_policy", needs="robot_policy",
+        is_socket=True, summary="Observations of a robot in, actions out", takes=("WebSocket",), gives=(MSGPACK,),
+    ),
+    Route(
+        method="GET", path="/", handler=robot_policy, name="robot_policy_root", needs="robot_policy", is_socket=True,
+        summary="The same, where openpi's clients look for it", takes=("WebSocket",), gives=(MSGPACK,),
+    ),
+    Route(
+        method="GET", path="/healthz", handler=healthz, name="healthz", needs="robot_policy", is_open=True,
+        summary="Whether the port answers", gives=("text/plain",), errors=(),
     ),
     Route(
         method="GET", path="/v1/models", handler=models, name="models", summary="The served model, as a list",

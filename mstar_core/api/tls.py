@@ -18,10 +18,12 @@ def tls_context(api: ApiConfig) -> ssl.SSLContext | None:
         )
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(api.tls_cert, api.tls_key)
+        # Without a password OpenSSL would ask for the one of a locked key on the terminal, and wait for ever.
+        context.load_cert_chain(api.tls_cert, api.tls_key, password="")
     except (OSError, ssl.SSLError) as error:
         raise StartError(
-            f"the certificate {api.tls_cert} cannot be used", str(error), "PEM files of a certificate and its own key",
+            f"the certificate {api.tls_cert} cannot be used", str(error),
+            "PEM files of a certificate and its own key, which no password locks",
             phase="plan", key="api.tls_cert",
         ) from error  # fmt: skip
     return context

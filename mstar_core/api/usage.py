@@ -63,5 +63,8 @@ def usage_of(
 
 def native_usage(usage: Mapping[str, Any], presenter: Presenter, times_ms: Mapping[str, float]) -> dict[str, Any]:
     """The same with what only our own route tells."""
-    extra: dict[str, Any] = {"images": presenter.images, "audio_seconds": round(presenter.audio_seconds, 6)}
+    extra: dict[str, Any] = {
+        "images": presenter.images, "audio_seconds": round(presenter.audio_seconds, 6),
+        "action_steps": presenter.action_steps, "frames": presenter.frames,
+    }  # fmt: skip
     return {**usage, **extra, **{name: round(value, 3) for name, value in times_ms.items()}}

@@ -51,7 +51,7 @@ class ApiClient:
         """
         call = generate_call(
             text=text, output_modalities=outputs, stream=True, request_id=request_id, model_kwargs=params or {},
-            uploads=[Upload(name, data, "tensor") for name, data in files],
+            uploads=[Upload(name, data, "tensor") for name, data in files], may_frame=False,
         )  # fmt: skip
         response = self._http.open(call)
         reader = LineReader()

@@ -55,17 +55,24 @@ def array_of(data: bytes, metadata: Mapping[str, Any]) -> Array:
     match metadata.get("format") or "raw":
         case "raw":
             return _raw(data, str(metadata.get("dtype") or "float32"), metadata.get("shape"))
-        case "npy":
-            found: Array = numpy().load(io.BytesIO(data), allow_pickle=False)
-            return found
-        case "safetensors":
-            return _safetensors(data, metadata.get("name"))
-        case "json":
-            dtype = metadata.get("dtype")
-            made: Array = numpy().array(json.loads(data), dtype="float32" if dtype == BFLOAT16 else dtype)
-            return _shaped(made, metadata.get("shape"))
+        case "npy" | "safetensors" | "json" as form:
+            try:
+                return _file(form, data, metadata)
+            except (ValueError, KeyError, TypeError, EOFError, struct.error) as error:
+                raise TransportError(f"the output is no {form} that can be read", str(error)) from error
         case other:
             raise TransportError(f"arrays in the form {other!r} cannot be read", hint="ask for output_format raw")
+
+
+def _file(form: str, data: bytes, metadata: Mapping[str, Any]) -> Array:
+    if form == "npy":
+        found: Array = numpy().load(io.BytesIO(data), allow_pickle=False)
+        return found
+    if form == "safetensors":
+        return _safetensors(data, metadata.get("name"))
+    dtype = metadata.get("dtype")
+    made: Array = numpy().array(json.loads(data), dtype="float32" if dtype == BFLOAT16 else dtype)
+    return _shaped(made, metadata.get("shape"))
 
 
 def npy_of(array: object) -> bytes:

@@ -7,6 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
+from mstar_core.client.answer import object_of, result_from
 from mstar_core.client.async_stream import AsyncStream
 from mstar_core.client.call import Call, cancel_call, generate_call, get_call, probe_call, transcribe_call
 from mstar_core.client.event import ActionChunk
@@ -19,7 +20,6 @@ from mstar_core.client.result import (
     actions_of,
     image_of,
     latents_of,
-    result_of,
     sound_of,
 )
 from mstar_core.client.shortcut import (
@@ -35,7 +35,7 @@ from mstar_core.client.sound import AudioBuffer
 from mstar_core.client.stream import OnError
 
 if TYPE_CHECKING:
-    import httpx
+    pass
 
 
 class AsyncMStarClient:
@@ -116,7 +116,7 @@ class AsyncMStarClient:
         call = await self._http.on_thread(make) if has_media else make()
         if stream:
             return AsyncStream(self._http, await self._http.open(call), on_error)
-        return result_of(await self._json(call))
+        return result_from(await self._http.fetch(call))
 
     async def stream(self, **kwargs: Any) -> AsyncStream:
         """The events of a request as they arrive: `generate(stream=True)`."""
@@ -209,9 +209,8 @@ class AsyncMStarClient:
         made: GenerateResult = await self.generate(stream=False, **arguments)
         return made
 
-    async def _json(self, call: Call) -> Any:
-        response: httpx.Response = await self._http.fetch(call)
-        return response.json()
+    async def _json(self, call: Call) -> dict[str, Any]:
+        return object_of(await self._http.fetch(call))
 
     async def _says(self, path: str, status: str) -> bool:
         try:

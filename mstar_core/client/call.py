@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
+from mstar_core.client.frame import FRAMES
 from mstar_core.client.media import Media, Upload, all_uploads, plain, uploads_of
+
+NUMBERS: Final = frozenset(("action", "scalar", "tensor", "video"))
+"""Outputs that are asked for as frames: base64 adds a third to them, and time at both ends."""
 
 NDJSON: Final = "application/x-ndjson"
 JSON: Final = "application/json"
@@ -48,10 +52,12 @@ def generate_call(
     tensors: Any = None,
     uploads: Sequence[Upload] = (),
     model_kwargs: Mapping[str, Any],
+    may_frame: bool = True,
 ) -> Call:
     """POST /generate. Raises OSError for a path that cannot be read, TypeError and ValueError for what cannot be sent.
 
     A parameter that is None is left out: absent and None are the same to every model. uploads: further files, ready.
+    may_frame: whether the answer may come as frames, which have no sign of life between them.
     """
     fields = {
         "text": text,
@@ -68,7 +74,7 @@ def generate_call(
         path="/generate",
         fields=tuple((name, value) for name, value in fields.items() if value is not None),
         files=tuple(("files", file) for file in files),
-        accept=NDJSON if stream else JSON,
+        accept=_accepted(NDJSON if stream else JSON, output_modalities, may_frame),
     )
 
 
@@ -95,6 +101,12 @@ def get_call(path: str) -> Call:
 def probe_call(path: str) -> Call:
     """GET of a path that tells a state."""
     return Call(method="GET", path=path, is_probe=True)
+
+
+def _accepted(usual: str, output_modalities: Sequence[str] | str, may_frame: bool) -> str:
+    """The content types to ask for. A server without frames sends what it always does."""
+    asked = {name.strip().lower() for name in (_names(output_modalities) or "").split(",")}
+    return f"{FRAMES}, {usual};q=0.5" if may_frame and asked & NUMBERS else usual
 
 
 def _names(value: Sequence[str] | str | None) -> str | None:

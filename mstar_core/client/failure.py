@@ -173,7 +173,7 @@ def _words(body: bytes) -> tuple[str, str | None, str | None]:
 
 
 def _seconds(text: str | None) -> float | None:
-    return float(text) if text is not None and text.isdigit() else None
+    return float(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
 def like_requests(kind: type[MStarError], name: str) -> type[MStarError]:

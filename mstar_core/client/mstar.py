@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
+from mstar_core.client.answer import object_of, result_from
 from mstar_core.client.call import Call, cancel_call, generate_call, get_call, probe_call, transcribe_call
 from mstar_core.client.event import ActionChunk
 from mstar_core.client.failure import MStarError
@@ -17,7 +18,6 @@ from mstar_core.client.result import (
     actions_of,
     image_of,
     latents_of,
-    result_of,
     sound_of,
 )
 from mstar_core.client.shortcut import (
@@ -33,7 +33,7 @@ from mstar_core.client.sound import AudioBuffer
 from mstar_core.client.stream import OnError, Stream
 
 if TYPE_CHECKING:
-    import httpx
+    pass
 
 
 class MStarClient:
@@ -112,7 +112,7 @@ class MStarClient:
         )  # fmt: skip
         if stream:
             return Stream(self._http, self._http.open(call), on_error)
-        return result_of(self._json(call))
+        return result_from(self._http.fetch(call))
 
     def stream(self, **kwargs: Any) -> Stream:
         """The events of a request as they arrive: `generate(stream=True)`."""
@@ -205,9 +205,8 @@ class MStarClient:
         made: GenerateResult = self.generate(stream=False, **arguments)
         return made
 
-    def _json(self, call: Call) -> Any:
-        response: httpx.Response = self._http.fetch(call)
-        return response.json()
+    def _json(self, call: Call) -> dict[str, Any]:
+        return object_of(self._http.fetch(call))
 
     def _says(self, path: str, status: str) -> bool:
         try:

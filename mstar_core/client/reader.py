@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mstar_core.client.event import ErrorEvent, Event, chunk_of, error_of
+from mstar_core.client.frame import FRAMES, FrameReader
 from mstar_core.client.line import Line, LineReader
 from mstar_core.errors import TransportError
 
@@ -18,7 +19,8 @@ class StreamReader:
     is_over: nothing more will come, because the answer ended well, failed or broke off.
     """
 
-    def __init__(self, request_id: str | None = None) -> None:
+    def __init__(self, request_id: str | None = None, content_type: str = "") -> None:
+        """content_type: of the answer; lines unless it says frames."""
         self.request_id = request_id
         self.seed: int | None = None
         self.model: str | None = None
@@ -26,7 +28,7 @@ class StreamReader:
         self.usage: dict[str, Any] | None = None
         self.warnings: list[str] = []
         self.is_over = False
-        self._lines = LineReader()
+        self._lines: LineReader | FrameReader = FrameReader() if content_type.startswith(FRAMES) else LineReader()
         self._parts: list[Line] = []
 
     def push(self, data: bytes) -> list[Event]:
@@ -43,7 +45,8 @@ class StreamReader:
         """The body has ended, because of `why`. Without a `done` line that is a failure."""
         if self.is_over:
             return []
-        place = "between two lines" if self._lines.is_between else "in the middle of a line"
+        kind = "frame" if isinstance(self._lines, FrameReader) else "line"
+        place = f"between two {kind}s" if self._lines.is_between else f"in the middle of a {kind}"
         reason = f": {why}" if why else ""
         return [self._fail(BROKEN_OFF, f"the answer broke off before its end, {place}{reason}")]
 

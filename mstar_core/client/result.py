@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +31,8 @@ T = TypeVar("T")
 class GenerateResult:
     """A whole answer. text: empty where there is none. images: PNG files. audio: None where no sound was asked for.
 
-    raw: the server's JSON as it came, payloads in base64. seed: what makes the same answer again.
+    raw: the server's answer as it came, payloads in base64, or as bytes where numbers were asked for. seed: what makes
+    the same answer again.
     """
 
     request_id: str
@@ -80,6 +81,18 @@ class LatentResult:
 def result_of(body: Mapping[str, Any]) -> GenerateResult:
     """The result of an answer's JSON."""
     chunks = [_chunk(modality, entry) for modality, entries in (body.get("outputs") or {}).items() for entry in entries]
+    return _result(chunks, body)
+
+
+def result_of_chunks(chunks: Sequence[Chunk], facts: Mapping[str, Any]) -> GenerateResult:
+    """The result of an answer in frames. facts: what its first and last frame say."""
+    outputs: dict[str, list[dict[str, Any]]] = {}
+    for chunk in chunks:
+        outputs.setdefault(chunk.modality, []).append({"data": chunk.data, "metadata": dict(chunk.metadata)})
+    return _result(chunks, {**facts, "outputs": outputs})
+
+
+def _result(chunks: Sequence[Chunk], body: Mapping[str, Any]) -> GenerateResult:
     sounds = [chunk for chunk in chunks if isinstance(chunk, AudioChunk)]
     return GenerateResult(
         request_id=str(body.get("request_id") or ""),

@@ -62,7 +62,7 @@ class Stream(StreamFacts):
         self._response = response
         self._body = http.chunks(response)
         self._on_error = on_error
-        self._reader = StreamReader(response.headers.get("X-Request-ID"))
+        self._reader = StreamReader(response.headers.get("X-Request-ID"), response.headers.get("Content-Type") or "")
         self._ready: list[Event] = []
         self._has_ended = False
 

@@ -112,6 +112,10 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     settings, sources: every configuration key with its value, and where that came from (file and line, flag, default).
     gpus: device -> key of its lock (config/gpu_locks.py). upload_dir: below it request media is spooled (None: in the
     run directory). log_stats: write one line per finished request to stats_file (None: stats.ndjson beside the logs).
+    needed_bytes: of weights, at least (0: not known before they are found); free_bytes: of the plan's devices when it
+    was made. nvtx: mark steps for Nsight Systems. unused: options that were given and have no effect, and why.
+    graph: the model's, as it is declared (a `Graph` of observe/frames.py), for screens until the conductor has read the
+    checkpoint.
     """
 
     name: str
@@ -148,6 +152,11 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     upload_dir: str | None = None
     log_stats: bool = False
     stats_file: str | None = None
+    needed_bytes: int = 0
+    free_bytes: int = 0
+    nvtx: bool = False
+    unused: tuple[str, ...] = ()
+    graph: dict[str, Any] = {}
 
     @property
     def ipc_dir(self) -> Path:

@@ -33,6 +33,7 @@ class MemoryTransport:
     def __init__(self, name: str, ledger: Ledger) -> None:
         self._name = name
         self._ledger = ledger
+        self._sent_bytes = 0
 
     @property
     def endpoint(self) -> str:
@@ -49,9 +50,15 @@ class MemoryTransport:
         """Memory in this part's loans."""
         return sum(array.nbytes for (owner, _), array in self._ledger.arrays.items() if owner == self._name)
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of all tensors that were put so far."""
+        return self._sent_bytes
+
     def put(self, array: Array, to: str, *, dtype: str | None = None) -> ShmTensor:
         """Lend a copy, of whatever size."""
         self._ledger.last += 1
+        self._sent_bytes += array.nbytes
         slot = self._ledger.last
         self._ledger.arrays[self._name, slot] = array.copy()
         return ShmTensor(

@@ -31,6 +31,8 @@ LENGTH: Final = 36
 LENGTH_PARAM: Final = "max_output_tokens"
 IMAGE_SIDE: Final = 32
 AUDIO_RATE: Final = 16000
+FRAMES: Final = 16
+FRAME_RATE: Final = 8
 
 
 def asks_of(spec: ModelSpec) -> tuple[Ask, ...]:
@@ -62,28 +64,17 @@ def greedy(spec: ModelSpec, ask: Ask) -> Ask:
 
 
 def _ask(spec: ModelSpec, sample: Sample, index: int) -> Ask:
-    kinds = _kinds(spec, sample)
+    kinds = spec.sample_inputs(sample)
     files = [kind for kind in kinds if kind != "text"]
     media = tuple(_file(kind, number) for number, kind in enumerate(files))
     return Ask(
         text=TEXTS[index % len(TEXTS)] if "text" in kinds else None,
         media=media,
         order=_order(kinds),
-        params=_limited(spec, sample.params),
+        params=_limited(spec, {**sample.params, **sample.tiny}),
         outputs=tuple(sorted(sample.outputs)),
         name=f"sample {sample.name!r}",
     )
-
-
-def _kinds(spec: ModelSpec, sample: Sample) -> list[str]:
-    """Input modalities of a sample, in order: its segments tell, or else the names of its inputs."""
-    offered = [modality.kind for modality in spec.inputs]
-    told = [kind for kind, _ in sample.segments if kind in offered]
-    if told:
-        return told
-    files = [kind for kind in offered if kind != "text" and any(kind in name for name in sample.inputs)]
-    texts = ["text"] if "text" in offered else []
-    return [*(files or [kind for kind in offered if kind != "text" and not texts]), *texts]
 
 
 def _order(kinds: Sequence[str]) -> tuple[tuple[str, int], ...]:
@@ -106,6 +97,8 @@ def _file(kind: str, number: int) -> MediaPart:
             return MediaPart(modality=kind, data=png(number), name=f"{number}.png")
         case "audio":
             return MediaPart(modality=kind, data=wav(number), name=f"{number}.wav")
+        case "video":
+            return MediaPart(modality=kind, data=mp4(number), name=f"{number}.mp4")
         case _:
             raise CheckSkipped(f"no {kind} can be made here to send to the model")
 
@@ -134,4 +127,22 @@ def wav(number: int) -> bytes:
         out.setsampwidth(2)
         out.setframerate(AUDIO_RATE)
         out.writeframes(struct.pack(f"<{count}h", *samples))
+    return file.getvalue()
+
+
+def mp4(number: int) -> bytes:
+    """Two seconds of a ramp that moves; another colour for each number."""
+    import av
+    import numpy as np
+
+    file = io.BytesIO()
+    across, down = np.meshgrid(np.arange(IMAGE_SIDE), np.arange(IMAGE_SIDE))
+    with av.open(file, "w", format="mp4") as out:
+        stream = out.add_stream("mpeg4", rate=FRAME_RATE)
+        stream.width, stream.height, stream.pix_fmt = IMAGE_SIDE, IMAGE_SIDE, "yuv420p"
+        for index in range(FRAMES):
+            pixels = np.stack([8 * (across + index), 8 * down, 0 * down + 60 * number], axis=-1) % 256
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels.astype(np.uint8)), format="rgb24")
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
     return file.getvalue()

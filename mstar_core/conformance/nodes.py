@@ -93,9 +93,11 @@ def _runner(built: BuiltNode, settings: Settings, clock: Callable[[], float], fa
         )  # fmt: skip
     assert node.kv is not None, "the graph check admits no KV node without a cache"
     slots, dtype = node.kv.slots(settings.slots), compute_dtype(None, CPU)
+    # Rows share what their requests leave: a pool for all that a node allows would be made anew for every check.
+    requests = settings.slots * len(node.kv.branches)
     pool = plan_pool(
         node.kv, PoolRequest(page_size=settings.page_size, pages=settings.pages), node=node.name,
-        dtype=dtype, free_bytes=POOL_LIMIT_BYTES, longest=0, most_tokens=slots * settings.max_seq_len,
+        dtype=dtype, free_bytes=POOL_LIMIT_BYTES, longest=0, most_tokens=requests * settings.max_seq_len,
     )  # fmt: skip
     return KVCacheEngine(
         node, cast("KVModule", built.module), device=CPU, dtype=dtype, num_pages=pool.pages,

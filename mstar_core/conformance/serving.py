@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from mstar_core.conformance.miniature import Miniature, miniature
 from mstar_core.errors import PluginError
@@ -40,6 +43,7 @@ def outputs_as_declared(subject: Subject) -> None:
     small = miniature(subject)
     ports = _ports(small)
     given: set[str] = set()
+    accepted: set[str] = set()
     for ask in small.asks:
         outcome = small.alone(ask)
         for item in outcome.items:
@@ -47,11 +51,13 @@ def outputs_as_declared(subject: Subject) -> None:
         for chunk in outcome.chunks:
             _check_chunk(small, chunk, ask.name)
         _check_whole(small, outcome, ask.name)
-        given |= {modality for modality, data in outcome.outputs.items() if data}
+        gives = {modality for modality, data in outcome.outputs.items() if data}
+        given |= gives
+        accepted |= set(ask.outputs) if gives else set()  # a client may ask for more than its request gives
         unasked = set(outcome.outputs) - set(ask.outputs) if ask.outputs else set()
         if unasked:
             raise PluginError(f"{ask.name} got {', '.join(sorted(unasked))}, which it did not ask for")
-    missed = [modality.kind for modality in small.spec.outputs if modality.kind not in given]
+    missed = [modality.kind for modality in small.spec.outputs if modality.kind not in given | accepted]
     if missed:
         raise PluginError(f"no sample gave {', '.join(missed)}", hint="add a Sample that does, or do not declare it")
 
@@ -74,7 +80,8 @@ def _check_item(small: Miniature, item: Item, ports: dict[str, list[PortType]], 
     if small.spec.output(item.modality) is None:
         raise PluginError(f"{name} gave {item.modality}, which the model does not declare")
     allowed = ports.get(item.port, [])
-    if allowed and not any(_fits(kind, item) for kind in allowed):
+    has_rows = any(node.kv is not None and node.kv.rows for node in small.spec.nodes)
+    if allowed and not any(_fits(kind, item, has_rows) for kind in allowed):
         raise PluginError(
             f"{name}: port {item.port} gave {item.array.dtype.name}{list(item.array.shape)}",
             f"it is declared as {' or '.join(sorted({str(kind) for kind in allowed}))}",
@@ -88,13 +95,16 @@ def _check_item(small: Miniature, item: Item, ports: dict[str, list[PortType]], 
             raise PluginError(f"{name} gave an action of shape {list(item.array.shape)}", f"declared is {list(sizes)}")
 
 
-def _fits(kind: PortType, item: Item) -> bool:
+def _fits(kind: PortType, item: Item, has_rows: bool) -> bool:
+    """has_rows: requests of this model may run several rows, which types leave out: they lie on an axis before."""
     dtype = NUMPY_NAMES.get(kind.dtype)
     if dtype is not None and dtype != item.array.dtype.name:
         return False
     if not kind.shape:
         return True
     shape = item.array.shape
+    if has_rows and len(shape) == len(kind.shape) + 1:
+        shape = shape[1:]
     return len(shape) == len(kind.shape) and all(
         isinstance(wanted, str) or wanted == got for wanted, got in zip(kind.shape, shape, strict=True)
     )
@@ -109,6 +119,11 @@ def _check_chunk(small: Miniature, chunk: Chunk, name: str) -> None:
                 raise PluginError(f"{name}: {key} is {chunk.metadata[key]}", f"the spec declares {value}")
         if len(chunk.data) % (2 * declared.channels):
             raise PluginError(f"{name}: {len(chunk.data)} bytes are no whole samples of 16 bits and all channels")
+    if "dtype" in chunk.metadata and "shape" in chunk.metadata:
+        size = math.prod(chunk.metadata["shape"]) * np.dtype(chunk.metadata["dtype"]).itemsize
+        if len(chunk.data) != size:
+            raise PluginError(f"{name}: {len(chunk.data)} bytes of {chunk.modality}", f"its metadata tell of {size}")
+        return  # numbers under the name of a medium, as earlier clients ask for them
     begins = SIGNATURES.get(chunk.modality)
     if begins is not None and not chunk.data.startswith(begins):
         raise PluginError(f"{name}: {chunk.modality} begins with {chunk.data[:4]!r}", "that is no known kind of file")

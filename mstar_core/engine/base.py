@@ -163,7 +163,10 @@ class Pressure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """Page pool of a runner; zeros for stateless nodes. cached: pages kept only by the prefix cache."""
+    """Page pool of a runner; zeros for stateless nodes. cached: pages kept only by the prefix cache.
+
+    preempted: requests whose pages were taken so far, preempted_pages: those pages; last_preempted: the newest of them.
+    """
 
     pages_total: int = 0
     pages_used: int = 0
@@ -171,6 +174,8 @@ class MemoryUse:
     slots_total: int = 0
     slots_used: int = 0
     preempted: int = 0
+    preempted_pages: int = 0
+    last_preempted: Handle | None = None
 
 
 class Running(Protocol):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -15,13 +15,13 @@ import torch
 from mstar_core.engine import rng, sampler
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mstar_core.engine.base import SamplingParams
 
 log = logging.getLogger(__name__)
 
 WARM_UPS: Final = 2
+
+T = TypeVar("T")
 
 PARAMETERS: Final = {
     "slots": torch.int64,
@@ -60,6 +60,16 @@ class GraphCounts:
     capture_s: float = 0.0
     bytes: int = 0
 
+    def as_counters(self) -> dict[str, float]:
+        """Counters of a node without prompts. graph_misses: steps that no graph took, or not all of."""
+        return {
+            "graph_hits": float(self.hits),
+            "graph_misses": float(self.misses),
+            "graphs_captured": float(self.captured),
+            "graph_capture_s": self.capture_s,
+            "graph_bytes": float(self.bytes),
+        }
+
 
 class Captures:
     """Makes the graphs of one node in one memory pool. Shared by its decode and prefill graphs.
@@ -70,7 +80,7 @@ class Captures:
     """
 
     def __init__(self, device: torch.device, report: Callable[[str, str], None] | None = None) -> None:
-        self._device = device
+        self.device = device
         self._pool: Any = None
         self._name = ""
         self.report = report
@@ -93,13 +103,13 @@ class Captures:
         started, self._name = time.monotonic(), name
         self._tell("kernels")
         yield
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         log.info("%s: %.2f s", name, time.monotonic() - started)
 
-    def graph(self, step: Callable[[], Tensor]) -> tuple[Any, Tensor | None]:
+    def graph(self, step: Callable[[], T]) -> tuple[Any, T | None]:
         """Capture a step: the graph and what a replay leaves behind. (None, None) on the CPU."""
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             return None, None
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -120,10 +130,10 @@ class Captures:
             self.report(phase, self._name)
 
     def _free(self) -> int:
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             return 0
         torch.cuda.empty_cache()  # what only the allocator keeps is free
-        return int(torch.cuda.mem_get_info(self._device)[0])
+        return int(torch.cuda.mem_get_info(self.device)[0])
 
 
 def parameter_fields(rows: int) -> dict[str, tuple[torch.dtype, int]]:

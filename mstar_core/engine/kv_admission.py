@@ -277,8 +277,10 @@ class Admission:
 
     def _preempt(self, order: int) -> None:
         """Take all pages of a request; its branches compute their logs again when they are next admitted."""
-        request = next(request for request in self._state.requests.values() if request.order == order)
+        handle, request = next(found for found in self._state.requests.items() if found[1].order == order)
         self._state.preempted += 1
+        self._state.preempted_pages += int(self._state.tables.count[request.slots].sum())
+        self._state.last_preempted = handle
         for branch in request.sequences():
             if branch.slot >= 0:
                 self._evict(branch)

@@ -16,7 +16,7 @@ import torch
 
 from mstar_core.engine.attention import backend, make_pools
 from mstar_core.engine.base import Done, Emission, Failed, Handle, LoopStep, MemoryUse, Pressure, StepResult
-from mstar_core.engine.captured import Buckets, GraphCounts
+from mstar_core.engine.captured import Buckets, Captures, GraphCounts
 from mstar_core.engine.kv_admission import Admission
 from mstar_core.engine.kv_intake import Intake
 from mstar_core.engine.kv_loops import Loops
@@ -27,6 +27,7 @@ from mstar_core.engine.kv_step import Faults, Part, Piece, StepRunner
 from mstar_core.engine.node_graphs import NodeGraphs
 from mstar_core.engine.page_table import PageTables
 from mstar_core.engine.pages import PagePool
+from mstar_core.engine.pass_graphs import PassGraphs
 from mstar_core.engine.prefix_cache import ContentChain, PrefixCache
 from mstar_core.engine.slots import Slots
 from mstar_core.errors import ConfigError, EngineError, TooLarge
@@ -66,8 +67,12 @@ class KVCacheEngine:
         clock: Callable[[], float] = time.monotonic,
         faults: Faults | None = None,
         report: Callable[[str, str], None] | None = None,
+        captures: Captures | None = None,
     ) -> None:
-        """report: told the phase (`kernels` or `capture`) and the step, for each step captured here."""
+        """report: told the phase (`kernels` or `capture`) and the step, for each step captured here.
+
+        captures: makes the graphs of passes; None: those of the device.
+        """
         if spec.kv is None:
             raise ConfigError(f"node {spec.name} has no cache", hint="a KV_CACHE node declares KVSpec", key=spec.name)
         if max_slots < spec.kv.slots(requests=1):
@@ -96,6 +101,8 @@ class KVCacheEngine:
                 token_budget=token_budget, report=report,
             )  # fmt: skip
             self._graphs.capture(buckets, self._runner)
+        elif (buckets.decode or buckets.prefill) and spec.capture_sizes and not spec.sampling:
+            self._runner.passes = PassGraphs(spec, module, attends, tables, max_slots, captures or Captures(device))
         self._loops = Loops(slots, tables, Intake(spec, module, device, dtype), spec, vocab)
         self._rows = Rows(spec, self._state)
         self._admission = Admission(spec, self._state, self._loops, self._rows, self._runner, token_budget)
@@ -240,6 +247,8 @@ class KVCacheEngine:
                 self._collect_piece(result, part, piece, ids)
         for branch in running.fixed:
             branch.in_flight -= 1
+            if not branch.has_work:  # a general loop ended: nothing is ready here until a job comes
+                self._state.pending.pop((branch.request.order, branch.name), None)
         self._state.is_blocked = False
         if steps:
             keys, drawn = (
@@ -258,16 +267,19 @@ class KVCacheEngine:
     @property
     def graph_counts(self) -> GraphCounts | None:
         """Hits and misses of captured steps; None where nothing is captured."""
-        return self._graphs.counts if self._graphs is not None else None
+        graphs = self._graphs or self._runner.passes
+        return graphs.counts if graphs is not None else None
 
     def idle(self) -> bool:
         """See WorksWhenIdle: captures the next bucket that is still missing."""
         assert not self._state.in_flight, "a busy engine does not capture"
-        return self._graphs is not None and not self._graphs.is_complete and self._graphs.capture_next()
+        graphs = self._graphs or self._runner.passes
+        return graphs is not None and not graphs.is_complete and graphs.capture_next()
 
     def counters(self) -> dict[str, float]:
         """See Counted and NodeGraphs.counters; empty where nothing is captured."""
-        return self._graphs.counters() if self._graphs is not None else {}
+        graphs = self._graphs or self._runner.passes
+        return graphs.counters() if graphs is not None else {}
 
     def memory(self) -> MemoryUse:
         """See NodeRunner."""
@@ -278,6 +290,8 @@ class KVCacheEngine:
             slots_total=self._state.slots.count,
             slots_used=self._state.slots.used,
             preempted=self._state.preempted,
+            preempted_pages=self._state.preempted_pages,
+            last_preempted=self._state.last_preempted,
         )
 
     def held(self) -> dict[Handle, tuple[int, str]]:
@@ -316,7 +330,7 @@ class KVCacheEngine:
         result = running.result
         count = len(part.decode.branches) if part.decode else 0
         result.rows += count + len(part.pieces)
-        result.tokens += count + sum(piece.count for piece in part.pieces)
+        result.tokens += count + sum(piece.count * piece.iterations for piece in part.pieces)
         for branch, error in part.failed:
             if branch.job is not None:
                 self._state.fail(result, branch, branch.job, error)
@@ -353,7 +367,8 @@ class KVCacheEngine:
     def _iterate(self, running: KVRunning, part: Part, piece: Piece) -> bool:
         """Carry a general loop's values over, or end it."""
         branch, job = piece.branch, piece.job
-        assert job is not None and job.loop is not None
+        assert job is not None and job.loop is not None and branch.loop is not None
+        branch.loop.iteration += piece.iterations - 1
         drawn = part.ids[piece.sampled_at : piece.sampled_at + 1] if piece.samples and part.ids is not None else None
         try:
             emission, ended = self._loops.advance(branch, job, piece.firing, drawn)

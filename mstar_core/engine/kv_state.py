@@ -60,6 +60,8 @@ class KVState:
     in_flight: list[KVRunning] = field(default_factory=list)
     ready: StepResult = field(default_factory=StepResult)
     preempted: int = 0
+    preempted_pages: int = 0
+    last_preempted: Handle | None = None
     is_blocked: bool = False
     decode_since: float = float("inf")
 

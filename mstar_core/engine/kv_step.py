@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.kv_sequence import Branch, Firing
     from mstar_core.engine.kv_view import KVModule
     from mstar_core.engine.page_table import PageCopy, PageTables
+    from mstar_core.engine.pass_graphs import PassGraphs
     from mstar_core.engine.prefill_graphs import PrefillGraphs
     from mstar_core.engine.slots import Slots
     from mstar_core.graph.nodes import NodeSpec
@@ -97,7 +98,10 @@ def _parameters(rows: np.ndarray, slots: Slots) -> SamplingRows:
 
 @dataclass(slots=True)
 class Piece:
-    """Part or all of one firing in this step. samples: an id is drawn from its last token."""
+    """Part or all of one firing in this step. samples: an id is drawn from its last token.
+
+    iterations: of its loop that the step has run, the firing's own included.
+    """
 
     branch: Branch
     firing: Firing
@@ -107,6 +111,7 @@ class Piece:
     samples: bool = False
     sampled_at: int = -1
     is_last: bool = False
+    iterations: int = 1
 
 
 @dataclass(slots=True)
@@ -142,6 +147,7 @@ class StepRunner:
         self._faults = faults
         self.graphs: DecodeGraphs | None = None
         self.prompts: PrefillGraphs | None = None
+        self.passes: PassGraphs | None = None
         self.id_port = id_port(spec)
         self._history = spec.sampling.history if spec.sampling else "none"
         self._row_ports = frozenset(spec.row_ports)
@@ -169,7 +175,7 @@ class StepRunner:
             if decode is not None or plain:
                 parts += self._isolated(decode, plain)
             for group in groups.values():
-                parts += self._isolated(None, group)
+                parts += self._passed(group)
             return parts
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
@@ -204,6 +210,17 @@ class StepRunner:
             self._commit(part, [])
             parts.append(part)
         return parts, rest
+
+    def _passed(self, pieces: list[Piece]) -> list[Part]:
+        """One group of passes: by captured ones where they take them, else by a plain forward."""
+        parts: list[Part] = []
+        if self.passes is not None and self._faults is None:
+            replayed, pieces = self.passes.run(pieces)
+            for batch, outputs in replayed:
+                part = Part(None, batch, _EMPTY, _EMPTY)
+                self._commit(part, self._chunks(part, outputs, sum(piece.count for piece in batch)))
+                parts.append(part)
+        return parts + (self._isolated(None, pieces) if pieces else [])
 
     def _grouped(self, pieces: Sequence[Piece]) -> dict[tuple[object, ...], list[Piece]]:
         """Pieces that one forward can take together; ids share theirs with the decode rows under the key ()."""
@@ -298,7 +315,7 @@ class StepRunner:
             if ids is not None:
                 cuts.insert(0, ids)
             ports[name] = cuts[0] if len(cuts) == 1 else torch.cat(cuts, dim=axis or 0)
-        where = [_positions(piece) for piece in pieces]
+        where = [positions_of(piece) for piece in pieces]
         if all(piece.firing.given is None for piece in pieces):
             where = _together(where, slots.device)
         if own is not None:
@@ -460,7 +477,8 @@ def _together(values: list[Tensor], device: torch.device) -> list[Tensor]:
     return [upload(values[0] if len(values) == 1 else torch.cat(values), device)]
 
 
-def _positions(piece: Piece) -> Tensor:
+def positions_of(piece: Piece) -> Tensor:
+    """Positions of the tokens of a piece: int64 [tokens], or as a port gave them."""
     firing = piece.firing
     if firing.given is not None:
         return firing.given.narrow(-1, firing.done, piece.count)

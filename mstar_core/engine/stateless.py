@@ -83,7 +83,7 @@ class StatelessEngine:
     where their shapes differ), numbers as int64 (booleans too) or float64. It may name `host_outputs`, outputs that
     leave the GPU in one copy per step: those of a job are views of memory that serves again three steps later, and are
     to be copied by then. A module on CUDA may keep an output in one place, where the next step overwrites it.
-    `idle() -> bool` of a module is work for moments without any.
+    `idle() -> bool` of a module is work for moments without any, `counters()` what it counts.
 
     The module's forward gets each port stacked on a leading batch dimension: [B, ...] (numbers: [B]), or a list of B
     tensors for a port outside `spec.batch_key`, or in `spec.ragged`, whose shapes differ. It returns [B, ...] or a list
@@ -218,6 +218,11 @@ class StatelessEngine:
             return False
         with torch.inference_mode(), self._on_stream():
             return bool(work())
+
+    def counters(self) -> dict[str, float]:
+        """See Counted: what the module counts, where it counts anything."""
+        counts = getattr(self._module, "counters", None)
+        return dict(counts()) if callable(counts) else {}
 
     # -- streams of the device ---------------------------------------------------------------------------------------
 

@@ -140,7 +140,8 @@ class NodeSpec:
     """One component of the graph, declared once and referred to by the object.
 
     ports: name -> port type text. batch_key: names of ports whose shapes must agree inside one batch.
-    requires_capture: batch sizes or token buckets where the defaults do not fit.
+    capture_sizes: rows of a batch for which a GPU captures a node that draws no ids: the passes of its loops (KV), or
+    its whole forward (STATELESS). Empty: none. Nodes that draw ids have buckets of their own.
     of: for `on_branch` nodes, the node whose weights and ranks they share unless the config places them.
     sequence: (KV) ports whose values are the tokens of a segment, in the order they are put together; ids count one
     token each, features one per vector of the last axis. Empty: the only port that a use takes.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @triton.jit
-def _summed(source, stride, at, inside, parts: tl.constexpr, dtype: tl.constexpr):
+def summed_slices(source, stride, at, inside, parts: tl.constexpr, dtype: tl.constexpr):
     """The sum of `parts` slices that lie `stride` apart, rounded to dtype once: float32."""
     total = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
     for part in tl.static_range(1, parts):
@@ -30,9 +30,20 @@ def _summed(source, stride, at, inside, parts: tl.constexpr, dtype: tl.constexpr
 
 
 @triton.jit
+def opened(gate, dtype: tl.constexpr, is_gelu: tl.constexpr):
+    """silu(gate), or its GELU in the tanh form, rounded to dtype once. gate: float32. Returns float32."""
+    away = -gate
+    if is_gelu:
+        # (1 + tanh(u)) / 2 is the sigmoid of 2u.
+        away = -1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return (gate / (1.0 + tl.exp(away))).to(dtype).to(tl.float32)
+
+
+@triton.jit
 def _norm_kernel(
-    x, branch, weight, summed, out, width, eps, parts: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr
-):
+    x, branch, weight, summed, out, width, eps, parts: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr,
+    is_offset: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
     inside = at < width
@@ -43,17 +54,21 @@ def _norm_kernel(
     value = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
     if parts > 0:
         stride = tl.num_programs(0).to(tl.int64) * width
-        value += _summed(branch + row * width, stride, at, inside, parts, summed.dtype.element_ty)
+        value += summed_slices(branch + row * width, stride, at, inside, parts, summed.dtype.element_ty)
         rounded = value.to(summed.dtype.element_ty)
         tl.store(summed + row * width + at, rounded, mask=inside)
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
-    normed = (value * scale).to(out.dtype.element_ty).to(tl.float32)
+    normed = value * scale
+    if is_offset:
+        gain += 1.0
+    else:
+        normed = normed.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * width + at, (normed * gain).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _gate_kernel(pair, out, width, block: tl.constexpr, overlaps: tl.constexpr):
+def _gate_kernel(pair, out, width, block: tl.constexpr, overlaps: tl.constexpr, is_gelu: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     inside = at < width
@@ -62,8 +77,8 @@ def _gate_kernel(pair, out, width, block: tl.constexpr, overlaps: tl.constexpr):
         gdc_wait()
     gate = tl.load(pair + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(pair + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
-    opened = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * width + at, (opened * up).to(out.dtype.element_ty), mask=inside)
+    open_to = opened(gate, out.dtype.element_ty, is_gelu)
+    tl.store(out + row * width + at, (open_to * up).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -80,8 +95,8 @@ def _rotate_kernel(
         gdc_launch_dependents()
         gdc_wait()
     start = source + row * row_stride + head * head_dim
-    first = _summed(start, part_stride, at, inside, parts, dtype)
-    second = _summed(start + width // 2, part_stride, at, inside, parts, dtype)
+    first = summed_slices(start, part_stride, at, inside, parts, dtype)
+    second = summed_slices(start + width // 2, part_stride, at, inside, parts, dtype)
     if head < heads + kv_heads:
         c = tl.load(cosine + row * width + at, mask=inside, other=0.0)
         s = tl.load(sine + row * width + at, mask=inside, other=0.0)
@@ -131,35 +146,46 @@ def launch(device: torch.device) -> dict[str, bool]:
     return {"overlaps": True, "launch_pdl": True} if overlaps(device) else {"overlaps": False}
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight over the last dimension. x: [T, width], contiguous."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, is_offset: bool = False) -> Tensor:
+    """x / rms(x) * weight over the last dimension. x: [T, width], contiguous.
+
+    is_offset: times 1 + weight instead, and rounded after that product only, as Gemma does.
+    """
     out = torch.empty_like(x)
     rows, width = x.shape
     block = triton.next_power_of_2(width)
     _norm_kernel[(rows,)](
-        x, x, weight, x, out, width, eps, parts=0, block=block, num_warps=_warps(block), **launch(x.device)
-    )
+        x, x, weight, x, out, width, eps, parts=0, block=block, is_offset=is_offset, num_warps=warps(block),
+        **launch(x.device),
+    )  # fmt: skip
     return out
 
 
-def add_rms_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + branch, and its norm. x: [T, width]; branch: the same, or slices to be summed [S, T, width]; contiguous."""
+def add_rms_norm(
+    x: Tensor, branch: Tensor, weight: Tensor, eps: float, *, is_offset: bool = False
+) -> tuple[Tensor, Tensor]:
+    """x + branch, and its norm. x: [T, width]; branch: the same, or slices to be summed [S, T, width]; contiguous.
+
+    is_offset: as for `rms_norm`.
+    """
     summed, out = torch.empty_like(x), torch.empty_like(x)
     rows, width = x.shape
     block, parts = triton.next_power_of_2(width), branch.shape[0] if branch.dim() == 3 else 1
     _norm_kernel[(rows,)](
-        x, branch, weight, summed, out, width, eps, parts=parts, block=block, num_warps=_warps(block),
-        **launch(x.device),
+        x, branch, weight, summed, out, width, eps, parts=parts, block=block, is_offset=is_offset,
+        num_warps=warps(block), **launch(x.device),
     )  # fmt: skip
     return summed, out
 
 
-def gated_silu(pair: Tensor) -> Tensor:
-    """silu(gate) * up of pair [T, 2 * width], gate first. Returns [T, width]."""
+def gated(pair: Tensor, *, is_gelu: bool = False) -> Tensor:
+    """silu(gate) * up of pair [T, 2 * width], gate first, or GELU's tanh form of gate. Returns [T, width]."""
     rows, width = pair.shape[0], pair.shape[1] // 2
     out = torch.empty((rows, width), dtype=pair.dtype, device=pair.device)
     block = 1024
-    _gate_kernel[(rows, triton.cdiv(width, block))](pair, out, width, block=block, **launch(pair.device))
+    _gate_kernel[(rows, triton.cdiv(width, block))](
+        pair, out, width, block=block, is_gelu=is_gelu, **launch(pair.device)
+    )
     return out
 
 
@@ -200,6 +226,6 @@ def rotate_pair(
     return made["query"], made["key"], made["value"]
 
 
-def _warps(block: int) -> int:
+def warps(block: int) -> int:
     """Warps of a program that holds one row: few values per thread, because nothing else hides the latency."""
     return min(16, max(4, block // 256))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import gelu, linear, silu
 
 from mstar_core.layers.packing import kernels
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 FEW_ROWS: Final = 64
 """Up to this many rows the skinny kernels are at least as fast as cuBLAS: bench/results/gpu/linear_h100.json."""
+
+Activation = Literal["silu", "gelu_tanh"]
+"""What opens a gate."""
 
 SLICED_PROGRAMS: Final = 210
 """Programs that a matrix with few outputs is cut into, along its inputs: 1.6 for each of an H100's multiprocessors."""
@@ -100,17 +103,24 @@ def summed(found: Tensor, like: Tensor) -> Tensor:
     return found if found.dim() == like.dim() else found.sum(0).to(like.dtype)
 
 
-def gated(x: Tensor, matrix: Matrix) -> Tensor:
-    """silu(gate) * up of one matrix [2 * inner, inputs], gate first. x: [T, inputs]. Returns [T, inner]."""
+def gated(x: Tensor, matrix: Matrix, activation: Activation = "silu") -> Tensor:
+    """act(gate) * up of one matrix [2 * inner, inputs], gate first. x: [T, inputs]. Returns [T, inner]."""
+    is_gelu = activation == "gelu_tanh"
     if is_few(x, matrix):
-        opened: Tensor = _skinny().gated(x, matrix.values, matrix.scale, shape_of(matrix, is_gated=True))
-        return opened
+        shape = shape_of(matrix, is_gated=True)
+        few: Tensor = _skinny().gated(x, matrix.values, matrix.scale, shape, is_gelu=is_gelu)
+        return few
     pair = _many(x, matrix)
     if pair.is_cuda and kernels().applies(pair):
-        fused: Tensor = kernels().gated_silu(pair)
+        fused: Tensor = kernels().gated(pair, is_gelu=is_gelu)
         return fused
     gate, up = pair.chunk(2, dim=-1)
-    return silu(gate) * up
+    return opened(gate, activation) * up
+
+
+def opened(gate: Tensor, activation: Activation) -> Tensor:
+    """The activation of a gate."""
+    return gelu(gate, approximate="tanh") if activation == "gelu_tanh" else silu(gate)
 
 
 def is_few(x: Tensor, matrix: Matrix) -> bool:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.nn.functional import silu
 
-from mstar_core.layers.matrix import gated, matrix_of, parts, summed
+from mstar_core.layers.matrix import gated, matrix_of, opened, parts, summed
 from mstar_core.layers.packing import is_fused, join
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.layers.matrix import Matrix
+    from mstar_core.layers.matrix import Activation, Matrix
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), with the parameter names of published Llama-like checkpoints."""
+    """down(act(gate(x)) * up(x)), with the parameter names of published Llama-like checkpoints."""
 
-    def __init__(self, width: int, inner: int, *, bias: bool = False) -> None:
+    def __init__(self, width: int, inner: int, *, bias: bool = False, activation: Activation = "silu") -> None:
         super().__init__()
+        self._activation: Activation = activation
         self.gate_proj = nn.Linear(width, inner, bias=bias)
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bias)
@@ -43,9 +43,9 @@ class GatedMLP(nn.Module):
     def branch(self, x: Tensor) -> Tensor:
         """The same, in slices where that is what the last projection leaves: see `matrix.parts`."""
         if self._joined is not None and is_fused(x):
-            inner = gated(x, self._joined)
+            inner = gated(x, self._joined, self._activation)
         else:
-            inner = silu(self.gate_proj(x)) * self.up_proj(x)
+            inner = opened(self.gate_proj(x), self._activation) * self.up_proj(x)
         matrix = matrix_of(self.down_proj)
         if matrix is not None and inner.dim() == 2:
             return parts(inner, matrix)

@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from mstar_core.layers.fused import opened
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -107,9 +109,9 @@ def parts_kernel(
 def gated_kernel(
     x, weight, scale, out, rows, inner, inputs, slice_size, ahead,
     block_rows: tl.constexpr, block: tl.constexpr, step: tl.constexpr, has_scale: tl.constexpr,
-    overlaps: tl.constexpr, asks: tl.constexpr, stages: tl.constexpr,
+    overlaps: tl.constexpr, asks: tl.constexpr, stages: tl.constexpr, is_gelu: tl.constexpr,
 ):  # fmt: skip
-    """out = silu(gate) * up, of one weight [2 * inner, inputs] with the gate's rows first. Grid: (blocks of inner,).
+    """out = act(gate) * up, of one weight [2 * inner, inputs] with the gate's rows first. Grid: (blocks of inner,).
 
     A program reads half a block of gate rows and the same half block of up rows.
     """
@@ -125,11 +127,11 @@ def gated_kernel(
     # Rounded where separate layers would round.
     pair = total.to(out.dtype.element_ty).to(tl.float32)
     gate, up = tl.split(pair.reshape(2, half, block_rows).permute(1, 2, 0))
-    opened = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
+    open_to = opened(gate, out.dtype.element_ty, is_gelu)
     at = first + tl.arange(0, half)
     row = tl.arange(0, block_rows)
     into = out + row[None, :].to(tl.int64) * inner + at[:, None]
-    tl.store(into, (opened * up).to(out.dtype.element_ty), mask=(at[:, None] < inner) & (row[None, :] < rows))
+    tl.store(into, (open_to * up).to(out.dtype.element_ty), mask=(at[:, None] < inner) & (row[None, :] < rows))
 
 
 def parts(x: Tensor, weight: Tensor, scale: Tensor | None, shape: Shape, *, overlaps: bool = True) -> Tensor:
@@ -151,14 +153,19 @@ def parts(x: Tensor, weight: Tensor, scale: Tensor | None, shape: Shape, *, over
     return out
 
 
-def gated(x: Tensor, weight: Tensor, scale: Tensor | None, shape: Shape, *, overlaps: bool = True) -> Tensor:
-    """silu(x @ gate.T) * (x @ up.T) of one weight [2 * inner, inputs], gate first. Returns [T, inner] in x's dtype."""
+def gated(
+    x: Tensor, weight: Tensor, scale: Tensor | None, shape: Shape, *, overlaps: bool = True, is_gelu: bool = False
+) -> Tensor:
+    """silu(x @ gate.T) * (x @ up.T) of one weight [2 * inner, inputs], gate first. Returns [T, inner] in x's dtype.
+
+    is_gelu: GELU in its tanh form instead of SiLU.
+    """
     rows, inputs, inner = x.shape[0], x.shape[1], weight.shape[0] // 2
     out = torch.empty((rows, inner), dtype=x.dtype, device=x.device)
     gated_kernel[(triton.cdiv(inner, shape.block // 2),)](
         x, weight, scale, out, rows, inner, inputs, inputs, min(shape.ahead_bytes, inputs * weight.element_size()),
         block_rows=padded(rows), block=shape.block, step=shape.step, has_scale=scale is not None,
-        overlaps=overlaps, asks=overlaps and shape.ahead_bytes > 0, stages=shape.stages,
+        overlaps=overlaps, asks=overlaps and shape.ahead_bytes > 0, stages=shape.stages, is_gelu=is_gelu,
         num_warps=shape.warps, **_launch(overlaps),
     )  # fmt: skip
     return out

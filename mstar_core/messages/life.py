@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from mstar_core.messages.telemetry import EdgeNews, RequestNews, Span
+from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, Span
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -116,7 +116,8 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry", omit
     """Child to supervisor, at most every 100 ms: gauges, counters, news of requests, spans, edges. No client text.
 
     values: flat name -> number, absolute, e.g. "worker-0.LLM.pages_used"; those that changed. events: (type, facts).
-    dropped: spans that were too many to send, since the process began.
+    dropped: spans that were too many to send, since the process began. samples: of the api's metrics, at most once a
+    second, those that changed.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry", omit
     edges: list[EdgeNews] = []
     events: list[tuple[str, dict[str, Any]]] = []
     dropped: int = 0
+    samples: list[MetricSample] = []
 
 
 LifeMessage = (

@@ -63,6 +63,17 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     is_open: bool = False
 
 
+class MetricSample(msgspec.Struct, frozen=True, array_like=True):
+    """One sample of a Prometheus family (observe/families.py). Travels as an array.
+
+    labels: values in the order of the family's label names; of a histogram's bucket its upper bound comes last.
+    """
+
+    name: str
+    labels: list[str]
+    value: float
+
+
 class EdgeNews(msgspec.Struct, frozen=True, array_like=True):
     """Counters of one edge since the process began. Travels as an array.
 

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 
 from mstar_core.errors import ExitCode, MstarError
 from mstar_core.messages.life import Beat, Hello, LogLevel, PeerDown, PeerUp, Phase, Ping, Stop, Telemetry
-from mstar_core.messages.telemetry import EdgeNews, RequestNews, Span
+from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, Span
 from mstar_core.observe.logs import REQUEST_ID
 
 HELLO_S: Final = 0.2
@@ -163,12 +163,14 @@ class ChildLife:
         *,
         events: list[tuple[str, dict[str, Any]]] | None = None,
         dropped: int = 0,
+        samples: list[MetricSample] | None = None,
     ) -> None:
         """Send one telemetry batch; the caller keeps the pace of at most one per 100 ms."""
         self._send(
             Telemetry(
                 name=self.name, incarnation=self.incarnation, values=values, requests=requests or [],
                 spans=spans or [], edges=edges or [], events=events or [], dropped=dropped,
+                samples=samples or [],
             )
         )  # fmt: skip
 

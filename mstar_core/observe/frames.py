@@ -79,8 +79,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Rank(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One worker. device: `cpu` or `cuda:INDEX`; gpu: key in `gpus`, if any. state: as its child's.
 
-    busy: share of time with a step in flight. core: share of one CPU core. memory: on its device, by this process;
-    weights and caches are part of it. shm: its shared memory in use.
+    busy: share of time with a step in flight. core: share of one CPU core. memory: on its device (that of `cpu` is the
+    host), by this process; weights and caches are part of it. shm: its shared memory in use.
     """
 
     rank: int

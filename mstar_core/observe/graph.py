@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from mstar_core.config.deployment import Plan
 from mstar_core.graph import CompiledWalk, Kind, NodeSpec, Outlet, Stream, compile_graph
-from mstar_core.graph.export import policy_text
+from mstar_core.graph.edges import FixedChunk, LeftContext, SlidingWindow
 from mstar_core.observe.frames import Graph, GraphEdge, GraphNode, GraphWalk
 from mstar_core.plugin.spec import ModelSpec
 
@@ -19,8 +19,9 @@ def graph_of(model: ModelSpec, plan: Plan | None = None) -> Graph:
     walks = {name: walk for partition in model.partitions for name, walk in partition.walks.items()}
     compiled = compile_graph(walks, model.streams)
     routes: dict[Route, list[str]] = {}
+    kinds = [modality.kind for modality in model.inputs]
     for name, walk in compiled.items():
-        for route in _routes(walk):
+        for route in _routes(walk, kinds):
             found = routes.setdefault(route, [])
             if name not in found:
                 found.append(name)
@@ -51,6 +52,30 @@ def stream_ends(graph: Graph) -> dict[str, tuple[str, str]]:
     return {edge.name: (edge.source, edge.into) for edge in graph.edges if edge.is_stream}
 
 
+def input_kind(port: str, node: str, kinds: Collection[str]) -> str:
+    """The modality that a client sends for an input of a walk; empty for what the request's own numbers make of it.
+
+    port: its name; node: that takes nothing else, or empty; kinds: modalities that the model reads. Ids are text, the
+    others named after what they are of (`images`, `pixel_values_videos`), or go alone into a node that is
+    (`audio_encoder`). Positions, masks and noise are of none.
+    """
+    if port.rpartition("_")[2] == "tokens" and "text" in kinds:
+        return "text"
+    words = {word.removesuffix("s") for word in port.split("_")}
+    return next((kind for kind in kinds if kind in words or node.startswith(f"{kind}_")), "")
+
+
+def chunk_words(stream: Stream) -> str:
+    """A chunk policy in as few words as a drawing has room for: `fixed 1`, `25, left 25`, `28, stride 7`."""
+    match stream.chunk:
+        case FixedChunk(size=size):
+            return f"fixed {size}"
+        case LeftContext(chunk=chunk, left=left):
+            return f"{chunk}, left {left}"
+        case SlidingWindow(window=window, stride=stride):
+            return f"{window}, stride {stride}"
+
+
 def _edge(route: Route, walks: list[str]) -> GraphEdge:
     name, source, into, modality, is_stream, chunk = route
     return GraphEdge(
@@ -76,11 +101,12 @@ def _node(
     )
 
 
-def _routes(walk: CompiledWalk) -> Iterator[Route]:
+def _routes(walk: CompiledWalk, kinds: Collection[str]) -> Iterator[Route]:
     for task in walk.tasks:
+        given = [entry.source.port for entry in task.inputs if entry.source.kind is Kind.RUN]
+        for port in given:
+            yield port, "", task.name, input_kind(port, task.name if len(given) == 1 else "", kinds), False, ""
         for entry in task.inputs:
-            if entry.source.kind is Kind.RUN:
-                yield entry.source.port, "", task.name, "", False, ""
             for giver in sorted(walk.feeding(entry.source)):
                 if walk.tasks[giver].name != task.name:
                     yield entry.source.port or entry.port, walk.tasks[giver].name, task.name, "", False, ""
@@ -98,4 +124,4 @@ def _leaving(source: str, outlet: Outlet) -> Iterator[Route]:
         yield outlet.port, source, "", outlet.modality, False, ""
     if outlet.stream is not None:
         stream: Stream = outlet.stream
-        yield stream.name, source, stream.into[0].name, "", True, policy_text(stream)
+        yield stream.name, source, stream.into[0].name, "", True, chunk_words(stream)

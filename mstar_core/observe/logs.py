@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Final, TextIO
+from typing import Any, Final, Protocol
+
+from mstar_core.messages.names import rank_of
 
 LINE_LIMIT_BYTES: Final = 1024 * 1024
 """A longer line is cut: the supervisor reads line by line and must not hold more than this."""
@@ -33,6 +35,12 @@ def request_scope(request_id: str) -> Iterator[None]:
         REQUEST_ID.reset(token)
 
 
+class Writable(Protocol):
+    """What lines are written to."""
+
+    def write(self, text: str, /) -> object: ...
+
+
 class JsonFormatter(logging.Formatter):
     """Makes the line. JSON escapes line breaks and control characters, so no value can forge a line.
 
@@ -42,6 +50,7 @@ class JsonFormatter(logging.Formatter):
     def __init__(self, child: str, secrets: Sequence[str] = ()) -> None:
         super().__init__()
         self._child = child
+        self._rank = rank_of(child)
         self._secrets = tuple(secret for secret in secrets if secret)
 
     def format(self, record: logging.LogRecord) -> str:
@@ -49,6 +58,7 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "child": self._child,
+            **({} if self._rank is None else {"rank": self._rank}),
             "logger": record.name,
             "message": record.getMessage(),
         }
@@ -78,7 +88,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def start_logging(
-    child: str, level: str = "INFO", *, secrets: Sequence[str] = (), stream: TextIO | None = None
+    child: str, level: str = "INFO", *, secrets: Sequence[str] = (), stream: Writable | None = None
 ) -> None:
     """Send every logger of this process to `stream` (standard output) as JSON lines. Replaces earlier handlers."""
     handler = logging.StreamHandler(stream or sys.stdout)

@@ -205,6 +205,11 @@ class RequestLog:
             return found if found is not None and found.is_named and found.api.id == request_id else None
         return next((known for known in self.all() if known.api.id == request_id), None)
 
+    def name_of(self, handle: int) -> str:
+        """The client's name for a request; empty when nobody has told it."""
+        known = self.live.get(handle) or self.ended.get(handle)
+        return "" if known is None else known.api.id or ""
+
     def _news(self, child: str, news: RequestNews, now: float) -> None:
         known = self.live.get(news.handle)
         if known is None:

@@ -117,7 +117,8 @@ def _modality_from_json(data: Mapping[str, Any]) -> Modality:
 
 
 def _surface_to_json(surface: Surface) -> Json:
-    return {**dataclasses.asdict(surface), "params": dict(surface.params), "beside": list(surface.beside)}
+    maps = {"params": dict(surface.params), "metadata": dict(surface.metadata)}
+    return {**dataclasses.asdict(surface), **maps, "beside": list(surface.beside)}
 
 
 def _surface_from_json(data: Mapping[str, Any]) -> Surface:
@@ -131,6 +132,8 @@ def _sample_to_json(sample: Sample) -> Json:
         "segments": [[kind, {name: list(shape) for name, shape in inputs.items()}] for kind, inputs in sample.segments],
         "outputs": sorted(sample.outputs),
         "params": dict(sample.params),
+        "files": list(sample.files),
+        "tiny": dict(sample.tiny),
     }
 
 
@@ -143,6 +146,8 @@ def _sample_from_json(data: Mapping[str, Any]) -> Sample:
         ),
         outputs=frozenset(data["outputs"]),
         params=dict(data["params"]),
+        files=tuple(data["files"]),
+        tiny=dict(data["tiny"]),
     )
 
 

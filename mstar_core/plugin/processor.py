@@ -41,7 +41,10 @@ class PromptRequest:
     text: the text; of several texts all of them, with an empty line between. texts: each of them.
     turns: the messages of a chat, in order; together their pieces are `order`. A model with a template of its own lays
     them out; one without roles reads the pieces of `order` as segments. Empty on routes without messages.
-    seed: already chosen. limits: of media, for the readers in `mstar_core.plugin.media`.
+    observation: a message of the robot policy socket as it came, in place of text and media; `unpacked` of
+    `mstar_core.plugin.observation` reads it. None on all other routes.
+    seed: already chosen; of several answers to one request (`n`) that of the first: the prompt is read once for all.
+    limits: of media, for the readers in `mstar_core.plugin.media`.
     """
 
     text: str | None
@@ -49,6 +52,7 @@ class PromptRequest:
     turns: Sequence[Turn] = ()
     media: Sequence[MediaPart] = ()
     order: Sequence[tuple[str, int]] = ()
+    observation: bytes | None = None
     params: Any = None
     outputs: frozenset[str] = frozenset()
     seed: int = 0
@@ -77,6 +81,7 @@ class SegmentInputs:
 class Inputs:
     """What a processor returns. arrays: walk input name -> array. prompt_tokens: what the language model reads.
 
+    metadata: output modality -> what a client is told of each output of it, beside shape and dtype.
     params: the parameters to go on with (for instance with a limit lowered to the context), None = unchanged.
     """
 
@@ -85,6 +90,7 @@ class Inputs:
     prompt_tokens: int = 0
     max_output_tokens: int | None = None
     params: Any = None
+    metadata: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     warnings: Sequence[str] = ()
 
 

@@ -44,6 +44,9 @@ class Sample:
     """A request that programs are run dry on when the plugin is checked.
 
     inputs: walk input name -> shape; segments: (kind, {input: shape}) in order.
+
+    The miniature is served it too. files: input modalities of what is sent with it then, in order; without any, those
+    that segments, or names of inputs, tell. tiny: parameters that go before `params` there, as its sizes differ.
     """
 
     name: str
@@ -51,6 +54,8 @@ class Sample:
     segments: Sequence[tuple[str, Mapping[str, tuple[int, ...]]]] = ()
     outputs: frozenset[str] = frozenset()
     params: Mapping[str, Any] = field(default_factory=dict)
+    files: Sequence[str] = ()
+    tiny: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +125,18 @@ class ModelSpec:
     def input(self, kind: str) -> Modality | None:
         """The input modality of that kind, or None."""
         return next((modality for modality in self.inputs if modality.kind == kind), None)
+
+    def sample_inputs(self, sample: Sample) -> list[str]:
+        """What a client sends for a sample: kinds in order. Its files or segments tell, else names of its inputs."""
+        if sample.files:
+            return list(sample.files)
+        offered = [modality.kind for modality in self.inputs]
+        told = [kind for kind, _ in sample.segments if kind in offered]
+        if told:
+            return told
+        files = [kind for kind in offered if kind != "text" and any(kind in name for name in sample.inputs)]
+        texts = ["text"] if "text" in offered else []
+        return [*(files or [kind for kind in offered if kind != "text" and not texts]), *texts]
 
     def surface(self, route: str) -> Surface:
         """What the model says of one of its routes."""

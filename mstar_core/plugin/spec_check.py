@@ -168,6 +168,9 @@ def _programs(spec: ModelSpec) -> list[MstarError]:
     found: list[MstarError] = []
     inputs: WalkInputs = {}
     for sample in spec.samples:
+        if unknown := sorted(set(sample.files) - {modality.kind for modality in spec.inputs}):
+            what = f"sample {sample.name!r} sends {', '.join(unknown)}, which {spec.name} does not take"
+            found.append(PluginError(what, hint="name kinds of the spec's inputs", phase="samples"))
         try:
             dry_run(spec, sample, inputs)
         except MstarError as error:

@@ -1,4 +1,4 @@
-"""How a model serves one of the OpenAI routes: what is asked of it there. Written by plugins, read by the api."""
+"""How a model serves one of the routes that it maps: what is asked of it there. Written by plugins, read by the api."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ ROUTE_OUTPUTS: Final[Mapping[str, str]] = {
     "image": "image",
     "image_edit": "image",
     "transcription": "text",
+    "robot_policy": "action",
 }
 """What a route answers with; a model that maps the route has that output."""
 
@@ -24,6 +25,7 @@ ROUTE_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {
     "image": ("text",),
     "image_edit": ("image", "text"),
     "transcription": ("audio",),
+    "robot_policy": ("image",),
 }
 """What a route sends; a model that maps the route reads it."""
 
@@ -35,10 +37,12 @@ class Surface:
     params: parameter values that hold on this route unless the client sends others. beside: further outputs that are
     asked for, shown where the route has a place for them (a thought beside an image). instruction: the text that goes
     with the sound on `transcription`; `{language}` stands for the language, and without one the words of
-    `instruction_without_language` are sent.
+    `instruction_without_language` are sent. metadata: what a client of `robot_policy` is told when it connects: texts,
+    numbers, lists and maps of them.
     """
 
     params: Mapping[str, Any] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
     instruction: str = ""
     instruction_without_language: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -154,54 +153,3 @@ def child_environment(spec: DeploymentSpec) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-
-
-def death_record(child: Child, run: RunDirectory, status: int) -> dict[str, Any]:
-    """Why a child ended: what it wrote itself, or what its exit status tells."""
-    path = run.children / f"{child.name}.fatal.json"
-    with suppress(OSError, ValueError):
-        record = json.loads(path.read_text())
-        if isinstance(record, dict) and record.get("pid") == child.pid:
-            # Its own phase wins: the last message of a process that dies may not have arrived.
-            return {**record, "status": status, "phase": record.get("phase") or child.phase, "log": str(child.log.path)}
-    return {
-        "name": child.name,
-        "pid": child.pid,
-        "monotonic": time.monotonic(),
-        "time": time.time(),
-        "class": "ProcessDied",
-        "code": "process_died",
-        "message": f"{child.name} {describe_status(status)}",
-        "detail": _last_words(child.log),
-        "hint": _status_hint(status),
-        "status": status,
-        "phase": child.phase,
-        "log": str(child.log.path),
-    }
-
-
-def describe_status(status: int) -> str:
-    """An exit status in words."""
-    if status >= 0:
-        return f"ended with exit status {status}"
-    with suppress(ValueError):
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"was killed by signal {-status}"
-
-
-def _status_hint(status: int) -> str:
-    if status == -signal.SIGKILL:
-        return "if nobody sent that signal, the kernel ran out of memory: see the host's kernel log"
-    if status in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL):
-        return "its stacks are at the end of its log"
-    return ""
-
-
-def _last_words(log: LogFile) -> str:
-    for line in reversed(log.tail):
-        with suppress(ValueError):
-            message = json.loads(line).get("message")
-            return f"its last words: {message}"
-        if line.strip():
-            return f"its last words: {line.strip()[:300]}"
-    return ""

@@ -33,7 +33,8 @@ class Events:
         self.ring.append(event)
         if self._on_event is not None:
             self._on_event(event)
-        log.info("%s %s", kind, " ".join(f"{key}={value}" for key, value in facts.items()))
+        said = (f"{key}={value}" for key, value in facts.items() if value is not None and value != "")
+        log.info("%s", " ".join((kind, *said)))
         if self._path is not None:
             with suppress(OSError), self._path.open("a") as file:
                 file.write(json.dumps(event, default=str) + "\n")

@@ -1,9 +1,13 @@
-"""A child's log on disk: bounded, rotated once, never in the way of the child. Written by the supervisor's pumps."""
+"""A process's log on disk: bounded, rotated once, never in the way of the process.
+
+Children's are written by the supervisor's pumps, its own by its logging.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import deque
 from pathlib import Path
 from typing import Final
@@ -16,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class LogFile:
-    """Appends lines, keeps the last ones in memory, turns the file over at its limit. Owned by its child's pump.
+    """Appends lines, keeps the last ones in memory, turns the file over at its limit. Owned by who writes it.
 
     listeners: set with each line; whoever follows the log puts an event in and takes it out again.
     """
@@ -30,7 +34,17 @@ class LogFile:
         self._size = self._file.tell()
 
     def write(self, line: bytes) -> None:
-        """Append one line (with its newline). A full disk loses lines, never the child."""
+        """Append one line (with its newline) and wake who follows. A full disk loses lines, never the child."""
+        self.append(line)
+        self.wake()
+
+    def wake(self) -> None:
+        """Tell who follows. On the loop's thread only."""
+        for listener in self.listeners:
+            listener.set()
+
+    def append(self, line: bytes) -> None:
+        """Append one line (with its newline) without a word to anybody."""
         self.lines += 1
         text = line.decode("utf-8", "replace").rstrip("\n")
         self.tail.append(text)
@@ -41,8 +55,6 @@ class LogFile:
                 self._turn_over()
         except OSError as error:
             log.warning("a log line was lost: %s", error.strerror)
-        for listener in self.listeners:
-            listener.set()
 
     def close(self) -> None:
         self._file.close()
@@ -52,6 +64,29 @@ class LogFile:
         self.path.replace(self.path.with_suffix(".log.1"))
         self._file = self.path.open("ab", buffering=0)
         self._size = 0
+
+
+class LogStream:
+    """A log file as the stream that logging writes to: the supervisor's own log is told like a child's."""
+
+    def __init__(self, file: LogFile) -> None:
+        self._file = file
+        self._is_writing = False
+
+    def write(self, text: str) -> int:
+        """Append one line. What a file that cannot be written has logging say of itself is left out."""
+        if not self._is_writing:
+            self._is_writing = True
+            try:
+                self._file.append(text.encode("utf-8", "replace"))
+            finally:
+                self._is_writing = False
+            if threading.current_thread() is threading.main_thread():  # others are read with the next line or beat
+                self._file.wake()
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
 
 async def pump(reader: asyncio.StreamReader, into: LogFile) -> None:

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import zmq
@@ -29,6 +30,7 @@ from mstar_core.observe.logs import start_logging
 from mstar_core.observe.stats_log import FILE as STATS_FILE
 from mstar_core.observe.stats_log import StatsLog
 from mstar_core.supervisor.kinds import Kinds, child_kinds, write_spec
+from mstar_core.supervisor.log_file import LogFile, LogStream
 from mstar_core.supervisor.outcome import outcome, write_outcome
 from mstar_core.supervisor.supervisor import Supervisor
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
@@ -51,9 +53,9 @@ def main(argv: list[str] | None = None, kinds: Kinds = child_kinds) -> None:
     if args.spec.resolve() != run.spec.resolve():
         args.spec.unlink(missing_ok=True)
     log_dir = Path(spec.log_dir)
-    with (log_dir / "supervisor.log").open("a") as file:
-        start_logging(NAME, spec.log_level, secrets=spec.api.api_keys, stream=file)
-        code, record = _serve(spec, run, kinds)
+    with closing(LogFile(log_dir / f"{NAME}.log")) as file:
+        start_logging(NAME, spec.log_level, secrets=spec.api.api_keys, stream=LogStream(file))
+        code, record = _serve(spec, run, kinds, file)
         write_outcome(log_dir, {**identity(spec), **record})
     sys.exit(int(code))
 
@@ -66,7 +68,9 @@ def identity(spec: DeploymentSpec) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _serve(spec: DeploymentSpec, run: RunDirectory, kinds: Kinds) -> tuple[ExitCode, dict[str, object]]:
+def _serve(
+    spec: DeploymentSpec, run: RunDirectory, kinds: Kinds, own_log: LogFile
+) -> tuple[ExitCode, dict[str, object]]:
     try:
         lock = run.acquire()
     except (MstarError, OSError) as error:
@@ -80,7 +84,7 @@ def _serve(spec: DeploymentSpec, run: RunDirectory, kinds: Kinds) -> tuple[ExitC
         check_port(spec.api.host, spec.api.port, claimant)
         gpus = acquire_gpus(spec.gpus, spec.name)
         admin = bind_admin(run.admin_socket, admin_gid(spec))
-        return asyncio.run(_run(spec, run, admin, kinds))
+        return asyncio.run(_run(spec, run, admin, kinds, own_log))
     except MstarError as error:
         log.error("%s", error)
         return ExitCode.START_FAILED if error.exit_code is ExitCode.INTERNAL else error.exit_code, _failed(error)
@@ -123,7 +127,7 @@ def _failed(error: MstarError) -> dict[str, object]:
 
 
 async def _run(
-    spec: DeploymentSpec, run: RunDirectory, admin: socket.socket, kinds: Kinds
+    spec: DeploymentSpec, run: RunDirectory, admin: socket.socket, kinds: Kinds, own_log: LogFile
 ) -> tuple[ExitCode, dict[str, object]]:
     loop = asyncio.get_running_loop()
     codec = WireCodec(NAME, 0)
@@ -134,6 +138,7 @@ async def _run(
         Mailbox[Envelope](context, endpoint, codec) as mailbox,
     ):
         supervisor = Supervisor(spec, run, courier, endpoint, kinds)
+        supervisor.logs[NAME] = own_log
         courier.attach(loop)
         mailbox.attach(loop, supervisor.on_batch)
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -17,13 +17,14 @@ from mstar_core.observe.frames import GRAPH_FACT, Child, Deployment, Edge, Event
 from mstar_core.observe.hub import Hub
 from mstar_core.observe.rates import Rate
 from mstar_core.observe.request_log import RequestLog
+from mstar_core.supervisor.deaths import Circumstances, MemoryKills
 from mstar_core.supervisor.gpus import GpuReader, device_keys
-from mstar_core.supervisor.processes import NO_LOAD, Load, Processes
+from mstar_core.supervisor.processes import NO_LOAD, Load, Processes, host_memory_bytes
 from mstar_core.supervisor.readings import Readings
 
 if TYPE_CHECKING:
     from mstar_core.config.deployment import DeploymentSpec
-    from mstar_core.messages.telemetry import EdgeNews
+    from mstar_core.messages.telemetry import EdgeNews, MetricSample
     from mstar_core.supervisor.child import Child as Process
 
 PARTS_S: Final = 0.25
@@ -52,20 +53,29 @@ class View(Protocol):
 
 
 class Picture:
-    """Keeps the hub current. `take`, `part` and `phase` follow children; `refresh` is called ten times a second."""
+    """Keeps the hub current. `take`, `part` and `phase` follow children; `refresh` is called ten times a second.
+
+    samples: of the api's metrics, as it told them last.
+    """
 
     def __init__(self, view: View, hub: Hub, gpus: GpuReader) -> None:
         self.hub = hub
         self.requests = RequestLog(view.spec.model)
         self.weights: dict[str, int] = {}
+        self.samples: dict[tuple[str, tuple[str, ...]], MetricSample] = {}
         self._view = view
         self._gpus = gpus
         self._processes = Processes()
+        self._host_bytes = host_memory_bytes()
+        self._resident: dict[str, int] = {}
+        self._kills = MemoryKills()
         self._loads: dict[str, Load] = {}
         self._edges: dict[str, dict[str, EdgeNews]] = {}
         self._rates: dict[tuple[str, ...], Rate] = {}
         self._partitions: dict[str, str] = {}
         self._next_parts = self._next_loads = 0.0
+        if view.spec.graph:  # as declared; the conductor tells that of the checkpoint
+            self._graph(view.spec.graph)
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
@@ -75,6 +85,8 @@ class Picture:
         for edge in telemetry.edges:
             key = f"{edge.name}@{edge.source_rank}>{edge.into_rank}"
             self._edges.setdefault(key, {})[child] = edge
+        for sample in telemetry.samples:
+            self.samples[sample.name, tuple(sample.labels)] = sample
 
     def part(self, child: str) -> None:
         """A child is gone."""
@@ -82,16 +94,29 @@ class Picture:
         for told in self._edges.values():
             told.pop(child, None)
 
+    def circumstances(self, child: str) -> Circumstances:
+        """What is known of a child that has just died."""
+        return Circumstances(resident_bytes=self._resident.get(child), memory_kills=self._kills.lately())
+
     def phase(self, child: str, phase: Phase) -> dict[str, Any]:
         """A phase of a start. Returns its facts without those that belong here."""
         if phase.phase == "weights" and phase.total:
             self.weights[child] = phase.total
         if GRAPH_FACT not in phase.facts:
             return phase.facts
-        graph = msgspec.convert(phase.facts[GRAPH_FACT], type=Graph)
+        self._graph(phase.facts[GRAPH_FACT])
+        return {name: fact for name, fact in phase.facts.items() if name != GRAPH_FACT}
+
+    def _graph(self, plain: Mapping[str, Any]) -> None:
+        graph = msgspec.convert(plain, type=Graph)
         self._partitions = {node.name: node.partition for node in graph.nodes}
         self.hub.graph(graph)
-        return {name: fact for name, fact in phase.facts.items() if name != GRAPH_FACT}
+
+    @property
+    def refused(self) -> dict[str, float]:
+        """How many requests the api refused before they ran, by code."""
+        told = (sample for sample in self.samples.values() if sample.name == "mstar_rejected_total")
+        return {sample.labels[0]: sample.value for sample in told}
 
     def event(self, flat: Mapping[str, Any]) -> None:
         """An event of the feed."""
@@ -125,6 +150,9 @@ class Picture:
     def _look(self, now: float) -> None:
         pids = {name: child.pid if child.is_running else None for name, child in self._view.children.items()}
         self._loads = {name: self._processes.look(pid, now) for name, pid in {**pids, SUPERVISOR: os.getpid()}.items()}
+        # A process that has died and is not yet noticed holds nothing: what counts is what it held before.
+        self._resident |= {name: load.resident_bytes for name, load in self._loads.items() if load.resident_bytes}
+        self._kills.look(now)
         gpus = self._gpus.latest(now)
         ranks: dict[str, list[int]] = {}
         keys = device_keys(gpus)
@@ -232,6 +260,8 @@ class Picture:
             mine = [nodes[f"{node}@{plan.rank}"] for node in plan.nodes]
             load = self._loads.get(name, NO_LOAD)
             used, total = values.get(f"{name}.memory_used"), values.get(f"{name}.memory_total")
+            if plan.device == "cpu":  # its device is the host
+                used, total = load.resident_bytes, self._host_bytes
             rank = Rank(
                 rank=plan.rank,
                 device=plan.device,

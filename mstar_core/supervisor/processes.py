@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, NamedTuple
 
 _TICKS_S: Final = os.sysconf("SC_CLK_TCK")
@@ -18,6 +19,15 @@ class Load(NamedTuple):
 
 
 NO_LOAD: Final = Load(None, None)
+
+
+def host_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Memory that processes of this host can have: what is built in, or the limit of a container."""
+    built_in = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(built_in, int(cgroup.read_text(encoding="ascii")))
+    except (OSError, ValueError):  # no container, or one without a limit ("max")
+        return built_in
 
 
 @dataclass(slots=True)

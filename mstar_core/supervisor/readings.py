@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Final
 
-FORWARDED = {
+SLOWEST: Final = frozenset({"step_p50_s", "step_p99_s"})
+"""Readings of which the greatest counts, not the sum."""
+
+FORWARDED: Final = {
     "pages_total": "pages_total",
     "pages_used": "pages_used",
     "pages_cached": "pages_cached",
     "batch": "batch_size",
+    "steps": "steps",
+    "rows": "rows",
+    "busy_s": "busy_s",
+    "step_p50_s": "step_p50_s",
+    "step_p99_s": "step_p99_s",
+    "preempted": "preempted",
     "graph_hits": "decode_replayed",
     "graph_misses": "decode_plain",
     "prefill_hits": "prefill_replayed",
@@ -49,5 +59,16 @@ def node_readings(values: Mapping[str, float]) -> dict[str, float]:
         process, _, rest = name.partition(".")
         node, _, reading = rest.rpartition(".")
         if process.startswith("worker-") and node and reading in FORWARDED:
-            found[f"node.{node}.{FORWARDED[reading]}"] += value
+            key = f"node.{node}.{FORWARDED[reading]}"
+            found[key] = max(found[key], value) if reading in SLOWEST else found[key] + value
     return dict(found)
+
+
+def forwarded(values: Mapping[str, float], restarts: int) -> dict[str, float]:
+    """All that the api shows of the others: readings of nodes, bytes that processes handed on, restarts."""
+    sent = {
+        f"component.{name.removesuffix('.sent_bytes')}.sent_bytes": value
+        for name, value in values.items()
+        if name.endswith(".sent_bytes")
+    }
+    return {**node_readings(values), **sent, "deployment.restarts": float(restarts)}

@@ -36,7 +36,8 @@ from mstar_core.messages.names import API
 from mstar_core.messages.requests import CancelRequest
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.observe.hub import Hub
-from mstar_core.supervisor.child import Child, ChildKind, death_record
+from mstar_core.supervisor.child import Child, ChildKind
+from mstar_core.supervisor.deaths import death_record
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.gpus import GpuReader, library
 from mstar_core.supervisor.kinds import DEFAULT_PACE, FETCHED, Kinds, Pace, child_kinds, write_spec
@@ -44,8 +45,11 @@ from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.outcome import outcome
 from mstar_core.supervisor.picture import Picture
 from mstar_core.supervisor.post import Post
-from mstar_core.supervisor.readings import node_readings
-from mstar_core.supervisor.verdicts import can_serve, cause_sentence, exit_code_of, hang
+from mstar_core.supervisor.readings import forwarded
+from mstar_core.supervisor.start_facts import plan_facts, ready_facts
+from mstar_core.supervisor.storms import Storms
+from mstar_core.supervisor.verdicts import can_serve, cause_sentence, exit_code_of, in_flight
+from mstar_core.supervisor.watchdog import Watchdog
 from mstar_core.transport import Courier, Malformed
 
 log = logging.getLogger(__name__)
@@ -54,7 +58,8 @@ log = logging.getLogger(__name__)
 class Supervisor:
     """A deployment's life. Owned by `main.py`; read by the admin socket.
 
-    state: starting, ready, degraded, draining, stopping, failed or unhealthy.
+    state: starting, ready, degraded, draining, stopping, failed or unhealthy. logs: of every process there was, and of
+    the supervisor itself.
     """
 
     def __init__(
@@ -77,10 +82,12 @@ class Supervisor:
         self.last_cause: dict[str, Any] | None = None
         self.values: dict[str, float] = {}
         self.children: dict[str, Child] = {}
+        self.logs: dict[str, LogFile] = {}
         self.hub = Hub(secrets.token_hex(6), spec.name)
         self.gpus = GpuReader(library() if any(r.device != "cpu" for r in spec.plan.ranks) else None)
         self.picture = Picture(self, self.hub, self.gpus)
         self.events = Events(Path(spec.log_dir) / "events.ndjson", self.picture.event)
+        self._storms = Storms(self.picture.requests.name_of)
         self.exit_code = ExitCode.DONE
         self.restarts = 0
         self.fetch_s = 0.0
@@ -94,14 +101,25 @@ class Supervisor:
         self._ended = asyncio.Event()
         self._drained = asyncio.Event()
         self._pings = 0
+        self._began = self.started  # of the start that goes on, or of the last one: a restart is one
+        self._watchdog = Watchdog(
+            children=self.children,
+            events=self.events,
+            pace=pace,
+            stall_s=spec.stall_s,
+            hang_s=spec.hang_s,
+            is_starting=lambda: self.state == "starting",
+            fail=self._fail,
+        )
 
     # -- life -------------------------------------------------------------------------------------------------
 
     async def run(self) -> ExitCode:
         """Start everything, serve until stopped or failed, end everything. Returns the exit code."""
         self.events.add("deployment.starting", ranks=len(self.spec.plan.ranks), model=self.spec.model)
+        self.events.add("phase", child="supervisor", phase="plan", **plan_facts(self.spec))
         self._task(self._ping_forever())
-        self._task(self._watch_progress())
+        self._task(self._watchdog.watch())
         self._task(self._show_forever())
         self.gpus.start()
         fetch, *kinds = self._kinds(self.spec)
@@ -123,6 +141,8 @@ class Supervisor:
     def stop(self, *, now: bool = False, reason: str = "asked to stop", grace_s: float | None = None) -> None:
         """Drain and end; with `now`, or when called again, end at once. grace_s: most seconds of the drain."""
         if self._stop_asked or now or self.state in ("failed", "starting", "unhealthy"):
+            if (left := in_flight(self.values)) and not self._ended.is_set():
+                self.events.add("deployment.cut", requests=left, why=reason)
             self._end(ExitCode.DONE if self.state != "failed" else self.exit_code, reason)
             return
         self._stop_asked = True
@@ -177,6 +197,7 @@ class Supervisor:
             return
         self.restarts += 1
         self._set_state("degraded", "restarting")
+        self._began, self.ready_s, self.fetch_s = time.monotonic(), None, 0.0
         for child in self.children.values():
             child.restarts.clear()
             if child.is_running:
@@ -190,8 +211,9 @@ class Supervisor:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._drained.wait(), limit_s)
         if not self._drained.is_set():
-            left = int(self.values.get("conductor.in_flight", 0))
-            self.events.add("deployment.cut", requests=left, why=f"drain took longer than {limit_s:g} s")
+            self.events.add(
+                "deployment.cut", requests=in_flight(self.values), why=f"drain took longer than {limit_s:g} s"
+            )
 
     async def _stop_when_drained(self, reason: str, limit_s: float) -> None:
         await self._wait_drained(limit_s)
@@ -214,6 +236,7 @@ class Supervisor:
     def _adopt(self, kind: ChildKind) -> Child:
         child = Child(kind, LogFile(Path(self.spec.log_dir) / f"{kind.name}.log"))
         self.children[kind.name] = child
+        self.logs[kind.name] = child.log
         return child
 
     async def _fetch_weights(self, kind: ChildKind) -> None:
@@ -229,10 +252,12 @@ class Supervisor:
             child.signal(signal.SIGKILL)
         status = await watching
         child.state = "ended"
+        if child.ending:  # it stood still: the ask for its stacks ends a child that is not prepared for it yet
+            await self._ended.wait()
         if self._ended.is_set():
             return
         if status != 0:
-            self._fail(death_record(child, self.run_dir, status))
+            self._fail(death_record(child, self.run_dir, status, self.picture.circumstances(child.name)))
             return
         folder = (self.run_dir.path / FETCHED).read_text()
         self.spec = msgspec.structs.replace(self.spec, folder=folder)
@@ -262,7 +287,7 @@ class Supervisor:
             self._part(child, "it is being restarted")
             await self._spawn(child)
             return
-        record = death_record(child, self.run_dir, status)
+        record = death_record(child, self.run_dir, status, self.picture.circumstances(child.name))
         self.deaths.append(record)
         self.last_cause = record
         self.events.add("child.died", child=child.name, status=status, cause=record["message"], phase=child.phase)
@@ -395,11 +420,13 @@ class Supervisor:
     def _maybe_ready(self) -> None:
         if self.state not in ("starting", "degraded") or any(c.state != "ready" for c in self.children.values()):
             return
+        facts: dict[str, Any] = {}
         if self.ready_s is None:
-            self.ready_s = time.monotonic() - self.started
-        self._set_state("ready")
+            self.ready_s = time.monotonic() - self._began
+            facts = ready_facts(self.ready_s, self.fetch_s, self.children.values())
+        self._set_state("ready", **facts)
 
-    # -- watching ---------------------------------------------------------------------------------------------
+    # -- showing ----------------------------------------------------------------------------------------------
 
     async def _ping_forever(self) -> None:
         while True:
@@ -412,55 +439,22 @@ class Supervisor:
     async def _show_forever(self) -> None:
         while True:
             self.picture.refresh()
+            for kind, facts in self._storms.look(self.values, self.picture.refused, self.hub.now()):
+                self.events.add(kind, **facts)
             await asyncio.sleep(self._pace.show_s)
 
     def _forward_readings(self) -> None:
-        readings = node_readings(self.values)
+        readings = forwarded(self.values, self.restarts)
         if readings != self._forwarded and API in self.children:
             self._forwarded = readings
             self._post.send(API, Telemetry(name="supervisor", incarnation=0, values=readings))
 
-    async def _watch_progress(self) -> None:
-        while True:
-            await asyncio.sleep(self._pace.watch_s)
-            now = time.monotonic()
-            for child in self.children.values():
-                if not child.is_running or child.ending:
-                    continue
-                if child.state == "ready":
-                    await self._check_hang(child, now)
-                elif now - max(child.last_progress, child.started) > self.spec.stall_s:
-                    await self._stalled(child)
-
-    async def _check_hang(self, child: Child, now: float) -> None:
-        why = hang(child, now, self.spec.hang_s)
-        if why is None:
-            return
-        self.events.add("child.hangs", child=child.name, why=why)
-        await self._dump_and_kill(child)
-
-    async def _stalled(self, child: Child) -> None:
-        why = f"{child.name} made no progress in phase {child.phase} for {self.spec.stall_s:g} s"
-        self.events.add("child.stalled", child=child.name, phase=child.phase)
-        await self._dump_and_kill(child, end=self.state == "starting")
-        if self.state == "starting":
-            last = child.log.tail[-1] if child.log.tail else ""
-            self._fail({"name": child.name, "message": why, "detail": f"last log line: {last[:300]}", "code": "stalled",
-                        "monotonic": time.monotonic(), "log": str(child.log.path)})  # fmt: skip
-
-    async def _dump_and_kill(self, child: Child, *, end: bool = False) -> None:
-        child.ending = end
-        child.signal(signal.SIGUSR1)  # faulthandler writes every thread's stack to the child's log
-        await asyncio.sleep(self._pace.stacks_s)
-        child.signal(signal.SIGKILL)
-
     # -- telling ----------------------------------------------------------------------------------------------
 
-    def _set_state(self, state: str, reason: str = "") -> None:
+    def _set_state(self, state: str, reason: str = "", **facts: Any) -> None:
         if (state, reason) == (self.state, self.reason):
             return
         self.state, self.reason = state, reason
-        facts = {"ready_s": round(self.ready_s, 2)} if state == "ready" and self.ready_s is not None else {}
         self.events.add(f"deployment.{state}", reason=reason, **facts)
         self._tell_api()
 

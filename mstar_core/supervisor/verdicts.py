@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mstar_core.config.deployment import Plan
@@ -27,6 +27,11 @@ def can_serve(plan: Plan, children: Iterable[Child]) -> bool:
     return CONDUCTOR in ready and all(
         any(ranks.issuperset(replica) for replica in placement.replicas) for placement in plan.placements
     )
+
+
+def in_flight(values: Mapping[str, float]) -> int:
+    """Requests that the conductor works for, as it told last."""
+    return int(values.get("conductor.in_flight", 0))
 
 
 def exit_code_of(record: dict[str, Any]) -> ExitCode:

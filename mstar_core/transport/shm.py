@@ -36,6 +36,7 @@ class ShmTransport:
         Raises TransportError when the socket or the memory cannot be made.
         """
         self._inline_bytes = inline_bytes
+        self._sent_bytes = 0
         self._reader = ArenaReader()
         self.arena = Arena(name, incarnation=incarnation, segment_bytes=segment_bytes, max_bytes=max_bytes)
         try:
@@ -56,7 +57,12 @@ class ShmTransport:
     def used_bytes(self) -> int:
         return self.arena.used_bytes
 
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent_bytes
+
     def put(self, array: Array, to: str, *, dtype: str | None = None) -> TensorRef:
+        self._sent_bytes += array.nbytes
         if array.nbytes <= self._inline_bytes:
             return inline(array, dtype)
         return self.arena.put(array, to, dtype=dtype)

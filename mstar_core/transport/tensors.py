@@ -73,6 +73,11 @@ class TensorTransport(Protocol):
         """Memory in loans."""
         ...
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of all tensors that were put so far."""
+        ...
+
     def close(self) -> None:
         """Free everything. Safe to call twice."""
         ...

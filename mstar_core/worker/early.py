@@ -15,7 +15,8 @@ from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.wire import Message
 
 MOST_MESSAGES: Final = 4096
-MOST_CLOSED: Final = 16384
+MOST_CLOSED: Final = 4096
+"""Ended requests that are remembered: messages on their way when one ends come within milliseconds of it."""
 
 
 class EarlyMessages:

@@ -23,6 +23,7 @@ from mstar_core.worker.build import build_runners, lookahead_on
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox
+from mstar_core.worker.ranges import ranges_on
 from mstar_core.worker.scheduler import FairShare
 from mstar_core.worker.steps import Steps
 
@@ -80,7 +81,10 @@ def _worker(
     runners = build_runners(spec, model, rank, life)
     outbox = Outbox(life.name, rank.rank, courier, transport)
     executor = Executor(model, rank.rank, runners, outbox, transport, time.monotonic)
-    steps = Steps(runners=runners, scheduler=FairShare(runners), lookahead=lookahead_on(resolve_device(rank.device)))
+    steps = Steps(
+        runners=runners, scheduler=FairShare(runners), lookahead=lookahead_on(resolve_device(rank.device)),
+        ranges=ranges_on(rank.device, is_wanted=spec.nvtx),
+    )  # fmt: skip
     return Worker(
         mailbox=mailbox, courier=courier, transport=transport, life=life, executor=executor, outbox=outbox,
         runners=runners, steps=steps,

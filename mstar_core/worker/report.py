@@ -100,6 +100,7 @@ class Report:
             f"{name}.idle_s": round(self.idle_s, 3),
             f"{name}.wait_s": round(self.steps.waited_s, 3),
             f"{name}.shm_bytes": float(self.transport.used_bytes),
+            f"{name}.sent_bytes": float(self.transport.sent_bytes),
             f"{name}.shm_live": float(self.transport.live),
         }
         for node, runner in self.runners.items():
@@ -120,6 +121,8 @@ class Report:
             f"{prefix}.slots_used": float(memory.slots_used),
             f"{prefix}.slots_total": float(memory.slots_total),
             f"{prefix}.preempted": float(memory.preempted),
+            f"{prefix}.preempted_pages": float(memory.preempted_pages),
+            f"{prefix}.preempted_last": float(memory.last_preempted or 0),
             f"{prefix}.ready": float(pressure.ready),
             f"{prefix}.waiting": float(pressure.waiting),
         }

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mstar_core.engine.base import NodeRunner, Running, StepResult
+from mstar_core.worker.ranges import Ranges, no_range
 from mstar_core.worker.scheduler import FairShare
 from mstar_core.worker.statistics import NodeStatistics
 
@@ -28,13 +29,14 @@ class Steps:
     """Owned by the worker's loop. lookahead: steps of one node that may wait behind the one that runs (0 on a CPU).
 
     in_flight: by node, oldest first. collected: how many steps were, of all nodes. waited_s: seconds in which the
-    thread did nothing but wait for a step.
+    thread did nothing but wait for a step. ranges: marks for a profiler around launches and collections.
     """
 
     runners: Mapping[str, NodeRunner]
     scheduler: FairShare
     lookahead: int = 0
     clock: Callable[[], float] = time.monotonic
+    ranges: Ranges = no_range
     collected: int = 0
     waited_s: float = 0.0
     in_flight: dict[str, deque[Running]] = field(default_factory=dict)
@@ -69,7 +71,8 @@ class Steps:
             if self.lookahead and not runner.is_done(steps[0]):
                 continue
             started = self.clock()
-            result = runner.collect(steps.popleft())
+            with self.ranges("collect", name):
+                result = runner.collect(steps.popleft())
             self.collected += 1
             self.scheduler.charge(name, result.duration_s)
             statistics = self.statistics[name]
@@ -92,7 +95,8 @@ class Steps:
 
     def _launch(self, runner: NodeRunner) -> bool:
         started = self.clock()
-        running = runner.launch()
+        with self.ranges("launch", runner.name):
+            running = runner.launch()
         if running is None:
             return False
         self.in_flight[runner.name].append(running)

@@ -16,16 +16,17 @@ from typing import BinaryIO, Final
 from mstar_core.client import Line, WavFile
 from mstar_core.errors import ConfigError, UsageError
 from mstarctl.call.arrays import nested, npy
+from mstarctl.call.tensors import TensorFile
 
 STDOUT: Final = "-"
 SUFFIXES: Final = {
     "audio": (".wav", ".pcm"),
     "image": (".png", ".jpg", ".jpeg", ".webp"),
-    "video": (".mp4", ".npy", ".json", ".bin"),
+    "video": (".mp4", ".npy", ".json", ".bin", ".safetensors"),
     "text": (".txt", ".md"),
-    "action": (".npy", ".json", ".bin"),
-    "tensor": (".npy", ".json", ".bin"),
-    "scalar": (".npy", ".json", ".bin"),
+    "action": (".npy", ".json", ".bin", ".safetensors"),
+    "tensor": (".npy", ".json", ".bin", ".safetensors"),
+    "scalar": (".npy", ".json", ".bin", ".safetensors"),
 }
 """File endings by modality, the usual one first. Latents under `video` are arrays."""
 
@@ -55,6 +56,7 @@ class Sink:
         self._wav: WavFile | None = None
         self._sound: tuple[int, int] | None = None
         self._parts: list[bytes] = []
+        self._tensors = TensorFile() if path is not None and path.suffix.lower() == ".safetensors" else None
 
     @classmethod
     def of(cls, kind: str, out: str | None, name: str) -> Sink:
@@ -114,11 +116,14 @@ class Sink:
             file.flush()
 
     def _add_whole(self, line: Line) -> None:
-        """Pictures and arrays are one file each; a large array comes in parts, which are joined."""
+        """Pictures and arrays are one file each, or all one of safetensors; a large array comes in parts."""
         self._parts.append(line.data)
         if int(line.metadata.get("part", 0)) + 1 < int(line.metadata.get("parts", 1)):
             return
         data, self._parts = b"".join(self._parts), []
+        if self._tensors is not None:
+            self._tensors.add(data, line.metadata)
+            return
         path = self._next_path()
         suffix, shape, dtype = path.suffix.lower(), line.metadata.get("shape"), str(line.metadata.get("dtype"))
         if shape is not None and suffix == ".npy":
@@ -154,6 +159,11 @@ class Sink:
 
     def close(self) -> None:
         """Make the file whole. stdout stays open."""
+        if self._tensors is not None and self._tensors.arrays and self.path is not None:
+            with _create(self.path) as made:
+                self._tensors.write(made)
+            self.files.append(self.path)
+            self._tensors = TensorFile()
         if self._file is None or self._file.closed:
             return
         if self.path is None:

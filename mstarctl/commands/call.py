@@ -91,11 +91,10 @@ def call(
     words = sys.stdin.read() if text == "-" else text
     with served(printer.options, target, api_key) as server:
         card = server.card
-        files = (
-            *read_files(card, "image", image),
-            *read_files(card, "audio", audio),
-            *read_files(card, "video", video),
-        )
+        media = {"image": image, "audio": audio, "video": video}
+        # In the order of the command line, where kinds first stand: models read frames and goal, sound and picture so.
+        ordered = [kind for kind in ctx.params if kind in media]
+        files = tuple(file for kind in ordered for file in read_files(card, kind, media[kind]))
         given = {**parse_params(params or []), **({} if voice is None else {"voice": voice})}
         given |= {} if state is None else state_param(card, state)
         if words is None and not files:

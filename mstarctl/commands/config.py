@@ -126,7 +126,7 @@ def show(
     if sets:
         raise UsageError("--set changes nothing that is shown", hint="add --resolved")
     if printer.is_machine:
-        printer.data(target.config.root.plain())
+        printer.data(target.config.root.plain(), f"config/{what}")
     else:
         printer.text(_text_of(target.config))
 
@@ -181,7 +181,7 @@ def _setting(item: Setting) -> dict[str, Any]:
 @app.command("schema")
 def schema(ctx: typer.Context) -> None:
     """Print the JSON schema of a deployment file, for editors."""
-    Printer.of(ctx).data(json_schema())
+    Printer.of(ctx).data(json_schema(), "schema/deployment")
 
 
 @app.command("init")

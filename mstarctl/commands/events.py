@@ -86,7 +86,7 @@ def _live(admin: AdminClient, *, follow: bool) -> Iterator[dict[str, Any]]:
 def show(event: dict[str, Any], printer: Printer) -> None:
     """One event."""
     if printer.is_machine:
-        printer.line({"kind": "event", **event})
+        printer.line({"kind": "event", **event}, f"event/{event['n']}")
         return
     clock = datetime.fromtimestamp(float(event["time"])).astimezone().strftime("%H:%M:%S")
     facts = " ".join(

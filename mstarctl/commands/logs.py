@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mstar_core.config.run_dir import RunDirectory, deployments, find
-from mstar_core.errors import NotFound
+from mstar_core.errors import NotFound, UsageError
 from mstarctl.client import LogLine, LogQuery, find_known, read_logs
 from mstarctl.client.deployments import last_log_dir
 from mstarctl.client.log_lines import parse_lines
@@ -57,6 +57,8 @@ def logs(
 ) -> None:
     """Show the logs of a deployment."""
     printer = Printer.of(ctx)
+    if printer.format == "name":
+        raise UsageError("a log line has no name", hint="use -o json or -o yaml; mstarctl events has names")
     oldest_s = time.time() - parse_duration(since, "--since") if since else 0.0
     query = LogQuery.of(source=source, level=level, grep=grep, request=request, oldest_s=oldest_s)
     if printer.options.socket is not None or not context_of(printer.options).is_local:
@@ -99,9 +101,9 @@ def folder_of(name: str | None) -> tuple[RunDirectory | None, Path]:
 
 
 def show(line: LogLine, printer: Printer) -> None:
-    """One line, as the object that it is with -o json."""
+    """One line, as the object that it is with -o json and -o yaml."""
     if printer.is_machine:
-        printer.line({"from": line.source, **(line.facts or {"message": line.text})})
+        printer.line({"from": line.source, **(line.facts or {"message": line.text})}, line.source)
         return
     clock = line.time.partition("T")[2][:12]
     level = (
@@ -110,7 +112,7 @@ def show(line: LogLine, printer: Printer) -> None:
     shown = {
         key: value
         for key, value in line.facts.items()
-        if key not in ("time", "level", "child", "logger", "message", "traceback") and value != ""
+        if key not in ("time", "level", "child", "rank", "logger", "message", "traceback") and value != ""
     }
     facts = " ".join(f"{key}={_short(value)}" for key, value in shown.items())
     printer.text(

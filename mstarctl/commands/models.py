@@ -171,8 +171,8 @@ def draw_model(
     spec = Plugins.discover().model(name)
     partitions = {partition.name: partition.walks for partition in spec.partitions}
     graph = Graph(name=spec.name, nodes=spec.nodes, streams=spec.streams, partitions=partitions)
-    if form is Drawing.JSON or printer.format in ("json", "yaml"):
-        printer.data(graph_to_dict(graph))
+    if form is Drawing.JSON or printer.is_machine:
+        printer.data(graph_to_dict(graph), f"graph/{graph.name}")
     elif form is Drawing.DOT:
         printer.text(graph_to_dot(graph).rstrip("\n"))
     else:

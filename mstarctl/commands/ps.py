@@ -60,7 +60,10 @@ def ps(
         ),
     ] = None,
     is_watching: Annotated[
-        bool, typer.Option("-w", "--watch", help="print again whenever something changed; NDJSON with -o json")
+        bool,
+        typer.Option(
+            "-w", "--watch", help="print again whenever something changed; NDJSON with -o json, documents with -o yaml"
+        ),
     ] = False,
 ) -> None:
     """List the deployments of this host."""
@@ -68,7 +71,7 @@ def ps(
     items = _items(printer.options, name)
     if is_watching and printer.is_machine:
         for item in items:
-            printer.line({"kind": "deployment", **item})
+            printer.line({"kind": "deployment", **item}, f"deployment/{item['name']}")
     else:
         _show(items, printer)
     if is_watching:
@@ -124,7 +127,7 @@ def _watch(name: str | None, printer: Printer, before: list[dict[str, Any]]) -> 
             continue
         for item in items:
             if known.get(str(item["name"])) != _lasting(item):
-                printer.line({"kind": "deployment", **item})
+                printer.line({"kind": "deployment", **item}, f"deployment/{item['name']}")
 
 
 def _lasting(item: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,10 @@ def requests(
     sort: Annotated[str, typer.Option("--sort", metavar="FIELD", help="greatest first; -FIELD: least first")] = "age",
     limit: Annotated[int, typer.Option("--limit", min=1, max=LIMIT_MOST, help="most rows")] = 50,
     is_watching: Annotated[
-        bool, typer.Option("-w", "--watch", help="print again when something changed; NDJSON with -o json")
+        bool,
+        typer.Option(
+            "-w", "--watch", help="print again when something changed; NDJSON with -o json, documents with -o yaml"
+        ),
     ] = False,
 ) -> None:
     """List the requests in flight and those that ended lately."""
@@ -197,7 +200,7 @@ def watch(
         now = {int(item["handle"]): lasting(item) for item in items}
         for item in items:
             if before.get(int(item["handle"])) != now[int(item["handle"])]:
-                printer.line({"kind": "request", **item})
+                printer.line({"kind": "request", **item}, f"request/{item['name']}")
         before = now
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,9 @@ from mstarctl.top.theme import Mode, sgr
 if TYPE_CHECKING:
     from mstar_core.observe.store import Store
     from mstarctl.client import AdminClient
+    from mstarctl.output.options import GlobalOptions
     from mstarctl.top.history import History
+    from mstarctl.top.others import Others
     from mstarctl.top.session import Session
 
 SSH_INTERVAL_S = 0.5
@@ -83,11 +86,15 @@ def top(
             os.environ.setdefault("TEXTUAL_FPS", SSH_FPS)
             os.environ.setdefault("TEXTUAL_SMOOTH_SCROLL", "0")
             os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
+
+        def look_at(admin: AdminClient) -> Session:
+            return _session(admin, None, look, hz=hz, speed=speed, is_readonly=is_readonly)
+
         session = _session(admin, replay, look, hz=hz, speed=speed, is_readonly=is_readonly)
         session.filter = wanted
         if record is not None:
             session.toggle_recording(record)
-        _run(session, admin, look, state, has_mouse=not has_no_mouse)
+        _run(session, admin, look, state, _others(printer.options, look_at), has_mouse=not has_no_mouse)
 
 
 def look_of(printer: Printer, *, is_ascii: bool, is_mono: bool) -> Look:
@@ -114,19 +121,35 @@ def _session(
     return LiveSession(Feed(admin, hz), LogFeed(admin), glyphs=look.glyphs, readonly=is_readonly, hz=hz)
 
 
-def _run(session: Session, admin: AdminClient | None, look: Look, state: State, *, has_mouse: bool) -> None:
+def _others(options: GlobalOptions, look_at: Callable[[AdminClient], Session]) -> Others:
+    from mstarctl.top.others import Others
+
+    return Others(options, look_at)
+
+
+def _run(
+    session: Session, admin: AdminClient | None, look: Look, state: State, others: Others, *, has_mouse: bool
+) -> None:
     from mstarctl.top.app import TopApp
     from mstarctl.top.asking import Asking
 
-    app = TopApp(session, Asking(admin, session), mode=look.mode, state=state, is_animated=not look.is_remote)
-    try:
-        app.run(mouse=has_mouse)
-    finally:
-        session.stop()
+    app = TopApp(
+        session,
+        Asking(admin, session),
+        mode=look.mode,
+        state=state,
+        is_animated=not look.is_remote,
+        others=others if session.is_live else None,
+    )
+    with others:
+        try:
+            app.run(mouse=has_mouse)
+        finally:
+            app.session.stop()
     if isinstance(app.failure, MstarError):
         raise app.failure
     if app.failure is not None:
-        raise crashed(app.failure, session)
+        raise crashed(app.failure, app.session)
 
 
 def crashed(error: Exception, session: Session) -> MstarError:

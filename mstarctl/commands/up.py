@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import signal
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from mstarctl.client.reach import only_here
 from mstarctl.output import Printer
 from mstarctl.output.durations import parse_duration
 from mstarctl.start import options
+from mstarctl.start.example import example_call
 from mstarctl.start.launch import Started, failure_of, launch, wait_end, wait_ready
 from mstarctl.start.plan import Planned, Wanted, make_planned
 from mstarctl.start.progress import PlainView, SilentView, TerminalView, View, ready_line
@@ -74,7 +76,7 @@ def up(
     """Start a deployment."""
     printer = Printer.of(ctx)
     only_here(printer.options, "up")
-    refuse_absent({"--enable-nvtx": nvtx}, has_rust=rust_frontend or rust_frontend_bin is not None)
+    refuse_second_front_end(is_asked=rust_frontend or rust_frontend_bin is not None)
     wanted = Wanted(
         target=target,
         config=config,
@@ -86,7 +88,7 @@ def up(
         weights=weights,
         cache_dir=cache_dir,
         sets=tuple(sets or ()),
-        api_keys=api_keys(api_key, api_key_file),
+        api_keys=api_keys(api_key, api_key_file, printer),
         timeout_s=None if timeout is None else parse_duration(timeout, "--timeout"),
         stall_s=parse_duration(stall, "--stall"),
         log_level=level_of(log_level),
@@ -102,12 +104,14 @@ def up(
         tls_key=tls_key,
         strict_model=strict_model,
         admin_group=admin_group,
+        mooncake_port=mooncake_port,
+        transfer_device=transfer_device,
+        nvtx=nvtx,
         argv=tuple(sys.argv[1:]),
     )
     planned = make_planned(wanted)
-    for flag, value in (("--mooncake-port", mooncake_port), ("--tcp-transfer-device", transfer_device)):
-        if value is not None:
-            printer.warn(f"{flag} {value} has no effect: tensors move by shared memory (SHM)")
+    for sentence in planned.spec.unused:
+        printer.warn(sentence)
     show_plan(planned, printer)
     if is_dry:
         show_dry(planned, printer)
@@ -119,15 +123,12 @@ def up(
         run_attached(started, planned, printer)
 
 
-def refuse_absent(absent: dict[str, Any], *, has_rust: bool) -> None:
-    """Nothing is accepted without an effect. Raises UsageError naming the option."""
-    if has_rust:
+def refuse_second_front_end(*, is_asked: bool) -> None:
+    """Raises UsageError when another front end than ours is asked for."""
+    if is_asked:
         raise UsageError(
             "--rust-frontend does not exist here", "there is one front end, and it is always used", "leave it out"
         )
-    for flag, value in absent.items():
-        if value:
-            raise UsageError(f"{flag} {options.NOT_YET}", hint="leave it out")
 
 
 def level_of(text: str) -> str:
@@ -138,17 +139,24 @@ def level_of(text: str) -> str:
     return word
 
 
-def api_keys(given: list[str] | None, file: Path | None) -> tuple[str, ...]:
-    """Keys of the command line and of the file. Raises ConfigError for a file that cannot be read or holds none."""
+def api_keys(given: list[str] | None, file: Path | None, printer: Printer) -> tuple[str, ...]:
+    """Keys of the command line and of the file. Raises ConfigError for a file that cannot be read or holds none.
+
+    A file that others may read is used, and said.
+    """
     keys = list(given or [])
     if file is not None:
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
+            mode = stat.S_IMODE(file.stat().st_mode)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--api-key-file {file} cannot be read", str(error), key="api_key_file") from error
         found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not found:
             raise ConfigError(f"--api-key-file {file} holds no key", hint="write one key a line", key="api_key_file")
+        if mode & (stat.S_IRGRP | stat.S_IROTH):
+            path = shlex.quote(str(file))
+            printer.warn(f"--api-key-file {file} has mode {mode:04o}: others may read its keys; chmod 600 {path}")
         keys += found
     if any(not key.strip() for key in keys):
         raise UsageError("an API key is empty", hint="give a key, or leave --api-key out")
@@ -177,9 +185,8 @@ def show_plan(planned: Planned, printer: Printer) -> None:
     if spec.weights_source == "tiny" and model.notice:
         printer.warn(model.notice)
     if spec.api.host not in LOOPBACK and not spec.api.api_keys:
-        printer.warn(
-            f"anyone who reaches {spec.api.host}:{spec.api.port} may use it; see --api-key and --host 127.0.0.1"
-        )
+        host = f"[{spec.api.host}]" if ":" in spec.api.host else spec.api.host
+        printer.warn(f"anyone who reaches {host}:{spec.api.port} may use it; see --api-key and --host 127.0.0.1")
 
 
 def short_path(path: str | None) -> str:
@@ -221,7 +228,7 @@ def run_detached(started: Started, planned: Planned, printer: Printer, *, is_wai
             snapshot = wait_ready(started, view_of(printer).show, until_known=not is_waiting)
     except KeyboardInterrupt:
         printer.say(f"\n{started.spec.name} goes on starting, pid {started.process.pid}")
-        printer.say(f"  watch: mstarctl ps {started.spec.name}          stop: mstarctl down {started.spec.name}")
+        _say_next(planned, printer)
         raise
     except MstarError as error:
         _tell_followers(started, printer)
@@ -230,7 +237,7 @@ def run_detached(started: Started, planned: Planned, printer: Printer, *, is_wai
         _say_ready(snapshot, planned, printer)
     else:
         printer.say(f"{started.spec.name} is starting, pid {started.process.pid}")
-        printer.say(f"  watch: mstarctl ps {started.spec.name}          stop: mstarctl down {started.spec.name}")
+        _say_next(planned, printer)
     _data(snapshot, printer)
 
 
@@ -313,27 +320,26 @@ def _tell_followers(started: Started, printer: Printer) -> None:
 
 
 def _say_ready(snapshot: dict[str, Any], planned: Planned, printer: Printer) -> None:
-    spec = planned.spec
     printer.say(ready_line(snapshot))
-    prefix = (
-        f"MSTAR_RUNTIME_DIR={shlex.quote(str(planned.run.path.parent))} " if planned.run.path.parent != _root() else ""
-    )
-    printer.say(f"  try:   {prefix}mstarctl call {spec.name} {_example(planned)}")
-    printer.say(f"  watch: {prefix}mstarctl ps {spec.name}          stop: {prefix}mstarctl down {spec.name}")
+    printer.say(f"  try:   {_prefix(planned)}mstarctl call {planned.spec.name} {example_call(planned.model)}")
+    _say_next(planned, printer)
+
+
+def _say_next(planned: Planned, printer: Printer) -> None:
+    prefix, name = _prefix(planned), planned.spec.name
+    printer.say(f"  watch: {prefix}mstarctl top {name}          stop: {prefix}mstarctl down {name}")
+
+
+def _prefix(planned: Planned) -> str:
+    """What other commands need in front to find the deployment."""
+    root = planned.run.path.parent
+    return "" if root == _root() else f"MSTAR_RUNTIME_DIR={shlex.quote(str(root))} "
 
 
 def _root() -> Path:
     from mstar_core.config.run_dir import runtime_root
 
     return runtime_root()
-
-
-def _example(planned: Planned) -> str:
-    reads = {modality.kind for modality in planned.model.inputs}
-    writes = [modality.kind for modality in planned.model.outputs]
-    words = ['--text "Hello there"'] if "text" in reads else []
-    words += ["--out hello.wav"] if writes[:1] == ["audio"] else []
-    return " ".join(words)
 
 
 def _data(snapshot: dict[str, Any], printer: Printer) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstarctl.client import Known
 from mstarctl.client.log_lines import place_of_last_error
 from mstarctl.output import age_text, duration_text, size_text
-
-UNUSED: Final = {"--mooncake-port": "SHM uses none", "--tcp-transfer-device": "SHM uses none"}
-"""Options that are accepted for other transfers and say nothing here."""
 
 
 def deployment_item(known: Known) -> dict[str, Any]:
@@ -41,20 +38,12 @@ def _recorded(known: Known) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return {
-        "transport": spec.transport,
         "folder": spec.folder,
         "run_dir": spec.run_dir,
         "socket": str(known.run.admin_socket),
         "command": list(spec.argv),
-        "unused": unused_options(spec.argv),
         "gpus": spec.gpus,
     }
-
-
-def unused_options(argv: Sequence[str]) -> list[str]:
-    """Options of a command line that were accepted and have no effect, each with the reason."""
-    given = {word.partition("=")[0] for word in argv}
-    return [f"{flag}: {why}" for flag, why in UNUSED.items() if flag in given]
 
 
 def deployment_lines(known: Known) -> Iterator[str]:

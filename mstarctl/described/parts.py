@@ -53,11 +53,14 @@ def node_item(known: Known, name: str) -> dict[str, Any]:
 def gpu_item(known: Known | None, index: str) -> dict[str, Any]:
     """One GPU of the host: readings, which ranks use it, which deployment holds it. Raises NotFound."""
     found: dict[str, dict[str, Any]] = dict(known.snapshot["gpus"]) if known is not None else {}
-    for number, gpu in enumerate([] if found else gpus()):
+    is_here = known is None or known.run is not None
+    for number, gpu in enumerate([] if found or not is_here else gpus()):
         used = gpu.total - gpu.free
         found[str(number)] = {
             "index": number, "uuid": gpu.uuid, "name": gpu.name, "memory_used": used, "memory_total": gpu.total,
         }  # fmt: skip
+    if not found:
+        raise _no_gpus(known, index, is_here=is_here)
     if index not in found:
         raise missing("gpu", index, found, "this host" if known is None else known.name)
     gpu_facts = found[index]
@@ -68,6 +71,17 @@ def gpu_item(known: Known | None, index: str) -> dict[str, Any]:
         "product": gpu_facts.get("name"),
         "held_by": None if holder is None else {"pid": holder.pid, "deployment": holder.name, "user": holder.user},
     }
+
+
+def _no_gpus(known: Known | None, index: str, *, is_here: bool) -> NotFound:
+    """There is no GPU at all: what the ranks run on instead, and what to look at."""
+    causes = ["the driver of this host reports no GPU"] if is_here else []
+    hints = ["mstarctl doctor shows what was looked for"] if is_here else []
+    if known is not None and known.ranks:
+        causes.insert(0, "it runs " + ", ".join(f"rank {rank['rank']} on {rank['device']}" for rank in known.ranks))
+        hints.insert(0, f"mstarctl describe rank/{known.ranks[0]['rank']}")
+    where = "this host" if known is None else known.name
+    return NotFound(f"no gpu {index!r} in {where}", "; ".join(causes), "; ".join(hints), kind="gpu", name=index)
 
 
 def missing(kind: str, name: str, known: Any, where: str) -> NotFound:

@@ -68,19 +68,25 @@ class Printer:
             for line in [text] if isinstance(text, str) else text:
                 self.text(line)
 
-    def data(self, value: Any) -> None:
-        """A value as JSON, or as YAML when that was asked for."""
+    def data(self, value: Any, named: str = "") -> None:
+        """A document as JSON, or as YAML or by its name (`named`, kind/name) when that was asked for."""
+        if self.format == "name" and named:
+            self.text(named)
+            return
         plain = plain_data(value)
         if self.format == "yaml":
-            import yaml
-
-            self.text(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip("\n"))
+            self.text(_yaml(plain))
         else:
             self.text(json.dumps(plain, indent=2, ensure_ascii=False))
 
-    def line(self, value: Any) -> None:
-        """One line of NDJSON, for `--watch` and `-f`."""
-        self.text(json.dumps(plain_data(value), ensure_ascii=False), is_flushed=True)
+    def line(self, value: Any, named: str) -> None:
+        """One of many objects as it comes, for `--watch` and `-f`: a line of NDJSON, a YAML document, or its name."""
+        if self.format == "name":
+            self.text(named, is_flushed=True)
+        elif self.format == "yaml":
+            self.text(f"---\n{_yaml(plain_data(value))}", is_flushed=True)
+        else:
+            self.text(json.dumps(plain_data(value), ensure_ascii=False), is_flushed=True)
 
     def text(self, line: str, *, is_flushed: bool = False) -> None:
         """One line of data."""
@@ -118,6 +124,13 @@ class Printer:
         if not sys.stdin.isatty():
             raise UsageError(f"this asks {question!r} and stdin is no terminal", hint="pass --yes")
         typer.confirm(question, abort=True, err=True)
+
+
+def _yaml(plain: Any) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    return text.rstrip("\n")
 
 
 def plain_data(value: Any) -> Any:

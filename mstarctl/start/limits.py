@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mstar_core.config import Plan, ResolvedConfig
 from mstar_core.errors import ConfigError, PluginError, UsageError, did_you_mean
 from mstar_core.plugin import ModelSpec
@@ -26,9 +28,29 @@ def check_transport(protocol: str) -> str:
         raise UsageError(f"no tensor protocol {protocol!r}", hint=did_you_mean(name, TRANSPORTS))
     if name != "SHM":
         raise UsageError(
-            f"--tensor-comm-protocol {name} is not part of this version", "ranks share one host", "use SHM, the default"
+            f"--tensor-comm-protocol {name} is not part of this version",
+            "all ranks are on this host, where tensors move by shared memory",
+            "use SHM, the default, or leave it out",
         )
     return name
+
+
+def unused_options(
+    transport: str, devices: Sequence[str], *, port: int | None, network: str | None, is_marked: bool
+) -> tuple[str, ...]:
+    """Options that were given and have no effect, each with its reason: shown by `up` and kept for `describe`.
+
+    devices: of the ranks. port: --mooncake-port; network: --tcp-transfer-device; is_marked: --enable-nvtx.
+    """
+    given = {f"--mooncake-port {port}": port, f"--tcp-transfer-device {network}": network}
+    found = [
+        f"{flag} has no effect: tensors move by shared memory ({transport}), which uses no network"
+        for flag, value in given.items()
+        if value is not None
+    ]
+    if is_marked and not any(device.startswith("cuda") for device in devices):
+        found.append("--enable-nvtx has no effect: every rank computes on the CPU, and NVTX marks work on GPUs")
+    return tuple(found)
 
 
 def check_placement(model: ModelSpec, config: ResolvedConfig, plan: Plan) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
-
-NOT_YET: Final = "is not part of this version"
 
 
 class Device(enum.StrEnum):
@@ -65,15 +63,19 @@ BindWhenReady = Annotated[bool, typer.Option("--bind-when-ready", help="listen o
 StrictModel = Annotated[bool, typer.Option("--strict-model", help="refuse requests that name another model")]
 Protocol = Annotated[
     str,
-    typer.Option("--tensor-comm-protocol", help=f"SHM; TCP and RDMA: {NOT_YET.removeprefix('is ')}"),
+    typer.Option("--tensor-comm-protocol", help="SHM; TCP and RDMA are refused: all ranks are on this host"),
 ]
-MooncakePort = Annotated[int | None, typer.Option("--mooncake-port", help="accepted; SHM uses none")]
-TransferDevice = Annotated[str | None, typer.Option("--tcp-transfer-device", help="accepted; SHM uses none")]
+MooncakePort = Annotated[
+    int | None, typer.Option("--mooncake-port", min=1, max=65535, help="of TCP and RDMA; without effect with SHM")
+]
+TransferDevice = Annotated[
+    str | None, typer.Option("--tcp-transfer-device", help="of TCP and RDMA; without effect with SHM")
+]
 UploadDir = Annotated[
     Path | None,
     typer.Option("--upload-dir", metavar="DIR", help="spool media of requests below this folder"),
 ]
-Nvtx = Annotated[bool, typer.Option("--enable-nvtx", hidden=True)]
+Nvtx = Annotated[bool, typer.Option("--enable-nvtx", help="mark steps on GPUs for Nsight Systems")]
 LogStats = Annotated[
     bool, typer.Option("--log-stats", help="one JSON line per finished request, in stats.ndjson beside the logs")
 ]

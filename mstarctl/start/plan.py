@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +27,13 @@ from mstar_core.config.groups import group_id
 from mstar_core.config.ports import check_port, port_claimant
 from mstar_core.config.run_dir import RunDirectory, check_name
 from mstar_core.errors import ConfigError, UsageError, WeightsError
+from mstar_core.observe.graph import graph_of
 from mstar_core.plugin import ModelSpec, Plugins
 from mstarctl.commands.version import client_version
 from mstarctl.start.accelerator import gpu_processes, gpus
 from mstarctl.start.devices import Devices, choose_devices, count_gpus, torch_version
-from mstarctl.start.limits import check_code, check_placement, check_transport
-from mstarctl.start.room import check_free, check_memory, gpu_keys, weights_bytes
+from mstarctl.start.limits import check_code, check_placement, check_transport, unused_options
+from mstarctl.start.room import check_free, check_memory, free_bytes, gpu_keys, weights_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,9 @@ class Wanted:
     tls_key: Path | None = None
     strict_model: bool = False
     admin_group: str | None = None
+    mooncake_port: int | None = None
+    transfer_device: str | None = None
+    nvtx: bool = False
     argv: tuple[str, ...] = ()
 
 
@@ -96,7 +101,8 @@ def make_planned(wanted: Wanted) -> Planned:
     if wanted.admin_group is not None:
         group_id(wanted.admin_group)
     folder = None if config.is_tiny else weights_folder(config.weights)
-    claimed = claim_gpus(config, plan, folder)
+    needed = weights_bytes(None if folder is None else Path(folder), config.quantization)
+    claimed = claim_gpus(config, plan, needed)
     entry = plugins.distribution_of(model)
     settings = Settings.of(config)
     spec = DeploymentSpec(
@@ -132,6 +138,17 @@ def make_planned(wanted: Wanted) -> Planned:
         upload_dir=uploads_folder(wanted.upload_dir),
         log_stats=wanted.log_stats or wanted.stats_file is not None,
         stats_file=stats_path(wanted.stats_file),
+        needed_bytes=needed,
+        free_bytes=free_bytes(claimed, gpus() if claimed else ()),
+        nvtx=wanted.nvtx,
+        unused=unused_options(
+            transport,
+            [rank.device for rank in plan.ranks],
+            port=wanted.mooncake_port,
+            network=wanted.transfer_device,
+            is_marked=wanted.nvtx,
+        ),
+        graph=msgspec.to_builtins(graph_of(model, plan)),
     )
     walks = sum(len(partition.walks) for partition in model.partitions)
     return Planned(
@@ -213,15 +230,22 @@ def weights_folder(given: str | None) -> str | None:
     if given is None:
         return None
     folder = Path(given).expanduser().absolute()
-    if not folder.is_dir():
-        why = "it does not exist" if not folder.exists() else "it is a file"
+    advice = "give this user access, or copy it"
+    try:
+        facts = folder.stat()
+    except PermissionError as error:
+        why = f"a folder above it is closed to this user, uid {os.getuid()}"
+        raise WeightsError(f"{given} cannot be read", why, advice, file=str(folder)) from error
+    except OSError:
+        facts = None
+    if facts is None or not stat.S_ISDIR(facts.st_mode):
+        why = "it does not exist" if facts is None else "it is a file"
         raise WeightsError(
             f"{given} is no folder with weights", why, "--weights takes the folder of a checkpoint", file=str(folder)
         )
     if not os.access(folder, os.R_OK | os.X_OK):
-        facts = folder.stat()
         why = f"owner uid {facts.st_uid}, mode {facts.st_mode & 0o7777:o}; this user is uid {os.getuid()}"
-        raise WeightsError(f"{given} cannot be read", why, "give this user access, or copy it", file=str(folder))
+        raise WeightsError(f"{given} cannot be read", why, advice, file=str(folder))
     return str(folder)
 
 
@@ -234,7 +258,7 @@ def check_host(run: RunDirectory, config: ResolvedConfig) -> None:
     check_port(config.api.host, config.api.port, port_claimant(config.api.host, config.api.port, run))
 
 
-def claim_gpus(config: ResolvedConfig, plan: Plan, folder: str | None) -> dict[str, str]:
+def claim_gpus(config: ResolvedConfig, plan: Plan, needed: int) -> dict[str, str]:
     """Device -> key of its lock, for the supervisor to take. Raises StartError for a GPU that is in use or too full."""
     devices = [rank.device for rank in plan.ranks]
     if not any(device.startswith("cuda") for device in devices):
@@ -242,6 +266,5 @@ def claim_gpus(config: ResolvedConfig, plan: Plan, folder: str | None) -> dict[s
     present = gpus()
     keys = gpu_keys(devices, present)
     check_free(keys)
-    needed = weights_bytes(None if folder is None else Path(folder), config.quantization)
     check_memory(config.name, plan, keys, present, needed, gpu_processes())
     return keys

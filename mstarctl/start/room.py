@@ -92,6 +92,21 @@ def check_memory(
     raise StartError(f"{name} does not fit on {count}", "\n".join(lines), hint, phase="plan", code="gpu_memory")
 
 
+def free_bytes(keys: Mapping[str, str], gpus: Sequence[Gpu], meminfo: Path = Path("/proc/meminfo")) -> int:
+    """What the devices of a plan have free together: its GPUs, or the host when it has none; 0 when nobody tells.
+
+    keys: device -> key of its lock, empty on the CPU.
+    """
+    if keys:
+        by_uuid = {gpu.uuid: gpu.free for gpu in gpus if gpu.uuid}
+        return sum(by_uuid.get(key, 0) for key in set(keys.values()))
+    with suppress(OSError, ValueError, IndexError):
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
 def _command(pid: int) -> str:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").split()

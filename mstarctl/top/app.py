@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from textual.app import App, ComposeResult, SystemCommand
 from textual.screen import Screen
@@ -31,6 +31,9 @@ from mstarctl.top.view import View
 from mstarctl.top.widgets.filter_bar import FilterBar
 from mstarctl.top.widgets.main_pane import MainPane
 from mstarctl.top.widgets.pane import Pane
+
+if TYPE_CHECKING:
+    from mstarctl.top.others import Elsewhere
 
 POLL_S: Final = 0.1
 """At most ten pictures a second."""
@@ -65,9 +68,11 @@ class TopApp(App[None]):
         state: State | None = None,
         is_animated: bool = True,
         folder: Path | None = None,
+        others: Elsewhere | None = None,
     ) -> None:
         super().__init__(ansi_color=mode != "true")
         self.session, self.asking, self.mode = session, asking, mode
+        self.others = others
         self.state = state or State()
         self.failure: Exception | None = None
         self.folder = folder or Path.cwd()
@@ -89,12 +94,14 @@ class TopApp(App[None]):
     def on_mount(self) -> None:
         self.set_class(self.mode != "true", "-plain")
         self.session.start()
+        if self.state.page == "logs":  # --view logs: no key has asked for them
+            self.session.want_logs()
         self._pane.focus()
         self.set_interval(POLL_S, self.poll)
         self.set_interval(ASK_S, self.ask)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread: tests
+        if threading.current_thread() is threading.main_thread():  # only there can signals be taken
+            for number in (signal.SIGTERM, signal.SIGHUP):
                 loop.add_signal_handler(number, self.exit)
 
     def _handle_exception(self, error: Exception) -> None:
@@ -123,6 +130,18 @@ class TopApp(App[None]):
     def view(self) -> View:
         """The picture's data."""
         return replace(self.session.view(), phase=self._phase, recordings=self._recordings)
+
+    def look_at(self, session: Session, asking: Asking) -> None:
+        """Leave this deployment for another one: its readers and a recording of it end, the filter stays."""
+        before, self.session, self.asking = self.session, session, asking
+        before.stop()
+        session.filter = before.filter
+        page = "overview" if self.state.page == "request" else self.state.page
+        self._recordings = []
+        session.start()
+        if page == "logs":
+            session.want_logs()
+        self.choose(State(page=page, sort=self.state.sort))
 
     def draw(self, *, always: bool = False) -> None:
         """Paint the screen if anything that it shows has changed."""
@@ -378,6 +397,9 @@ class TopApp(App[None]):
 
     def action_export(self) -> None:
         deeds.ask_export(self)
+
+    def action_other(self) -> None:
+        deeds.ask_other(self)
 
     def action_perfetto(self) -> None:
         deeds.write_perfetto(self)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from mstar_core.errors import MstarError
 from mstarctl.top import moves, sheets
 from mstarctl.top.export import FORMS, export, perfetto, save
-from mstarctl.top.line import safe
+from mstarctl.top.line import Line, cells, safe
 from mstarctl.top.widgets.sheet import Sheet
 
 if TYPE_CHECKING:
     from mstarctl.top.app import TopApp
+    from mstarctl.top.others import Other
 
 
 def open_help(app: TopApp) -> None:
@@ -124,6 +125,65 @@ def _act(app: TopApp, act: Callable[[], str]) -> None:
         app.call_from_thread(lambda: app.tell(said, is_bad=is_bad))
 
     app.run_worker(run, thread=True, group="act")
+
+
+# -- other deployments --------------------------------------------------------------------------------------------
+
+NAMES: Final = "123456789abdefgh"
+"""Keys of a list to choose from, but those that move in a sheet or close it."""
+
+
+def ask_other(app: TopApp) -> None:
+    """List the deployments that run beside this one, and go to the one that is chosen."""
+    others = app.others
+    if others is None:
+        app.tell("a replay is one deployment; leave it and start top without --replay")
+        return
+
+    def look() -> None:
+        try:
+            found = others.running()
+        except MstarError as error:
+            said = in_words(error)
+            app.call_from_thread(lambda: app.tell(said, is_bad=True))
+            return
+        app.call_from_thread(lambda: _choose_other(app, found))
+
+    app.run_worker(look, thread=True, exclusive=True, group="others")
+
+
+def _choose_other(app: TopApp, found: Sequence[Other]) -> None:
+    here = app.view().store.deployment.name
+    names = [other for other in found if other.name != here]
+    if not names:
+        app.tell(f"no other deployment runs beside {here}; start one with: mstarctl up MODEL -d --name NAME")
+        return
+    shown = list(zip(NAMES, names, strict=False))
+    answers = {key: other.name for key, other in shown}
+    wide = max(cells(other.name) for other in names) + 2
+
+    def rows(width: int) -> list[Line]:
+        return sheets.other_rows(here, shown, len(names), wide, app.view(), width)
+
+    sheet = Sheet("go to", rows, app.session.glyphs, app.mode, answers=answers, hint="a key, or esc to stay")
+    app.push_screen(sheet, lambda name: _go(app, name) if name else None)
+
+
+def _go(app: TopApp, name: str) -> None:
+    others = app.others
+    assert others is not None, "asked only where there are others"
+
+    def open_it() -> None:
+        try:
+            session, asking = others.go(name)
+        except MstarError as error:
+            said = in_words(error)
+            app.call_from_thread(lambda: app.tell(said, is_bad=True))
+            return
+        app.call_from_thread(lambda: app.look_at(session, asking))
+
+    app.tell(f"going to {name}")
+    app.run_worker(open_it, thread=True, exclusive=True, group="others")
 
 
 # -- files --------------------------------------------------------------------------------------------------------

@@ -287,6 +287,16 @@ KEYS: Final[tuple[Key, ...]] = (
         foot=90,
     ),
     Key(
+        keys="o",
+        action="other",
+        shown="o",
+        label="other",
+        help="go to another deployment of this host",
+        group=TOOLS,
+        live=True,
+        foot=92,
+    ),
+    Key(
         keys="m",
         action="mouse",
         shown="m",

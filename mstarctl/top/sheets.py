@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from mstarctl.top.keys import Key
+from mstarctl.top.layout.head import state_mark
 from mstarctl.top.layout.pages import shown_value
 from mstarctl.top.line import Line, cells, fit, left, line, safe, wrap
+from mstarctl.top.view import View
+
+if TYPE_CHECKING:
+    from mstarctl.top.others import Other
 
 
 def help_rows(keys: Sequence[Key], width: int) -> list[Line]:
@@ -83,3 +89,17 @@ def question_rows(question: str, answers: Sequence[tuple[str, str]], width: int)
     """A question and its answers, a line each."""
     rows = [line((piece, "strong")) for piece in wrap(safe(question), width)]
     return [*rows, line(), *(line("  ", (left(key, 4), "key"), (text, "")) for key, text in answers)]
+
+
+def other_rows(
+    here: str, shown: Sequence[tuple[str, Other]], count: int, wide: int, view: View, width: int
+) -> list[Line]:
+    """The deployments that one may go to, each with its key, its state and its load. count: of all that run."""
+    rows = [line(("this is ", "dim"), (safe(here), "strong")), line()]
+    for key, other in shown:
+        load = "" if other.load is None else f"   {other.load[0]} run  {other.load[1]} wait"
+        name = line("  ", (left(key, 4), "key"), (left(safe(other.name), wide), "value"))
+        rows.append(name + state_mark(other.state, view) + line((load, "dim")))
+    if count > len(shown):
+        rows.append(line((f"  {count - len(shown)} more: mstarctl top NAME", "faint")))
+    return [fit(row, width) if row.width > width else row for row in rows]

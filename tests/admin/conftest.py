@@ -64,6 +64,8 @@ class FakeDeployment:
         self.is_drained = False
         self.acts: list[Any] = []
         self.children: dict[str, Any] = {name: _child(name) for name in ("conductor", "worker-0", "api")}
+        self.logs: dict[str, Any] = {name: child.log for name, child in self.children.items()}
+        self.logs["supervisor"] = FakeLog()
         self.hub = Hub("boot-1", "fake")
         self.picture = Picture(self, self.hub, GpuReader(None))
         self.events = Events(None, self.picture.event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -33,3 +34,18 @@ def test_every_endpoint_object_and_filter_field_is_on_the_page() -> None:
     assert all(f"`{endpoint.method} {endpoint.path}`" in page for endpoint in ENDPOINTS)
     assert all(f"### {part}\n" in page for part in ITEM_TYPES)
     assert all(f"`{field}`" in page for field in (*TEXT_FIELDS, *NUMBER_FIELDS))
+
+
+def test_every_event_is_on_the_page() -> None:
+    """Types as they stand in the code: names of their own, and the states that a deployment can have."""
+    section = PAGE.read_text(encoding="utf-8").partition("## Events\n")[2].partition("## Metrics\n")[0]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "mstar_core").rglob("*.py"))
+    kinds = set(re.findall(r'events\.add\(\s*"([\w.]+)"', code)) | {"kv.preempt", "api.refused"}
+    assert "child.died" in kinds and "phase" in kinds
+    states = set(re.findall(r'_set_state\(\s*"(\w+)"', code))
+    assert {"ready", "degraded", "draining", "failed"} <= states
+    for kind in sorted(kinds):
+        family, _, last = kind.partition(".")
+        assert f"`{kind}`" in section or (family == "deployment" and f"`.{last}`" in section), kind
+    for state in sorted(states):
+        assert f"`.{state}`" in section, state

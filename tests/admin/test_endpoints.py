@@ -10,9 +10,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mstar_core.admin.endpoints import ENDPOINTS
 from mstar_core.api.metrics import Metrics
+from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews, Span
+from mstar_core.observe.families import FAMILIES
 from mstar_core.observe.frames import Request
 from mstar_core.observe.request_log import LINGER_S
+from mstar_core.supervisor.readings import forwarded
 from tests.admin.conftest import Admin
 
 
@@ -176,28 +179,56 @@ async def test_the_clock_is_the_one_of_frames(admin: Admin) -> None:
     assert clock["time"] == pytest.approx(time.time(), abs=5)
 
 
-async def test_metrics_have_the_apis_names_and_series_of_ranks(admin: Admin) -> None:
-    ended = admin.deployment.hub.now() - 2 * LINGER_S
-    made = {"tokens": 50, "prompt_tokens": 9, "ttft_s": 0.2, "audio_s": 2.0}
-    admin.deployment.request(7, state="finished", started=ended - 1, ended=ended, **made)
+async def test_metrics_are_those_of_the_table_and_say_what_the_api_says(admin: Admin) -> None:
+    """The api counts; what it tells of it the socket shows as it is, also once the api is gone."""
+    api = Metrics()
+    api.requests.labels("/generate", "ok").inc()
+    api.cancelled.labels("disconnected").inc(2)
+    api.ttft_s.labels("audio").observe(0.2)
+    api.ended(RequestNews(handle=1, state="finished", started=5.0, ended=6.0, ttfa_s=0.3, audio_s=2.0))
+    admin.deployment.picture.take("api", Telemetry(name="api", incarnation=1, values={}, samples=api.news(0.0)))
+    admin.deployment.picture.part("api")
+    families = await read_metrics(admin)
+    assert set(families) == set(FAMILIES)
+    for name, family in ((family.name, family) for family in text_string_to_metric_families(api.text().decode())):
+        told = {(s.name, *sorted(s.labels.items())): s.value for s in families[name].samples}
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                assert told[sample.name, *sorted(sample.labels.items())] == sample.value, sample
+    assert [s.value for s in families["mstar_real_time_factor"].samples if s.labels.get("le") == "0.5"] == [1]
+
+
+async def test_nodes_are_summed_up_in_the_apis_names_and_told_apart_by_rank(admin: Admin) -> None:
+    values = {"steps": 40.0, "rows": 120.0, "busy_s": 2.0, "step_p50_s": 0.04, "step_p99_s": 0.09, "preempted": 3.0,
+              "graph_hits": 7.0, "batch": 4.0}  # fmt: skip
+    admin.deployment.values |= {f"worker-0.LLM.{reading}": value for reading, value in values.items()}
+    admin.deployment.values |= {"worker-0.sent_bytes": 4096.0, "api.sent_bytes": 512.0}
+    families = await read_metrics(admin)
+
+    def shown(name: str, found: dict[str, Any] = families) -> dict[tuple[str, ...], float]:
+        labels = FAMILIES[name].labels
+        return {tuple(sample.labels[label] for label in labels): sample.value for sample in found[name].samples}
+
+    assert shown("mstar_steps") == {("LLM",): 40} and shown("mstar_step_rows") == {("LLM",): 120}
+    assert shown("mstar_step_busy_seconds") == {("LLM",): 2.0}
+    assert shown("mstar_step_seconds") == {("LLM", "0.5"): 0.04, ("LLM", "0.99"): 0.09}
+    assert shown("mstar_preempted") == {("LLM",): 3} and shown("mstar_restarts") == {(): 0}
+    assert shown("mstar_graph_steps") == {("LLM", "decode", "replayed"): 7}
+    assert shown("mstar_transport_bytes") == {("worker-0",): 4096, ("api",): 512}
+    assert shown("mstar_kv_pages")["LLM", "used"] == shown("mstar_node_pages")["LLM", "0", "used"] == 3
+    told = Metrics()
+    told.take_telemetry(forwarded(admin.deployment.values, admin.deployment.restarts))
+    api = {family.name: family for family in text_string_to_metric_families(told.text().decode())}
+    for name in ("mstar_steps", "mstar_step_seconds", "mstar_kv_pages", "mstar_graph_steps", "mstar_transport_bytes",
+                 "mstar_preempted", "mstar_restarts"):  # fmt: skip
+        missing: dict[tuple[str, ...], float] = {("LLM", "cached"): 0.0} if name == "mstar_kv_pages" else {}
+        assert {**shown(name, api), **missing} == shown(name), name
+
+
+async def read_metrics(admin: Admin) -> dict[str, Any]:
+    """Every family of the socket by name."""
     text = (await admin.client.get("/v1/metrics")).text
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert families["mstar_requests"].samples[0].labels == {"route": "/generate", "code": "ok"}
-    assert {s.labels["kind"]: s.value for s in families["mstar_tokens"].samples if s.name.endswith("total")} == {
-        "prompt": 9, "cached": 0, "completion": 50,
-    }  # fmt: skip
-    assert [s.value for s in families["mstar_ttft_seconds"].samples if s.labels.get("le") == "0.25"] == [1]
-    assert families["mstar_rank_requests"].samples[0].labels == {"rank": "0"}
-    ours = {name for name in families if not name.startswith(("mstar_rank", "mstar_edge", "mstar_node", "mstar_gpu"))}
-    of_the_api = {family.name for family in Metrics().registry.collect()}
-    only_here = {
-        "mstar_process_cores",
-        "mstar_process_resident_bytes",
-        "mstar_restarts",
-        "mstar_state",
-        "mstar_watchers",
-    }
-    assert ours - of_the_api == only_here | ({"mstar_graph_bytes"} - of_the_api)
+    return {family.name: family for family in text_string_to_metric_families(text)}
 
 
 async def test_a_recording_holds_the_requests_that_end_while_it_runs(admin: Admin) -> None:

@@ -34,11 +34,11 @@ print(answer.status, answer.read().decode())
 def second_user() -> pwd.struct_passwd:
     """Another user of this host, if we may become one."""
     if os.getuid() != 0:
-        pytest.skip("only root can become the second user that this test needs")
+        pytest.skip("runs as root: nobody else can become the second user that it needs")
     try:
         return pwd.getpwnam("nobody")
     except KeyError:
-        pytest.skip("this host has no user nobody")
+        pytest.skip("runs where the host has a user nobody")
 
 
 async def ask_as(path: Path, method: str, target: str, uid: int, gid: int) -> str:

@@ -19,6 +19,7 @@ from mstar_core.api.main import ApiProcess
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
 from mstar_core.plugin.spec import ModelSpec
 from tests.fakes.conductor import FakeDeployment, Script
+from tests.fakes.kept_pool import KeptProcess
 from tests.fakes.speech_model import SPEC
 
 
@@ -78,7 +79,9 @@ async def running(
         spec.ipc_dir.mkdir(mode=0o700)
         fake = FakeDeployment(spec.ipc_dir, script)
         fake.attach()
-        process = ApiProcess(spec, 0, fake.supervisor, model, keepalive_s=keepalive_s, fetcher=fetcher)
+        process = ApiProcess(
+            spec, 0, fake.supervisor, model, keepalive_s=keepalive_s, fetcher=fetcher, make_process=KeptProcess
+        )
         try:
             await process.start()
             url = f"http://127.0.0.1:{process.port}"

@@ -143,6 +143,7 @@ async def test_n_answers_have_seeds_of_their_own_and_one_usage(started: Started)
         for index in range(3):
             mine = [e["choices"][0] for e in got if e["choices"][0]["index"] == index]
             assert [m["delta"].get("content") for m in mine] == ["", str(5 + index), None]
+        assert api.process.pool.begun == 2, "a prompt is read once, however many answers it gets"
         assert api.service_is_clean
 
 
@@ -179,7 +180,8 @@ async def test_a_client_that_leaves_ends_every_answer(started: Started) -> None:
 
     async with started(script, model=SPEC) as api:
         async with api.client.stream("POST", PATH, json={**HI, "n": 2, "stream": True}) as answer:
-            await anext(answer.aiter_raw())
+            pieces = answer.aiter_raw()  # held: a dropped one closes the connection
+            await anext(pieces)
             await api.fake.next_request(2)
         await api.fake.until(lambda: len(api.fake.cancels) == 2)
         await api.until(lambda: api.service_is_clean)
@@ -265,6 +267,7 @@ BAD: list[tuple[dict[str, Any], int, str, str | None]] = [
     (image_at("data:nothing"), 400, "invalid_value", FIRST),
     (user(url_part("image", b"what is this")), 415, "unsupported_media_type", FIRST),
     (user(url_part("image", media.wav())), 415, "unsupported_media_type", FIRST),
+    (user(*[url_part("image", media.image())] * 3), 400, "invalid_value", "messages"),
     (user(url_part("image", media.image()[:40])), 422, "undecodable_media", "files"),
     (user(url_part("audio", media.video())), 422, "media_has_no_audio", "files"),
     (user({"type": "input_audio", "input_audio": {}}), 400, "missing_field", "messages[0].content[0].input_audio.data"),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 
+from mstar_core.api.strict_json import parse_json
+from mstar_core.errors import RequestError
 from mstar_core.messages.life import Drain
 from mstar_core.messages.requests import NewRequest
 from tests.api.conftest import Api, Started, running
@@ -139,6 +143,13 @@ async def test_paths_and_verbs() -> None:
         assert (missing.status_code, error_of(missing)["code"]) == (404, "not_found")
         verb = await api.client.get("/generate")
         assert (verb.status_code, error_of(verb)["code"]) == (405, "method_not_allowed")
+        assert (await api.client.head("/generate")).status_code == 405
+        for path in ("/health", "/v1/models", "/openapi.json", "/docs"):
+            whole, head = await api.client.get(path), await api.client.head(path)
+            assert (head.status_code, head.content) == (200, b""), path
+            for name in ("content-type", "content-length"):
+                assert head.headers[name] == whole.headers[name], path
+        assert (await api.client.head("/v1/nothing")).status_code == 404
         chat = await api.client.post("/v1/chat/completions", json={})
         assert (chat.status_code, error_of(chat)["code"]) == (404, "unsupported_endpoint")
         assert "/v1/audio/speech" in error_of(chat)["message"]
@@ -195,6 +206,32 @@ async def test_an_id_in_flight_is_refused_and_free_again_afterwards(started: Sta
         api.fake.script = speak(1)
         assert (await api.client.post("/generate", data={**GOOD, "request_id": "same"})).status_code == 200
         assert len({request.handle for request in api.fake.requests}) == 2
+
+
+UPLOAD = (
+    "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nX-Request-ID: up\r\n"
+    "Content-Length: 1000\r\n\r\n{"
+)
+
+
+async def test_a_request_is_cancelled_by_the_id_of_its_header_while_its_body_comes(started: Started) -> None:
+    async with started(speak(1), api_keys=("k1", "k2")) as api:
+        key = hashlib.sha256(b"k1").hexdigest()
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.process.port)
+        writer.write(UPLOAD.replace("Host: x", "Host: x\r\nX-API-Key: k1").encode())
+        await api.until(lambda: api.process.registry.arrives("up", key) is not None)
+        mine, other = {"X-API-Key": "k1"}, {"X-API-Key": "k2"}
+        assert (await api.client.get("/v1/requests/up", headers=mine)).json()["status"] == "preprocessing"
+        assert (await api.client.post("/v1/requests/up/cancel", headers=other)).status_code == 404
+        told = await api.client.post("/v1/requests/up/cancel", headers=mine)
+        assert told.json() == {"id": "up", "status": "cancelled"}
+        assert (await reader.readline()).split()[1] == b"499"
+        assert (await api.client.post("/v1/requests/up/cancel", headers=mine)).json()["status"] == "cancelled"
+        writer.close()
+        again = await api.client.post("/generate", data=GOOD, headers={**mine, "X-Request-ID": "up"})
+        assert again.status_code == 200
+        assert api.process.registry.arrives("up", key) is None
+        assert len(api.fake.requests) == 1
 
 
 async def fill(api: Api, count: int) -> list[asyncio.Task[httpx.Response]]:
@@ -315,3 +352,54 @@ async def test_json_files_over_the_count_are_refused(started: Started) -> None:
         file = {"data": base64.b64encode(b"BM").decode()}
         answer = await api.client.post("/generate", json={"text": "x", "files": [file, file]})
         assert (answer.status_code, error_of(answer)["code"]) == (413, "too_many_files")
+
+
+ODD_WORDS = {"trace": "Traceback", "file": 'File "x"', "line": "a\nb", "long": "k" * 3_000_000}
+
+
+@pytest.mark.parametrize("word", ODD_WORDS.values(), ids=ODD_WORDS)
+async def test_words_of_the_client_in_a_refusal_stay_a_short_refusal(started: Started, word: str) -> None:
+    async with started(speak(1)) as api:
+        answer = await api.client.post("/generate", json={"text": "x", word: 1})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "unknown_parameter")
+        assert len(error["message"]) <= 1000 and len(error["param"]) <= 200 and "\n" not in error["message"]
+        if len(word) < 100:
+            assert (await api.client.get(f"/{quote(word)}")).status_code == 404
+
+
+async def test_errors_before_a_handler_have_its_form_and_the_clients_id(started: Started) -> None:
+    async with started(speak(1)) as api:
+        answer = await api.client.get("/generate", headers={"X-Request-ID": "mine"})
+        assert (answer.status_code, answer.headers["x-request-id"]) == (405, "mine")
+        assert answer.json()["detail"] == answer.json()["error"]["message"]
+        other = await api.client.get("/nowhere", headers={"X-Request-ID": "mine"})
+        assert (other.status_code, other.headers["x-request-id"], set(other.json())) == (404, "mine", {"error"})
+
+
+async def test_ids_and_models_are_found_under_escaped_names(started: Started) -> None:
+    async with started(speak(1)) as api:
+        name = 'a#b%c?d"e'
+        await api.client.post("/generate", data={**GOOD, "request_id": name})
+        path = f"/v1/requests/{quote(name, safe='')}"
+        assert (await api.client.get(path)).json()["id"] == name
+        assert (await api.client.post(f"{path}/cancel")).json() == {"id": name, "status": "finished"}
+        assert (await api.client.get("/v1/models/fake%5Fspeech")).status_code == 200
+
+
+@pytest.mark.parametrize("over", [0, 1])
+async def test_a_text_of_a_json_body_has_the_limit_of_one_in_a_form(started: Started, over: int) -> None:
+    text = "\u00e4" * 500 + "x" * over  # 1000 bytes, and one more
+    async with started(speak(1), max_text_bytes=1000) as api:
+        for answer in (
+            await api.client.post("/generate", json={"text": text, "output_modalities": "audio"}),
+            await api.client.post("/generate", data={"text": text, "output_modalities": "audio"}),
+        ):
+            assert answer.status_code == (413 if over else 200)
+
+
+def test_a_body_of_millions_of_small_values_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mstar_core.api.strict_json.MAX_VALUES", 100)
+    assert len(parse_json(b"[" + b"{}," * 99 + b"{}]")) == 100
+    with pytest.raises(RequestError, match="more than 100 values"):
+        parse_json(b"[" + b"{}," * 100 + b"{}]")

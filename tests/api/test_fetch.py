@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mstar_core.api.addresses import is_public
-from mstar_core.api.fetch import Fetcher
-from mstar_core.errors import MstarError
+from mstar_core.api.fetch import Allowance, Fetcher
+from mstar_core.errors import MstarError, TooLarge
 from tests.api.conftest import Started
 from tests.fakes import media
 from tests.fakes.conductor import echo
@@ -63,7 +63,8 @@ NOT_PUBLIC = (
     "127.0.0.1", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "198.18.0.1",
     "192.0.2.1", "224.0.0.1", "240.0.0.1", "255.255.255.255", "::1", "::", "fe80::1", "fc00::1", "ff02::1",
     "2001:db8::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:7f00:1::",
-    "::127.0.0.1", "fd00:ec2::254",
+    "::127.0.0.1", "fd00:ec2::254", "fec0::1", "100::1", "3fff::1", "5f00::1", "192.0.0.8", "192.0.0.170",
+    "192.88.99.1", "2001:2::1", "2001:20::1",
 )  # fmt: skip
 
 
@@ -241,3 +242,49 @@ async def test_data_urls_need_no_permission(started: Started) -> None:
                 "/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]}
             )
             assert answer.json()["choices"][0]["message"]["content"] == "<user>[image 3x2]<assistant>", url[:30]
+
+
+async def test_a_redirect_to_nowhere_is_the_hosts_fault_and_not_ours() -> None:
+    for target in ("http://[", "https://media.example:999999999/", "http://\x00/"):
+        away = fetcher(lambda request, to=target: httpx.Response(302, headers={"Location": to}))  # type: ignore[misc]
+        assert await code_of(away, "https://media.example/") != "ok", target
+
+
+async def test_all_urls_of_a_request_share_one_allowance() -> None:
+    fetch = fetcher(lambda request: httpx.Response(200, stream=httpx.ByteStream(bytes(400))))
+    allowance = Allowance(1000)
+    for _ in range(2):
+        assert len(await fetch.fetch("https://media.example/", "x", allowance)) == 400
+    with pytest.raises(TooLarge):
+        await fetch.fetch("https://media.example/", "x", allowance)
+    assert len(await fetch.fetch("https://media.example/", "x", Allowance(1000))) == 400
+
+
+async def test_a_name_is_resolved_as_it_stands_in_host_and_certificate() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return ok(request)
+
+    asked, resolve = resolver([PUBLIC])
+    named = ("stra\u00dfe.example", "[2606:2800:220:1::1]", "2606:2800:220:1::1")
+    fetch = Fetcher(named, 1000, resolve=resolve, transport=httpx.MockTransport(answer))
+    await fetch.fetch("https://stra\u00dfe.example/", "x")
+    # The two standards for such names differ here: the older one, which getaddrinfo knows, means another host.
+    assert asked[0] == seen[0].headers["host"] == seen[0].extensions["sni_hostname"] == "xn--strae-oqa.example"
+    await fetch.fetch("https://[2606:2800:220:1::1]/", "x")
+    assert seen[1].headers["host"] == "[2606:2800:220:1::1]"
+
+
+async def test_media_that_does_not_come_ends_with_the_deadline_of_its_request(started: Started) -> None:
+    async def never(host: str, port: int) -> Sequence[str]:
+        await asyncio.Event().wait()
+        return ()
+
+    slow = Fetcher(HOSTS, 1000, resolve=never)
+    part = {"type": "image_url", "image_url": {"url": "https://media.example/a"}}
+    async with started(echo, model=SPEC, fetcher=slow) as api:
+        body = {"messages": [{"role": "user", "content": [part]}], "timeout_s": 0.2}
+        answer = await api.client.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")

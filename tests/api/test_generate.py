@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -141,6 +142,22 @@ async def test_nothing_to_send_is_bridged_with_blank_lines(started: Started) -> 
             api.fake.finish(request.handle)
             rest = b"".join([piece async for piece in stream])
         assert [json.loads(line)["modality"] for line in rest.split()] == ["audio"]
+
+
+async def test_frames_have_nothing_between_them(started: Started) -> None:
+    async with started(keepalive_s=0.02) as api:
+        headers = {"Accept": "application/x-mstar-frames"}
+        async with api.client.stream("POST", "/generate", data={"text": "x", **AUDIO}, headers=headers) as answer:
+            stream = answer.aiter_raw()
+            assert b'"start"' in await anext(stream)
+            silence = asyncio.ensure_future(anext(stream))
+            await asyncio.wait({silence}, timeout=0.2)
+            assert not silence.done()
+            request = await api.fake.next_request()
+            api.fake.audio(request.handle)
+            api.fake.finish(request.handle)
+            size = int.from_bytes((await silence)[:4], "little")
+            assert 0 < size < 500, "a frame begins with the length of its header"
 
 
 async def test_warnings_and_ids_stand_in_headers(started: Started) -> None:

@@ -237,3 +237,14 @@ async def test_a_pool_process_has_no_network() -> None:
             assert await process.wait() == 7
         for pid in api.process.pool.pids:
             assert "Seccomp:\t2\n" in await asyncio.to_thread(Path(f"/proc/{pid}/status").read_text)
+
+
+async def test_more_images_than_the_model_reads_are_refused_before_any_is_decoded() -> None:
+    """The pool would say 422 of these: they begin as PNG files and are none."""
+    async with running(echo, model=SPEC) as api:
+        broken = [("files", (f"{number}.png", b"\x89PNG\r\n\x1a\n" + b"\0" * 40)) for number in range(3)]
+        answer = await api.client.post("/generate", data={"text": "x"}, files=broken)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "files")
+        assert "3 images" in answer.json()["detail"] and "at most 2" in answer.json()["detail"]
+        answer = await api.client.post("/generate", data={"text": "x"}, files=broken[:2])
+        assert answer.status_code == 422

@@ -6,8 +6,10 @@ import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from mstar_core.api.metrics import Metrics
 from mstar_core.messages.life import Telemetry
-from mstar_core.supervisor.readings import node_readings
+from mstar_core.observe.families import made_by
+from mstar_core.supervisor.readings import FORWARDED, node_readings
 from tests.api.conftest import Api, Started
 from tests.fakes.conductor import say, speak
 
@@ -49,12 +51,33 @@ async def test_every_metric_moves(started: Started) -> None:
         "mstar_requests_total", "mstar_tokens_total", "mstar_audio_seconds_total", "mstar_queue_seconds_count",
         "mstar_ttft_seconds_count", "mstar_inter_chunk_seconds_count", "mstar_request_seconds_count",
         "mstar_stream_gap_seconds_count", "mstar_cancelled_total", "mstar_rejected_total",
+        "mstar_ttfa_seconds_count", "mstar_real_time_factor_count",
     ):  # fmt: skip
         assert after.get(name, 0) > before.get(name, 0), name
     assert (during["mstar_inflight"], during["mstar_queue_depth"]) == (1, 1)
     assert (after["mstar_inflight"], after["mstar_queue_depth"]) == (0, 0)
     assert (during["mstar_kv_pages"], during["mstar_batch_size"]) == (5, 2)
     assert during["mstar_component_up"] == 2
+
+
+def test_the_api_makes_the_families_of_the_table_and_no_other() -> None:
+    metrics = Metrics()
+    assert {metric.name for metric in metrics.registry.collect()} == {
+        *(family.name for family in made_by("api")), "mstar_component_up",
+    }  # fmt: skip
+    told = {f"node.LLM.{reading}": 1.0 for reading in FORWARDED.values()}
+    metrics.take_telemetry({**told, "component.api.sent_bytes": 1.0, "deployment.restarts": 1.0, "node.LLM.other": 1.0})
+    made = {*(family.name for family in made_by("api")), *(family.name for family in made_by("supervisor"))}
+    assert {metric.name for metric in metrics.registry.collect()} == made
+
+
+def test_only_what_changed_is_told_and_once_a_second() -> None:
+    metrics = Metrics()
+    first = metrics.news(0.0)
+    assert {sample.name for sample in first} >= {"mstar_late_messages_total", "mstar_queue_seconds_bucket"}
+    metrics.late.inc()
+    assert metrics.news(0.5) == []
+    assert [(sample.name, sample.value) for sample in metrics.news(1.0)] == [("mstar_late_messages_total", 1.0)]
 
 
 async def test_a_busy_pool_shows(started: Started) -> None:

@@ -125,11 +125,11 @@ def frames(body: bytes) -> list[tuple[dict[str, Any], bytes]]:
     return found
 
 
-@pytest.mark.parametrize("streaming", ["true", "false"])
-async def test_large_outputs_come_as_frames_in_parts(streaming: str, started: Started) -> None:
+@pytest.mark.parametrize("streaming, steps", [("true", 3), ("false", 1)])
+async def test_large_outputs_come_as_frames_in_parts(streaming: str, steps: int, started: Started) -> None:
     """Three steps of 24 MB: more than a queue, a line and a spool's first guess hold."""
     array = np.random.default_rng(0).integers(0, 255, (3, 2**23), dtype=np.uint8)
-    async with started(send(array, 3), model=MODEL) as api:
+    async with started(send(array, steps), model=MODEL) as api:
         answer = await api.client.post(
             "/generate", data={"text": "x", "output_modalities": "tensor", "streaming": streaming},
             headers={"Accept": FRAMES},
@@ -139,9 +139,9 @@ async def test_large_outputs_come_as_frames_in_parts(streaming: str, started: St
     (first, _), *parts, (last, nothing) = frames(answer.content)
     assert (first["modality"], last["modality"], nothing) == ("start", "done", b"")
     assert [(h["metadata"]["step"], h["metadata"]["part"]) for h, _ in parts] == [
-        (s, p) for s in range(3) for p in (0, 1)
+        (s, p) for s in range(steps) for p in (0, 1)
     ]
-    for step in range(3):
+    for step in range(steps):
         whole = b"".join(data for header, data in parts if header["metadata"]["step"] == step)
         assert whole == array.tobytes()
     facts = parts[0][0]["metadata"]
@@ -191,3 +191,15 @@ async def test_a_few_large_outputs_wait_for_a_client_that_reads(tmp_path: Any) -
         while True:
             await outbox.take(1.0)
     outbox.close()
+
+
+@pytest.mark.parametrize("dtype", [None, "float16", "bfloat16"])
+@pytest.mark.parametrize("form", ["raw", "safetensors", "json"])
+def test_a_number_of_no_dimension_stays_one(form: Any, dtype: str | None, tmp_path: Any) -> None:
+    spool = Spool(tmp_path)
+    spooled = spool.read(spool.write(item(np.float32(2.5).reshape(()))))
+    spool.close()
+    for each in (spooled, item(np.float32(2.5).reshape(()))):
+        data, facts = packed(each, NumberForm(form=form, dtype=dtype))
+        found = array_of(data, facts)
+        assert (facts["shape"], found.shape, float(found)) == ([], (), 2.5)

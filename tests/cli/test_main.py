@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
 from mstar_core.errors import ExitCode, MstarError, NotFound, StartError
 from mstarctl import main
@@ -229,3 +231,24 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("models", "ls"), ("models", "show", "toy"), ("models", "graph", "toy"), ("config", "show", "toy"),
+        ("config", "show", "toy", "--resolved"), ("config", "validate", "toy"), ("config", "explain", "max_seq_len"),
+        ("config", "schema"), ("plugins", "ls"), ("plugins", "info", "toy"),
+        ("context", "ls"), ("context", "show"), ("describe", "model/toy"), ("describe", "plugin/toy"), ("version",),
+        ("help", "exit-codes"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_read_can_be_had_by_name_as_yaml_and_as_json(words: tuple[str, ...], cli: Cli) -> None:
+    """`-o name` is one kind/name a line whatever is read; the deployments' reads are held in tests/cli/life."""
+    lines = cli(*words, "-o", "name").out.splitlines()
+    assert lines and all(re.fullmatch(r"[a-z-]+/\S+", line) for line in lines), lines
+    as_yaml, as_json = yaml.safe_load(cli(*words, "-o", "yaml").out), cli(*words, "-o", "json").json
+    for item in (*as_yaml.get("items", ()), *as_json.get("items", ())):
+        item.pop("import_ms", None)  # measured anew each time
+    assert as_yaml == as_json

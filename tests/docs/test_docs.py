@@ -180,7 +180,7 @@ def shell(tmp_path: Path) -> Iterator[Callable[[str], str]]:
 @pytest.mark.timeout(300)
 def test_the_tour_and_the_operators_commands_run(shell: Callable[[str], str], tmp_path: Path) -> None:
     if shutil.which("curl") is None:
-        pytest.skip("curl is not on this machine")
+        pytest.skip("runs where curl is installed")
     lines = [line for page in TOUR for block in shell_blocks(ROOT / page) for line in block.splitlines()]
     typed = [line for line in dict.fromkeys(lines) if line.startswith(("mstarctl ", "curl "))]
     # One deployment for all: it is started once and stopped once; doctor judges this host, not the page.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -180,6 +182,17 @@ def test_tokens_kept_for_a_loop_are_dropped_at_its_end() -> None:
     loop = driver.decode(0, 6)
     driver.run()
     assert driver.ids[loop] == PLAIN[1:7]
+
+
+@pytest.mark.parametrize("keep", ["loop", "request"])
+def test_nothing_seems_ready_when_a_general_loop_has_ended(keep: Literal["loop", "request"]) -> None:
+    driver = start()
+    driver.run()
+    spec = LoopSpec(max_iters=3, carry={"latents_out": "latents"}, fused=True)
+    key = driver.submit(0, inputs={"latents": LATENTS}, loop=spec, sample=False, attend=Attend(mask="full", keep=keep))
+    while key not in driver.done:
+        driver.turn()
+    assert driver.engine.pressure().ready == 0
 
 
 def test_single_firings_kept_for_a_loop_are_dropped_by_the_next_job_that_stays() -> None:

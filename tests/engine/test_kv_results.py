@@ -87,7 +87,9 @@ def test_pressure_really_preempts() -> None:
         driver.prefill(handle, prompt(handle, 8))
         driver.decode(handle, 30)
     driver.run()
-    assert len(driver.done) == 6 and driver.engine.memory().preempted > 0
+    memory = driver.engine.memory()
+    assert len(driver.done) == 6 and memory.preempted > 0
+    assert memory.preempted_pages >= memory.preempted and memory.last_preempted in (1, 2)  # never the oldest
 
 
 def test_prefix_hit_equals_fresh() -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import zmq
 
@@ -28,12 +29,17 @@ from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 
 SCRIPTS = "MSTAR_FAKE_CHILDREN"
 PHASES = {"weights": ("fetch",), "conductor": (), "api": ("pool",)}
-WORKER_PHASES = ("weights", "kv")
+WORKER_PHASES = ("device", "weights", "kv", "kernels", "warm", "capture")
+
+
+SPOKEN_S: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What a child does wrong. phase: where; how: exit, error, signal, hang or silent; lives: how often, 0 = always.
+    """What a child does wrong. phase: where (spawn: before any); how: exit, error, signal, hang, deaf, silent.
+
+    lives: how often; 0 always.
 
     how `busy`: ready, and from then on work is waiting and no step runs. grandchild: leave a process that holds our
     output. stubborn: neither Stop nor SIGTERM ends it. drains: answers a drain.
@@ -78,6 +84,8 @@ def main() -> None:
     with zmq.Context() as context, Courier[Message](context, codec) as courier:
         life = ChildLife(args.name, args.incarnation, spec, courier, supervisor=args.supervisor)
         with life.guarded():
+            if script.phase == "spawn":
+                misbehave(life, "spawn", script)
             if args.name == "weights":
                 for phase in PHASES["weights"]:
                     enter(life, phase, script)
@@ -96,7 +104,13 @@ def enter(life: ChildLife, phase: str, script: Script) -> None:
     if script.phase != phase:
         life.phase(phase, done=2, total=2)
         return
-    time.sleep(script.wait_s)
+    misbehave(life, phase, script)
+
+
+def misbehave(life: ChildLife, phase: str, script: Script) -> None:
+    """Do what the script says."""
+    # What a process said last leaves by a thread of its own: one that dies in the same instant was not heard.
+    time.sleep(max(script.wait_s, SPOKEN_S if script.how in ("exit", "signal") else 0.0))
     match script.how:
         case "exit":
             print("plain words before the end", flush=True)
@@ -105,6 +119,9 @@ def enter(life: ChildLife, phase: str, script: Script) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "error":
             raise WeightsError(f"{life.name} lacks a file", "looked in a folder", "use another folder", phase=phase)
+        case "deaf":  # as before a process is prepared: the ask for its stacks ends it
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+            signal.pause()
         case "hang":
             while True:  # until the supervisor has had enough
                 signal.pause()

@@ -29,7 +29,7 @@ def test_a_file_says_what_it_is_for_and_what_it_needs(path: Path) -> None:
     purpose, memory = path.read_text(encoding="utf-8").splitlines()[:2]
     assert purpose.startswith("# ")
     assert memory.startswith("# Memory: ")
-    assert "GB" in memory
+    assert "GB" in memory or "GiB" in memory
 
 
 def test_the_files_are_those_that_the_plugins_ship() -> None:

@@ -42,6 +42,7 @@ AC = {
     "predict, as video": ["predict_video"],
     "rollout, as video": ["rollout_video"],
     "plan": ["plan"],
+    "plan, told": ["plan_told"],
     "plan, earlier frames": ["prefill_context", "plan"],
 }
 
@@ -156,7 +157,7 @@ ROLL = {"task": "rollout", "actions": [MOVE] * 4, "states": [MOVE]}
         ({"task": "rollout", "states": [MOVE]}, "actions"),
         ({"task": "rollout", "actions": [MOVE]}, "states"),
         ({**ROLL, "horizon": 5}, "actions"),
-        ({**ROLL, "context_frames": 31, "horizon": 4}, "horizon"),
+        ({**ROLL, "context_frames": 250, "horizon": 10}, "horizon"),
         ({"task": "plan", "topk": 50, "samples": 20}, "topk"),
         ({"task": "plan", "topk": 1}, "topk"),
         ({"task": "plan", "axis": {"roll": 0.0}}, "axis"),

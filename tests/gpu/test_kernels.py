@@ -52,9 +52,9 @@ def steps(cuda: torch.device, count: int, graphs: tuple[int, ...]) -> None:
 
 def gates(cuda: torch.device, rows: int, width: int) -> None:
     """The gated activation of many rows alone: few rows take it inside of the product before it."""
-    from mstar_core.layers.fused import gated_silu
+    from mstar_core.layers.fused import gated
 
-    out = gated_silu(torch.randn(rows, 2 * width, device=cuda, dtype=torch.bfloat16))
+    out = gated(torch.randn(rows, 2 * width, device=cuda, dtype=torch.bfloat16))
     assert out.shape == (rows, width) and torch.isfinite(out).all()
 
 

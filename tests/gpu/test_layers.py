@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 from mstar_core.layers import matrix
 from mstar_core.layers.matrix import Matrix
@@ -73,6 +73,19 @@ def test_gate_and_up_in_one_kernel_equal_float64(cuda: torch.device, rows: int, 
         poison(cuda)
         gate, up = exact(x, weights).chunk(2, dim=1)
         assert error(matrix.gated(x, weights), silu(gate) * up) < 8e-3
+        poison(cuda)
+        assert error(matrix.gated(x, weights, "gelu_tanh"), gelu(gate, approximate="tanh") * up) < 8e-3
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_gates_of_many_rows_equal_float64(cuda: torch.device, kind: str) -> None:
+    weights = random_matrix(cuda, 2 * 1501, 384, kind)
+    x = drawn(cuda, 200, 384, dtype=weights.values.dtype)
+    assert not matrix.is_few(x, weights)
+    gate, up = exact(x, weights).chunk(2, dim=1)
+    poison(cuda)
+    assert error(matrix.gated(x, weights), silu(gate) * up) < 8e-3
+    assert error(matrix.gated(x, weights, "gelu_tanh"), gelu(gate, approximate="tanh") * up) < 8e-3
 
 
 def test_a_row_has_the_same_bits_whatever_shares_its_batch(cuda: torch.device) -> None:
@@ -150,6 +163,11 @@ def test_norm_of_slices_equals_float64(cuda: torch.device, rows: int, parts: int
         assert error(total, added) < 4e-3
         scaled = added * torch.rsqrt(added.square().mean(-1, keepdim=True) + 1e-5)
         assert error(normed, scaled * gain.double()) < 6e-3
+        poison(cuda)
+        total, normed = fused.add_rms_norm(x, branch, gain, 1e-5, is_offset=True)
+        assert error(total, added) < 4e-3 and error(normed, scaled * (1.0 + gain.double())) < 6e-3
+        alone = fused.rms_norm(total, gain.float(), 1e-5, is_offset=True)
+        assert error(alone, normed.double()) < 6e-3
 
 
 @pytest.mark.parametrize("parts", [1, 3])

@@ -168,6 +168,12 @@ def test_a_log_line_names_child_and_request_and_cannot_be_forged() -> None:
     assert (line["child"], line["request"], line["level"], line["status"]) == ("api", "r-1", "INFO", 400)
 
 
+def test_a_workers_line_names_its_rank_and_no_other_does() -> None:
+    record = logging.LogRecord("x", logging.INFO, "f", 1, "said", (), None)
+    assert json.loads(JsonFormatter("worker-3").format(record))["rank"] == 3
+    assert "rank" not in json.loads(JsonFormatter("api").format(record))
+
+
 def test_keys_never_reach_a_log_line() -> None:
     assert "s3cret" not in formatted("with %s", "s3cret", secrets=("s3cret",))
 

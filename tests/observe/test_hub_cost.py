@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Final
 
@@ -45,8 +44,7 @@ def cost(seconds: int) -> float:
     return used / seconds
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(10, marks=pytest.mark.skipif(
-    "MSTAR_SLOW" not in os.environ, reason="the long form runs where MSTAR_SLOW is set"))])  # fmt: skip
+@pytest.mark.parametrize("seconds", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_the_hub_takes_less_than_a_tenth_of_a_core(seconds: int) -> None:
     share = min(cost(seconds) for _ in range(2))  # of two: a neighbour's caches count as well
     assert share < 0.10, f"{share:.1%} of a core"

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -23,7 +23,6 @@ from mstar_core.config.deployment import ApiConfig, DeploymentSpec, KVCacheConfi
 from mstar_core.config.run_dir import RunDirectory
 
 REPO: Final = Path(__file__).resolve().parents[2]
-PLUGIN: Final = REPO / "plugins" / "mstar-orpheus" / "src"
 START_S: Final = 60.0
 TURN_S: Final = 0.01
 LLM, SNAC = "LLM", "snac_decoder"
@@ -33,6 +32,34 @@ LEAK_VALUES: Final = (
 """Endings of the telemetry values that are zero when nothing runs."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A model as its tests deploy it. nodes: all of them, for one rank. settings: fields of DeploymentSpec."""
+
+    model: str
+    plugin: str
+    nodes: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> Path:
+        """The folder that holds the plugin's package."""
+        return REPO / "plugins" / f"mstar-{self.plugin}" / "src"
+
+    @property
+    def one_rank(self) -> Plan:
+        """Every node on one rank of the CPU."""
+        return plan({0: self.nodes})
+
+
+ORPHEUS: Final = Served(
+    model="orpheus",
+    plugin="orpheus",
+    nodes=(LLM, SNAC),
+    settings={"max_seq_len": 2048, "kv_cache": KVCacheConfig(pages=1024)},
+)
 
 
 def until(ask: Callable[[], T | None], what: str, limit_s: float = START_S) -> T:
@@ -55,7 +82,7 @@ def free_port() -> int:
 
 def one_rank() -> Plan:
     """Both nodes of the speech model on one rank."""
-    return plan({0: (LLM, SNAC)})
+    return ORPHEUS.one_rank
 
 
 def plan(ranks: dict[int, Sequence[str]]) -> Plan:
@@ -83,20 +110,23 @@ class Process:
 class Deployment:
     """One deployment with a runtime folder of its own. Entering starts it and waits for ready, leaving ends everything.
 
-    folder: a checkpoint; None is the miniature. changes: fields of DeploymentSpec; api: fields of ApiConfig.
+    served: the model, and what its deployments have unless said otherwise. folder: a checkpoint; None is the
+    miniature. name: the model's by default. changes: fields of DeploymentSpec; api: fields of ApiConfig.
     """
 
     def __init__(
         self,
         *,
-        name: str = "orpheus",
+        served: Served = ORPHEUS,
+        name: str | None = None,
         folder: Path | None = None,
         where: Plan | None = None,
         root: Path | None = None,
         api: dict[str, Any] | None = None,
         **changes: Any,
     ) -> None:
-        self.name = name
+        self.served = served
+        self.name = name or served.model
         self.port = free_port()
         self.root = root or Path(tempfile.mkdtemp(prefix="mr-", dir="/tmp"))
         self.process: subprocess.Popen[bytes] | None = None
@@ -106,7 +136,7 @@ class Deployment:
         self.at_ready: dict[str, Any] = {}
         self._owns_root = root is None
         self._folder = folder
-        self._plan = where or one_rank()
+        self._plan = where or served.one_rank
         self._changes = changes
         self._api = {"host": "127.0.0.1", "port": self.port, **(api or {})}
         self.port = int(self._api["port"])
@@ -152,7 +182,7 @@ class Deployment:
     def spec(self) -> DeploymentSpec:
         """What the supervisor is given."""
         settings: dict[str, Any] = {
-            "max_seq_len": 2048, "kv_cache": KVCacheConfig(pages=1024), "model": "orpheus", "plugin": "orpheus",
+            **self.served.settings, "model": self.served.model, "plugin": self.served.plugin,
             "weights_source": "folder" if self._folder is not None else "tiny", "cache_dir": str(cache_dir()),
         }  # fmt: skip
         return DeploymentSpec(
@@ -172,7 +202,7 @@ class Deployment:
         """The supervisor's environment; the runtime folder in it marks every process of this deployment."""
         dropped = ("MSTAR", "XDG", "PYTEST", "COV")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-        paths = os.pathsep.join((str(REPO), str(PLUGIN)))
+        paths = os.pathsep.join((str(REPO), str(self.served.source)))
         return {**kept, "MSTAR_RUNTIME_DIR": str(self.root), "PYTHONPATH": paths}
 
     def wait_ready(self, limit_s: float = START_S) -> None:

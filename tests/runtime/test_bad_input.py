@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import resource
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.runtime.client import SURE, Heard, Streams, new_client, request, speak
+from tests.runtime.crowd import descriptors, resident
 from tests.runtime.deployment import Deployment, until
 
 SLOTS, QUEUE = 4, 8
@@ -18,7 +23,7 @@ CROWD = 200
 
 @pytest.fixture(scope="module")
 def deployment() -> Iterator[Deployment]:
-    limits = {"max_concurrent_requests": SLOTS, "max_queue": QUEUE}
+    limits: dict[str, Any] = {"max_concurrent_requests": SLOTS, "max_queue": QUEUE}
     with Deployment(api={"strict_model": True}, **limits) as made:
         yield made
 
@@ -125,6 +130,52 @@ async def test_a_crowd_is_served_or_refused_and_forgotten(deployment: Deployment
     refused = [each for each in heard if each.status == 429]
     assert all(1 <= int(each.headers["retry-after"]) <= 60 and each.code == "queue_full" for each in refused)
     assert (await post(deployment, body)).pcm == wanted
+
+
+async def test_twenty_times_the_capacity_is_served_or_refused_in_flat_memory(
+    deployment: Deployment, record_property: Callable[[str, object], None]
+) -> None:
+    body = request(**SURE, max_output_tokens=20)
+    wanted, statuses = (await post(deployment, body)).pcm, Counter[int]()
+
+    async def insist(client: httpx.AsyncClient, until_s: float) -> None:
+        while time.monotonic() < until_s:
+            heard = await speak(client, body)
+            statuses[heard.status] += 1
+            assert heard.pcm == wanted if heard.status == 200 else heard.code == "queue_full"
+
+    async def offer(span_s: float) -> int:
+        async with new_client(deployment.url) as client:
+            until_s = time.monotonic() + span_s
+            await asyncio.gather(*(insist(client, until_s) for _ in range(20 * SLOTS)))
+        await asyncio.to_thread(deployment.assert_clean)
+        return resident(deployment)["api"]
+
+    before = await offer(2)
+    after = await offer(4)
+    assert set(statuses) == {200, 429}
+    assert after - before < 8 << 20
+    record_property("requests_offered_at_20_times_capacity", statuses.total())
+    record_property("requests_lost", 0)
+
+
+async def test_an_api_out_of_descriptors_serves_on_and_recovers(deployment: Deployment) -> None:
+    body = request(**SURE, max_output_tokens=100)
+    wanted, pid = (await post(deployment, body)).pcm, deployment.pids()["api"]
+    room, limits = descriptors(deployment)["api"] + 20, resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    async with Streams(deployment.url, [body] * 2) as streams:
+        await streams.all_begun()
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (room, limits[1]))
+        idle = [socket.create_connection(("127.0.0.1", deployment.port)) for _ in range(60)]
+        try:
+            heard = await streams.all_ended()
+            assert [each.pcm for each in heard] == [wanted] * 2
+        finally:
+            for connection in idle:
+                connection.close()
+        assert (await post(deployment, body)).pcm == wanted
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    assert deployment.pids()["api"] == pid
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 5])

@@ -15,6 +15,8 @@ from tests.runtime.client import SURE, Streams, new_client, request, speak
 from tests.runtime.deployment import Deployment, until
 
 LONG = request(**SURE, max_output_tokens=500)
+STREAMS, SLOTS = 32, 8
+"""Of the streams that a drain meets, all but so many wait in the queue."""
 
 
 @pytest.fixture
@@ -34,22 +36,26 @@ async def test_a_killed_supervisor_takes_everything_along_and_the_name_is_free(r
             heard = await streams.all_ended(5)
         assert all(each.cut and each.done is None for each in heard)
         assert first.run.path.exists(), "nobody was left to take it away"
-    with Deployment(root=root) as second:
+    with Deployment(root=root, max_concurrent_requests=SLOTS, max_queue=STREAMS) as second:
         second.assert_clean()
         await drains(second)
     second.assert_gone()
 
 
 async def drains(deployment: Deployment) -> None:
-    """SIGTERM in the middle of streams: they end whole, new ones are refused, the exit status is 0."""
-    async with Streams(deployment.url, [LONG] * 3) as streams, new_client(deployment.url) as client:
-        await streams.all_begun()
+    """SIGTERM in the middle of streams: they end whole, queued ones too, new ones are refused, the exit status is 0."""
+    body = request(**SURE, max_output_tokens=80)
+    async with Streams(deployment.url, [body] * STREAMS) as streams, new_client(deployment.url) as client:
+        until_all = asyncio.create_task(streams.all_begun())
+        await asyncio.wait([asyncio.create_task(streams.heard[0].first.wait())])
+        await asyncio.to_thread(until, lambda: deployment.value("api.requests_waiting") >= STREAMS // 4, "a queue")
         assert deployment.process is not None
         deployment.process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(deployment.wait_event, "deployment.draining", 5.0)
         ready = await client.get("/ready")
         late = await speak(client, request(**SURE, max_output_tokens=30))
         heard = await streams.all_ended()
+        await until_all
     assert ready.status_code == 503
     assert (late.status, late.code) == (503, "draining") and int(late.headers["retry-after"]) > 0
     assert all(each.is_whole for each in heard) and len({each.pcm for each in heard}) == 1

@@ -9,13 +9,17 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from mstar_core.observe.exposition import SUFFIXES
+from mstar_core.observe.families import FAMILIES
 from mstar_core.observe.frames import Frame, decode
 from mstar_core.observe.store import Store
 from tests.runtime.client import SURE, Streams, request
 from tests.runtime.deployment import LLM, SNAC, Deployment, plan
 
 LIMIT_S = 30.0
+SERIES = {f"{name}{suffix}": family for name, family in FAMILIES.items() for suffix in SUFFIXES[family.kind]}
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +76,13 @@ async def test_a_request_is_followed_from_its_arrival_to_its_trace(deployment: D
     assert all(0 <= span["start_ms"] <= span["end_ms"] <= total_ms + 50 for span in trace["spans"])
     assert not any(span["is_open"] for span in trace["spans"])
 
-    snapshot = await ask(deployment, "/v1/snapshot")
-    edge = snapshot["edges"]["audio_ids@0>1"]
+    # Counters are told on a clock of their own, so the last of them may come after the end of the request.
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            edge = (await ask(deployment, "/v1/snapshot"))["edges"]["audio_ids@0>1"]
+            if edge["items"] >= usage["completion_tokens"]:
+                break
+            await asyncio.sleep(0.05)
     assert (edge["source"], edge["into"], edge["items"]) == (LLM, SNAC, usage["completion_tokens"])
     assert (await ask(deployment, "/v1/requests"))["items"][0]["id"] == seen.id
 
@@ -109,3 +118,40 @@ async def test_a_log_level_reaches_the_processes(deployment: Deployment) -> None
     assert (await asyncio.to_thread(set_level))["children"] == ["conductor"]
     event = [each for each in map(json.loads, (deployment.log_dir / "events.ndjson").read_text().splitlines())][-1]
     assert (event["type"], event["level"]) == ("log.level", "WARNING")
+
+
+async def pages(deployment: Deployment) -> tuple[dict[str, float], dict[str, float]]:
+    """Samples of the api's /metrics and of the admin socket's, by name and labels."""
+    transport = httpx.AsyncHTTPTransport(uds=str(deployment.run.admin_socket))
+    async with httpx.AsyncClient(timeout=LIMIT_S) as api, httpx.AsyncClient(transport=transport) as admin:
+        texts = (await api.get(f"{deployment.url}/metrics")).text, (await admin.get("http://admin/v1/metrics")).text
+    return samples(texts[0]), samples(texts[1])
+
+
+def samples(text: str) -> dict[str, float]:
+    families = text_string_to_metric_families(text)
+    return {f"{s.name}{sorted(s.labels.items())}": s.value for family in families for s in family.samples}
+
+
+def is_told(name: str) -> bool:
+    """Whether both pages show a series, of what does not change while nothing runs."""
+    series = name.partition("[")[0]
+    return SERIES[series].maker != "socket" and series not in ("mstar_component_up", "mstar_batch_size")
+
+
+async def test_the_api_and_the_admin_socket_tell_the_same_metrics(deployment: Deployment) -> None:
+    async with Streams(deployment.url, [request(**SURE, max_output_tokens=60)]) as streams:
+        await streams.all_ended()
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            api, admin = await pages(deployment)
+            ours = {name: value for name, value in api.items() if is_told(name)}
+            differ = {name for name, value in ours.items() if admin.get(name) != pytest.approx(value, rel=1e-3)}
+            if not {name for name in differ if "'metrics'" not in name}:  # each look at it is a request of that route
+                break
+            await asyncio.sleep(0.2)  # each tells the other once a second
+    for family in ("mstar_ttfa_seconds_count", "mstar_real_time_factor_count", "mstar_steps_total",
+                   "mstar_transport_bytes_total", "mstar_tokens_total", "mstar_restarts_total"):  # fmt: skip
+        assert any(name.startswith(family) for name in ours), family
+    assert ours[f"mstar_steps_total{[('node', LLM)]}"] >= 60
+    assert ours[f"mstar_transport_bytes_total{[('component', 'worker-1')]}"] > 0

@@ -72,9 +72,10 @@ def told(command: list[str], folder: Path) -> str:
 def node_modules() -> Path:
     """The folder that holds openai-node. Skips the test where it, or node, is missing."""
     if shutil.which("node") is None:
-        pytest.skip("node is not on this machine")
+        pytest.skip("runs where node is installed")
     if not (NODE / "openai").is_dir():
-        pytest.skip(f"openai-node is not at {NODE}: npm install openai --prefix build/node, or set MSTAR_NODE_MODULES")
+        wanted = "npm install openai --prefix build/node, or set MSTAR_NODE_MODULES"
+        pytest.skip(f"runs where {NODE} holds openai-node: {wanted}")
     return NODE
 
 

@@ -242,7 +242,8 @@ def test_waits_double_up_to_a_limit_where_the_server_names_no_time() -> None:
 
 
 def test_errors_are_those_of_requests_too_where_a_program_has_loaded_it() -> None:
-    requests = pytest.importorskip("requests")
+    import requests  # of the development requirements
+
     body = {"error": {"message": "no", "code": "c", "param": None}}
     with client(lambda request: httpx.Response(429, json=body)) as api:
         with pytest.raises(requests.HTTPError) as caught:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import io
+import struct
 import wave
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
-from mstar_core.client import GenerateResult, MStarClient, MStarError
+from mstar_core.api.formats import Frames
+from mstar_core.client import ErrorEvent, Event, GenerateResult, MStarClient, MStarError, TensorChunk
+from mstar_core.client.frame import FrameReader
+from mstar_core.errors import TransportError
+from mstar_core.messages.requests import NewRequest
 from tests.api.conftest import Api
 from tests.fakes import media
 from tests.fakes.any_model import ACTIONS, LATENTS, PIXELS, SOUND, WORDS, facts, png
-from tests.fakes.conductor import say
+from tests.fakes.conductor import FakeDeployment, say
 from tests.fakes.speech_model import RATE
 from tests.sdk.conftest import SHARED, any_api, in_thread
 
@@ -140,3 +146,92 @@ async def test_models_health_and_ready_tell_the_state() -> None:
     assert "voice" in model.parameters["properties"] and "/generate" in model.endpoints
     with MStarClient("http://127.0.0.1:1") as client:
         assert (client.health(), client.ready()) == (False, False)
+
+
+def watched(seen: list[tuple[str, str]]) -> httpx.Client:
+    """A session that notes what was asked for and what came."""
+
+    def note(response: httpx.Response) -> None:
+        seen.append((response.request.headers["Accept"], response.headers["Content-Type"]))
+
+    return httpx.Client(event_hooks={"response": [note]})
+
+
+@SHARED
+async def test_numbers_come_as_frames_and_everything_else_as_json(api: Api) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def work(client: MStarClient) -> tuple[GenerateResult, GenerateResult]:
+        numbers = client.generate(text="hi", output_modalities=EVERY, seed=4)
+        return numbers, client.generate(text="hi", output_modalities="audio,image,text")
+
+    with watched(seen) as session:
+        got, plain = await in_thread(work, api.url, session=session)
+    assert [kind for _, kind in seen] == ["application/x-mstar-frames", "application/json; charset=utf-8"]
+    assert seen[0][0] == "application/x-mstar-frames, application/json;q=0.5" and "frames" not in seen[1][0]
+    assert (got.text, got.seed, got.finish_reason, got.images) == (WORDS, 4, "stop", [PNG])
+    assert got.raw["outputs"]["tensor"][0]["data"] == LATENTS.tobytes() and got.raw["usage"] == got.usage
+    assert plain.audio == got.audio and plain.warnings == got.warnings
+
+
+@SHARED
+async def test_a_number_of_no_dimension_keeps_its_shape(api: Api) -> None:
+    def script(fake: FakeDeployment, request: NewRequest) -> None:
+        fake.output(request.handle, "tensor", np.float32(2.5).reshape(()))
+        fake.finish(request.handle)
+
+    def work(client: MStarClient) -> list[Event]:
+        whole = client.generate(text="hi", output_modalities="tensor")
+        with client.stream(text="hi", output_modalities="tensor") as events:
+            return [whole.tensors[0], *events]
+
+    api.fake.script = script
+    for chunk in await in_thread(work, api.url):
+        assert isinstance(chunk, TensorChunk)
+        assert (chunk.shape, chunk.to_numpy().shape, float(chunk.to_numpy())) == ((), (), 2.5)
+
+
+@SHARED
+async def test_a_failure_in_frames_is_raised_as_in_lines(api: Api) -> None:
+    def script(fake: FakeDeployment, request: NewRequest) -> None:
+        fake.output(request.handle, "tensor", LATENTS)
+        fake.fail(request.handle)
+
+    def work(client: MStarClient) -> list[str]:
+        with pytest.raises(MStarError) as whole:
+            client.generate(text="hi", output_modalities="tensor")
+        with client.stream(text="hi", output_modalities="tensor", on_error="event") as events:
+            *chunks, error = events
+        assert isinstance(error, ErrorEvent) and len(chunks) == 1
+        return [str(whole.value.code), error.code]
+
+    api.fake.script = script
+    assert await in_thread(work, api.url) == ["engine_error", "engine_error"]
+
+
+@pytest.mark.parametrize("size", [1, 5, 13, 10_000])
+def test_frames_are_read_in_pieces_of_any_size(size: int) -> None:
+    body = b"".join(Frames().line("tensor", bytes([n]) * n, {"step": n}) for n in range(5))
+    reader, lines = FrameReader(), []
+    for at in range(0, len(body), size):
+        lines += reader.push(body[at : at + size])
+    assert [(line.modality, line.data, line.metadata) for line in lines] == [
+        ("tensor", bytes([n]) * n, {"step": n}) for n in range(5)
+    ]
+    assert reader.is_between and not reader.push(body[:-1])[4:] and not reader.is_between
+
+
+def test_what_is_no_frame_is_told_as_such() -> None:
+    for body in (b"\xff" * 12, struct.pack("<IQ", 2, 0) + b"[]", struct.pack("<IQ", 1, 0) + b"x"):
+        with pytest.raises(TransportError, match="cannot be read"):
+            FrameReader().push(body)
+
+
+def test_an_answer_of_something_else_is_an_error_and_not_health() -> None:
+    page = httpx.MockTransport(lambda request: httpx.Response(200, html="<p>sign in"))
+    with httpx.Client(transport=page) as session, MStarClient("http://x", session=session) as client:
+        assert client.health() is False and client.ready() is False
+        with pytest.raises(MStarError, match="not the server's"):
+            client.generate(text="hi")
+        with pytest.raises(MStarError, match="not the server's"):
+            client.models()

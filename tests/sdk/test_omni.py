@@ -152,7 +152,7 @@ async def test_the_published_openai_package_for_node_chats(omni: Api, tmp_path: 
 @pytest.mark.parametrize("line", [line for line in curl_lines() if is_chat(line)])
 async def test_the_curl_commands_of_the_page_run(line: str, omni: Api, tmp_path: Path) -> None:
     if shutil.which("curl") is None:
-        pytest.skip("curl is not on this machine")
+        pytest.skip("runs where curl is installed")
     typed = line.replace("localhost:8000", omni.url)
     said = await asyncio.to_thread(told, ["bash", "-c", typed], tmp_path)
     assert said.endswith("data: [DONE]\n\n") if '"stream": true' in line else "error" not in json.loads(said)

@@ -92,7 +92,7 @@ def test_the_published_openai_package_for_node_speaks(server: Deployment, tmp_pa
 @pytest.mark.parametrize("line", [line for line in curl_lines() if not is_chat(line)])
 def test_the_curl_commands_of_the_page_run(line: str, server: Deployment, tmp_path: Path) -> None:
     if shutil.which("curl") is None:
-        pytest.skip("curl is not on this machine")
+        pytest.skip("runs where curl is installed")
     said = told(["bash", "-c", line.replace("localhost:8000", server.url)], tmp_path)
     if "-o " in line:
         (file,) = tmp_path.iterdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -66,7 +67,10 @@ async def event(supervisor: Supervisor, kind: str, count: int = 1) -> dict[str, 
 
 async def test_a_start_becomes_ready_and_ends_with_nothing_left(logged_spec: Any, play: Play) -> None:
     async with running(logged_spec()) as (supervisor, task):
-        await event(supervisor, "deployment.ready")
+        ready = await event(supervisor, "deployment.ready")
+        assert ready["phases_s"]["spawn"] > 0 and set(ready["phases_s"]) > {"fetch", "spawn"}
+        plan = await event(supervisor, "phase")
+        assert (plan["child"], plan["phase"], plan["ranks"]) == ("supervisor", "plan", ["0 cpu: LLM"])
         pids = [child.pid for child in supervisor.children.values()]
         assert set(supervisor.children) == {"conductor", "worker-0", "api"}
         assert supervisor.spec.folder == supervisor.spec.run_dir
@@ -131,6 +135,14 @@ async def test_a_start_without_progress_is_stalled_and_shows_its_stacks(logged_s
         log = supervisor.children["worker-0"].log.path.read_text()
     assert "worker-0 made no progress in phase kv" in cause["message"]
     assert "signal.pause" in log or "in enter" in log
+
+
+async def test_a_fetch_that_dies_of_being_asked_for_its_stacks_has_stalled(logged_spec: Any, play: Play) -> None:
+    play(weights={"phase": "fetch", "how": "deaf"})
+    async with running(logged_spec(stall_s=1.0)) as (supervisor, task):
+        assert await asyncio.wait_for(task, LIMIT_S) is ExitCode.TIMED_OUT
+        cause = supervisor.record()["cause"]
+    assert "weights made no progress in phase" in cause["message"] and cause["code"] == "stalled"
 
 
 async def test_a_dead_worker_comes_back_and_the_deployment_is_ready_again(logged_spec: Any, play: Play) -> None:
@@ -203,6 +215,17 @@ async def test_a_drain_that_takes_too_long_is_cut_and_said(logged_spec: Any, pla
         assert "longer than 0.1 s" in (await event(supervisor, "deployment.cut"))["why"]
 
 
+async def test_an_end_that_waits_for_nobody_says_how_many_it_cut(logged_spec: Any, play: Play) -> None:
+    async with running(logged_spec()) as (supervisor, task):
+        await event(supervisor, "deployment.ready")
+        supervisor.values["conductor.in_flight"] = 3.0
+        supervisor.stop(now=True, reason="asked to stop")
+        supervisor.stop(now=True, reason="asked again")
+        await asyncio.wait_for(task, LIMIT_S)
+        cut = [item for item in supervisor.events.ring if item["type"] == "deployment.cut"]
+    assert [(item["requests"], item["why"]) for item in cut] == [(3, "asked to stop")]
+
+
 async def test_stopping_a_drained_deployment_waits_for_the_drain(logged_spec: Any, play: Play) -> None:
     play(api={"drains": False})
     async with running(logged_spec()) as (supervisor, task):
@@ -226,7 +249,11 @@ async def test_a_drained_deployment_takes_requests_again(logged_spec: Any, play:
 async def test_a_restart_renews_every_process_and_blames_none(logged_spec: Any, play: Play) -> None:
     async with running(logged_spec()) as (supervisor, _):
         await event(supervisor, "deployment.ready")
+        first_s = supervisor.ready_s or 0.0
         supervisor.ask_restart()
-        await event(supervisor, "deployment.ready", 2)
+        again = await event(supervisor, "deployment.ready", 2)
+        second_s = supervisor.ready_s or 0.0
+        assert 0 < second_s <= time.monotonic() - supervisor.started - first_s, "each start is told with its own time"
+        assert again["ready_s"] == round(second_s, 2) and "fetch" not in again["phases_s"]
         assert {child.incarnation for child in supervisor.children.values()} == {2}
         assert supervisor.deaths == []

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mstar_core.messages.life import Phase, Telemetry
 from mstar_core.messages.telemetry import EdgeNews
 from mstar_core.observe.frames import GRAPH_FACT, Gpu
 from mstar_core.supervisor.gpus import OLD_S, GpuReader, device_keys
-from mstar_core.supervisor.processes import Processes
+from mstar_core.supervisor.picture import Picture
+from mstar_core.supervisor.processes import Processes, host_memory_bytes
 from tests.admin.conftest import FakeDeployment
 
 
@@ -79,6 +84,46 @@ def test_the_graph_comes_with_the_conductor_and_leaves_its_facts(deployment: Fak
     assert deployment.hub.store.nodes["LLM@0"].partition == "text"
 
 
+def test_the_graph_as_declared_is_there_before_any_process_is(tmp_path: Path) -> None:
+    deployment = FakeDeployment(tmp_path)
+    declared = {"model": "m", "nodes": [{"name": "LLM", "partition": "text"}], "walks": [{"name": "decode"}]}
+    deployment.spec = msgspec.structs.replace(deployment.spec, graph=declared)
+    picture = Picture(deployment, deployment.hub, GpuReader(None))
+    picture.refresh(now_all=True)
+    assert [walk.name for walk in deployment.hub.store.graph.walks] == ["decode"]
+    assert deployment.hub.store.nodes["LLM@0"].partition == "text"
+
+
+def test_the_memory_of_a_rank_on_the_cpu_is_that_of_its_process_on_the_host(deployment: FakeDeployment) -> None:
+    deployment.children["worker-0"].pid = os.getpid()
+    deployment.picture.refresh(now_all=True)
+    rank = deployment.hub.store.ranks["0"]
+    assert rank.memory_used == rank.resident_bytes and rank.memory_total == host_memory_bytes()
+    assert 0 < (rank.memory_used or 0) < (rank.memory_total or 0)
+
+
+def test_what_a_process_held_is_known_after_its_death(deployment: FakeDeployment, clock: Clock) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        deployment.children["worker-0"].pid = process.pid
+        until = time.monotonic() + 10
+        while (deployment.picture.circumstances("worker-0").resident_bytes or 0) < 1 << 20 and time.monotonic() < until:
+            clock.now += 2
+            deployment.picture.refresh()
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet noticed
+        clock.now += 2
+        deployment.picture.refresh()
+        assert (deployment.picture.circumstances("worker-0").resident_bytes or 0) >= 1 << 20
+
+
+def test_a_limit_of_the_container_counts_as_the_hosts_memory(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text("1048576\n")
+    assert host_memory_bytes(limit) == 1 << 20
+    limit.write_text("max\n")
+    assert host_memory_bytes(limit) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def test_the_head_counts_requests_by_state(deployment: FakeDeployment) -> None:
     for handle, state in enumerate(("run", "run", "queue", "prepare")):
         deployment.request(handle, state=state)
@@ -88,8 +133,6 @@ def test_the_head_counts_requests_by_state(deployment: FakeDeployment) -> None:
 
 
 def test_a_process_has_its_share_of_a_core_and_its_memory() -> None:
-    import os
-
     processes = Processes()
     first = processes.look(os.getpid(), 0.0)
     until = time.process_time() + 0.1

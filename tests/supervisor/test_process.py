@@ -21,6 +21,8 @@ from mstarctl.start.launch import Started, wait_ready
 
 Launch = Callable[..., Started]
 LIMIT_S = 30.0
+SUPERVISOR_BYTES = 60_000_000
+"""Of a supervisor at rest, its metrics read once: what it may hold resident."""
 
 
 def nothing(snapshot: dict[str, Any]) -> None:
@@ -140,9 +142,15 @@ def test_the_socket_shows_events_logs_and_errors(start: Launch) -> None:
     with AdminClient.of(started.run) as admin:
         kinds = [item["type"] for item in admin.lines("/v1/events") if item is not None]
         assert kinds[0] == "deployment.starting" and "deployment.ready" in kinds
+        assert "supervisor" in {item["from"] for item in admin.lines("/v1/logs") if item is not None}
+        list(admin.lines("/v1/logs", **{"from": "weights"}))  # its process has ended, its log is still there
+        own = [json.loads(item["line"]) for item in admin.lines("/v1/logs", **{"from": "supervisor"}) if item]
+        assert any("deployment.ready" in line["message"] for line in own)
         with pytest.raises(MstarError, match="no process 'wrker'"):
             list(admin.lines("/v1/logs", **{"from": "wrker"}))
         with pytest.raises(MstarError, match="there is no /v1/deployment/explode"):
             admin.act("explode")
         assert admin.head()["api"] == 1
+        assert "mstar_restarts_total" in admin.text("/v1/metrics")
+        assert admin.snapshot()["children"]["supervisor"]["resident_bytes"] < SUPERVISOR_BYTES
     assert RunDirectory.of("fake").holder() == started.process.pid

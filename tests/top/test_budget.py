@@ -12,8 +12,8 @@ from mstarctl.top.asking import Asking
 from mstarctl.top.feed import Arrival
 from mstarctl.top.session import LiveSession
 from tests.top.models import qwen
+from tests.top.screen import FakeAdmin, FakeFeed, FakeLogs
 from tests.top.streams import Simulation
-from tests.top.test_app import FakeAdmin, FakeFeed, FakeLogs
 
 REQUESTS = 500
 HZ = 4.0

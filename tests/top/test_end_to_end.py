@@ -16,6 +16,7 @@ import pytest
 from mstar_core.config.run_dir import RunDirectory
 from mstarctl.client import AdminClient
 from tests.fakes.deployment import free_port
+from tests.runtime.deployment import cache_dir
 from tests.top.terminal import Terminal
 
 LONG = ("--param", "max_output_tokens=4000", "--param", "ignore_eos=true")
@@ -45,11 +46,10 @@ def start(runtime: Path, *words: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.fixture(scope="module")
-def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def runtime() -> Iterator[Path]:
     """A folder with orpheus:tiny running in it."""
     folder = Path(tempfile.mkdtemp(prefix="mst-"))
-    cache = tmp_path_factory.mktemp("cache")
-    words = ("--host", "127.0.0.1", "--port", str(free_port()), "--cache-dir", str(cache))
+    words = ("--host", "127.0.0.1", "--port", str(free_port()), "--cache-dir", str(cache_dir()))
     try:
         assert start(folder, "up", "orpheus:tiny", "-d", "--wait", *words).wait(WAIT_S) == 0
         yield folder

@@ -15,6 +15,7 @@ from mstarctl.top.layout.wires import levels, wires
 from mstarctl.top.view import View, size_of
 from tests.top.models import qwen_graph
 
+FEW = settings(max_examples=40, deadline=None)
 NAMES = ("encoder", "LLM", "talker", "codec", "flow", "head", "vae")
 
 
@@ -42,6 +43,7 @@ def placed(graph: Graph) -> tuple[Picture, dict[str, Size]]:
     return place(graph, found, sizes), sizes
 
 
+@FEW
 @given(graphs())
 def test_boxes_stand_inside_the_picture_and_apart(graph: Graph) -> None:
     made, sizes = placed(graph)
@@ -52,6 +54,7 @@ def test_boxes_stand_inside_the_picture_and_apart(graph: Graph) -> None:
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
 
 
+@FEW
 @given(graphs())
 def test_frames_hold_the_nodes_of_their_partition_and_no_others(graph: Graph) -> None:
     made, sizes = placed(graph)
@@ -63,6 +66,7 @@ def test_frames_hold_the_nodes_of_their_partition_and_no_others(graph: Graph) ->
             assert inside == (frame.name == node.partition)
 
 
+@FEW
 @given(graphs())
 def test_wires_run_straight_from_box_to_box(graph: Graph) -> None:
     made, _ = placed(graph)

@@ -10,16 +10,21 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mstar_core.errors import MstarError
 from mstar_core.observe.filter import Filter
+from mstar_core.observe.frames import Request
+from mstar_core.observe.store import Store
 from mstarctl.top.bars import area, bar, nice_top, resample, spark, stacked
 from mstarctl.top.export import export, perfetto, table_csv
 from mstarctl.top.figures import age, amount, ms, rate
 from mstarctl.top.glyphs import ASCII, UNICODE
-from mstarctl.top.layout.requests import SORTS, Sort, choose, chosen
+from mstarctl.top.layout.bench import bench_page
+from mstarctl.top.layout.curves import Curve, chart
+from mstarctl.top.layout.events import facts_text
+from mstarctl.top.layout.requests import SORTS, Sort, choose, chosen, note
 from mstarctl.top.layout.scroll import Window, moved, scrolled
 from mstarctl.top.layout.waterfall import Bar, Lane, Zoom, cells, scale, waterfall
 from mstarctl.top.spans import lanes
@@ -27,24 +32,29 @@ from mstarctl.top.view import View
 from tests.top.pictures import painted, view_of
 from tests.top.recorded import span
 
+FEW = settings(max_examples=40, deadline=None)
 SHARES = st.one_of(st.none(), st.floats(-1, 2, allow_nan=False))
 
 
+@FEW
 @given(SHARES, st.integers(1, 50), st.sampled_from([UNICODE, ASCII]))
 def test_a_bar_fills_its_width(share: float | None, width: int, glyphs: object) -> None:
     assert bar(share, width, glyphs).width == width  # type: ignore[arg-type]  # one of the two sets
 
 
+@FEW
 @given(st.lists(SHARES, max_size=20), st.integers(0, 12))
 def test_a_small_history_fills_its_width(values: list[float | None], width: int) -> None:
     assert len(spark(values, width, UNICODE)) == width
 
 
+@FEW
 @given(st.lists(st.floats(0, 1), max_size=5), st.integers(1, 60))
 def test_a_bar_of_parts_fills_its_width(shares: list[float], width: int) -> None:
     assert stacked([(share, "#", "bar") for share in shares], width, ".").width == width
 
 
+@FEW
 @given(st.lists(SHARES, max_size=400), st.integers(1, 60), st.integers(1, 10))
 def test_a_chart_fills_its_cells(values: list[float | None], width: int, height: int) -> None:
     rows = area(values, width, height, nice_top(values), UNICODE)
@@ -113,6 +123,7 @@ def test_a_filter_leaves_what_it_takes() -> None:
     assert len(found) == sum(r.node == "Thinker" and r.tokens > 100 for r in everything)
 
 
+@FEW
 @given(st.integers(0, 30), st.integers(1, 12), st.integers(0, 40), st.integers(-5, 40))
 def test_the_window_holds_the_cursor(count: int, height: int, offset: int, at: int) -> None:
     keys = [str(n) for n in range(count)]
@@ -137,16 +148,19 @@ BARS = st.lists(
 ).map(lambda found: tuple(Bar(kind=kind, start_ms=start, end_ms=start + length) for kind, start, length in found))
 
 
+@FEW
 @given(BARS, st.integers(8, 120), st.floats(0, 4000), st.floats(1, 6000))
 def test_bars_fill_their_cells(bars: tuple[Bar, ...], width: int, start: float, span_ms: float) -> None:
     assert cells(View(store=view_of("qwen3_omni").store), bars, start, span_ms, width).width == width
 
 
+@FEW
 @given(st.floats(0, 1e6), st.floats(1, 1e6), st.integers(8, 120))
 def test_a_scale_fills_its_cells(start: float, span_ms: float, width: int) -> None:
     assert len(scale(start, span_ms, width)) == width
 
 
+@FEW
 @given(BARS, st.sampled_from([120, 80, 40]))
 def test_a_waterfall_fills_its_lines(bars: tuple[Bar, ...], width: int) -> None:
     found = [
@@ -197,6 +211,54 @@ def test_what_came_before_the_kept_spans_is_one_bar_from_the_sums() -> None:
     (lane,) = lanes({"spans": spans, "sums": [total]}, 1000)
     assert lane.note == "900 steps, b8, 0.5 ms"
     assert Bar(kind="compute", start_ms=100, end_ms=900) in lane.bars
+
+
+# -- words --------------------------------------------------------------------------------------------------------
+
+
+def test_a_phase_of_a_start_says_what_is_entered_and_how_long_the_one_before_took() -> None:
+    facts = {"child": "worker-0", "phase": "device", "total": 0, "detail": "cpu", "after": "spawn", "after_s": 5.12}
+    assert facts_text(facts) == "worker-0 enters device (cpu)   spawn took 5.1 s"
+    assert facts_text({"child": "api", "phase": "kv", "after": "device", "after_s": 0.0}) == "api enters kv"
+
+
+@pytest.mark.parametrize("width", [40, 69])
+def test_a_load_test_on_a_narrow_screen_is_its_name_state_and_share(width: int) -> None:
+    item: dict[str, object] = {
+        "id": "r1",
+        "name": "sweep-of-orpheus",
+        "state": "recording",
+        "progress": {"done": 1, "total": 4},
+    }
+    rows, keys = bench_page(View(store=Store(), recordings=[item]), width, 5, Window())
+    assert (keys, {row.width for row in rows}) == (["r1"], {width})
+    assert rows[0].plain.split() == ["RECORDING", "STATE", "DONE"]
+    assert rows[1].plain.split() == ["sweep-of-orpheus", "recording", "25", "%"]
+
+
+def test_a_chart_of_nothing_has_no_scale() -> None:
+    rows = chart(View(store=Store()), Curve(title="LLM step", values=[None, None], now=None, unit="ms"), 40, 8)
+    assert [row.plain.strip() for row in rows] == ["LLM step  -", "no figures", "", "", "", "", "", ""]
+    assert {row.width for row in rows} == {40}
+
+
+@pytest.mark.parametrize(
+    ("width", "text"),
+    [
+        (40, "✓enc ▶think ▶talker_decode ▶wav "),
+        (32, "✓enc ▶think ▶talker_decode ▶wav "),
+        (30, "✓1 ▶think ▶talker_decode ▶wav "),
+        (27, "▶think ▶talker_decode ▶wav "),
+        (26, "▶think ▶talker_decode ▶wav "),
+        (25, "▶think ▶talker_decode +1"),
+        (16, "▶think ▶talker_decode"),
+        (14, "▶think ▶talker_decode"),
+    ],
+)
+def test_walks_are_named_as_there_is_room(width: int, text: str) -> None:
+    """Cut names are cut by the table."""
+    request = Request(id="r", handle=1, state="run", active=["think", "talker_decode", "wav"], walks={"enc": 1})
+    assert note(View(store=Store()), request, width).plain == text
 
 
 # -- exports ------------------------------------------------------------------------------------------------------

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from mstar_core.engine.base import MemoryUse, Pressure, StepResult
+from mstar_core.worker.ranges import no_range, ranges_on
 from mstar_core.worker.scheduler import FairShare
 from mstar_core.worker.steps import Steps
 
@@ -131,3 +134,26 @@ def test_the_time_of_the_host_is_counted() -> None:
         time.sleep(0.01)
     found = steps.statistics["LLM"]
     assert found.steps == 1 and found.route_s >= 0.01 and found.launch_s >= 0.0
+
+
+def test_a_profiler_sees_a_range_around_each_launch_and_each_collection() -> None:
+    lm = SlowRunner("LLM")
+    steps, seen = steps_of(lm, lookahead=0), []
+
+    @contextmanager
+    def marked(what: str, node: str) -> Iterator[None]:
+        before = (lm.launched, len(lm.collected))
+        yield
+        seen.append((what, node, lm.launched - before[0], len(lm.collected) - before[1]))
+
+    steps.ranges = marked
+    lm.done.update((1, 2))
+    turn(steps)
+    turn(steps)
+    assert seen == [("launch", "LLM", 1, 0), ("collect", "LLM", 0, 1)] * 2
+
+
+def test_marks_are_made_on_gpus_alone_and_when_they_are_wanted() -> None:
+    assert ranges_on("cpu", is_wanted=True) is no_range
+    assert ranges_on("cuda:0", is_wanted=False) is no_range
+    assert ranges_on("cuda:0", is_wanted=True) is not no_range

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -17,7 +18,7 @@ from mstar_core.api.group import Group, open_group
 from mstar_core.api.messages import read_messages
 from mstar_core.api.schema.chat import ChatRequest
 from mstar_core.api.sse import EVENTS, PING, fail_events
-from mstar_core.errors import MstarError, RequestError
+from mstar_core.errors import MstarError, RequestError, TimedOut
 from mstar_core.plugin.spec import ModelSpec
 
 STREAMED = "pcm16"
@@ -50,7 +51,13 @@ async def _call(exchange: Exchange, asked: ChatRequest, rest: dict[str, Any]) ->
     outputs = _outputs(spec, asked)
     voice = voice_of(spec, asked.audio.voice, "audio.voice") if asked.audio is not None else None
     params = openai_asked(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
-    read = await read_messages(asked.messages, spec, exchange.limits, service.fetcher)
+    try:
+        async with asyncio.timeout(max(0.0, exchange.started + params.timeout_s - service.clock())):
+            read = await read_messages(asked.messages, spec, exchange.limits, service.fetcher)
+    except TimeoutError as error:
+        raise TimedOut(
+            f"the request did not end within {params.timeout_s:g} s", hint="send a larger timeout_s"
+        ) from error
     return Call(
         request_id=exchange.request_id, route=exchange.route, text=read.text, texts=tuple(read.texts),
         turns=tuple(read.turns), media=read.media, order=read.order, outputs=outputs, params=params.params,

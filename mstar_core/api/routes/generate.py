@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
+import asyncio
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
@@ -11,7 +10,7 @@ from typing import Any, Final
 from sanic.response import HTTPResponse
 
 from mstar_core.api.asking import check_name, rules_of
-from mstar_core.api.body import Form, Upload, Uploads, read_form, uploads_in
+from mstar_core.api.body import Form, Upload, Uploads, check_size, read_form, uploads_in
 from mstar_core.api.call import Call, check_order, check_outputs, check_params
 from mstar_core.api.errors import reply_of
 from mstar_core.api.exchange import Exchange
@@ -26,7 +25,7 @@ from mstar_core.api.formats import (
     pieces,
     whole_outputs,
 )
-from mstar_core.api.references import part_of_upload
+from mstar_core.api.references import decoded, part_of_upload
 from mstar_core.api.service import Done, Session
 from mstar_core.api.sse import fail_stream
 from mstar_core.api.strict_json import parse_object
@@ -92,9 +91,11 @@ async def _call(exchange: Exchange, form: Form, uploads: Uploads) -> Call:
     text = fields.get("text")
     if text is not None and not isinstance(text, str):
         raise RequestError("text is not a string", field="text")
-    media = await _media([*form.files, *_json_files(fields.get("files"), exchange, uploads)])
+    check_size("text", len((text or "").encode()), exchange.limits)
+    media = await _media([*form.files, *await _json_files(fields.get("files"), exchange, uploads)])
     if not (text or "").strip() and not media and getattr(asked.params, "prompt_token_ids", None) is None:
-        raise RequestError("there is no input", hint="send text or files", field="text", code="missing_field")
+        field, hint = ("files", "send files") if spec.input("text") is None else ("text", "send text or files")
+        raise RequestError("there is no input", hint=hint, field=field, code="missing_field")
     order = check_order(spec, _names(fields.get("input_modalities"), "input_modalities"), text, media)
     return Call(
         request_id=exchange.request_id, route=exchange.route, text=text, media=media, order=order, outputs=outputs,
@@ -120,24 +121,23 @@ def _names(value: Any, field: str) -> list[str] | None:
     return [item.strip().lower() for item in items if item.strip()] or None
 
 
-def _json_files(value: Any, exchange: Exchange, uploads: Uploads) -> list[tuple[str, Upload]]:
+async def _json_files(value: Any, exchange: Exchange, uploads: Uploads) -> list[tuple[str, Upload]]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise RequestError("files is not a list of objects", hint='send [{"name", "data"}]', field="files")
     if len(value) > exchange.limits.files:
         raise TooLarge(f"the request has more than {exchange.limits.files} files", code="too_many_files")
-    return [("files", _json_file(item, uploads)) for item in value]
+    return [("files", await _json_file(item, uploads)) for item in value]
 
 
-def _json_file(item: dict[str, Any], uploads: Uploads) -> Upload:
-    try:
-        data = base64.b64decode(item["data"], validate=True)
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        raise RequestError("a file has no base64 data", field="files") from error
+async def _json_file(item: dict[str, Any], uploads: Uploads) -> Upload:
+    if not isinstance(item.get("data"), str):
+        raise RequestError("a file has no base64 data", field="files")
+    data = await decoded("files", item["data"])
     upload = uploads.new(str(item.get("name") or ""), "")
-    upload.file.write(data)
-    upload.size = len(data)
+    await asyncio.to_thread(upload.write, data)
+    upload.finish()
     return upload
 
 

@@ -11,7 +11,7 @@ import msgspec
 from sanic.response import HTTPResponse
 
 from mstar_core.api.asking import check_count, check_name, openai_asked
-from mstar_core.api.body import Form, read_form, uploads_in
+from mstar_core.api.body import Form, check_size, read_form, uploads_in
 from mstar_core.api.call import Call, mapped_fields
 from mstar_core.api.errors import UnsupportedType
 from mstar_core.api.exchange import Exchange
@@ -77,6 +77,7 @@ def _call(exchange: Exchange, asked: ImageRequest, rest: dict[str, Any], media: 
         raise RequestError("stream is not supported", hint="leave it out", field="stream", code="unsupported_parameter")
     if not asked.prompt.strip():
         raise RequestError("prompt is empty", hint="say what to paint", field="prompt")
+    check_size("prompt", len(asked.prompt.encode()), exchange.limits)
     outputs = ("image", *(kind for kind in spec.surface(exchange.route).beside if kind != "image"))
     given, warnings = _sized(spec, exchange.route, asked.size, rest)
     params = openai_asked(exchange, given, outputs, {"size": asked.size} if asked.size else None)

@@ -20,7 +20,7 @@ async def models(exchange: Exchange) -> HTTPResponse:
 
 async def model(exchange: Exchange) -> HTTPResponse:
     """The model, under any of its names."""
-    name = str(exchange.request.match_info["name"])
+    name = exchange.path_name
     names = model_names(exchange)
     if name not in names:
         raise NotFound(f"there is no model {name[:80]!r}", hint=did_you_mean(name, names), code="model_not_found")

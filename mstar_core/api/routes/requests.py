@@ -13,12 +13,16 @@ from mstar_core.errors import Cancelled, NotFound
 
 async def request_state(exchange: Exchange) -> HTTPResponse:
     """What a request does, or what became of it."""
-    name = str(exchange.request.match_info["name"])
+    name = exchange.path_name
     registry = exchange.service.registry
     live = registry.find(name, exchange.key)
     if live is not None:
         body = {"id": name, "object": "request", "status": live.state, "route": live.route, "created": live.created}
         return exchange.json({**body, "error": None})
+    arriving = registry.arrives(name, exchange.key)
+    if arriving is not None:
+        came = {"route": arriving.route, "created": arriving.created, "error": None}
+        return exchange.json({"id": name, "object": "request", "status": "preprocessing", **came})
     outcome = registry.outcome(name, exchange.key)
     if outcome is None:
         raise unknown()
@@ -27,18 +31,20 @@ async def request_state(exchange: Exchange) -> HTTPResponse:
 
 async def cancel(exchange: Exchange) -> HTTPResponse:
     """End a request; one that has ended already is no error."""
-    name = str(exchange.request.match_info["name"])
+    name = exchange.path_name
     registry = exchange.service.registry
     items = registry.items(name, exchange.key)
     if items:
         for live in items:
             live.fail(Cancelled("the request was cancelled by its id"))
-        await exchange.skip()
+        return exchange.json({"id": name, "status": "cancelled"})
+    arriving = registry.arrives(name, exchange.key)
+    if arriving is not None:
+        arriving.cancel()
         return exchange.json({"id": name, "status": "cancelled"})
     outcome = registry.outcome(name, exchange.key)
     if outcome is None:
         raise unknown()
-    await exchange.skip()
     return exchange.json({"id": name, "status": "cancelled" if outcome.status == "cancelled" else "finished"})
 
 

@@ -89,11 +89,11 @@ async def _stream(exchange: Exchange, session: Session, form: AudioFormat) -> No
             data = await _push(encoder, form, pcm) if pcm else b""
             if data:
                 await exchange.write(data, kind, session.live.deadline - exchange.service.clock())
-        await exchange.write(await asyncio.to_thread(encoder.end), kind)
+        await exchange.write(await _end(encoder, form), kind)
         session.count(session.done())
-    except MstarError:
-        if exchange.has_begun:
-            exchange.abort()  # a body of sound has no place for an error: only a cut connection is clear
+    except MstarError as error:
+        if exchange.has_begun:  # a body of sound has no place for an error: only a cut connection is clear
+            exchange.abort(drops=error.code == "stalled")
         raise
     await exchange.end()
 
@@ -108,7 +108,7 @@ async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> No
                 await exchange.write(_delta(data), EVENTS, session.live.deadline - exchange.service.clock())
             elif not ready:
                 await exchange.write(PING, EVENTS)
-        rest = await asyncio.to_thread(encoder.end)
+        rest = await _end(encoder, form)
         done = session.done()
         session.count(done)
         usage = done.usage
@@ -128,7 +128,13 @@ async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> No
 
 async def _encoder(session: Session, form: AudioFormat) -> Encoder:
     presenter = session.presenter
+    if not form.codec:
+        return stream_encoder(form, presenter.rate, presenter.channels)
     return await asyncio.to_thread(stream_encoder, form, presenter.rate, presenter.channels)
+
+
+async def _end(encoder: Encoder, form: AudioFormat) -> bytes:
+    return await asyncio.to_thread(encoder.end) if form.codec else encoder.end()
 
 
 async def _push(encoder: Encoder, form: AudioFormat, pcm: bytes) -> bytes:

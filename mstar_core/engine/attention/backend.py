@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from mstar_core.engine.attention.passes import FixedPasses, PassShape
     from mstar_core.engine.attention.segments import FixedSegments
     from mstar_core.engine.attention.static import FixedRows
     from mstar_core.engine.kv_view import KVView
@@ -71,6 +72,12 @@ class AttentionBackend(Protocol):
 
     def fixed_segments(self, tokens: int, rows: int, max_pages: int) -> FixedSegments:
         """Attention of up to `rows` prompts packed into `tokens` tokens, in fixed shapes for captured steps."""
+
+    def fixed_passes(self, shape: PassShape) -> FixedPasses:
+        """Attention of passes of so many tokens a row, in fixed shapes for captured steps."""
+
+    def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
+        """Pages of a row for which passes need a bucket each, ascending; the last is `most_pages`."""
 
     def clear_pages(self, pages: Sequence[int]) -> None:
         """Zero pages whose earlier owner's values must not be read, not even behind a mask."""

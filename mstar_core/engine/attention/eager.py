@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from mstar_core.engine.attention.passes import TorchFixedPasses, page_buckets
 from mstar_core.engine.attention.segments import TorchFixedSegments
 from mstar_core.engine.attention.static import TorchFixedRows
 from mstar_core.engine.upload import upload
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.backend import PackedRows, Segment
+    from mstar_core.engine.attention.passes import PassShape
     from mstar_core.engine.page_table import PageCopy
 
 PADDING_LIMIT: Final = 2.0
@@ -49,6 +51,14 @@ class EagerAttention:
     def fixed_segments(self, tokens: int, rows: int, max_pages: int) -> TorchFixedSegments:
         """Prompt attention of one bucket in fixed shapes."""
         return TorchFixedSegments(self._pools, self._page_size, tokens, rows, max_pages)
+
+    def fixed_passes(self, shape: PassShape) -> TorchFixedPasses:
+        """Attention of one bucket of passes in fixed shapes."""
+        return TorchFixedPasses(self._pools, self._page_size, shape)
+
+    def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
+        """See AttentionBackend: every page of a bucket is read, so there are several."""
+        return page_buckets(most_pages)
 
     def clear_pages(self, pages: Sequence[int]) -> None:
         """Zero pages of every layer: masked places are read here, and a NaN times zero is a NaN."""

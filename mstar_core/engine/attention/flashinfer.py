@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.decode import DecodeRows
     from mstar_core.engine.attention.eager import EagerView
     from mstar_core.engine.attention.paged import PagedFixedSegments
+    from mstar_core.engine.attention.passes import FixedPasses, PassShape
     from mstar_core.engine.page_table import PageCopy
 
 AOT_DIR: Final = "FLASHINFER_AOT_DIR"
@@ -86,6 +87,21 @@ class FlashInferAttention:
         from mstar_core.engine.attention.paged import PagedFixedSegments
 
         return PagedFixedSegments(self._pools, self._page_size, tokens, rows, max_pages)
+
+    def fixed_passes(self, shape: PassShape) -> FixedPasses:
+        """Attention of one bucket of passes for a captured step: one kernel where they append, torch where they read.
+
+        FlashInfer's paged prefill would do for the first, but has to be planned on the host for every frame.
+        """
+        if not shape.writes:
+            return self._plain.fixed_passes(shape)
+        from mstar_core.engine.attention.paged import PagedFixedPasses
+
+        return PagedFixedPasses(self._pools, self._page_size, shape)
+
+    def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
+        """See AttentionBackend: the kernel reads what a row holds and no more, so one bucket of pages is enough."""
+        return [most_pages] if writes else self._plain.pass_pages(most_pages, writes)
 
     def clear_pages(self, pages: Sequence[int]) -> None:
         """Nothing: these kernels never read past a row's last token."""

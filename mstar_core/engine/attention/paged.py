@@ -1,4 +1,4 @@
-"""Causal attention of packed prompts over the pages, in one kernel of fixed grid. Used by captured prompts on CUDA.
+"""Attention of packed tokens over the pages, in one kernel of fixed grid. Used by captured prompts and passes on CUDA.
 
 A tile is up to BLOCK tokens of one piece and one query head. Tiles beyond those in use do nothing, tokens beyond the
 last prompt get zeros. Nothing is planned: a tile says where it begins, and its row's page table says the rest.
@@ -14,11 +14,13 @@ import triton
 import triton.language as tl
 
 from mstar_core.engine.attention.append import append
+from mstar_core.engine.attention.passes import Block, written
 from mstar_core.engine.attention.static import Staging
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.attention.passes import PassShape
     from mstar_core.engine.attention.segments import PackedPrompts
 
 KEYS: Final = 64
@@ -27,6 +29,9 @@ KEYS: Final = 64
 SHORT: Final = 256
 """Buckets up to so many tokens take small tiles: there are too few large ones to fill the chip."""
 
+PASS_BLOCK: Final = 64
+"""Tokens of one tile of a pass: a frame of 258 is five of them for each head."""
+
 _LOG2E: Final = 1.4426950408889634
 
 
@@ -34,6 +39,7 @@ _LOG2E: Final = 1.4426950408889634
 def _prompt_kernel(
     query, pool, out, tile_row, tile_start, tile_count, tile_cached, tables, scale, query_stride, out_stride,
     max_pages, kv_heads, groups, page: tl.constexpr, width: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
+    causal: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     head = tl.program_id(1)
@@ -64,7 +70,10 @@ def _prompt_kernel(
                 offset = (number * (2 * page) + place % page) * line
                 k = tl.load(own + offset[None, :] + at[:, None], mask=known[None, :], other=0.0)
                 score = tl.dot(q, k) * scale
-                score = tl.where(place[None, :] <= (cached + token)[:, None], score, -1.0e30)
+                if causal:
+                    score = tl.where(place[None, :] <= (cached + token)[:, None], score, -1.0e30)
+                else:
+                    score = tl.where(known[None, :], score, -1.0e30)
                 higher = tl.maximum(top, tl.max(score, axis=1))
                 share = tl.exp2(score - higher[:, None])
                 shrink = tl.exp2(top - higher)
@@ -132,6 +141,69 @@ class PagedFixedSegments:
         _prompt_kernel[(self._tiles, heads)](
             query, pool, out, fields["row"], fields["start"], fields["count"], fields["cached"], fields["tables"],
             factor, query.stride(0), out.stride(0), self._max_pages, pool.shape[3], heads // pool.shape[3],
-            page=self._page_size, width=width, block=self._block, keys=KEYS, num_warps=4, num_stages=2,
+            page=self._page_size, width=width, block=self._block, keys=KEYS, causal=True, num_warps=4, num_stages=2,
+        )  # fmt: skip
+        return out
+
+
+class PagedFixedPasses:
+    """Attention of one bucket of passes that append: every token of a row sees all of the row, in one kernel."""
+
+    def __init__(self, pools: list[Tensor], page_size: int, shape: PassShape) -> None:
+        self._pools = pools
+        self._page_size = page_size
+        self._shape = shape
+        self._tiles = -(-shape.tokens // PASS_BLOCK)
+        tiles = shape.rows * self._tiles
+        fields = {
+            "places": (torch.int64, shape.rows * shape.tokens),
+            "row": (torch.int32, tiles),
+            "start": (torch.int32, tiles),
+            "count": (torch.int32, tiles),
+            "cached": (torch.int32, tiles),
+            "tables": (torch.int32, shape.rows * shape.pages),
+        }
+        self._block = Block(fields, pools[0].device)
+
+    @property
+    def view(self) -> PagedFixedPasses:
+        """See FixedPasses: this object."""
+        return self
+
+    def forget(self) -> None:
+        """See FixedPasses: nothing is kept."""
+
+    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray) -> None:
+        """See FixedPasses."""
+        shape, count = self._shape, len(rows)
+        within = np.arange(self._tiles) * PASS_BLOCK
+        sizes = np.minimum(shape.tokens - within, PASS_BLOCK)
+        known = np.full(shape.rows, -1)
+        known[:count] = np.arange(count)
+        # The kernel sees up to `cached + count` of a tile: the whole row, whichever of its tiles.
+        held = np.zeros(shape.rows, dtype=np.int64)
+        held[:count] = cached + shape.tokens
+        own = np.zeros((shape.rows, shape.pages), dtype=np.int32)
+        own[:count] = tables[rows, : shape.pages]
+        self._block.send({
+            "places": written(rows, cached, tables, self._page_size, shape, -1),
+            "row": np.repeat(known, self._tiles),
+            "start": (np.arange(shape.rows)[:, None] * shape.tokens + within).reshape(-1),
+            "count": np.tile(sizes, shape.rows),
+            "cached": (held[:, None] - sizes).reshape(-1),
+            "tables": own.reshape(-1),
+        })  # fmt: skip
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """See KVView."""
+        pool, fields, shape = self._pools[layer], self._block.device, self._shape
+        append(pool, self._page_size, fields["places"], key, value)
+        heads, width = query.shape[1:]
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        factor = (width**-0.5 if scale is None else scale) * _LOG2E
+        _prompt_kernel[(shape.rows * self._tiles, heads)](
+            query, pool, out, fields["row"], fields["start"], fields["count"], fields["cached"], fields["tables"],
+            factor, query.stride(0), out.stride(0), shape.pages, pool.shape[3], heads // pool.shape[3],
+            page=self._page_size, width=width, block=PASS_BLOCK, keys=KEYS, causal=False, num_warps=4, num_stages=2,
         )  # fmt: skip
         return out

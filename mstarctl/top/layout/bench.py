@@ -5,11 +5,11 @@ from __future__ import annotations
 from mstarctl.output.units import size_text
 from mstarctl.top import figures
 from mstarctl.top.bars import bar
-from mstarctl.top.layout.scroll import Window, framed, scrolled
-from mstarctl.top.line import Line, fit, left, line, right, safe
+from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed, scrolled
+from mstarctl.top.line import Line, fit, left, line, right, safe, wrap
 from mstarctl.top.view import View
 
-HINT = "  no load test records here; start one with: mstarctl bench run"
+HINT = "no load test records here; start one with: mstarctl bench run"
 
 
 def bench_page(view: View, width: int, height: int, window: Window) -> tuple[list[Line], list[str]]:
@@ -19,8 +19,11 @@ def bench_page(view: View, width: int, height: int, window: Window) -> tuple[lis
     room = height - 1
     window = scrolled(keys, window, room)
     shown = found[window.offset : window.offset + room]
-    rows = [recording(view, item, width) for item in shown] or [line((HINT, "dim"))]
+    rows = [recording(view, item, width) for item in shown]
+    rows = rows or [line("  ", (row, "dim")) for row in wrap(HINT, width - 3)]
     titles = f" {'RECORDING':<20}  {'STATE':<10}  {'PROGRESS':<24}  {'REQUESTS':>8}  {'SIZE':>9}"
+    if width < FOLDS_BELOW:
+        titles = f" {'RECORDING':<{width - 21}}  {'STATE':<10} {'DONE':>6}"
     shown_keys = keys[window.offset : window.offset + room]
     return [
         fit(line((titles, "head")), width),
@@ -35,11 +38,15 @@ def recording(view: View, item: dict[str, object], width: int) -> Line:
     share = share_of(said)
     name, state = str(item.get("name") or item.get("id") or figures.NONE), str(item.get("state") or figures.NONE)
     size, kept, lost = number(item.get("size_bytes")), number(item.get("requests")), number(item.get("dropped"))
+    role = "accent" if state == "recording" else "warn"
+    if width < FOLDS_BELOW:
+        short = line(" ", (left(safe(name), width - 21), "strong"), "  ", (left(safe(state), 10), role))
+        return fit(short + line((f" {figures.percent(share):>6}", "value")), width)
     meter = bar(share, 16, view.glyphs, "accent") + line((f" {figures.percent(share):>6} ", "value"))
     words = " ".join(f"{key} {value}" for key, value in said.items() if key not in ("done", "total", "share"))
     return fit(
         line(" ", (left(safe(name), 20), "strong"), "  ")
-        + line((left(safe(state), 10), "accent" if state == "recording" else "warn"), "  ")
+        + line((left(safe(state), 10), role), "  ")
         + meter
         + line("  ", (right(figures.NONE if kept is None else f"{kept:.0f}", 8), "value"), "  ")
         + line((right(figures.NONE if size is None else size_text(size), 9), ""), "  ")

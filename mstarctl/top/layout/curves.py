@@ -74,6 +74,11 @@ def chart(view: View, curve: Curve, width: int, height: int) -> list[Line]:
     high = height - 2
     labels = {high - 1: "0", 0: f"{top:g}"} | ({high // 2: f"{top / 2:g}"} if high >= 4 else {})
     rows = [fit(line((safe(curve.title), "head"), "  ", (_now(curve), "strong")), width)]
+    if all(value is None for value in values):  # a scale would tell of figures that nobody has seen
+        rows += [
+            fit(line((" " * AXIS, ""), ("no figures" if index == 0 else "", "dim")), width) for index in range(high)
+        ]
+        return [*rows, fit(line(), width)]
     for index, body in enumerate(area(values, width - AXIS, high, top, view.glyphs)):
         rows.append(fit(line((right(labels.get(index, ""), AXIS - 1), "faint"), " ") + body, width))
     return [*rows, time_axis(view, len(values), width)]
@@ -89,6 +94,6 @@ def _now(curve: Curve) -> str:
 def time_axis(view: View, values: int, width: int) -> Line:
     """`-5m00s` under the oldest value, `now` under the newest."""
     span = view.history.span_s
-    ago = f"-{span // 60}m{span % 60:02d}s" if span >= 60 else f"-{span}s"
+    ago = f"-{span // 60}m{span % 60:02d}s" if span >= 60 else f"-{span}s" if span else ""
     start = AXIS + max(0, width - AXIS - max(values, len(ago) + 4))
     return fit(line((left(" " * start + ago, width - 3), "faint"), ("now", "faint")), width)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from mstar_core.observe.frames import Event
-from mstarctl.output.units import duration_text
-from mstarctl.top.layout.scroll import Window, framed, scrolled
-from mstarctl.top.line import Line, fit, left, line, safe, take
+from mstarctl.output.units import duration_text, size_text
+from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed, scrolled
+from mstarctl.top.line import Line, cells, clip, fit, left, line, safe, take, wrap
 from mstarctl.top.view import View
 
 BAD: Final = ("died", "failed", "fatal", "unhealthy", "lost", "stall", "killed")
@@ -15,6 +16,8 @@ WORN: Final = ("preempt", "refused", "restart", "degraded", "drain", "stale", "c
 AMOUNTS: Final = ("pages", "requests", "rows", "tokens", "bytes")
 SUBJECTS: Final = ("request", "child", "node")
 GOOD: Final = ("ready", "resumed", "finished")
+TOLD_LINES: Final = 3
+INDENT: Final = "   "
 
 
 def role_of(kind: str) -> str:
@@ -28,6 +31,8 @@ def role_of(kind: str) -> str:
 
 def facts_text(facts: dict[str, Any]) -> str:
     """`r-7f11 96 pages (pool full)`: whom it is about, the rest as `key value`, the reason. Zeros say nothing."""
+    if "phase" in facts and "after" in facts:
+        return _phase_text(facts)
     words = [str(facts[key]) for key in SUBJECTS if facts.get(key) not in (None, "")]
     for key, value in facts.items():
         if key in (*SUBJECTS, "why", "cause") or value in (None, "", 0, [], {}):
@@ -39,9 +44,22 @@ def facts_text(facts: dict[str, Any]) -> str:
     return safe(" ".join(words) + (f" ({why})" if why else "")).strip()
 
 
+def _phase_text(facts: dict[str, Any]) -> str:
+    """`worker-0 enters device (cpu)   spawn took 5.1 s`: a step of a start, and how long the one before was."""
+    detail, took = facts.get("detail"), facts.get("after_s")
+    text = f"{facts.get('child', '')} enters {facts['phase']}" + (f" ({detail})" if detail else "")
+    return safe(text + (f"   {facts['after']} took {duration_text(float(took))}" if took else "")).strip()
+
+
 def _fact(key: str, value: Any) -> str:
     if isinstance(value, float) and key.endswith("_s"):
         return f"{key.removesuffix('_s').replace('_', ' ')} {duration_text(value)}"
+    if isinstance(value, dict) and key.endswith("_s"):
+        return ", ".join(f"{name} {duration_text(float(part))}" for name, part in value.items())
+    if isinstance(value, list):
+        return f"{key.replace('_', ' ')} {', '.join(str(part) for part in value)}"
+    if isinstance(value, int) and key.endswith("_bytes"):
+        return f"{key.removesuffix('_bytes').replace('_', ' ')} {size_text(value)}"
     if isinstance(value, int) and key in AMOUNTS:
         return f"{value} {key}"
     return f"{key.replace('_', ' ')} {value}"
@@ -66,20 +84,69 @@ def feed(view: View, width: int, height: int, window: Window, kinds: str = "") -
     """(exactly `height` lines with the newest at the end, keys of those that are shown). kinds: a part of the type."""
     found = [event for event in view.store.events if kinds in event.type]
     keys = [str(event.n) for event in found]
+    if width < FOLDS_BELOW:
+        return _folded(view, found, keys, width, height, window)
     if window.cursor is None:
         window = Window(offset=max(0, len(found) - height))
     window = scrolled(keys, window, height)
     shown = found[window.offset : window.offset + height]
-    rows = [full(view, event, width) for event in shown] or [line(("  no events yet", "dim"))]
+    rows = [full(view, event) for event in shown] or [line(("  no events yet", "dim"))]
     shown_keys = [str(event.n) for event in shown]
     return framed(view, rows, shown_keys, window, len(found), width, height), shown_keys
 
 
-def full(view: View, event: Event, width: int) -> Line:
+def full(view: View, event: Event) -> Line:
     """One event as a row."""
-    kind_width = 22 if width >= 70 else 14
     return line(
         (f" {view.clock(event.time)}  ", "dim"),
-        (left(safe(event.type), kind_width), role_of(event.type)),
+        (left(safe(event.type), 22), role_of(event.type)),
         ("  " + facts_text(event.facts), ""),
     )
+
+
+def _folded(
+    view: View, found: Sequence[Event], keys: Sequence[str], width: int, height: int, window: Window
+) -> tuple[list[Line], list[str]]:
+    """As feed, on a narrow screen: what an event tells stands below its type."""
+    if not found:
+        return framed(view, [line(("  no events yet", "dim"))], (), window, 0, width, height), []
+    first = last = _first_above(view, found, len(found) - 1, width, height)
+    if window.cursor in keys:
+        at = keys.index(window.cursor)
+        first = min(max(window.offset, _first_above(view, found, at, width, height)), at, last)
+    rows: list[Line] = []
+    shown: list[str] = []
+    for event in found[first:]:
+        block = folded(view, event, width)
+        rows += block
+        shown += [str(event.n)] * len(block)
+        if len(rows) >= height:
+            break
+    rows, shown = rows[:height], shown[:height]
+    each = len(rows) / len(set(shown))  # rows of an event, for the bar alone
+    total = max(height + 1, round(len(found) * each)) if first or len(set(shown)) < len(found) else len(rows)
+    place = Window(offset=round(first * each), cursor=window.cursor)
+    return framed(view, rows, shown, place, total, width, height), shown
+
+
+def _first_above(view: View, found: Sequence[Event], at: int, width: int, height: int) -> int:
+    """The earliest event from which on all up to `at` is in so many lines."""
+    room = height
+    for index in range(at, -1, -1):
+        room -= len(folded(view, found[index], width))
+        if room < 0:
+            return min(index + 1, at)
+    return 0
+
+
+def folded(view: View, event: Event, width: int) -> list[Line]:
+    """One event on a narrow screen: in one line where it fits, else its text in at most three lines of their own."""
+    inner = width - len(INDENT) - 1  # the last cell may be the scroll bar's
+    text = facts_text(event.facts)
+    head = line((f" {view.clock(event.time)}  ", "dim"), (safe(event.type), role_of(event.type)))
+    if head.width + 2 + cells(text) < width:
+        return [head + line(f"  {text}")]
+    told = wrap(text, inner)
+    if len(told) > TOLD_LINES:
+        told = [*told[: TOLD_LINES - 1], clip(" ".join(told[TOLD_LINES - 1 :]), inner)]
+    return [head, *(line(INDENT + row) for row in told)]

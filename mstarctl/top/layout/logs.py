@@ -6,12 +6,16 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from mstarctl.top.layout.scroll import Window, framed
-from mstarctl.top.line import Line, fit, left, line, safe
+from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed
+from mstarctl.top.line import Line, cells, clip, fit, left, line, safe, wrap
 from mstarctl.top.view import Logged, View
 
 LEVEL_ROLES: Final = {"DEBUG": "faint", "INFO": "dim", "WARNING": "warn", "ERROR": "bad", "CRITICAL": "bad"}
 SHORT_LEVELS: Final = {"WARNING": "WARN", "CRITICAL": "FATAL"}
+TOLD_LINES: Final = 3
+LEAST_BESIDE: Final = 12
+"""Cells that a message needs beside time and process to begin there."""
+INDENT: Final = "   "
 SOURCE_ROLES: Final = {"api": "node.1", "conductor": "node.2", "supervisor": "node.4"}
 
 
@@ -63,6 +67,8 @@ def tail(view: View, width: int, height: int, above: int, source: str = "", text
     if not shown:
         why = "no line holds that text" if view.logs else "no log lines yet"
         return framed(view, [line((f"  {why}", "dim"))], (), Window(), 0, width, height)
+    if width < FOLDS_BELOW:
+        return _folded(view, found[: first + height], len(found), width, height)
     names = max(6, min(12, max(len(logged.source) for logged in shown)))
     rows = [log_line(logged, names) for logged in shown]
     return framed(view, rows, (), Window(offset=first), len(found), width, height)
@@ -83,6 +89,43 @@ def log_line(logged: Logged, names: int) -> Line:
     return row + line((safe(logged.message), "bad" if logged.level in ("ERROR", "CRITICAL") else ""))
 
 
+def _folded(view: View, found: Sequence[Logged], total: int, width: int, height: int) -> list[Line]:
+    """The last of `found` that fit, each in as many lines as its message needs, three at most."""
+    rows: list[Line] = []
+    count = 0
+    for logged in reversed(found):
+        rows = folded(logged, width - 1) + rows  # the last cell may be the scroll bar's
+        count += 1
+        if len(rows) >= height:
+            break
+    each = len(rows) / count  # rows of a line, for the bar alone
+    is_whole = count == total and len(rows) <= height
+    place = Window(offset=0 if is_whole else round((len(found) - count) * each))
+    return framed(view, rows[-height:], (), place, height if is_whole else max(height + 1, round(total * each)),
+                  width, height)  # fmt: skip
+
+
+def folded(logged: Logged, width: int) -> list[Line]:
+    """One line of a log on a narrow screen: its level only where it is more than information."""
+    level = "" if logged.level in ("INFO", "DEBUG") else f"{SHORT_LEVELS.get(logged.level, logged.level[:5])} "
+    head = line(
+        (f" {logged.time[:8]} " if logged.time else " ", "faint"),
+        (f"{safe(logged.source)} ", SOURCE_ROLES.get(logged.source, "node.0")),
+        (level, LEVEL_ROLES.get(logged.level, "")),
+        (f"{safe(logged.request)} " if logged.request else "", "accent"),
+    )
+    role = "bad" if logged.level in ("ERROR", "CRITICAL") else ""
+    message, room = safe(logged.message), width - len(INDENT)
+    beside = width - head.width
+    if cells(message) <= beside:
+        return [head + line((message, role))]
+    start = wrap(message, beside)[0] if beside >= LEAST_BESIDE else ""
+    below = wrap(message[len(start) :].lstrip(" "), room)
+    if len(below) >= TOLD_LINES:
+        below = [*below[: TOLD_LINES - 2], clip(" ".join(below[TOLD_LINES - 2 :]), room)]
+    return [head + line((start, role)), *(line(INDENT, (row, role)) for row in below)]
+
+
 def sources(lines: Sequence[Logged]) -> list[str]:
     """The processes that have written, by name."""
     return sorted({logged.source for logged in lines})
@@ -91,6 +134,9 @@ def sources(lines: Sequence[Logged]) -> list[str]:
 def status(view: View, above: int, source: str, text: str, width: int) -> Line:
     """What is shown, and whether it follows."""
     following = ("following", "ok") if not above else (f"{above} lines above the newest", "warn")
+    if width < FOLDS_BELOW:
+        chosen = [(f"  {safe(word)}", "accent") for word in (source, text) if word]
+        return fit(line(" ", following, *chosen, (f"  {len(view.logs)} kept", "faint")), width)
     return fit(
         line(
             (" ", ""),

@@ -44,6 +44,10 @@ SORTS: Final = ("age", "ttft", "ttfa", "tokens", "audio", "wait", "pages", "id")
 """What `s` goes through."""
 
 LEAST_NOTE: Final = 14
+LEAST_NAME: Final = 7
+"""Cells from which on a walk's name is cut rather than counted."""
+
+LEAST_COUNT: Final = 1
 EXTRA: Final = 10
 """Columns from this rank on are for wide terminals: they leave the last column 40 cells."""
 ORDER: Final = {"run": 0, "prepare": 1, "queue": 2}
@@ -162,7 +166,7 @@ def _joined(modalities: list[str]) -> str:
 
 
 def note(view: View, r: Request, width: int) -> Line:
-    """The open column: the error, what it waits for, or its walks, done and under way. Counts done ones when short."""
+    """The open column: the error, what it waits for, or its walks under way, and the done ones as there is room."""
     if r.error:
         return line((f"{view.glyphs.failed} {safe(r.error)}", "bad"))
     if r.why:
@@ -174,7 +178,24 @@ def note(view: View, r: Request, width: int) -> Line:
     named = line(*((f"{view.glyphs.done}{safe(walk)} ", "dim") for walk in done))
     if named.width + active.width <= width + 1:
         return named + active
-    return line((f"{view.glyphs.done}{len(done)} ", "dim")) + active if done else active
+    count = line((f"{view.glyphs.done}{len(done)} ", "dim")) if done else line()
+    return count + active if count.width + active.width <= width + 1 else _under_way(view, r.active, width)
+
+
+def _under_way(view: View, walks: list[str], width: int) -> Line:
+    """As many walks as fit, the next one cut where enough of it can be read, else how many more there are."""
+    row, left_over = line(), list(walks)
+    while left_over:
+        named = line((f"{view.glyphs.active}{safe(left_over[0])} ", "flow"))
+        is_last = len(left_over) == 1
+        if row.width + named.width > width - (-1 if is_last else LEAST_COUNT):
+            break
+        row, left_over = row + named, left_over[1:]
+    if not left_over:
+        return row
+    if not row.spans or width - row.width >= LEAST_NAME:
+        return row + line((f"{view.glyphs.active}{safe(left_over[0])}", "flow"))
+    return row + line((f"+{len(left_over)}", "dim"))
 
 
 def table(view: View, width: int, height: int, sort: Sort, window: Window) -> tuple[list[Line], list[str]]:
@@ -195,7 +216,7 @@ def empty_row(view: View) -> Line:
     """What stands in a table without rows: why there is none."""
     if view.store.requests:
         return line(("  no request matches the filter; esc clears it", "dim"))
-    return line(("  no requests", "dim"))
+    return line(("  no requests in flight", "dim"))
 
 
 def status(view: View, shown: int, total: int, sort: Sort, width: int) -> Line:

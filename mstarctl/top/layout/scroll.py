@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from mstarctl.top.line import Line, fit, line, over
 from mstarctl.top.view import View
+
+FOLDS_BELOW: Final = 70
+"""Cells below which events and log lines take more than one row: in one, what they tell would be cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,14 @@ from mstar_core.engine import sampler
 from mstar_core.engine.base import SamplingParams
 from mstar_core.errors import StartError
 from mstar_core.layers import Checkpoint as WeightFiles
+from mstar_core.plugin.embedded import STAMP
 from mstar_core.plugin.processor import PromptRequest
 from mstar_orpheus.checkpoint import Checkpoint, weight_files
 from mstar_orpheus.facts import IDS_PER_FRAME, read_facts
 from mstar_orpheus.frames import misplaced
 from mstar_orpheus.plugin import Params
 from mstar_orpheus.processor import Processor
-from mstar_orpheus.tiny import STAMP, write_tiny
+from mstar_orpheus.tiny import write_tiny
 from mstar_orpheus.weights import checked
 
 MIB = 1 << 20

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from mstar_core.errors import ConfigError, WeightsError
 from mstar_core.plugin import Action
+from mstar_core.plugin.embedded import STAMP
 from mstar_core.plugin.json_form import spec_from_json, spec_to_json
 from mstar_core.plugin.spec_check import check_spec
 from mstar_pi05.checkpoint import read_sizes
@@ -23,7 +24,7 @@ from mstar_pi05.plugin import mstar_models
 from mstar_pi05.sentencepiece import read_sentencepiece
 from mstar_pi05.sizes import Sizes
 from mstar_pi05.statistics import Moments, find_statistics
-from mstar_pi05.tiny import STAMP, write_tiny
+from mstar_pi05.tiny import write_tiny
 from mstar_pi05.tokens import PromptTokenizer
 
 HEAVY = ("torch", "numpy", "tokenizers", "transformers", "safetensors", "PIL", "msgspec")
@@ -111,7 +112,8 @@ def test_the_robots_differ_in_horizon_and_width() -> None:
     ("key", "value"),
     [
         ("action_horizons", 50), ("action_horizon", 0), ("action_dim", 33), ("max_num_steps", 101), ("robot", "arx"),
-        ("robot", 3), ("resize", "fast"), ("state_in_prompt", "yes"), ("pad_state", 1), ("adapt_to_pi", "no"),
+        ("robot", 3), ("resize", "fast"), ("vision_dtype", "float16"),
+        ("state_in_prompt", "yes"), ("pad_state", 1), ("adapt_to_pi", "no"),
         ("default_prompt", 4), ("norm_stats", 7), ("delta_actions", True),
     ],
 )  # fmt: skip

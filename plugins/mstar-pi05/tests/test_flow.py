@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from mstar_core.layers.quantize import quantize
+from mstar_pi05.expert import Modulation
 from mstar_pi05.flow import distinct_times, embedded, flow_times
 
 ITEMS = (0, 1)
@@ -139,6 +141,21 @@ def test_tables_give_what_the_dense_layers_give(golden: Any, reference: Any) -> 
     assert all(norm.dense is None for norm in reference.acting.expert.norms)
 
 
+def test_slices_of_a_branch_are_summed_and_rounded_before_their_gate(reference: Any) -> None:
+    """What few rows of a product leave on a GPU, in plain operations: it is what the kernel there is held to."""
+    table, norm = reference.acting.table, reference.acting.expert.norms[3]
+    rows, width = torch.tensor([1, 0, 2]), table.modulations.shape[-1] // 3
+    x, slices = torch.randn(3, width), torch.randn(4, 3, width)
+    modulation = Modulation(table, rows, torch.bfloat16)
+    found = modulation.normed(x, slices, norm, 3)
+    gate = table.modulations[2, rows, 2 * width :]
+    close(found[0], x + gate * slices.sum(0).bfloat16().float(), 1e-5)
+    scale, shift = table.modulations[3, rows, :width], table.modulations[3, rows, width : 2 * width]
+    wide = found[0] / found[0].square().mean(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(found[1], (wide * (1 + scale) + shift).bfloat16(), atol=1e-2, rtol=1e-2)
+    assert modulation.normed(x, None, norm, len(table.modulations) - 1)[1].dtype == torch.float32
+
+
 def test_the_robots_actions_are_one_factor_and_one_term_away(golden: Any, reference: Any, run: Any) -> None:
     run.prefill(0)
     horizon = golden.horizon
@@ -162,3 +179,15 @@ def test_half_precision_stays_near(golden: Any, reference: Any, run: Any, models
     assert actions.dtype == torch.float32
     apart = (actions - golden.expected["actions"]).abs()
     assert 1e-4 < apart.max() < 0.3 and apart.mean() < 0.03
+
+
+def test_weights_of_eight_bits_stay_near(golden: Any, reference: Any, run: Any, models: Any) -> None:
+    """What `quantization: fp8` does to both transformers: each block's projections, and nothing beside them."""
+    policy = models(reference.folder, torch.bfloat16).get_submodule(reference.spec.node("LLM"))
+    report = quantize(policy, "fp8")
+    assert {kind.layers for kind in report.kinds.values()} == {2 * golden.config["expert"]["layers"]}
+    small = type(run)(golden, reference, policy)
+    small.features = lambda *items: [each.bfloat16() for each in run.features(*items)]
+    small.prefill(*ITEMS)
+    actions, expected = torch.stack(small.flow(*ITEMS)), golden.expected["actions"]
+    assert 1e-3 < float((actions - expected).norm() / expected.norm()) < 0.1

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import gelu
 
+from mstar_core.layers import matrix
 from mstar_pi05 import flow, gemma
-from mstar_pi05.expert import AdaNorm
 
 TOLERANCE = 2e-4
 Patch = pytest.MonkeyPatch
@@ -37,24 +37,22 @@ def norm_without_the_one(patch: Patch, run: Any) -> None:
 
 
 def exact_gelu(patch: Patch, run: Any) -> None:
-    patch.setattr(gemma, "gelu", lambda x, approximate: gelu(x))
+    patch.setattr(matrix, "gelu", lambda x, approximate: gelu(x))
 
 
 def scale_and_shift_swapped(patch: Patch, run: Any) -> None:
-    _modulated(patch, lambda scale, shift, gate: (shift, scale, gate))
+    true = flow.TimeTable.norm
+    patch.setattr(flow.TimeTable, "norm", lambda self, number, rows: true(self, number, rows)[::-1])
 
 
 def gates_ignored(patch: Patch, run: Any) -> None:
-    _modulated(patch, lambda scale, shift, gate: (scale, shift, torch.ones_like(gate)))
+    true = flow.TimeTable.gate
+    patch.setattr(flow.TimeTable, "gate", lambda self, number, rows: torch.ones_like(true(self, number, rows)))
 
 
-def _modulated(patch: Patch, change: Callable[..., tuple[torch.Tensor, ...]]) -> None:
-    true = AdaNorm.forward
-
-    def forward(self: Any, x: torch.Tensor, modulation: torch.Tensor) -> Any:
-        return true(self, x, torch.cat(change(*modulation.chunk(3, dim=-1)), dim=-1))
-
-    patch.setattr(AdaNorm, "forward", forward)
+def gates_of_the_norm_behind(patch: Patch, run: Any) -> None:
+    true = flow.TimeTable.gate
+    patch.setattr(flow.TimeTable, "gate", lambda self, number, rows: true(self, number + 1, rows))
 
 
 def causal_prefix(patch: Patch, run: Any) -> None:
@@ -127,6 +125,7 @@ def _timed(patch: Patch, run: Any, times: torch.Tensor) -> None:
 
 MISTAKES = [
     text_not_scaled, text_scaled_twice, images_scaled_too, norm_without_the_one, exact_gelu, scale_and_shift_swapped,
+    gates_of_the_norm_behind,
     gates_ignored, causal_prefix, positions_from_zero, positions_that_count_padding, the_suffix_stays_in_the_cache,
     time_from_zero, the_last_time_is_zero, cosines_first, embedding_of_usual_frequencies,
     no_silu_at_the_end_of_the_time,

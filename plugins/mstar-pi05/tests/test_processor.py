@@ -14,6 +14,7 @@ from PIL import Image
 
 from mstar_core.errors import BadMedia, ConfigError, RequestError, WeightsError
 from mstar_core.plugin import parse_params
+from mstar_core.plugin.observation import packed
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
 from mstar_pi05.params import Params
 from mstar_pi05.processor import Processor
@@ -244,3 +245,70 @@ def test_a_robot_that_the_statistics_do_not_fit_is_refused(tiny_folder: Path) ->
 def test_the_tiny_checkpoints_statistics_are_its_own(tiny_folder: Path) -> None:
     found = find_statistics(tiny_folder, None)
     assert found is not None and found.source.parent.name == "tiny"
+
+
+# -- observations of robots -----------------------------------------------------------------------------------------
+
+
+def observe(processor: Processor, seen: Any, **params: Any) -> Inputs:
+    checked = parse_params(Params, params).params
+    return processor.process_prompt(
+        PromptRequest(text=None, observation=packed(seen), params=checked, seed=3, max_seq_len=1024)
+    )
+
+
+def own(**changes: Any) -> dict[str, Any]:
+    pixels = np.asarray(Image.open(io.BytesIO(png())))
+    return {"images": {"base_0_rgb": pixels, "right_wrist_0_rgb": pixels}, "state": np.array(STATE), **changes}
+
+
+def test_an_observation_is_what_its_files_and_fields_would_be(processor: Processor) -> None:
+    """Without a robot the keys are the model's own; cameras keep their order, and a missing one takes no place."""
+    given = png()
+    pixels = np.asarray(Image.open(io.BytesIO(given)))
+    images = {"right_wrist_0_rgb": pixels, "base_0_rgb": pixels.transpose(2, 0, 1)}
+    made = observe(processor, own(images=images, prompt="pick up the red block"))
+    wanted = ask(processor, images=[given, given])
+    for name, array in wanted.arrays.items():
+        assert np.array_equal(made.arrays[name], array), name
+    assert made.metadata == wanted.metadata == {"action": {"normalized": False}}
+
+
+def test_a_state_that_nothing_reads_is_no_matter_of_warnings(tiny_folder: Path) -> None:
+    processor = Processor(tiny_folder, {"state_in_prompt": False})
+    made = observe(processor, own(prompt="go"))
+    assert made.warnings == []
+    assert np.array_equal(made.arrays["tokens"], observe(processor, own(prompt="go", state=None)).arrays["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("change", "params", "field"),
+    [
+        ({"images": {}}, {}, "images"), ({"images": {"base": np.zeros((4, 4, 3), np.uint8)}}, {}, "images"),
+        ({"state": None}, {}, "robot_state"), ({"state": np.zeros(9)}, {}, "robot_state"),
+        ({"state": np.full(8, np.inf)}, {}, "state"), ({"prompt": " "}, {}, "text"), ({"prompt": 3}, {}, "prompt"),
+        ({"images": {"base_0_rgb": [[1], [1, 2]]}}, {}, "base_0_rgb"),
+        ({"images": {"base_0_rgb": np.full((4, 4, 3), np.nan)}}, {}, "base_0_rgb"),
+        ({}, {"robot_state": STATE}, "robot_state"), ({}, {"image_mask": [True]}, "image_mask"),
+        ({}, {"num_steps": 21}, "num_steps"),
+    ],
+)  # fmt: skip
+def test_a_wrong_observation_is_refused_by_its_place(
+    change: dict[str, Any], params: dict[str, Any], field: str, processor: Processor
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        observe(processor, own(**{"prompt": "go", **change}), **params)
+    assert caught.value.field == field
+    assert caught.value.title and caught.value.hint
+
+
+@pytest.mark.parametrize("seen", [[1, 2], "go", 7, None])
+def test_an_observation_that_is_no_map_is_refused(seen: Any, processor: Processor) -> None:
+    with pytest.raises(RequestError, match="no map"):
+        observe(processor, seen)
+
+
+@pytest.mark.parametrize("value", [[1], "x", 3])
+def test_what_robots_are_told_is_a_map(value: Any, tiny_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="metadata"):
+        Processor(tiny_folder, {"metadata": value})

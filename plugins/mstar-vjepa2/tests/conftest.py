@@ -6,7 +6,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -21,12 +21,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from mstar_core.conformance.bench import Bench
 from mstar_core.plugin import ModelSpec
 from mstar_core.plugin.model import ModelContext
 from mstar_core.plugin.processor import MediaPart
 from mstar_vjepa2.model import Vjepa2, Vjepa2Ac
 from mstar_vjepa2.plugin import mstar_models
 from mstar_vjepa2.tiny import write_ac, write_base
+from tests.runtime.deployment import Deployment, Served
+
+from .server import AC, BASE, Server
 
 SPECS = {spec.name: spec for spec in mstar_models()}
 
@@ -142,6 +146,51 @@ def ac_folder(ac: Golden, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lay_out(tmp_path_factory.mktemp("ac") / "vjepa2_ac", ac.json("config.json"), ac.tensors("model"))
 
 
+Ways = Bench | Server
+"""Both ways to a model: in this process, and over HTTP to processes of their own."""
+
+
+def benched(name: str, folder: Path) -> Iterator[Bench]:
+    """A model of these weights in this process; nothing may be held when its last test has ended."""
+    bench = Bench(SPECS[name].bound(folder, SPECS[name].model_kwargs), folder)
+    yield bench
+    assert bench.leaks() == []
+
+
+def deployed(served: Served, folder: Path) -> Iterator[Server]:
+    """The same in processes of their own."""
+    with Deployment(served=served, folder=folder) as running:
+        server = Server(running)
+        yield server
+        assert server.leaks() == []
+
+
+@pytest.fixture(scope="session")
+def base_server(base_folder: Path) -> Iterator[Server]:
+    yield from deployed(BASE, base_folder)
+
+
+@pytest.fixture(scope="session")
+def ac_server(ac_folder: Path) -> Iterator[Server]:
+    yield from deployed(AC, ac_folder)
+
+
+@pytest.fixture(scope="session", params=["bench", "http"])
+def base_bench(request: pytest.FixtureRequest, base_folder: Path) -> Iterator[Ways]:
+    if request.param == "http":
+        yield request.getfixturevalue("base_server")
+    else:
+        yield from benched("vjepa2", base_folder)
+
+
+@pytest.fixture(scope="session", params=["bench", "http"])
+def ac_bench(request: pytest.FixtureRequest, ac_folder: Path) -> Iterator[Ways]:
+    if request.param == "http":
+        yield request.getfixturevalue("ac_server")
+    else:
+        yield from benched("vjepa2_ac", ac_folder)
+
+
 @pytest.fixture(scope="session")
 def base_nodes(base_folder: Path) -> dict[str, Any]:
     return build("vjepa2", base_folder)
@@ -196,6 +245,13 @@ def picture(width: int = 40, height: int = 32, mode: str = "RGB", form: str = "P
         image = (image if "A" in mode else image.convert("RGB")).convert(mode)
     file = io.BytesIO()
     image.save(file, form, **save)
+    return MediaPart(modality="image", data=file.getvalue(), name="a.png")
+
+
+def png(pixels: Any) -> MediaPart:
+    """A picture of these pixels, uint8 [H, W, 3], without a loss."""
+    file = io.BytesIO()
+    Image.fromarray(np.asarray(pixels)).save(file, "PNG")
     return MediaPart(modality="image", data=file.getvalue(), name="a.png")
 
 

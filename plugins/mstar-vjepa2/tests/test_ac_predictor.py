@@ -173,16 +173,20 @@ def test_a_candidate_does_not_depend_on_its_number_of_neighbours(ac: Golden, ac_
         assert gap(many[number : number + 1], one) < 1e-5
 
 
-def test_values_of_one_row_come_back_without_an_axis_of_rows(ac: Golden, ac_nodes: dict[str, Any]) -> None:
+def test_lists_of_steps_may_differ_in_length_between_rows(ac: Golden, ac_nodes: dict[str, Any]) -> None:
     given, predictor = ac.given, ac_nodes["ac_predictor"]
-    size = predictor.frame_tokens
-    made = predictor(
-        kv=RowsView(size), positions=torch.zeros(size).long(), step=torch.zeros(size).long(),
-        normalize_reps=YES.expand(size), frame=latents(ac_nodes, ac)[:1], state=given["roll_state0"][0, 0],
-        actions=given["roll_actions"][0],
-    )  # fmt: skip
-    assert gap(made["next_frame"][0], ac.expected["roll_latents"][0, 0]) < ROLLED
-    assert made["next_state"].shape == (7,)
+    size, rows = predictor.frame_tokens, len(given["roll_actions"])
+    actions = [each[: 1 + row] for row, each in enumerate(given["roll_actions"])]
+    at = torch.tensor([0, 1, 0]).repeat_interleave(size)
+    frame, state = latents(ac_nodes, ac)[:1].expand(rows, -1, -1, -1), given["roll_state0"][0].expand(rows, -1)
+    made = [
+        predictor(kv=RowsView(size), positions=0 * at, step=at, normalize_reps=YES.expand(rows * size), frame=frame,
+                  state=state, actions=moves)
+        for moves in (actions, given["roll_actions"])
+    ]  # fmt: skip
+    assert gap(made[0]["next_frame"], made[1]["next_frame"]) == 0
+    assert gap(made[0]["next_frame"][[0, 2], 0], ac.expected["roll_latents"][[0, 2], 0]) < ROLLED
+    assert made[0]["next_state"].shape == (rows, 7)
 
 
 def test_values_of_another_number_of_rows_are_an_error(ac: Golden, ac_nodes: dict[str, Any]) -> None:

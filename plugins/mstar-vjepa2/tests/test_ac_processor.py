@@ -11,6 +11,7 @@ import pytest
 from mstar_core.errors import RequestError, TooLarge
 from mstar_core.plugin import parse_params
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
+from mstar_vjepa2.ac_graph import MOST_SCORED
 from mstar_vjepa2.ac_processor import Processor
 from mstar_vjepa2.params import ActionParams
 
@@ -137,14 +138,13 @@ def test_candidates_have_one_past(processor: Processor) -> None:
         ({"states": [[POSE]] * 2, "actions": [[MOVE]] * 3}, "states"),
         ({"horizon": 3}, "actions"),
         ({"horizon": 0}, "horizon"),
-        ({"horizon": 33}, "horizon"),
+        ({"horizon": 257}, "horizon"),
         ({"context_frames": 2, "states": [POSE] * 2}, "context_frames"),
         ({"extrinsics": [[0.0] * 6] * 2}, "extrinsics"),
         ({"goal": [[0.0] * WIDTH] * 3}, "goal"),
         ({"goal": [[0.0] * WIDTH] * FRAME, "goal_hidden_fill": 1.0}, "goal_hidden_fill"),
         ({"return": ["energies"]}, "goal"),
         ({"mpc": True}, "goal"),
-        ({"output_format": "safetensors"}, "output_format"),
     ],
 )
 def test_a_rollout_that_cannot_be_is_refused(change: dict[str, Any], field: str, processor: Processor) -> None:
@@ -165,6 +165,31 @@ def test_a_checkpoint_knows_fewer_frames_than_the_released_one(ac_folder: Path, 
     most = ac.json("config.json")["ac_predictor"]["max_latent_frames"]
     assert refused(own, picture(), **rolling(most + 1)).field == "horizon"
     assert ask(own, picture(), **rolling(most)).arrays
+
+
+def test_a_deployment_may_take_longer_rollouts_than_the_checkpoint_says(tiny_ac: Path) -> None:
+    longer = Processor(tiny_ac, {"max_latent_frames": 37})
+    assert ask(longer, picture(), **rolling(37)).arrays
+    assert "allowed is <= 37" in str(refused(longer, picture(), **rolling(38)))
+    assert "allowed is <= 32" in str(refused(Processor(tiny_ac, {}), picture(), **rolling(33)))
+
+
+def test_a_rollout_stays_within_the_tokens_of_a_sequence(processor: Processor) -> None:
+    params = parse_params(ActionParams, rolling(9)).params
+    tokens = 8 * (FRAME + 2)
+    request = PromptRequest(
+        text=None, media=[picture()], params=params, outputs=frozenset({"tensor"}), max_seq_len=tokens
+    )
+    with pytest.raises(RequestError, match="allowed is <= 8") as error:
+        processor.process_prompt(request)
+    assert error.value.field == "horizon" and f"max_seq_len is {tokens}" in error.value.detail
+
+
+def test_scored_candidates_are_as_many_as_have_caches_at_once(processor: Processor) -> None:
+    many = rolling(1, MOST_SCORED + 1)
+    assert ask(processor, picture(), **many).arrays
+    error = refused(processor, picture(), **many, goal_hidden_fill=0.0)
+    assert error.field == "actions" and f"allowed are {MOST_SCORED}" in str(error)
 
 
 def test_a_long_rollout_comes_with_a_warning(processor: Processor) -> None:
@@ -240,7 +265,7 @@ def test_given_noise_takes_the_place_of_drawn(processor: Processor) -> None:
         ({"axis": {"x": 2.0}}, "axis"),
         ({"noise": [[[[0.0] * 4] * 6] * 2] * 2}, "noise"),
         ({"cem_steps": 1000, "samples": 4096, "horizon": 8}, "cem_steps"),
-        ({"horizon": 33}, "horizon"),
+        ({"horizon": 257}, "horizon"),
         ({"context_frames": 2, "states": [POSE] * 2}, "context_frames"),
     ],
 )

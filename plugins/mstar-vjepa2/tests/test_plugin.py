@@ -64,7 +64,7 @@ def test_a_checkpoint_that_is_there_is_left_alone_and_an_older_one_replaced(
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StartError, match="cannot write the tiny checkpoint"):
+    with pytest.raises(StartError, match="cannot write the checkpoint vjepa2"):
         write_base(tmp_path / "file" / "vjepa2")
 
 
@@ -106,6 +106,25 @@ def test_its_action_model_heeds_actions(tiny_ac: Path) -> None:
 def test_a_wrong_start_option_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SPECS["vjepa2"].bound(None, given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_latent_frame": 37}, "did you mean 'max_latent_frames'"),
+        ({"max_latent_frames": 0}, "max_latent_frames is 0"),
+        ({"max_latent_frames": 257}, "max_latent_frames is 257"),
+    ],
+)
+def test_a_wrong_start_option_of_the_action_model_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SPECS["vjepa2_ac"].bound(None, given)
+
+
+def test_the_action_model_takes_as_many_frames_as_it_is_told(tiny_ac: Path) -> None:
+    assert SPECS["vjepa2_ac"].bound(None, {"max_latent_frames": 37}).max_seq_len == 37 * 258
+    assert SPECS["vjepa2_ac"].bound(tiny_ac, {"max_latent_frames": 37}).max_seq_len == 37 * 18
+    assert SPECS["vjepa2_ac"].bound(None, {}).max_seq_len == 32 * 258
 
 
 def test_every_published_name_has_a_place_and_every_place_a_name() -> None:

@@ -173,14 +173,20 @@ def test_only_a_classifier_classifies(processor: Processor, base: Any, tmp_path:
 @pytest.mark.parametrize(
     ("params", "field"),
     [
-        ({"output_format": "npy"}, "output_format"),
-        ({"output_dtype": "bfloat16"}, "output_dtype"),
+        ({"outputs": "video", "output_format": "npy", "task": "predict"}, "output_format"),
+        ({"outputs": "video", "output_dtype": "bfloat16", "task": "predict"}, "output_dtype"),
         ({"outputs": "video", "return": ["latents"], "task": "predict"}, "return"),
         ({"outputs": "video", "pooling": "mean", "task": "encode"}, "pooling"),
     ],
 )
-def test_forms_that_are_not_sent_are_refused(params: dict[str, Any], field: str, processor: Processor) -> None:
+def test_what_has_no_effect_on_video_is_refused(params: dict[str, Any], field: str, processor: Processor) -> None:
     assert refused(processor, npy(floats()), **params).field == field
+
+
+@pytest.mark.parametrize("form", ["raw", "npy", "safetensors", "json"])
+def test_every_form_of_numbers_can_be_asked_for(form: str, processor: Processor) -> None:
+    made = ask(processor, npy(floats()), output_format=form, output_dtype="float16")
+    assert made.metadata["tensor"] == {"crop": CROP, "grid": [len(floats()) // 2, CROP // 8, CROP // 8]}
 
 
 def test_latents_as_video_are_bare_floats(processor: Processor) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors import safe_open
 
 from mstar_core.client import Line
 from mstar_core.errors import ConfigError, UsageError
@@ -61,6 +63,33 @@ def test_parts_of_a_large_array_are_joined(tmp_path: Path) -> None:
     sink = written("tensor", tmp_path / "a.npy", *parts, (b"\7\7", {"shape": [2], "dtype": "uint8"}))
     assert np.load(tmp_path / "a.npy").tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
     assert [path.name for path in sink.files] == ["a.npy", "a-2.npy"]
+
+
+def test_all_arrays_of_an_answer_are_one_safetensors_file(tmp_path: Path) -> None:
+    steps = [np.full((2, 3), step, dtype=np.float32) for step in range(3)]
+    halves = np.arange(4, dtype=np.uint16)
+    lines = [(each.tobytes(), _facts("frame", each, step=step, crop=256)) for step, each in enumerate(steps)]
+    lines += [(halves.tobytes(), {**_facts("halves", halves, grid=[2, 2]), "dtype": "bfloat16"})]
+    lines += [(each.tobytes(), _facts("loose", each)) for each in (steps[0], steps[1][:1])]
+    sink = written("tensor", tmp_path / "a.safetensors", *lines)
+    assert [path.name for path in sink.files] == ["a.safetensors"]
+    with safe_open(tmp_path / "a.safetensors", "pt") as file:
+        assert file.metadata() == {"crop": "256", "grid": "[2, 2]"}
+        assert sorted(file.keys()) == ["frame", "halves", "loose.0", "loose.1"]
+        assert np.array_equal(file.get_tensor("frame").numpy(), np.stack(steps))
+        assert file.get_tensor("halves").dtype == torch.bfloat16
+        assert file.get_tensor("loose.1").tolist() == [[1.0, 1.0, 1.0]]
+
+
+def _facts(name: str, array: Any, **more: Any) -> dict[str, Any]:
+    return {"name": name, "shape": list(array.shape), "dtype": array.dtype.name, "format": "raw", **more}
+
+
+def test_what_is_no_plain_array_is_not_put_into_a_safetensors_file(tmp_path: Path) -> None:
+    facts = {"name": "frame", "shape": [1], "dtype": "float32", "format": "npy"}
+    with pytest.raises(ConfigError, match="leave output_format out"):
+        written("tensor", tmp_path / "a.safetensors", (b"xxxx", facts))
+    assert not (tmp_path / "a.safetensors").exists()
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 2), (1, 2, 3), ()])

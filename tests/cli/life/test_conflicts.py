@@ -11,7 +11,11 @@ import pytest
 from mstar_core.config.deployment import ApiConfig
 from mstar_core.config.gpu_locks import FOLDER_VARIABLE
 from mstar_core.errors import ExitCode, MstarError
+from mstarctl.output.options import GlobalOptions
 from mstarctl.start.launch import Started, wait_ready
+from mstarctl.top.feed import Feed, LogFeed
+from mstarctl.top.others import Others
+from mstarctl.top.session import LiveSession
 from tests.fakes.deployment import free_port
 
 Cli = Callable[..., Any]
@@ -32,11 +36,30 @@ def ends(*started: Started) -> tuple[Started, MstarError]:
     return ready[0], errors[0]
 
 
-def test_two_starts_of_one_name_at_once(start: Launch, tool: Cli) -> None:
+def test_two_starts_of_one_name_at_once_and_another_beside(start: Launch, tool: Cli) -> None:
     winner, error = ends(start("twin"), start("twin"))
     assert error.title == "deployment 'twin' is already running" and str(winner.process.pid) in error.detail
     assert error.exit_code is ExitCode.INVALID
     assert [(item["name"], item["state"]) for item in tool("ps", "-o", "json").items] == [("twin", "ready")]
+
+    wait_ready(start("alone"), lambda snapshot: None)
+    assert [item["name"] for item in tool("ps", "-o", "json").items] == ["alone", "twin"]
+    said = tool("drain")
+    assert (said.code, "2 deployments are running" in said.err, "alone, twin" in said.err) == (4, True, True)
+    assert tool("drain", "alone").code == 0
+    states = {item["name"]: item["state"] for item in tool("ps", "-o", "json").items}
+    assert states == {"twin": "ready", "alone": "draining"}
+    others = Others(GlobalOptions(), lambda admin: LiveSession(Feed(admin, 4.0), LogFeed(admin)))
+    assert [(other.name, other.state, other.load) for other in others.running()] == [
+        ("alone", "draining", (0, 0)),
+        ("twin", "ready", (0, 0)),
+    ]
+    with others:
+        session, _ = others.go("twin")
+        with pytest.raises(MstarError, match="no deployment"):
+            others.go("twig")
+    assert session.is_live
+    assert tool("down", "--all").code == 0
 
 
 def test_two_starts_on_one_port_at_once(start: Launch) -> None:
@@ -51,17 +74,3 @@ def test_two_starts_on_one_gpu_at_once(start: Launch, monkeypatch: pytest.Monkey
     gpus = {"cuda:0": "GPU-aaaa"}
     winner, error = ends(start("a", gpus=gpus), start("b", gpus=gpus))
     assert error.code == "gpu_in_use" and f"{winner.spec.name!r} (pid {winner.process.pid}" in error.detail
-
-
-def test_all_are_listed_and_a_name_must_be_given(start: Launch, tool: Cli) -> None:
-    for name in ("one", "two"):
-        wait_ready(start(name), lambda snapshot: None)
-    assert [item["name"] for item in tool("ps", "-o", "json").items] == ["one", "two"]
-    said = tool("drain")
-    assert (said.code, "2 deployments are running" in said.err, "one, two" in said.err) == (4, True, True)
-    assert tool("drain", "two").code == 0
-    assert {item["name"]: item["state"] for item in tool("ps", "-o", "json").items} == {
-        "one": "ready",
-        "two": "draining",
-    }
-    assert tool("down", "--all").code == 0

@@ -81,33 +81,44 @@ def test_a_damaged_file_is_named(tool: Cli, settings: Path) -> None:
     assert (said.code, str(settings) in said.err) == (ExitCode.INVALID, True)
 
 
-def test_verbs_reach_a_deployment_of_another_host(
-    tool: Cli, start: Launch, ssh: Callable[[], list[list[str]]], monkeypatch: pytest.MonkeyPatch
+def test_verbs_reach_a_deployment_of_another_host_and_a_socket_by_its_path(
+    tool: Cli, start: Launch, ssh: Callable[[], list[list[str]]], tmp_path: Path
 ) -> None:
     started = start()
     wait_ready(started, lambda snapshot: None)
+    socket = str(Path(started.spec.run_dir) / "admin.sock")
+    assert tool("--socket", socket, "ps", "-o", "json").items[0]["name"] == "fake"
+    assert tool("--socket", socket, "drain", "other").code == ExitCode.NOT_FOUND
+    assert tool("--socket", socket, "-c", "local", "drain").code == ExitCode.USAGE
+    gone = tool("--socket", str(tmp_path / "none.sock"), "drain")
+    assert gone.code == ExitCode.UNREACHABLE
+
     tool("context", "add", "gpu7", "--ssh", "ana@gpu7")
-    far = ("-c", "gpu7")
-    (item,) = tool(*far, "ps", "-o", "json").items
+    (item,) = tool("-c", "gpu7", "ps", "-o", "json").items
     assert (item["name"], item["state"], item["pid"]) == ("fake", "ready", started.process.pid)
     assert ssh()[-1] == ["--", "ana@gpu7", "mstarctl ps -o json"]
     assert tool("-c", "gpu7", "describe", "rank/0", "-o", "json").items[0]["pid"]
+    wrong = tool("-c", "gpu7", "drain", "fakee")
+    assert (wrong.code, "did you mean 'fake'?" in wrong.err) == (ExitCode.NOT_FOUND, True)
+
+    # With the socket's place there is nothing to ask for: one ssh a verb.
+    tool("context", "add", "fixed", "--ssh", "ana@gpu7", "--socket", socket)
+    far = ("-c", "fixed")
+    calls = len(ssh())
     kinds = [json.loads(line)["type"] for line in tool(*far, "events", "-o", "json").out.splitlines()]
     assert "deployment.ready" in kinds
+    assert all("-N" in words and "-L" in words for words in ssh()[calls:]) and len(ssh()) == calls + 1
     assert "phase" in tool(*far, "logs", "--from", "worker/0", "--tail", "5").out or kinds
     assert json.loads(tool(*far, "api", "GET", "/v1/health").out)["state"] == "ready"
 
-    assert tool("context", "use", "gpu7").code == 0
+    assert tool("context", "use", "fixed").code == 0
     assert tool("drain", "--wait").code == 0
-    assert tool("ps", "fake", "-o", "json").items[0]["state"] == "draining"
+    assert tool("-c", "local", "ps", "fake", "-o", "json").items[0]["state"] == "draining"
     assert tool("resume").code == 0
-    wrong = tool("drain", "fakee")
-    assert (wrong.code, "did you mean 'fake'?" in wrong.err) == (ExitCode.NOT_FOUND, True)
     refused = tool("up", "orpheus:tiny")
     assert (refused.code, "ssh -t ana@gpu7 mstarctl up" in refused.err) == (ExitCode.USAGE, True)
     assert tool("down", "--grace", "5s").code == 0
     assert started.process.wait(10) == 0
-    assert all("-L" in words for words in ssh() if "-N" in words) and any("-N" in words for words in ssh())
 
 
 def test_a_host_that_is_not_there_is_unreachable_with_what_ssh_said(
@@ -118,14 +129,3 @@ def test_a_host_that_is_not_there_is_unreachable_with_what_ssh_said(
     for name in ("far", "fixed"):
         said = tool("-c", name, "drain")
         assert (said.code, "No route to host" in said.err) == (ExitCode.UNREACHABLE, True), said.err
-
-
-def test_a_socket_named_by_its_path(tool: Cli, start: Launch, tmp_path: Path) -> None:
-    started = start()
-    wait_ready(started, lambda snapshot: None)
-    socket = str(Path(started.spec.run_dir) / "admin.sock")
-    assert tool("--socket", socket, "ps", "-o", "json").items[0]["name"] == "fake"
-    assert tool("--socket", socket, "drain", "other").code == ExitCode.NOT_FOUND
-    assert tool("--socket", socket, "-c", "local", "drain").code == ExitCode.USAGE
-    gone = tool("--socket", str(tmp_path / "none.sock"), "drain")
-    assert gone.code == ExitCode.UNREACHABLE

@@ -15,7 +15,7 @@ import pytest
 from mstar_core.config.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
 from mstar_core.errors import ExitCode
 from mstarctl.start.accelerator import Gpu, parse_processes, parse_smi
-from mstarctl.start.room import gpu_keys, visible_gpus, weights_bytes
+from mstarctl.start.room import free_bytes, gpu_keys, visible_gpus, weights_bytes
 
 Cli = Callable[..., Any]
 GIB = 1 << 30
@@ -117,3 +117,13 @@ def test_weights_are_counted_at_their_least_size(tmp_path: Path) -> None:
 def test_the_driver_s_answers_are_read() -> None:
     assert parse_smi("NVIDIA H100, 580.1, 10, 20\n")[0].uuid == ""
     assert [p.pid for p in parse_processes("GPU-a, 12, 300\nGPU-a, 13, [N/A]\n\n")] == [12]
+
+
+def test_what_is_free_is_that_of_the_plans_gpus_or_of_the_host(tmp_path: Path) -> None:
+    cards = [Gpu(name="H100", driver="", free=free, total=80 * GIB, uuid=uuid) for uuid, free in (("a", 7), ("b", 9))]
+    assert free_bytes({"cuda:0": "b", "cuda:1": "b"}, cards) == 9
+    assert free_bytes({"cuda:0": "a", "cuda:1": "b"}, cards) == 16
+    memory = tmp_path / "meminfo"
+    memory.write_text("MemTotal: 100 kB\nMemAvailable: 64 kB\n")
+    assert free_bytes({}, (), memory) == 64 * 1024
+    assert free_bytes({}, (), tmp_path / "none") == 0

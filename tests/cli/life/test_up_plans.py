@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,8 @@ import pytest
 from mstar_core.config.run_dir import deployments
 from mstar_core.errors import ConfigError, ExitCode, PluginError, UsageError
 from mstarctl.start.devices import choose_devices
+from mstarctl.start.limits import unused_options
+from tests.fakes.deployment import free_port
 
 Cli = Callable[..., Any]
 
@@ -31,7 +38,9 @@ Cli = Callable[..., Any]
         (["orpheus", "--set", "kv_cache.page=3"], ExitCode.INVALID, "page"),
         (["orpheus", "--name", "a/b"], ExitCode.INVALID, "name is 'a/b'"),
         (["orpheus", "--tensor-comm-protocol", "RDMA"], ExitCode.USAGE, "RDMA is not part of this version"),
-        (["orpheus", "--enable-nvtx"], ExitCode.USAGE, "--enable-nvtx is not part of this version"),
+        (["orpheus", "--tensor-comm-protocol", "tcp"], ExitCode.USAGE, "all ranks are on this host"),
+        (["orpheus", "--tensor-comm-protocol", "SMH"], ExitCode.USAGE, "did you mean 'SHM'?"),
+        (["orpheus", "--mooncake-port", "70000"], ExitCode.USAGE, "70000 is not in the range"),
         (["orpheus", "--rust-frontend"], ExitCode.USAGE, "there is one front end"),
         (["orpheus", "--stall", "soon"], ExitCode.USAGE, "--stall is 'soon'"),
         (["orpheus", "--log-level", "loud"], ExitCode.USAGE, "no log level 'loud'"),
@@ -48,6 +57,28 @@ def test_what_cannot_run_is_refused_with_the_reason(tool: Cli, argv: list[str], 
     assert list(deployments()) == []
 
 
+@pytest.mark.parametrize("key", [[], ["--api-key", "secret"]], ids=["open", "with a key"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.0.0.1"])
+def test_an_api_for_all_addresses_without_a_key_is_warned_of(tool: Cli, host: str, key: list[str]) -> None:
+    said = tool("up", "orpheus:tiny", "--dry-run", "--host", host, "--port", str(free_port()), *key)
+    assert said.code == ExitCode.DONE, said.err
+    is_open = host != "127.0.0.1" and not key
+    shown = f"[{host}]" if ":" in host else host
+    assert (f"warning: anyone who reaches {shown}:" in said.err) is is_open, said.err
+    assert ("see --api-key and --host 127.0.0.1" in said.err) is is_open and "warning" not in said.out
+
+
+@pytest.mark.parametrize(("mode", "is_open"), [(0o600, False), (0o640, True), (0o604, True)])
+def test_a_key_file_that_others_may_read_is_warned_of(tool: Cli, tmp_path: Path, mode: int, *, is_open: bool) -> None:
+    keys = tmp_path / "the keys"
+    keys.write_text("secret\n")
+    keys.chmod(mode)
+    said = tool("up", "orpheus:tiny", "--dry-run", "--port", str(free_port()), "--api-key-file", str(keys))
+    assert said.code == ExitCode.DONE, said.err
+    assert (f"the keys has mode {mode:04o}: others may read its keys; chmod 600 '{keys}'" in said.err) is is_open
+    assert "secret" not in said.err + said.out
+
+
 def test_a_taken_port_is_an_error_that_names_a_free_one(tool: Cli) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -56,6 +87,39 @@ def test_a_taken_port_is_an_error_that_names_a_free_one(tool: Cli) -> None:
         said = tool("up", "orpheus:tiny", "--host", "127.0.0.1", "--port", str(port))
     assert said.code == ExitCode.START_FAILED
     assert f"port {port} on 127.0.0.1 is taken" in said.err and "--port " in said.err
+
+
+AS_ANOTHER = """
+import os, sys
+from mstar_core.errors import WeightsError
+from mstarctl.start.plan import weights_folder
+if os.getuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+for path in sys.argv[1:]:
+    try:
+        print(weights_folder(path))
+    except WeightsError as error:
+        print(f"{error.title}: {error.detail}")
+"""
+
+
+def test_weights_that_this_user_may_not_read_are_named_with_owner_and_mode() -> None:
+    """In a process of its own: root, whom no mode keeps out, becomes somebody else first."""
+    top = Path(tempfile.mkdtemp(prefix="mst-"))
+    top.chmod(0o755)
+    shut = top / "shut"
+    (shut / "below").mkdir(parents=True)
+    shut.chmod(0o000)
+    try:
+        command = [sys.executable, "-c", AS_ANOTHER, str(shut), str(shut / "below")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    finally:
+        shut.chmod(0o700)
+        shutil.rmtree(top)
+    own, below = said.stdout.splitlines()
+    assert own.startswith(f"{shut} cannot be read: owner uid {os.getuid()}, mode 0; this user is uid ")
+    assert below.startswith(f"{shut / 'below'} cannot be read: a folder above it is closed to this user")
 
 
 def test_a_dry_run_shows_the_plan_and_starts_nothing(tool: Cli, runtime: Path) -> None:
@@ -73,9 +137,21 @@ def test_an_open_address_without_a_key_is_warned_of(tool: Cli) -> None:
     assert "--api-key" not in with_key.err and "secret" not in with_key.out + with_key.err
 
 
-def test_an_option_that_shared_memory_does_not_use_is_named(tool: Cli) -> None:
-    said = tool("up", "orpheus:tiny", "--dry-run", "--mooncake-port", "9000")
-    assert (said.code, "--mooncake-port 9000 has no effect" in said.err) == (0, True)
+def test_every_option_without_effect_is_named(tool: Cli) -> None:
+    given = ("--mooncake-port", "9000", "--tcp-transfer-device", "eth0", "--enable-nvtx")
+    said = tool("up", "orpheus:tiny", "--dry-run", *given)
+    assert said.code == 0
+    for flag in ("--mooncake-port 9000", "--tcp-transfer-device eth0", "--enable-nvtx"):
+        assert f"{flag} has no effect" in said.err
+    assert "no effect" not in tool("up", "orpheus:tiny", "--dry-run").err
+
+
+def test_marks_have_an_effect_where_a_rank_is_on_a_gpu() -> None:
+    def unused(*devices: str) -> tuple[str, ...]:
+        return unused_options("SHM", devices, port=None, network=None, is_marked=True)
+
+    assert unused("cpu", "cuda:0") == ()
+    assert "every rank computes on the CPU" in unused("cpu")[0]
 
 
 def test_a_run_directory_that_cannot_be_made_is_named(

@@ -21,6 +21,7 @@ from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ExitCode, MstarError
 from mstarctl.client import AdminClient
 from tests.fakes.deployment import free_port
+from tests.runtime.deployment import cache_dir
 
 Cli = Callable[..., Any]
 SOUND = ("--param", "max_output_tokens=160", "--param", "ignore_eos=true")
@@ -49,10 +50,9 @@ def mstarctl(runtime: Path, *words: str, **how: Any) -> subprocess.Popen[str]:
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The run directories' folder, with orpheus:tiny running in it."""
     folder = Path(tempfile.mkdtemp(prefix="mst-"))
-    cache = tmp_path_factory.mktemp("cache")
     spool = tmp_path_factory.mktemp("spool")
     (spool / "of another").write_text("kept")
-    words = ("--host", "127.0.0.1", "--port", str(free_port()), "--cache-dir", str(cache), "--log-stats",
+    words = ("--host", "127.0.0.1", "--port", str(free_port()), "--cache-dir", str(cache_dir()), "--log-stats",
              "--upload-dir", str(spool))  # fmt: skip
     with mstarctl(folder, "up", "orpheus:tiny", "-d", *words) as up:
         out, err = up.communicate(timeout=WAIT_S)
@@ -146,7 +146,8 @@ def test_a_request_is_listed_traced_and_described(here: Cli, tmp_path: Path, dep
     assert "finished" in here("describe", "request/r-7f3a").out
     assert here("cancel", "r-7f3a").code == ExitCode.NOT_FOUND
     log_dir = Path(admin().head()["log_dir"])
-    until(lambda: "r-7f3a" in (log_dir / "stats.ndjson").read_text(), "its line in the statistics")
+    stats = log_dir / "stats.ndjson"
+    until(lambda: stats.exists() and "r-7f3a" in stats.read_text(), "its line in the statistics")
 
 
 def test_a_long_request_is_watched_and_cancelled(here: Cli, deployed: Path, tmp_path: Path) -> None:
@@ -241,10 +242,10 @@ def test_a_killed_worker_is_named_everywhere_and_comes_back(here: Cli, deployed:
     assert "SIGKILL" in here("describe", "deployment/orpheus").out
 
 
-def test_a_worker_killed_during_the_start_is_the_last_thing_that_up_says(tmp_path: Path) -> None:
+def test_a_worker_killed_during_the_start_is_the_last_thing_that_up_says() -> None:
     folder = Path(tempfile.mkdtemp(prefix="mst-"))
     words = ("up", "orpheus:tiny", "-d", "--name", "other", "--host", "127.0.0.1", "--port", str(free_port()))
-    with mstarctl(folder, *words, "--cache-dir", str(tmp_path)) as up:
+    with mstarctl(folder, *words, "--cache-dir", str(cache_dir())) as up:
         client = AdminClient(folder / "other" / "admin.sock", "other")
 
         def worker() -> int:

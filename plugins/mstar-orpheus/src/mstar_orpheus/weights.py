@@ -6,18 +6,16 @@ Called by the child that fetches, before any worker starts.
 from __future__ import annotations
 
 import fnmatch
-import hashlib
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from mstar_core.errors import WeightsError
 from mstar_core.plugin import WeightRef
+from mstar_core.plugin.assembled import assembled
+from mstar_core.plugin.hub import Hub, HuggingFace, fetch_files
 from mstar_core.plugin.model import WeightProgress
 from mstar_orpheus.checkpoint import CONFIG, Checkpoint, verify, weight_files
-from mstar_orpheus.hub import Hub, HuggingFace
 from mstar_orpheus.plugin import ORPHEUS
 
 LM_TEXT_FILES: Final = (
@@ -55,7 +53,7 @@ def resolve_weights(
         return checked(folder)
     source = hub or HuggingFace(cache_dir)
     parts = {name: _part(name, ref, source, progress) for name, ref in ORPHEUS.weights.items()}
-    return _assembled(parts["lm"], parts["snac"], source.cache)
+    return assembled({"lm": parts["lm"], "snac": parts["snac"]}, source.cache / "mstar-orpheus")
 
 
 def checked(folder: Path) -> Path:
@@ -108,23 +106,7 @@ def _folder(ref: WeightRef, hub: Hub) -> Path:
 
 def _fetch(ref: WeightRef, hub: Hub, progress: WeightProgress | None) -> None:
     listed = hub.files(ref.repo)
-    wanted = wanted_files(listed, ref)
-    total = sum(wanted.values())
-    arrived = 0
-    for file, size in wanted.items():
-        before = arrived
-
-        def received(count: int, file: str = file) -> None:
-            nonlocal arrived
-            arrived += count
-            if progress is not None:
-                progress(min(arrived, total), total, file)
-
-        if hub.cached(ref.repo, file) is None:
-            hub.fetch(ref.repo, file, received)
-        arrived = before + size
-        if progress is not None:
-            progress(arrived, total, file)
+    fetch_files(hub, ref.repo, wanted_files(listed, ref), progress)
 
 
 def wanted_files(listed: Mapping[str, int], ref: WeightRef) -> dict[str, int]:
@@ -140,32 +122,3 @@ def wanted_files(listed: Mapping[str, int], ref: WeightRef) -> dict[str, int]:
         if tensors:
             return {name: listed[name] for name in (*texts, *sorted(tensors))}
     raise WeightsError(f"{ref.repo} holds no weights", f"it lists {len(listed)} files", _WAYS, file=ref.repo)
-
-
-def _assembled(lm: Path, snac: Path, cache: Path) -> Path:
-    """One folder that shows both parts, by links, so that every process is given a single path."""
-    name = hashlib.sha256(f"{lm.resolve()}\n{snac.resolve()}".encode()).hexdigest()[:16]
-    folder = cache / "mstar-orpheus" / name
-    try:
-        if not (folder / "snac").exists():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            made = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
-            (made / "lm").symlink_to(lm.resolve())
-            (made / "snac").symlink_to(snac.resolve())
-            _rename(made, folder)
-    except OSError as error:
-        raise WeightsError(
-            f"cannot write {folder}", str(error), "choose a writable place with --cache-dir DIR", file=str(folder)
-        ) from error
-    return folder
-
-
-def _rename(made: Path, folder: Path) -> None:
-    try:
-        os.rename(made, folder)
-    except OSError:
-        if not (folder / "snac").exists():
-            raise
-        for link in made.iterdir():  # another process was first: its folder says the same
-            link.unlink()
-        made.rmdir()

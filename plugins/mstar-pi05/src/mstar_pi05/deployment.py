@@ -6,7 +6,7 @@ Read by `plugin.py` in every process and by the processor.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from mstar_core.errors import ConfigError, did_you_mean
@@ -16,6 +16,7 @@ from mstar_pi05.sizes import ACTION_WIDTH
 LONGEST_HORIZON: Final = 1000
 MOST_STEPS: Final = 100
 RESIZES: Final = ("pillow", "tensor")
+VISION_DTYPES: Final = ("float32", "tf32", "bfloat16")
 
 MODEL_KWARGS: Final[Mapping[str, Any]] = {
     "action_horizon": None,
@@ -29,6 +30,8 @@ MODEL_KWARGS: Final[Mapping[str, Any]] = {
     "delta_actions": None,
     "resize": "pillow",
     "default_prompt": None,
+    "vision_dtype": "float32",
+    "metadata": None,
 }
 """Options of a deployment; the plugin's README says what each does. None: the robot's or the checkpoint's own value."""
 
@@ -37,7 +40,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """Checked options. horizon: None is the checkpoint's. is_delta: per action, whether it is added to the state."""
+    """Checked options. horizon: None is the checkpoint's. is_delta: per action, whether it is added to the state.
+
+    metadata: what robots' clients are told when they connect.
+    """
 
     horizon: int | None = None
     action_dim: int = ACTION_WIDTH
@@ -50,6 +56,8 @@ class Deployment:
     is_delta: tuple[bool, ...] = ()
     resize: str = "pillow"
     default_prompt: str | None = None
+    vision_dtype: str = "float32"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_deployment(model_kwargs: Mapping[str, Any]) -> Deployment:
@@ -73,8 +81,10 @@ def read_deployment(model_kwargs: Mapping[str, Any]) -> Deployment:
         robot=robot,
         mirrors=_flag(given, "adapt_to_pi", True) and bool(robot and robot.mirrors),
         is_delta=robot.is_delta if robot and wants_delta else (),
-        resize=_resize(given["resize"]),
+        resize=_one_of(given, "resize", RESIZES),
         default_prompt=_text(given, "default_prompt"),
+        vision_dtype=_one_of(given, "vision_dtype", VISION_DTYPES),
+        metadata=_map(given, "metadata"),
     )
 
 
@@ -86,10 +96,10 @@ def _robot(name: object) -> Robot | None:
     return ROBOTS[name]
 
 
-def _resize(name: object) -> str:
-    if name not in RESIZES:
-        raise _wrong("resize", name, f"choose one of: {', '.join(RESIZES)}")
-    return str(name)
+def _one_of(given: Mapping[str, Any], key: str, allowed: tuple[str, ...]) -> str:
+    if given[key] not in allowed:
+        raise _wrong(key, given[key], f"choose one of: {', '.join(allowed)}")
+    return str(given[key])
 
 
 def _with_delta() -> str:
@@ -119,6 +129,13 @@ def _text(given: Mapping[str, Any], key: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise _wrong(key, value, "write a text")
     return value
+
+
+def _map(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = given[key]
+    if value is not None and not isinstance(value, Mapping):
+        raise _wrong(key, value, "write keys and values, such as {reset_pose: [0, 0, 0, 0, 0, 0]}")
+    return value or {}
 
 
 def _wrong(key: str, value: object, hint: str) -> ConfigError:

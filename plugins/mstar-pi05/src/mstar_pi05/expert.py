@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
 
-from mstar_core.layers import Attention
-from mstar_pi05.gemma import GeluMLP, Rotation, attention_spec
+from mstar_core.layers import Attention, GatedMLP
+from mstar_pi05.gemma import Rotation, attention_spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,30 +31,58 @@ class AdaNorm(nn.Module):
         self.dense: nn.Linear | None = nn.Linear(width, 3 * width, dtype=torch.float32)
         self.eps = eps
 
-    def forward(self, x: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
-        """x: float32 [T, width]; modulation: float32 [T, 3 * width]. Returns the norm and the gate, [T, width] each."""
-        scale, shift, gate = modulation.chunk(3, dim=-1)
+    def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        """x, scale, shift: float32 [T, width]. Returns the same shape."""
         scaled = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.eps)
-        return torch.addcmul(shift, scaled, 1.0 + scale), gate
+        return torch.addcmul(shift, scaled, 1.0 + scale)
 
 
 class ExpertBlock(nn.Module):
-    """x + gate * attention(norm(x)), then x + gate * mlp(norm(x)); the residual stays in float32."""
+    """x + gate * attention(norm(x)), then x + gate * mlp(norm(x)): its parts, which `Expert` runs."""
 
     def __init__(self, tower: Tower, layer: int, eps: float) -> None:
         super().__init__()
         self.input_layernorm = AdaNorm(tower.width, eps)
         self.self_attn = Attention(attention_spec(tower), layer)
         self.post_attention_layernorm = AdaNorm(tower.width, eps)
-        self.mlp = GeluMLP(tower.width, tower.mlp)
+        self.mlp = GatedMLP(tower.width, tower.mlp, activation="gelu_tanh")
 
-    def forward(self, x: Tensor, first: Tensor, second: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
-        """x: float32 [T, width]. first, second: modulations of both norms. Returns x's shape."""
-        dtype = self.mlp.gate_proj.weight.dtype
-        normed, gate = self.input_layernorm(x, first)
-        x = torch.addcmul(x, gate, self.self_attn(normed.to(dtype), kv, rotation).float())
-        normed, gate = self.post_attention_layernorm(x, second)
-        return torch.addcmul(x, gate, self.mlp(normed.to(dtype)).float())
+
+@dataclass(frozen=True, slots=True)
+class Modulation:
+    """What the norms of one step read. Made by `Policy` for each step.
+
+    rows: int64 [T], places in the table. dtype: what the branches compute in, whatever their weights are held in.
+    """
+
+    table: TimeTable
+    rows: Tensor
+    dtype: torch.dtype
+
+    def normed(self, x: Tensor, branch: Tensor | None, norm: AdaNorm, number: int) -> tuple[Tensor, Tensor]:
+        """x + gate * branch, and its norm, which is float32 where it is the last one. x: float32 [T, width].
+
+        branch: what stood behind the norm before, whose gate it gets: [T, width], or slices to be summed
+        [S, T, width]; None at the beginning. number: the norm's, in the order in which they are met.
+        """
+        out = torch.float32 if number + 1 == len(self.table.modulations) else self.dtype
+        if x.is_cuda:
+            kernels, dtypes = importlib.import_module("mstar_pi05.fused"), (self.dtype, out)
+            both: tuple[Tensor, Tensor] = kernels.modulate(
+                x, branch, self.table.modulations, number, self.rows, norm.eps, dtypes
+            )
+            return both
+        return self.normed_plain(x, branch, norm, number, out)
+
+    def normed_plain(
+        self, x: Tensor, branch: Tensor | None, norm: AdaNorm, number: int, out: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """The same in plain operations: on the CPU, and what the kernel is held to."""
+        if branch is not None:
+            whole = branch if branch.dim() == 2 else branch.sum(0).to(self.dtype)
+            x = torch.addcmul(x, self.table.gate(number - 1, self.rows), whole.float())
+        normed: Tensor = norm(x, *self.table.norm(number, self.rows))
+        return x, normed.to(out)
 
 
 class Expert(nn.Module):
@@ -82,9 +112,13 @@ class Expert(nn.Module):
         for norm in self.norms:
             norm.dense = None
 
-    def forward(self, x: Tensor, table: TimeTable, rows: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
-        """x: float32 [T, width], all rows packed; rows: int64 [T], places in the table. Returns float32 [T, width]."""
-        for number, block in enumerate(self.layers):
-            x = block(x, table.norm(2 * number, rows), table.norm(2 * number + 1, rows), kv, rotation)
-        normed: Tensor = self.norm(x, table.norm(2 * len(self.layers), rows))[0]
-        return normed
+    def forward(self, x: Tensor, modulation: Modulation, kv: KVView, rotation: Rotation) -> Tensor:
+        """x: float32 [T, width], all rows packed. Returns float32 [T, width]."""
+        blocks = cast("list[ExpertBlock]", list(self.layers))
+        branch: Tensor | None = None
+        for number, block in enumerate(blocks):
+            x, normed = modulation.normed(x, branch, block.input_layernorm, 2 * number)
+            branch = block.self_attn.branch(normed, kv, rotation)
+            x, normed = modulation.normed(x, branch, block.post_attention_layernorm, 2 * number + 1)
+            branch = block.mlp.branch(normed)
+        return modulation.normed(x, branch, self.norm, 2 * len(blocks))[1]

@@ -62,9 +62,14 @@ class TimeTable(nn.Module):
         """Rows of the table. num_steps, step: int64 [T]. Returns int64 [T]."""
         return self.rows[num_steps, step]
 
-    def norm(self, number: int, rows: Tensor) -> Tensor:
-        """One norm's scale, shift and gate at these rows: float32 [T, 3 * width]."""
-        return self.modulations[number].index_select(0, rows)
+    def norm(self, number: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """One norm's scale and shift at these rows: float32 [T, width] each."""
+        scale, shift, _ = self.modulations[number].chunk(3, dim=-1)
+        return scale.index_select(0, rows), shift.index_select(0, rows)
+
+    def gate(self, number: int, rows: Tensor) -> Tensor:
+        """The gate of what stands behind one norm: float32 [T, width]."""
+        return self.modulations[number].chunk(3, dim=-1)[2].index_select(0, rows)
 
 
 def distinct_times(most_steps: int) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding, gelu
+from torch.nn.functional import embedding
 
-from mstar_core.layers import Attention, AttentionSpec
+from mstar_core.layers import Attention, AttentionSpec, GatedMLP
+from mstar_core.layers.matrix import summed
+from mstar_core.layers.packing import is_fused, kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,24 +41,20 @@ class GemmaNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and is_fused(x):
+            fused: Tensor = kernels().rms_norm(x, self.weight, self.eps, is_offset=True)
+            return fused
         wide = x.float()
         scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
         return (scaled * (1.0 + self.weight)).to(x.dtype)
 
-
-class GeluMLP(nn.Module):
-    """down(gelu(gate(x)) * up(x)), with the tanh form of GELU."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [T, width]. Returns the same shape."""
-        out: Tensor = self.down_proj(gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
-        return out
+    def after_add(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        """x + branch, and its norm. branch: x's shape, or slices of it to be summed first."""
+        if x.is_cuda and is_fused(x):
+            both: tuple[Tensor, Tensor] = kernels().add_rms_norm(x, branch, self.weight, self.eps, is_offset=True)
+            return both
+        total = x + summed(branch, x)
+        return total, self(total)
 
 
 class PrefixBlock(nn.Module):
@@ -67,12 +65,13 @@ class PrefixBlock(nn.Module):
         self.input_layernorm = GemmaNorm(tower.width, eps)
         self.self_attn = Attention(attention_spec(tower), layer)
         self.post_attention_layernorm = GemmaNorm(tower.width, eps)
-        self.mlp = GeluMLP(tower.width, tower.mlp)
+        self.mlp = GatedMLP(tower.width, tower.mlp, activation="gelu_tanh")
 
     def forward(self, x: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
         """x: [T, width]. Returns the same shape."""
-        x = x + self.self_attn(self.input_layernorm(x), kv, rotation)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        branch = self.self_attn.branch(self.input_layernorm(x), kv, rotation)
+        x, normed = self.post_attention_layernorm.after_add(x, branch)
+        out: Tensor = x + self.mlp(normed)
         return out
 
     def read(self, x: Tensor, kv: KVView, rotation: Rotation) -> None:

@@ -29,7 +29,7 @@ class PolicyGraph:
     walks: Mapping[str, Walk]
 
 
-def build(sizes: Sizes, action_dim: int) -> PolicyGraph:
+def build(sizes: Sizes, action_dim: int, vision_dtype: str = "float32") -> PolicyGraph:
     """The graph: cameras into a prefix that the action expert reads at every flow step and never adds to.
 
     Every port of a pass through `LLM` has one row per token of the pass, so that requests of any lengths and at any
@@ -40,7 +40,8 @@ def build(sizes: Sizes, action_dim: int) -> PolicyGraph:
         name="vit_encoder",
         engine=STATELESS,
         ports={"images": f"any[c,{side},{side},3]", "tokens": "i64[n]", "features": "any[n,d]"},
-        dtype="float32",  # half precision here moves the final actions visibly
+        # Half precision here moves the final actions visibly: it is the deployment's choice.
+        dtype="bfloat16" if vision_dtype == "bfloat16" else "float32",
         batch_key=("images",),
         doc="cameras that count to one vector per place of the prefix; masked ones are left out and take no places",
     )
@@ -60,6 +61,7 @@ def build(sizes: Sizes, action_dim: int) -> PolicyGraph:
         ),
         sequence=("tokens", "actions"),
         batch_key=("actions",),
+        capture_sizes=(1, 2, 4, 8, 16),
         doc="language model for the prefix, action expert for the flow; requests of a batch may be at different steps",
     )  # fmt: skip
     cameras = GraphNode(vit, ("images", "tokens"), (GraphEdge("features", llm, into="embeds"),))

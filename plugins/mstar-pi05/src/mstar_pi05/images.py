@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import io
 import warnings
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from mstar_core.errors import BadMedia
+from mstar_core.errors import BadMedia, RequestError
 
 Pixels = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -44,14 +44,40 @@ def decoded(data: bytes, number: int) -> Pixels:
         raise _bad(number, f"{type(error).__name__}: {error}") from error
 
 
-def fitted(image: Pixels, side: int, resize: str) -> Pixels | Floats:
+def from_array(array: npt.NDArray[Any], title: str, field: str) -> Pixels | Floats:
+    """An image that came as numbers, [h, w, 3]: uint8 levels as they are, floats of [0, 1] as float32 of [-1, 1].
+
+    array: [h, w, 3] or [3, h, w]. The type says what the numbers mean, never their size. Raises RequestError.
+    """
+    if array.ndim != 3 or 3 not in (array.shape[0], array.shape[2]) or not array.size:
+        raise _odd(title, f"has shape {list(array.shape)}", field, "[h, w, 3] or [3, h, w]")
+    pixels = array.transpose(1, 2, 0) if array.shape[0] == 3 else array
+    if pixels.shape[0] * pixels.shape[1] > MOST_PIXELS:
+        raise _odd(title, f"has {pixels.shape[1]} x {pixels.shape[0]} pixels", field, f"<= {MOST_PIXELS}")
+    if pixels.dtype == np.uint8:
+        return np.ascontiguousarray(pixels)
+    if pixels.dtype.kind != "f":
+        raise _odd(title, f"is {pixels.dtype.name}", field, "uint8, or floats in [0, 1]")
+    floats = np.ascontiguousarray(pixels, dtype=np.float32)
+    if not np.isfinite(floats).all():
+        raise _odd(title, "holds a value that is no finite number", field, "numbers in [0, 1]")
+    low, high = float(floats.min()), float(floats.max())
+    if low < 0 or high > 1:
+        raise _odd(title, f"holds floats from {low:g} to {high:g}", field, "0 to 1")
+    return floats * np.float32(2.0) - np.float32(1.0)
+
+
+def fitted(image: Pixels | Floats, side: int, resize: str) -> Pixels | Floats:
     """One camera as the model takes it: uint8, or float32 in [-1, 1], [side, side, 3].
 
-    image: uint8 [height, width, 3]. resize: `pillow` or `tensor`.
+    image: [height, width, 3], uint8 or float32 in [-1, 1]. resize: of uint8, `pillow` or `tensor`; floats have no
+    levels to keep and are always resized as tensors.
     """
     if image.shape[:2] == (side, side):
         return image
-    return fit_floats(signed(image), side) if resize == "tensor" else fit_pillow(image, side)
+    if image.dtype == np.uint8 and resize == "pillow":
+        return fit_pillow(image.astype(np.uint8, copy=False), side)
+    return fit_floats(signed(image), side)
 
 
 def fit_pillow(image: Pixels, side: int) -> Pixels:
@@ -98,6 +124,10 @@ def _bilinear(image: Floats, size: int, axis: int) -> Floats:
     first, second = image.take(low, axis), image.take(np.minimum(low + 1, have - 1), axis)
     mixed: Floats = first * (np.float32(1.0) - share) + second * share
     return mixed
+
+
+def _odd(title: str, what: str, field: str, allowed: str) -> RequestError:
+    return RequestError(f"{title} {what}", hint=f"send {allowed}", field=field, value=what, allowed=allowed)
 
 
 def _bad(number: int, detail: str) -> BadMedia:

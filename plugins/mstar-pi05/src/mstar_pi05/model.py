@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mstar_core.engine.captured import Captures
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import Checkpoint
 from mstar_pi05.checkpoint import read_sizes
@@ -33,7 +34,7 @@ class Pi05:
         self._deployment = read_deployment(ctx.model_kwargs)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
-        """Build `LLM` in the context's dtype, or `vit_encoder` in float32, with weights, on the context's device."""
+        """Build `LLM` in the context's dtype, or `vit_encoder` in its own, with weights, on the context's device."""
         match node.name:
             case "LLM":
                 policy = self.policy()
@@ -64,7 +65,10 @@ class Pi05:
 
     def cameras(self) -> Cameras:
         """The image tower and its projection."""
-        with building(self._ctx.device, torch.float32):
-            module = Cameras(self._sizes)
+        device, kind = self._ctx.device, self._deployment.vision_dtype
+        with building(device, torch.bfloat16 if kind == "bfloat16" else torch.float32):
+            module = Cameras(self._sizes, rounds=kind == "tf32")
         load(module, self._files, CAMERAS, self._ctx.progress)
+        if device.type == "cuda":
+            module.capture(Captures(device))
         return module.eval().requires_grad_(False)

@@ -47,6 +47,9 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
         images_in="images",
     ),
 }  # fmt: skip
+OWN: Final = Layout(images=CAMERAS, state=(), needed=frozenset(), images_in="images")
+"""Of deployments without a robot: the model's own names of cameras, `state` where the deployment reads one."""
+
 IGNORED: Final = frozenset({"cam_low"})
 """Cameras that clients send and the model has no place for."""
 
@@ -55,28 +58,29 @@ IGNORED: Final = frozenset({"cam_low"})
 class Observation:
     """images: those that are there, in the model's order, uint8 [h, w, 3].
 
-    mask: per place of the model, whether it has one. state: as the robot reports it. prompt: None when absent.
+    mask: per place of the model, whether it has one. state: as the robot reports it; it and the prompt may be None.
     """
 
     images: tuple[Pixels, ...]
     mask: tuple[bool, bool, bool]
-    state: tuple[float, ...]
+    state: tuple[float, ...] | None
     prompt: str | None
 
 
-def read_observation(given: Any, robot: str) -> Observation:
-    """Read a decoded message. Raises RequestError naming the key."""
-    if robot not in LAYOUTS:
+def read_observation(given: Any, robot: str | None) -> Observation:
+    """Read a decoded message. robot: whose keys it has; None: the model's own. Raises RequestError naming the key."""
+    if robot is not None and robot not in LAYOUTS:
         raise RequestError(f"there is no robot {robot!r}", hint=did_you_mean(robot, LAYOUTS), field="robot")
     if not isinstance(given, Mapping):
         raise RequestError("the observation is no map", hint="send the keys of the robot", field="observation")
-    layout = LAYOUTS[robot]
+    layout = OWN if robot is None else LAYOUTS[robot]
     images = _images(given, layout)
-    state = [value for key in layout.state for value in _numbers(_required(given, key), key)]
+    keys = layout.state or [key for key in ("state",) if given.get(key) is not None]
+    state = [value for key in keys for value in _numbers(_required(given, key), key)]
     first, second, third = (image is not None for image in images)
     return Observation(
         images=tuple(image for image in images if image is not None), mask=(first, second, third),
-        state=tuple(state), prompt=_prompt(given.get("prompt")),
+        state=tuple(state) if keys else None, prompt=_prompt(given.get("prompt")),
     )  # fmt: skip
 
 
@@ -102,7 +106,10 @@ def _images(given: Mapping[str, Any], layout: Layout) -> list[Pixels | None]:
 
 def image(value: Any, key: str) -> Pixels:
     """An image as uint8 [h, w, 3]. value: uint8, or floats in [0, 1]; [h, w, 3] or [3, h, w]. Raises RequestError."""
-    pixels = np.asarray(value)
+    try:
+        pixels = np.asarray(value)
+    except ValueError as error:
+        raise RequestError(f"{key} is no array", str(error), "send [h, w, 3]", field=key) from error
     if pixels.ndim != 3 or 3 not in (pixels.shape[0], pixels.shape[2]) or not pixels.size:
         raise RequestError(f"{key} has shape {list(pixels.shape)}", hint="send [h, w, 3]", field=key)
     if pixels.shape[0] == 3:

@@ -29,6 +29,7 @@ class Params:
     return_normalized: bool | None = param(
         None, "leave actions in the model's units. Default false with statistics, else true"
     )
+    output_format: str = param("raw", "form of the actions", choices=("raw", "npy", "safetensors", "json"))
     seed: int | None = param(None, "same seed, same noise", ge=0, le=2**63 - 1, openai="seed")
 
     def check(self) -> Iterator[RequestError]:

@@ -7,7 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mstar_core.plugin import Action, Image, ModelSpec, Partition, Sample, Text, WeightRef, hookimpl
+from mstar_core.plugin import (
+    Action,
+    Image,
+    ModelSpec,
+    Partition,
+    Sample,
+    Surface,
+    TensorData,
+    Text,
+    WeightRef,
+    hookimpl,
+)
 from mstar_pi05.checkpoint import read_sizes
 from mstar_pi05.deployment import MODEL_KWARGS, Deployment, read_deployment
 from mstar_pi05.graph import build
@@ -17,6 +28,9 @@ from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS, Sizes
 from mstar_pi05.statistics import find_statistics
 
 PLUGIN_API = 1
+WEIGHTS_REPO = "lerobot/pi05_base"
+TOKENIZER_REPO = "google/paligemma-3b-pt-224"
+"""It asks for a login; the checkpoint brings no tokenizer."""
 
 
 def _sample(name: str, cameras: int, params: Mapping[str, Any]) -> Sample:
@@ -41,16 +55,17 @@ SAMPLES = (
 
 def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
     """Pi0.5 for a checkpoint of these sizes and these options."""
-    graph = build(sizes, deployment.action_dim)
+    graph = build(sizes, deployment.action_dim, deployment.vision_dtype)
     return ModelSpec(
         name="pi05",
         title="Pi0.5: camera images, an instruction and the robot's state to a chunk of actions",
         plugin="pi05",
         aliases=("pi0.5",),
-        inputs=(Image(max_count=len(CAMERAS)), Text()),
+        inputs=(Image(max_count=len(CAMERAS)), Text(), TensorData()),
         outputs=(Action(horizon=sizes.horizon, dim=deployment.action_dim),),
         params=Params,
         routes=frozenset({"robot_policy"}),
+        surfaces={"robot_policy": Surface(metadata=deployment.metadata)},
         nodes=graph.nodes,
         partitions=(Partition(name="main", program=pi05, walks=graph.walks),),
         processor="mstar_pi05.processor:Processor",
@@ -59,14 +74,15 @@ def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
         configs="mstar_pi05:configs",
         default_config="pi05",
         weights={
-            "policy": WeightRef(repo="lerobot/pi05_base", files=("*.json", "*.safetensors")),
-            "tokenizer": WeightRef(repo="google/paligemma-3b-pt-224", files=("tokenizer*", "special_tokens_map.json")),
+            "policy": WeightRef(repo=WEIGHTS_REPO, files=("*.json", "*.safetensors")),
+            "tokenizer": WeightRef(repo=TOKENIZER_REPO, files=("tokenizer*", "special_tokens_map.json")),
         },
         requires={"vram_gib": 12, "compute_capability": "8.0"},
         max_seq_len=1024,
         model_kwargs=MODEL_KWARGS,
         samples=tuple(_with_sizes(sample, sizes) for sample in SAMPLES),
         tiny="mstar_pi05.tiny:write_tiny",
+        resolve="mstar_pi05.download:resolve_weights",
         notice="pi05:tiny has random weights: its actions mean nothing",
     )
 

@@ -6,13 +6,14 @@ share one, and so do flow steps of requests at different steps.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from mstar_core.layers import Rotary, RotarySpec
-from mstar_pi05.expert import Expert
+from mstar_pi05.expert import Expert, Modulation
 from mstar_pi05.flow import TimeMLP, TimeTable, distinct_times
 from mstar_pi05.gemma import Language
 from mstar_pi05.sizes import ACTION_WIDTH
@@ -67,8 +68,12 @@ class Policy(nn.Module):
         assert actions is not None and scale is not None and offset is not None, "the graph sends all of them"
         assert step is not None and num_steps is not None and self.table is not None, "tables are made with the weights"
         velocity = self.velocity(kv, positions, actions, self.table.at(num_steps, step))
-        moved = torch.addcmul(actions, velocity, -1.0 / num_steps.float()[:, None])
-        robot = torch.addcmul(offset, moved, scale)
+        if actions.is_cuda:
+            fused = importlib.import_module("mstar_pi05.fused")
+            moved, robot = fused.land(actions, velocity, num_steps, scale, offset)
+        else:
+            moved = torch.addcmul(actions, velocity, -1.0 / num_steps.float()[:, None])
+            robot = torch.addcmul(offset, moved, scale)
         return {"actions": moved, "robot_actions": robot[:, : self.action_dim]}
 
     def velocity(self, kv: KVView, positions: Tensor, actions: Tensor, rows: Tensor) -> Tensor:
@@ -79,7 +84,8 @@ class Policy(nn.Module):
     def suffix_hidden(self, kv: KVView, positions: Tensor, actions: Tensor, rows: Tensor) -> Tensor:
         """Final hidden states of the action tokens: float32 [T, width]."""
         assert self.table is not None, "tables are made with the weights"
-        hidden: Tensor = self.expert(self.action_in_proj(actions), self.table, rows, kv, self.rotary(positions))
+        modulation = Modulation(self.table, rows, self.language.embed_tokens.weight.dtype)
+        hidden: Tensor = self.expert(self.action_in_proj(actions), modulation, kv, self.rotary(positions))
         return hidden
 
     def tabulate(self, times: Tensor, rows: Tensor) -> None:

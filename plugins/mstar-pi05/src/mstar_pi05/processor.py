@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mstar_core.errors import ConfigError, RequestError, WeightsError
-from mstar_core.plugin.processor import Inputs, PromptRequest
+from mstar_core.plugin.observation import unpacked
+from mstar_core.plugin.processor import Inputs, PromptRequest, SegmentInputs
 from mstar_pi05 import aloha
 from mstar_pi05.actions import as_lines
 from mstar_pi05.checkpoint import read_sizes
 from mstar_pi05.deployment import read_deployment
-from mstar_pi05.images import FIELD, Pixels, decoded, fitted, signed
+from mstar_pi05.images import FIELD, Floats, Pixels, fitted, signed
 from mstar_pi05.normalisation import Values, normalise
+from mstar_pi05.observations import read_observation
 from mstar_pi05.prompt import pieces
 from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS, IMAGE
 from mstar_pi05.statistics import find_statistics
 from mstar_pi05.tokens import PromptTokenizer
+from mstar_pi05.uploads import sort_uploads
 
 if TYPE_CHECKING:
     from mstar_pi05.params import Params
@@ -47,17 +51,37 @@ class Processor:
             )  # fmt: skip
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
-        """Arrays of a request that came with files. Raises RequestError naming the field."""
-        params: Params = request.params
-        given = [part for part in request.media if part.modality == "image"]
-        counts = self._counts(len(given), params.image_mask)
-        images = [decoded(part.data, number) for number, part in enumerate(given) if counts[number]]
-        return self.prepare(images, request)
+        """Arrays of a request that came with files, or as a robot's message. Raises RequestError naming the field."""
+        if request.observation is not None:
+            return self._observed(request.observation, request)
+        uploads = sort_uploads(request.media)
+        params = uploads.joined(request.params)
+        counts = self._counts(len(uploads.cameras), params.image_mask)
+        images = [uploads.camera(number) for number, is_on in enumerate(counts) if is_on]
+        return self.prepare(images, replace(request, params=params))
 
-    def prepare(self, images: Sequence[Pixels], request: PromptRequest) -> Inputs:
+    def _observed(self, message: bytes, request: PromptRequest) -> Inputs:
+        params: Params = request.params
+        robot = self._deployment.robot
+        seen = read_observation(unpacked(message), robot.name if robot is not None else None)
+        for field in ("robot_state", "image_mask"):
+            if getattr(params, field) is not None:
+                hint = "leave the parameter out"
+                raise RequestError(f"{field} is there twice", "the observation holds it", hint, field=field)
+        if not seen.images:
+            raise RequestError(
+                "the observation has no camera image", hint=f"send one to three of {', '.join(CAMERAS)}",
+                field="images", code="missing_field",
+            )  # fmt: skip
+        state = seen.state if self._reads_state(params) else None  # clients of every robot send one
+        told = replace(request, text=seen.prompt, params=replace(params, robot_state=state))
+        return self.prepare(seen.images, told)
+
+    def prepare(self, images: Sequence[Pixels | Floats], request: PromptRequest) -> Inputs:
         """Arrays of a request whose images are decoded already; of the request only words and parameters are read.
 
-        images: the cameras that count, in the order of the model's places, uint8 [h, w, 3] of any size.
+        images: the cameras that count, in the order of the model's places, [h, w, 3] of any size, uint8 or float32 in
+        [-1, 1].
         """
         params: Params = request.params
         warnings: list[str] = []
@@ -82,7 +106,10 @@ class Processor:
             "scale": np.broadcast_to(factor.astype(np.float32), plan).copy(),
             "offset": np.broadcast_to(term.astype(np.float32), plan).copy(),
         }
-        return Inputs(arrays=arrays, prompt_tokens=len(tokens), warnings=warnings)
+        told = {"action": {"normalized": self._is_normalized(params)}}
+        places = self._sizes.vision.tokens
+        segments = [SegmentInputs(kind="image", arrays={}, length=places) for _ in cameras]  # for the usage alone
+        return Inputs(arrays=arrays, segments=segments, prompt_tokens=len(tokens), metadata=told, warnings=warnings)
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
         """Actions float32 [horizon, action_dim] as little-endian bytes in row order, with their shape."""
@@ -131,7 +158,7 @@ class Processor:
             )
         return list(mask[:images])
 
-    def _cameras(self, images: Sequence[Pixels]) -> np.ndarray:
+    def _cameras(self, images: Sequence[Pixels | Floats]) -> np.ndarray:
         """All of them, uint8 or float32 [c, side, side, 3]."""
         side, resize = self._sizes.vision.image_size, self._deployment.resize
         made = [fitted(image, side, resize) for image in images]
@@ -145,8 +172,7 @@ class Processor:
         """The state in the model's joint convention, not normalised: float64 [n]."""
         deployment = self._deployment
         if params.robot_state is None:
-            in_actions = bool(deployment.is_delta) and not self._is_normalized(params)
-            if not deployment.state_in_prompt and not in_actions:
+            if not self._reads_state(params):
                 return None
             why = "the prompt holds it" if deployment.state_in_prompt else "actions are differences to it"
             raise RequestError(
@@ -155,6 +181,11 @@ class Processor:
         state = np.array(params.robot_state, dtype=np.float64)
         self._check_length(len(state))
         return aloha.state_to_model(state) if deployment.mirrors else state
+
+    def _reads_state(self, params: Params) -> bool:
+        """Whether a request can do nothing without the state."""
+        deployment = self._deployment
+        return deployment.state_in_prompt or (bool(deployment.is_delta) and not self._is_normalized(params))
 
     def _check_length(self, count: int) -> None:
         robot, moments = self._deployment.robot, self._state_moments

@@ -5,17 +5,25 @@ Run by the stateless engine: requests with equally many cameras share a batch. M
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
+from mstar_core.engine.inner_graphs import InnerGraphs
+
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.captured import Captures
     from mstar_pi05.sizes import Sizes, Vision
+
+
+CAPTURED: Final = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Cameras of a batch for which a GPU captures the tower; with more, kernels are long and the host runs ahead."""
 
 
 class Embeddings(nn.Module):
@@ -110,14 +118,31 @@ class Tower(nn.Module):
 
 
 class Cameras(nn.Module):
-    """The tower and its projection. Vectors are not scaled: only the prompt's are."""
+    """The tower and its projection. Vectors are not scaled: only the prompt's are.
+
+    rounds: whether float32 products may round their factors to ten bits (TF32) on a GPU.
+    """
 
     host_ports: Final = ("tokens",)
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, *, rounds: bool = False) -> None:
         super().__init__()
         self.tower = Tower(sizes.vision, sizes.layer_norm_eps)
         self.projector = nn.Linear(sizes.vision.width, sizes.language.width)
+        self._rounds = rounds
+        self._replayed = InnerGraphs(self.vectors, CAPTURED)
+
+    def capture(self, captures: Captures) -> None:
+        """Run the tower by graphs from now on."""
+        self._replayed = InnerGraphs(self.vectors, CAPTURED, captures)
+
+    def idle(self) -> bool:
+        """Capture what is still missing, one bucket at a time. True when more is left."""
+        return self._replayed.capture_next()
+
+    def counters(self) -> dict[str, float]:
+        """What the graphs did, by name."""
+        return self._replayed.counters()
 
     def forward(self, *, images: Tensor, tokens: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:
         """images: uint8, or floats in [-1, 1], [B, c, S, S, 3]. tokens: int64 [n] of each request, on the host.
@@ -135,7 +160,25 @@ class Cameras(nn.Module):
 
     def encode(self, images: Tensor) -> Tensor:
         """images: [B, c, S, S, 3]. Returns [B, c * tokens, width]."""
-        if images.dtype == torch.uint8:
-            images = images.to(self.projector.weight.dtype) / 127.5 - 1.0
-        vectors: Tensor = self.projector(self.tower(images.flatten(0, 1)))
+        vectors = self._replayed(images.flatten(0, 1))
         return vectors.view(len(images), -1, vectors.shape[-1])
+
+    def vectors(self, images: Tensor) -> Tensor:
+        """images: [N, S, S, 3]. Returns [N, tokens, width]."""
+        dtype = self.projector.weight.dtype
+        pixels = images.to(dtype) / 127.5 - 1.0 if images.dtype == torch.uint8 else images.to(dtype)
+        with _rounding(self._rounds):
+            out: Tensor = self.projector(self.tower(pixels))
+        return out
+
+
+@contextlib.contextmanager
+def _rounding(is_on: bool) -> Iterator[None]:
+    """TF32 for the float32 products launched inside."""
+    products = torch.backends.cuda.matmul
+    before = products.allow_tf32
+    products.allow_tf32 = is_on
+    try:
+        yield
+    finally:
+        products.allow_tf32 = before

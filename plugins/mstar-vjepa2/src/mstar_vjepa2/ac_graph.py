@@ -33,6 +33,15 @@ CEM = tuple(
     from_param(name)
     for name in ("topk", "momentum_mean", "momentum_std", "momentum_mean_gripper", "momentum_std_gripper")
 )
+MOST_SCORED = 512
+"""Candidates whose caches exist at once: a rollout that is scored step by step keeps those of all its candidates."""
+
+_OF_ROWS = (
+    "frame", "state", "actions", "states", "extrinsics", "given_frames", "given_actions", "given_states",
+    "given_extrinsics",
+)  # fmt: skip
+"""Ports of the predictor that hold one value per candidate. Lists of steps may differ in length."""
+
 Emits = Literal["steps", "last", "nothing", "video"]
 """Which latents leave a rollout; video: each step's, by their earlier name and without states."""
 
@@ -86,7 +95,8 @@ def build_ac(sizes: Sizes) -> VideoGraph:
         "rollout_energies": _rollout(nodes, trial, "nothing", is_scored=True),
         "rollout_video": _rollout(nodes, trial, "video", is_scored=False),
         "rollout_scored_video": _rollout(nodes, trial, "video", is_scored=True),
-        "plan": _plan(nodes, trial),
+        "plan": _plan(nodes, trial, is_told=False),
+        "plan_told": _plan(nodes, trial, is_told=True),
     }
     return VideoGraph(nodes=(nodes.encoder, nodes.predictor, nodes.scorer, nodes.sampler, nodes.update), walks=walks)
 
@@ -126,8 +136,15 @@ def _nodes(sizes: Sizes) -> _Nodes:
             "next_frame": frame,
             "next_state": f"f32[{POSE}]",
         },
-        kv=KVSpec(layers=sizes.layers, kv_heads=sizes.heads, head_dim=sizes.head_dim, page=sizes.frame_tokens),
-        sequence=("frame",),
+        kv=KVSpec(
+            layers=sizes.layers,
+            kv_heads=sizes.heads,
+            head_dim=sizes.head_dim,
+            page=sizes.frame_tokens,
+            rows=MOST_SCORED,
+        ),
+        row_ports=(*_OF_ROWS, "next_frame", "next_state"),
+        batch_key=("frame",),
         capture_sizes=(1, 2, 4, 8, 16, 32, 64, 128),
         doc="the next frame from this one, its action and state, and all earlier frames in the cache",
     )
@@ -222,12 +239,23 @@ def _rollout(nodes: _Nodes, attend: Attend, emits: Emits, *, is_scored: bool) ->
     )
 
 
-def _plan(nodes: _Nodes, attend: Attend) -> Walk:
-    """Draw candidates, roll them out, keep the best, and again; the goal decides what best is."""
+def _plan(nodes: _Nodes, attend: Attend, *, is_told: bool) -> Walk:
+    """Draw candidates, roll them out, keep the best, and again; the goal decides what best is.
+
+    is_told: candidates, energies and the new mean and spread of each planning step leave as it ends.
+    """
+
+    def told(*ports: str) -> tuple[GraphEdge, ...]:
+        return tuple(_send(port) for port in ports if is_told)
+
     draw = GraphNode(
         nodes.sampler,
         ("mean", "std", "noise", "fixed_axes", "close_from", from_param("maxnorm"), STEP),
-        (GraphEdge("candidates", nodes.predictor, into="actions"), GraphEdge("candidates", nodes.update)),
+        (
+            GraphEdge("candidates", nodes.predictor, into="actions"),
+            GraphEdge("candidates", nodes.update),
+            *told("candidates"),
+        ),
     )
     roll = Loop(
         "rollout_loop",
@@ -236,9 +264,14 @@ def _plan(nodes: _Nodes, attend: Attend) -> Walk:
         fused=True,
         outputs=(GraphEdge("next_frame", nodes.scorer, into="final"),),
     )
-    score = GraphNode(nodes.scorer, ("final", "goal", from_param("cost")), (GraphEdge("energies", nodes.update),))
-    learn = GraphNode(nodes.update, ("mean", "std", "candidates", "energies", *CEM))
-    result = tuple(_send(port) for port in ("actions", "mean", "std", "best_energy"))
+    score = GraphNode(
+        nodes.scorer,
+        ("final", "goal", from_param("cost")),
+        (GraphEdge("energies", nodes.update), *told("energies")),
+    )
+    learn = GraphNode(nodes.update, ("mean", "std", "candidates", "energies", *CEM), told("mean", "std", "best_energy"))
+    ends = ("actions",) if is_told else ("actions", "mean", "std", "best_energy")
+    result = tuple(_send(port) for port in ends)
     search = Loop(
         "cem_loop",
         Sequential(draw, roll, score, learn),

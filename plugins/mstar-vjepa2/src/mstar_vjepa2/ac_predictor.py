@@ -8,7 +8,7 @@ do not reach it, and rotary positions are absolute.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Union
 
 import torch
 from torch import nn
@@ -32,6 +32,12 @@ CAMERA: Final = 6
 
 FRAME_RANK: Final = 3
 """Dimensions of one row's frame, [1, patches, width]; with one more, rows lie on the first axis. So for every port."""
+
+POSE_RANK: Final = 1
+"""Dimensions of one state."""
+
+Rows = Union["Tensor", list["Tensor"]]
+"""A port's value: every row's, one for each row on a first axis, or a list of one for each row."""
 
 
 class ActionPredictor(nn.Module):
@@ -69,50 +75,43 @@ class ActionPredictor(nn.Module):
         positions: Tensor,
         normalize_reps: Tensor,
         step: Tensor | None = None,
-        frame: Tensor | None = None,
-        state: Tensor | None = None,
-        actions: Tensor | None = None,
-        states: Tensor | None = None,
-        extrinsics: Tensor | None = None,
-        given_frames: Tensor | None = None,
-        given_actions: Tensor | None = None,
-        given_states: Tensor | None = None,
-        given_extrinsics: Tensor | None = None,
+        frame: Rows | None = None,
+        state: Rows | None = None,
+        actions: Rows | None = None,
+        states: Rows | None = None,
+        extrinsics: Rows | None = None,
+        given_frames: Rows | None = None,
+        given_actions: Rows | None = None,
+        given_states: Rows | None = None,
+        given_extrinsics: Rows | None = None,
     ) -> dict[str, Tensor]:
         """One frame of each row, all tokens packed.
 
         positions: int64 [R * frame_tokens], the frame's time at each of its tokens. normalize_reps, step: a number for
         each token. Either frame float32 [1, S, width] with state [7] (or `states` [h, 7], one for each step) and
         actions [h, 7], or given_frames [h, S, width] with given_states and given_actions [h, 7]; `step` says which.
-        extrinsics [h, 6]: only where the checkpoint uses them. Each may have rows on a further first axis; a value
-        without one is every row's. Returns next_frame float32 [1, S, width] and next_state float32 [7], with that
-        axis when anything had it.
+        extrinsics [h, 6]: only where the checkpoint uses them. Each has rows on a further first axis, or is a list of
+        one tensor per row where lengths differ; a value without that axis is every row's. Returns next_frame float32
+        [R, 1, S, width] and next_state float32 [R, 7].
         """
         rows = positions.numel() // self.frame_tokens
         at = None if step is None else self._per_row(step, rows)
         if given_frames is not None:
             assert given_actions is not None and given_states is not None
             latents = _chosen(given_frames, at, rows, FRAME_RANK)
-            moves, poses, cameras = given_actions, given_states, given_extrinsics
-            has_rows = rows > 1 or given_frames.dim() > FRAME_RANK
+            moves, cameras = given_actions, given_extrinsics
+            own = _chosen(given_states, at, rows, POSE_RANK + 1)
         else:
             assert frame is not None and state is not None and actions is not None
             latents = _chosen(frame, None, rows, FRAME_RANK)
-            moves, poses, cameras = actions, state[..., None, :] if states is None else states, extrinsics
-            has_rows = rows > 1 or any(
-                each is not None and each.dim() > rank
-                for each, rank in ((frame, FRAME_RANK), (state, 1), (actions, 2), (states, 2))
-            )
-        action = _chosen(moves, at, rows, 2)
-        own = _chosen(poses, None if given_frames is None and states is None else at, rows, 2)
-        camera = None if cameras is None else _chosen(cameras, at, rows, 2)
+            moves, cameras = actions, extrinsics
+            own = _each(state, rows, POSE_RANK) if states is None else _chosen(states, at, rows, POSE_RANK + 1)
+        action = _chosen(moves, at, rows, POSE_RANK + 1)
+        camera = None if cameras is None else _chosen(cameras, at, rows, POSE_RANK + 1)
         x = self.embed(latents, action, own, camera)
         x = self.run(x, positions, kv)
         following = latents_of(self.predicted(x), self._per_row(normalize_reps, rows))[:, None]
-        after = moved(own.float(), action)
-        if not has_rows:
-            return {"next_frame": following[0], "next_state": after[0]}
-        return {"next_frame": following, "next_state": after}
+        return {"next_frame": following, "next_state": moved(own.float(), action)}
 
     def embed(self, latents: Tensor, action: Tensor, state: Tensor, camera: Tensor | None) -> Tensor:
         """Tokens of frames [R * frame_tokens, P]: action, state, camera, patches row by row.
@@ -148,16 +147,39 @@ class ActionPredictor(nn.Module):
         return numbers.expand(rows * self.frame_tokens).view(rows, -1)[:, 0]
 
 
-def _chosen(value: Tensor, at: Tensor | None, rows: int, rank: int) -> Tensor:
-    """Each row's entry of a list. value: [h, ...] of that rank, or with rows in front; at: int64 [R], None = first."""
-    each = value if value.dim() > rank else value.expand(rows, *value.shape)
-    if len(each) != rows:
-        raise EngineError(
-            f"node ac_predictor got values of {len(each)} rows in a step of {rows}",
-            f"shape {list(value.shape)}, {rank} dimensions without rows",
-            "candidates are rows of the step that computes them",
-            node="ac_predictor",
-        )
+def _chosen(value: Rows, at: Tensor | None, rows: int, rank: int) -> Tensor:
+    """Each row's entry of a list, [R, ...]. value: as `_each` takes it; at: int64 [R], None = first."""
+    if isinstance(value, list):
+        return _from_lists(value, at, rows, rank)
+    each = _each(value, rows, rank)
     if at is None:
         return each[:, 0]
     return each[torch.arange(rows, device=each.device), at]
+
+
+def _each(value: Rows, rows: int, rank: int) -> Tensor:
+    """One value for each row, [R, ...]. value: [...] of that rank, every row's, or with rows in front."""
+    if isinstance(value, list):
+        value = torch.stack(value)
+    each = value if value.dim() > rank else value.expand(rows, *value.shape)
+    if len(each) != rows:
+        raise _wrong_rows(len(each), rows, f"shape {list(value.shape)}, {rank} dimensions without rows")
+    return each
+
+
+def _from_lists(values: list[Tensor], at: Tensor | None, rows: int, rank: int) -> Tensor:
+    """Entries of lists that differ in length: laid end to end, so that one look-up finds those of all rows."""
+    if len(values) != rows or any(value.dim() != rank for value in values):
+        raise _wrong_rows(len(values), rows, f"shapes {[list(value.shape) for value in values]}")
+    lengths = [0, *(len(value) for value in values[:-1])]
+    starts = torch.tensor(lengths).cumsum(0).to(values[0].device, non_blocking=True)
+    return torch.cat(values).index_select(0, starts if at is None else starts + at)
+
+
+def _wrong_rows(found: int, rows: int, detail: str) -> EngineError:
+    return EngineError(
+        f"node ac_predictor got values of {found} rows in a step of {rows}",
+        detail,
+        "candidates are rows of the step that computes them",
+        node="ac_predictor",
+    )

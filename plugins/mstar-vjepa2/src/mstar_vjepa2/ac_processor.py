@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from mstar_core.errors import RequestError, TooLarge, WeightsError
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
+from mstar_vjepa2.ac_graph import MOST_SCORED
 from mstar_vjepa2.cem_inputs import planning
 from mstar_vjepa2.facts import ActionFacts, read_action
 from mstar_vjepa2.media import read_image, read_video
@@ -39,7 +41,9 @@ class Processor:
             raise WeightsError(
                 "vjepa2_ac has no checkpoint folder", hint="start it with --weights DIR, or start vjepa2_ac:tiny"
             )
-        self._facts: ActionFacts = read_action(folder)
+        facts = read_action(folder)
+        most = model_kwargs.get("max_latent_frames") or facts.most_frames
+        self._facts: ActionFacts = replace(facts, most_frames=most)
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
         """Frames, and what the task needs besides. Raises RequestError naming the field."""
@@ -48,7 +52,7 @@ class Processor:
         task = params.chosen_task(request.outputs)
         for problem in params.problems_of(task):
             raise problem
-        self._check_frames(task, params)
+        self._check_frames(task, params, request.max_seq_len)
         if task == "predict":
             require_movements(params)
         media, goal = self._split(task, request.media, params)
@@ -64,28 +68,38 @@ class Processor:
             case _:
                 moves = read_trajectories(params, self._facts, is_planning=task == "plan")
                 arrays = _rolled(frames, moves) | goal_arrays
+                _check_scored(task, params, has_goal=bool(goal_arrays))
                 if task == "plan":
                     arrays |= planning(params)
         notes += self._beyond_training(task, params)
         tokens = (len(frames) + ("goal_frame" in arrays)) * self._facts.encoder.frame_tokens
-        return Inputs(arrays=arrays, prompt_tokens=tokens, warnings=notes)
+        return Inputs(arrays=arrays, prompt_tokens=tokens, warnings=notes, metadata=self._told(params))
 
     def postprocess(self, output: Array, modality: str) -> tuple[bytes, dict[str, Any]]:
         """Latents that go out under their earlier name, video, as float32."""
         return sent_as_video(output)
 
+    def _told(self, params: ActionParams) -> dict[str, dict[str, Any]]:
+        """What stands with every tensor: the size of the picture, its patches, and whether latents are normalised."""
+        encoder = self._facts.encoder
+        facts = {"crop": encoder.crop, "grid": [encoder.grid] * 2, "normalize_reps": params.normalize_reps}
+        return {"tensor": facts}
+
     # -- sizes --------------------------------------------------------------------------------------------------
 
-    def _check_frames(self, task: str, params: ActionParams) -> None:
-        """What a rollout needs of latent frames, against what this checkpoint knows."""
+    def _check_frames(self, task: str, params: ActionParams, max_seq_len: int) -> None:
+        """What a rollout needs of latent frames, against what this deployment takes."""
         if task not in ROLLING:
             return
         steps = params.plan_steps if task == "plan" else params.steps
-        most = self._facts.most_frames
+        most, why = self._facts.most_frames, "max_latent_frames"
+        frame = self._facts.conditions + self._facts.encoder.frame_tokens
+        if max_seq_len and max_seq_len // frame < most:
+            most, why = max_seq_len // frame, f"max_seq_len is {max_seq_len} tokens of {frame} a frame"
         if params.context_frames + steps - 1 > most:
             raise RequestError(
                 f"horizon is {steps}, allowed is <= {max(0, most - params.context_frames + 1)}",
-                f"{params.context_frames} context frames; the model knows {most} latent frames",
+                f"{params.context_frames} context frames; this deployment takes {most} latent frames ({why})",
                 "lower horizon or context_frames",
                 field="horizon" if params.context_frames <= most else "context_frames",
                 value=str(steps),
@@ -218,6 +232,18 @@ class Processor:
                 )
         if task not in ROLLING and has_goal:
             raise RequestError(f"task {task} has no use for a goal", hint="use rollout or plan", field="goal")
+
+
+def _check_scored(task: str, params: ActionParams, *, has_goal: bool) -> None:
+    """A rollout that is scored step by step keeps the caches of all its candidates at once."""
+    if task == "rollout" and has_goal and params.candidates > MOST_SCORED:
+        raise RequestError(
+            f"actions hold {params.candidates} candidates, with a goal allowed are {MOST_SCORED}",
+            hint="send them in several requests",
+            field="actions",
+            value=str(params.candidates),
+            allowed=str(MOST_SCORED),
+        )
 
 
 def _rolled(frames: Array, moves: Trajectories) -> dict[str, Array]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import layer_norm, linear
 
+from mstar_core.engine.inner_graphs import InnerGraphs
 from mstar_vjepa2.blocks import stack
 from mstar_vjepa2.params import POOLINGS
 from mstar_vjepa2.pixels import MEAN, STD
@@ -17,10 +18,17 @@ from mstar_vjepa2.rotary import Rotary3D
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.captured import Captures
     from mstar_vjepa2.facts import EncoderFacts
 
 LATENT_EPS: Final = 1e-5
 """Of the norm without weights that AC latents pass; not that of the blocks."""
+
+CAPTURED: Final = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Frames or clips of a batch for which a GPU captures the encoder."""
+
+MOST_TOKENS: Final = 4096
+"""Patches of a batch up to which a graph pays: with more, kernels are long and the host runs ahead."""
 
 POOLS: Final = frozenset(POOLINGS.index(name) for name in ("mean", "mean_space"))
 MEAN_SPACE: Final = POOLINGS.index("mean_space")
@@ -58,9 +66,22 @@ class Encoder(nn.Module):
         mean, std = (torch.tensor(each, dtype=torch.float32).view(3, 1, 1) * 255 for each in (MEAN, STD))
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("std", std, persistent=False)
+        self._replayed = InnerGraphs(self.hidden, CAPTURED)
 
     mean: Tensor
     std: Tensor
+
+    def capture(self, captures: Captures) -> None:
+        """Run small batches by graphs from now on."""
+        self._replayed = InnerGraphs(self.hidden, CAPTURED, captures, lambda shape: self._tokens(shape) <= MOST_TOKENS)
+
+    def idle(self) -> bool:
+        """Capture what is still missing, one bucket at a time. True when more is left."""
+        return self._replayed.capture_next()
+
+    def counters(self) -> dict[str, float]:
+        """What the graphs did, by name."""
+        return self._replayed.counters()
 
     def forward(self, pixels: Tensor, keep: Collection[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
         """Encode clips.
@@ -69,6 +90,19 @@ class Encoder(nn.Module):
         and frames that fill no tubelet at the end are left out. keep: numbers of blocks to look behind, 0 = patches.
         Returns the normed vectors [B, N, width] and, by number, those behind the kept blocks, not normed.
         """
+        return self._through(pixels, keep) if keep else (self._replayed(pixels), {})
+
+    def hidden(self, pixels: Tensor) -> Tensor:
+        """The normed vectors alone: [B, N, width]. pixels: as in forward."""
+        return self._through(pixels, ())[0]
+
+    def _tokens(self, shape: tuple[int, ...]) -> int:
+        """Patches of pixels of such a shape, over the whole batch."""
+        count, frames, _, height, width = shape
+        tubelets = max(1, frames // self.facts.tubelet)
+        return count * tubelets * (height // self.facts.patch) * (width // self.facts.patch)
+
+    def _through(self, pixels: Tensor, keep: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
         x = self.patches(pixels)
         rows, columns = pixels.shape[-2] // self.facts.patch, pixels.shape[-1] // self.facts.patch
         rotation = self.rotary.of_ids(torch.arange(x.shape[1], device=x.device), rows, columns)
@@ -111,6 +145,14 @@ class ClipEncoder(nn.Module):
         super().__init__()
         self.encoder = Encoder(facts)
 
+    def idle(self) -> bool:
+        """See Encoder."""
+        return self.encoder.idle()
+
+    def counters(self) -> dict[str, float]:
+        """See Encoder."""
+        return self.encoder.counters()
+
     def forward(
         self, *, pixel_values_videos: Tensor, pooling: Tensor | None = None, layers: Tensor | None = None
     ) -> dict[str, Tensor | list[Tensor | None]]:
@@ -152,6 +194,14 @@ class FrameEncoder(nn.Module):
     def __init__(self, facts: EncoderFacts) -> None:
         super().__init__()
         self.encoder = Encoder(facts)
+
+    def idle(self) -> bool:
+        """See Encoder."""
+        return self.encoder.idle()
+
+    def counters(self) -> dict[str, float]:
+        """See Encoder."""
+        return self.encoder.counters()
 
     def forward(
         self,

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from mstar_core.engine.captured import Captures
 from mstar_core.errors import StartError, WeightsError
 from mstar_vjepa2 import names
 from mstar_vjepa2.ac_predictor import ActionPredictor
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 BASE_RULES: Final = (names.ENCODER, names.PREDICTOR, names.POOLER)
 AC_RULES: Final = (names.ENCODER, names.ACTION)
 M = TypeVar("M", bound=nn.Module)
+E = TypeVar("E", ClipEncoder, FrameEncoder)
 
 
 class Vjepa2:
@@ -46,7 +48,7 @@ class Vjepa2:
             case "video_encoder":
                 encoder = _built(self._ctx, lambda: ClipEncoder(self._facts.encoder))
                 fill(encoder.encoder, self._source, names.ENCODER, BASE_RULES, self._ctx.progress)
-                return encoder
+                return _captured(encoder, self._ctx)
             case "predictor":
                 count = self._facts.mask_tokens
                 predictor = _built(self._ctx, lambda: MaskedPredictor(self._facts))
@@ -92,7 +94,7 @@ class Vjepa2Ac:
             case "video_encoder":
                 encoder = _built(self._ctx, lambda: FrameEncoder(self._facts.encoder))
                 fill(encoder.encoder, self._source, names.ENCODER, AC_RULES, self._ctx.progress)
-                return encoder
+                return _captured(encoder, self._ctx)
             case "ac_predictor":
                 predictor = _built(self._ctx, lambda: ActionPredictor(self._facts))
                 fill(predictor, self._source, names.ACTION, AC_RULES, self._ctx.progress)
@@ -129,6 +131,13 @@ def _refuse_splits(ctx: ModelContext) -> None:
             "set tp_size: 1; more ranks than tp_size make replicas",
             phase="weights",
         )
+
+
+def _captured(encoder: E, ctx: ModelContext) -> E:
+    """The encoder, which runs by graphs on a GPU."""
+    if ctx.device.type == "cuda":
+        encoder.encoder.capture(Captures(ctx.device))
+    return encoder
 
 
 def _no_node(model: str, name: str, known: str) -> StartError:

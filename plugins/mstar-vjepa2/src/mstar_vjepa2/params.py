@@ -14,8 +14,8 @@ TASKS: Final = ("encode", "predict", "rollout", "plan", "classify")
 POOLINGS: Final = ("none", "mean", "mean_space", "attentive")
 COSTS: Final = ("l1", "l2", "cosine")
 RETURNS: Final = ("latents", "pooled", "energies", "states", "final_only")
-MOST_FRAMES: Final = 32
-"""Latent frames of one rollout, context included; the released model knows no more."""
+MOST_FRAMES: Final = 256
+"""Latent frames of one rollout, context included, that any deployment may take; max_latent_frames tells of one."""
 
 POSE: Final = 7
 """Values of a state or an action: position, Euler angles, gripper."""
@@ -42,7 +42,9 @@ class Common:
     rollout_horizon: int | None = param(
         None, "earlier name of horizon; above 1 it also means task rollout", ge=1, le=MOST_FRAMES
     )
-    stream_rollout: bool = param(True, "send each step as it ends; false joins them at the end")
+    stream_rollout: bool = param(
+        True, "earlier name: steps are sent as they end whatever it says; streaming=false sends all at the end"
+    )
 
     def check(self) -> Iterator[RequestError]:
         """Rules across fields."""

@@ -13,7 +13,7 @@ from mstar_vjepa2.ac_graph import Sizes, build_ac
 from mstar_vjepa2.base_graph import build_base
 from mstar_vjepa2.checkpoint import read_ac_sizes
 from mstar_vjepa2.facts import read_base
-from mstar_vjepa2.params import ActionParams, Params
+from mstar_vjepa2.params import MOST_FRAMES, ActionParams, Params
 from mstar_vjepa2.program import vjepa2, vjepa2_ac
 from mstar_vjepa2.samples import AC_SAMPLES, BASE_SAMPLES
 
@@ -33,6 +33,10 @@ START_KWARGS: Mapping[str, Any] = {"weights": "vitl", "pooler_heads": None}
 
 weights: which of WEIGHTS is meant. pooler_heads: heads of a classifier's pooler; None = those of the encoder.
 """
+
+
+AC_KWARGS: Mapping[str, Any] = {"max_latent_frames": None}
+"""The same for V-JEPA 2-AC. max_latent_frames: of one rollout, context included; None = what the checkpoint says."""
 
 
 def base_spec() -> ModelSpec:
@@ -85,42 +89,58 @@ def ac_spec(sizes: Sizes) -> ModelSpec:
         weights={"ac": WeightRef(repo="facebookresearch/vjepa2", files=("vjepa2-ac-vitg.pt",), format="pt")},
         requires={"vram_gib": 24, "compute_capability": "8.0"},
         max_seq_len=sizes.frames * sizes.frame_tokens,
+        model_kwargs=AC_KWARGS,
         samples=AC_SAMPLES,
     )
 
 
 def bind_base(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
     """The spec with the deployment's options. Raises ConfigError for one that is unknown or wrong."""
-    for key, value in model_kwargs.items():
-        if key not in START_KWARGS:
-            hint = did_you_mean(key, START_KWARGS)
-            raise ConfigError(f"vjepa2 has no model_kwargs key {key!r}", hint=hint, key=f"model_kwargs.{key}")
-        is_heads = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        if key == "weights" and value not in WEIGHTS:
-            raise ConfigError(
-                f"weights is {value!r}", hint=did_you_mean(str(value), WEIGHTS), key="model_kwargs.weights"
-            )
-        if key == "pooler_heads" and value is not None and not is_heads:
-            hint = "write a number of heads, such as 16, or leave it out"
-            raise ConfigError(f"pooler_heads is {value!r}", hint=hint, key="model_kwargs.pooler_heads")
+    _check_keys("vjepa2", model_kwargs, START_KWARGS)
+    weights = model_kwargs.get("weights", START_KWARGS["weights"])
+    if weights not in WEIGHTS:
+        raise ConfigError(
+            f"weights is {weights!r}", hint=did_you_mean(str(weights), WEIGHTS), key="model_kwargs.weights"
+        )
+    _check_count("pooler_heads", model_kwargs.get("pooler_heads"), "a number of heads, such as 16")
     if folder is not None:
         read_base(folder)  # a checkpoint that cannot be read is known before anything starts
     return replace(given, model_kwargs={**START_KWARGS, **model_kwargs})
 
 
 def bind_ac(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
-    """The spec with the frame and cache sizes of the checkpoint in `folder`."""
-    if folder is None:
-        return given
-    sizes = read_ac_sizes(folder)
+    """The spec with the frame and cache sizes of the checkpoint in `folder`, and the deployment's options.
+
+    Raises ConfigError for an option that is unknown or wrong.
+    """
+    _check_keys("vjepa2_ac", model_kwargs, AC_KWARGS)
+    asked = model_kwargs.get("max_latent_frames")
+    _check_count("max_latent_frames", asked, f"a number of latent frames, 1 to {MOST_FRAMES}", MOST_FRAMES)
+    sizes = Sizes() if folder is None else read_ac_sizes(folder)
+    frames = asked or sizes.frames
     graph = build_ac(sizes)
     (partition,) = given.partitions
     return replace(
         given,
         nodes=graph.nodes,
         partitions=(replace(partition, walks=graph.walks),),
-        max_seq_len=sizes.frames * sizes.frame_tokens,
+        max_seq_len=frames * sizes.frame_tokens,
+        model_kwargs={**AC_KWARGS, **model_kwargs},
     )
+
+
+def _check_keys(model: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for key in given:
+        if key not in known:
+            hint = did_you_mean(key, known)
+            raise ConfigError(f"{model} has no model_kwargs key {key!r}", hint=hint, key=f"model_kwargs.{key}")
+
+
+def _check_count(key: str, value: object, form: str, most: int | None = None) -> None:
+    """Nothing when `value` is None or a whole number of at least 1 and at most `most`."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= (most or value)
+    if value is not None and not is_count:
+        raise ConfigError(f"{key} is {value!r}", hint=f"write {form}, or leave it out", key=f"model_kwargs.{key}")
 
 
 @hookimpl

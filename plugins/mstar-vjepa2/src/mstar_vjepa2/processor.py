@@ -69,11 +69,17 @@ class Processor:
             arrays["layers"] = np.asarray(params.layers, dtype=np.int64)
         if task in ("predict", "rollout"):
             arrays |= self._masks(task, params, clip, tokens)
-        return Inputs(arrays=arrays, prompt_tokens=tokens, warnings=list(clip.notes))
+        return Inputs(arrays=arrays, prompt_tokens=tokens, warnings=list(clip.notes), metadata=self._told(tokens))
 
     def postprocess(self, output: Array, modality: str) -> tuple[bytes, dict[str, Any]]:
         """Latents that go out under their earlier name, video, as float32."""
         return sent_as_video(output)
+
+    def _told(self, tokens: int) -> dict[str, dict[str, Any]]:
+        """What stands with every tensor: the size of the picture, and its tokens by time, row and column."""
+        encoder = self._facts.encoder
+        grid = [tokens // encoder.frame_tokens, encoder.grid, encoder.grid]
+        return {"tensor": {"crop": encoder.crop, "grid": grid}}
 
     # -- what is asked for --------------------------------------------------------------------------------------
 

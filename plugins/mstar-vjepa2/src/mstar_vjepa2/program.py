@@ -99,4 +99,5 @@ def _plan(request: ProgramRequest) -> Run:
     params = request.params
     limits = {"cem_loop": params.cem_steps, "rollout_loop": params.plan_steps}
     names = ("mean", "std", "noise", "fixed_axes", "close_from", "state", "extrinsics", *GOALS)
-    return Run("plan", max_iters=limits, rows=params.samples, sample=False, **_given(request, CLIP, *names))
+    walk = "plan_told" if "energies" in (params.returns or ()) else "plan"
+    return Run(walk, max_iters=limits, rows=params.samples, sample=False, **_given(request, CLIP, *names))

@@ -6,6 +6,7 @@ the weights: the two lanes of a pair turn by different angles, so norms change a
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -52,11 +53,21 @@ class Rotary3D(nn.Module):
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Turn the first lanes of heads, in float32. x: [..., T, heads, head_dim]. Returns x's shape and dtype."""
+    if x.is_cuda:
+        kernels = importlib.import_module("mstar_vjepa2.fused")
+        if kernels.is_taken(x, rotation[0]):
+            turned: Tensor = kernels.turn(x, *rotation)
+            return turned
+    return rotate_plain(x, rotation)
+
+
+def rotate_plain(x: Tensor, rotation: Rotation) -> Tensor:
+    """The same in plain operations: on the CPU, and what the kernel is held to."""
     cosine, sine = rotation
     width = cosine.shape[-1]
-    turned = x[..., :width].float()
-    first, second = turned.unflatten(-1, (-1, 2)).unbind(-1)
+    lanes = x[..., :width].float()
+    first, second = lanes.unflatten(-1, (-1, 2)).unbind(-1)
     swapped = torch.stack([-second, first], dim=-1).flatten(-2)
-    turned = (turned * cosine + swapped * sine).to(x.dtype)
+    turned = (lanes * cosine + swapped * sine).to(x.dtype)
     rest = x[..., width:]
     return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned

@@ -15,6 +15,7 @@ GOAL = {"goal_frame": (1, 3, 256, 256)}
 TENSOR = frozenset({"tensor"})
 SCORED = frozenset({"tensor", "scalar"})
 LEGACY = frozenset({"scalar", "tensor", "video"})
+AND_GOAL = ("video", "image")
 
 
 def _roll(steps: int, candidates: int | None = None, **params: Any) -> dict[str, Any]:
@@ -29,7 +30,13 @@ def _start(steps: int, candidates: int | None = None) -> dict[str, tuple[int, ..
 BASE_SAMPLES = (
     Sample(name="encode", inputs=CLIP, outputs=TENSOR),
     Sample(name="encode, pooled", inputs=CLIP, outputs=TENSOR, params={"pooling": "mean_space"}),
-    Sample(name="encode, two layers", inputs={**CLIP, "layers": (2,)}, outputs=TENSOR, params={"layers": [0, 12]}),
+    Sample(
+        name="encode, two layers",
+        inputs={**CLIP, "layers": (2,)},
+        outputs=TENSOR,
+        params={"layers": [0, 12]},
+        tiny={"layers": [0, 2]},
+    ),
     Sample(name="encode, attentive", inputs=CLIP, outputs=TENSOR, params={"pooling": "attentive"}),
     Sample(name="classify", inputs=CLIP, outputs=TENSOR, params={"task": "classify", "num_frames": 16}),
     Sample(name="predict", inputs={**CLIP, **MASKS}, outputs=TENSOR, params={"task": "predict"}),
@@ -57,6 +64,7 @@ _PLAN = {
     "close_from": (1,),
     "state": (7,),
 }
+_FEW = {"samples": 6, "topk": 2, "cem_steps": 2}
 
 AC_SAMPLES = (
     Sample(name="encode", inputs=FRAME, outputs=TENSOR),
@@ -75,14 +83,28 @@ AC_SAMPLES = (
         outputs=TENSOR,
         params={**_roll(4, 3, context_frames=3), "states": [POSE] * 3},
     ),
-    Sample(name="rollout, scored", inputs={**_start(2, 3), **GOAL}, outputs=SCORED, params=_roll(2, 3)),
+    Sample(
+        name="rollout, scored",
+        inputs={**_start(2, 3), **GOAL},
+        outputs=SCORED,
+        params=_roll(2, 3),
+        files=AND_GOAL,
+    ),
     Sample(
         name="rollout, scored, last frame",
         inputs={**_start(2, 3), **GOAL},
         outputs=SCORED,
         params=_roll(2, 3, returns=["latents", "final_only"]),
+        files=AND_GOAL,
     ),
-    Sample(name="rollout, many candidates", inputs={**_start(2, 64), **GOAL}, outputs=SCORED, params=_roll(2, 64)),
+    Sample(
+        name="rollout, many candidates",
+        inputs={**_start(2, 64), **GOAL},
+        outputs=SCORED,
+        params=_roll(2, 64),
+        files=AND_GOAL,
+        tiny=_roll(2, 9),
+    ),
     Sample(
         name="rollout, earlier names",
         inputs={**_start(2, 3), "goal_latents": (256, 1408)},
@@ -98,7 +120,22 @@ AC_SAMPLES = (
     Sample(name="encode, as video", inputs=FRAME, outputs=LEGACY, params={"skip_predictor": True}),
     Sample(name="predict, as video", inputs=_TAUGHT, outputs=LEGACY, params=_TEACH),
     Sample(name="rollout, as video", inputs=_start(4), outputs=LEGACY, params=_roll(4)),
-    Sample(name="plan", inputs=_PLAN, outputs=TENSOR, params={"task": "plan", "states": [POSE]}),
+    Sample(
+        name="plan",
+        inputs=_PLAN,
+        outputs=TENSOR,
+        params={"task": "plan", "states": [POSE]},
+        files=AND_GOAL,
+        tiny=_FEW,
+    ),
+    Sample(
+        name="plan, told",
+        inputs=_PLAN,
+        outputs=TENSOR,
+        params={"task": "plan", "states": [POSE], "returns": ["energies"]},
+        files=AND_GOAL,
+        tiny=_FEW,
+    ),
     Sample(
         name="plan, earlier frames",
         inputs={**_PLAN, **_PAST},
@@ -110,5 +147,7 @@ AC_SAMPLES = (
             "actions": [MOVE] * 2,
             "states": [POSE] * 3,
         },
+        files=AND_GOAL,
+        tiny=_FEW,
     ),
 )

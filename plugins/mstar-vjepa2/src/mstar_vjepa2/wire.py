@@ -17,22 +17,20 @@ if TYPE_CHECKING:
 
 
 def check_wire(params: Common, outputs: Collection[str]) -> None:
-    """Refuse forms of tensors that are declared but not sent by this version. Raises RequestError naming the field.
+    """Refuse what has no effect on latents sent as video. Raises RequestError naming the field.
 
-    outputs: modalities asked for. Who asks for latents as video gets what an earlier system sent, no choice of ours.
+    outputs: modalities asked for. Who asks for latents as video gets what an earlier system sent: bare float32.
     """
-    if EARLIER in outputs and params.returns is not None:
-        raise RequestError("return has no effect on video", hint="ask for tensor in place of video", field="return")
-    offered = {"output_format": ("raw", params.output_format), "output_dtype": ("float32", params.output_dtype)}
-    for field, (sent, wanted) in offered.items():
-        if wanted != sent:
-            raise RequestError(
-                f"{field} {wanted} is not sent by this version",
-                hint=f"send {field} {sent}, or leave it out; shape and dtype stand in the metadata",
-                field=field,
-                value=wanted,
-                allowed=sent,
-            )
+    if EARLIER not in outputs:
+        return
+    asked = {
+        "return": params.returns is not None,
+        "output_format": params.output_format != "raw",
+        "output_dtype": params.output_dtype != "float32",
+    }
+    field = next((name for name, is_asked in asked.items() if is_asked), None)
+    if field is not None:
+        raise RequestError(f"{field} has no effect on video", hint="ask for tensor in place of video", field=field)
 
 
 def missing_media(field: str) -> RequestError:

@@ -1,4 +1,4 @@
-"""Messages of openpi's robot protocol: msgpack with numpy arrays in it. For a socket route and its clients.
+"""Messages of openpi's robot protocol: msgpack with numpy arrays in it. For the api and processors.
 
 An array is a map with byte keys: `__ndarray__`, `data` (C order), `dtype` (numpy's short text), `shape`; a numpy scalar
 is `__npgeneric__`, `data`, `dtype`.

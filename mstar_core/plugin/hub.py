@@ -1,12 +1,15 @@
-"""The Hugging Face hub as the weights resolver sees it: what is cached, what a repository holds, one file fetched."""
+"""The Hugging Face hub as resolvers of weights see it: what is cached, what a repository holds, files fetched."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mstar_core.errors import WeightsError
+
+if TYPE_CHECKING:
+    from mstar_core.plugin.model import WeightProgress
 
 Received = Callable[[int], None]
 """Called with the number of bytes that have just arrived."""
@@ -74,6 +77,28 @@ class HuggingFace:
             raise _refused(repo, file, error) from error
 
 
+def fetch_files(hub: Hub, repo: str, files: Mapping[str, int], progress: WeightProgress | None) -> None:
+    """Download what is not in the cache yet. files: names and sizes. progress: (bytes so far, all bytes, file).
+
+    Raises WeightsError; what has arrived stays, and a later call goes on from there.
+    """
+    total, arrived = sum(files.values()), 0
+    for file, size in files.items():
+        before = arrived
+
+        def received(count: int, file: str = file) -> None:
+            nonlocal arrived
+            arrived += count
+            if progress is not None:
+                progress(min(arrived, total), total, file)
+
+        if hub.cached(repo, file) is None:
+            hub.fetch(repo, file, received)
+        arrived = before + size
+        if progress is not None:
+            progress(arrived, total, file)
+
+
 def _counter(received: Received) -> type[Any]:
     """A progress bar that draws nothing and reports bytes."""
     from huggingface_hub.utils.tqdm import tqdm
@@ -94,7 +119,7 @@ def _refused(repo: str, file: str, error: Exception) -> WeightsError:
 
     what = f"{file} of {repo}" if file else repo
     detail = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
-    hint = "check the connection, or use --weights DIR, --cache-dir DIR, or start orpheus:tiny"
+    hint = "check the connection, or use --weights DIR, --cache-dir DIR, or start the miniature (NAME:tiny)"
     if isinstance(error, GatedRepoError):
         hint = f"accept the licence at https://huggingface.co/{repo} and set HF_TOKEN, or use --weights DIR"
     return WeightsError(f"cannot fetch {what}", detail, hint, file=file or repo)

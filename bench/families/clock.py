@@ -1,0 +1,79 @@
+"""Times of what runs on a device, and where they go by family of kernel. Used by the measurements of one GPU."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+FAMILIES: Final[tuple[tuple[str, str], ...]] = (
+    ("attention", r"flash|fmha|attention|attn|_prompt_kernel|BatchPrefill"),
+    ("products", r"gemm|cutlass|cublas|matmul|nvjet|addmm|linear|splitk|xmma|skinny|mm_"),
+    ("norms", r"norm"),
+    ("copies", r"memcpy|memset|copy|cat|gather|index|scatter"),
+)
+"""Family -> what its kernels' names hold; the first that fits counts. The rest is elementwise and reductions."""
+
+
+def wait(device: torch.device) -> None:
+    """Wait for all work on the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(run: Callable[[], object], device: torch.device, repeats: int, warm: int = 3) -> list[float]:
+    """Seconds of each of `repeats` runs, begun on an idle device and waited for, after `warm` that do not count."""
+    found = []
+    for number in range(warm + repeats):
+        wait(device)
+        start = time.perf_counter()
+        run()
+        wait(device)
+        if number >= warm:
+            found.append(time.perf_counter() - start)
+    return found
+
+
+def by_family(run: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """Device time of one run by family of kernel, in seconds; on the CPU the time of operations by themselves.
+
+    launches: kernels that ran. busy_s: their sum; two that overlap count twice.
+    """
+    on_gpu = device.type == "cuda"
+    kind = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
+    wait(device)
+    with torch.profiler.profile(activities=[kind]) as profile:
+        run()
+        wait(device)
+    spent: dict[str, float] = {}
+    slowest: dict[str, float] = {}
+    launches = 0
+    for event in profile.key_averages():
+        seconds = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6
+        if seconds > 0:
+            spent[family(event.key)] = spent.get(family(event.key), 0.0) + seconds
+            slowest[event.key] = seconds
+            launches += event.count
+    top = sorted(slowest.items(), key=lambda each: -each[1])[:12]
+    return {
+        "busy_s": sum(spent.values()), "launches": launches, "by_family_s": spent,
+        "slowest_s": {name[:100]: seconds for name, seconds in top},
+    }  # fmt: skip
+
+
+def family(kernel: str) -> str:
+    """The family of a kernel by its name."""
+    return next((name for name, words in FAMILIES if re.search(words, kernel, re.IGNORECASE)), "elementwise")
+
+
+def ceilings(device: torch.device, size: int = 8192, copied_bytes: int = 1 << 31) -> dict[str, float]:
+    """What this device reaches: a bfloat16 product of random squares in operations per second, a copy in bytes."""
+    a, b = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(2))
+    source = torch.empty(copied_bytes, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    product = min(timed(lambda: a @ b, device, 5, 2))
+    copy = min(timed(lambda: target.copy_(source), device, 5, 2))
+    return {"product_per_s": 2 * size**3 / product, "copy_bytes_per_s": 2 * copied_bytes / copy}

@@ -1,0 +1,239 @@
+"""Pi0.5 around its engines: random weights in any sizes made on the device, or a checkpoint's; requests; floors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from bench.families.turner import Turner
+from mstar_core.engine.base import Done, Handle, LoopSpec
+from mstar_core.engine.captured import Buckets, Captures
+from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.kv_view import KVModule
+from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.graph import NodeSpec
+from mstar_core.graph.nodes import Attend, from_param
+from mstar_core.layers.packing import pack
+from mstar_core.plugin.model import ModelContext
+from mstar_pi05.checkpoint import read_sizes
+from mstar_pi05.graph import build
+from mstar_pi05.model import Pi05
+from mstar_pi05.plugin import mstar_models
+from mstar_pi05.policy import Policy
+from mstar_pi05.siglip import Cameras
+from mstar_pi05.sizes import ACTION_WIDTH, IMAGE, Sizes
+from mstar_pi05.weights import building
+
+PAGE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where and how it runs. vision: what the tower computes in (`float32`, `tf32`, `bfloat16`)."""
+
+    device: torch.device
+    dtype: torch.dtype
+    vision: str = "float32"
+    attention: str = "torch"
+    is_captured: bool = True
+    max_tokens: int = 1024
+    requests: int = 16
+
+    @property
+    def vision_dtype(self) -> torch.dtype:
+        """The dtype of the tower's weights."""
+        return torch.bfloat16 if self.vision == "bfloat16" else torch.float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One request. images: uint8 or floats [c, S, S, 3]; ids: int64 [n]; noise: float32 [horizon, 32]."""
+
+    images: Tensor
+    ids: Tensor
+    noise: Tensor
+    steps: int = 10
+
+
+def random_modules(sizes: Sizes, place: Place, most_steps: int = 20) -> dict[str, nn.Module]:
+    """Both nodes with normal weights of the size that keeps what passes through them near one."""
+    with building(place.device, place.dtype):
+        policy = Policy(sizes)
+    with building(place.device, place.vision_dtype):
+        cameras = Cameras(sizes, rounds=place.vision == "tf32")
+    for module in (policy, cameras):
+        draw(module.eval().requires_grad_(False), place.device)
+    policy.settle(most_steps)
+    return {"LLM": policy, "vit_encoder": cameras}
+
+
+def checkpoint_modules(folder: Path, place: Place) -> tuple[Sizes, dict[str, nn.Module]]:
+    """Both nodes of a checkpoint, as a worker builds them, on the place's device."""
+    options = {"vision_dtype": place.vision}
+    spec = mstar_models()[0].bound(folder, options)
+    context = ModelContext(
+        spec=spec, folder=folder, device=place.device, dtype=place.dtype, model_kwargs=spec.model_kwargs
+    )
+    model = Pi05(context)
+    return read_sizes(folder), {name: model.get_submodule(spec.node(name)) for name in ("LLM", "vit_encoder")}
+
+
+@dataclass(slots=True)
+class Acting:
+    """Both engines of one place. graphs: makes what captures for an engine; on the CPU nothing is captured."""
+
+    sizes: Sizes
+    modules: dict[str, nn.Module]
+    place: Place
+    graphs: Callable[[], Captures] | None = None
+    turner: Turner = field(init=False)
+    _open: list[Handle] = field(default_factory=list)
+    _flows: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Make the engines."""
+        place, make = self.place, self.graphs or partial(Captures, self.place.device)
+        graph = build(self.sizes, ACTION_WIDTH, place.vision)
+        nodes = {node.name: node for node in graph.nodes}
+        cameras = cast("Cameras", self.modules["vit_encoder"])
+        prepare(self.modules["LLM"], place)
+        if place.is_captured:
+            cameras.capture(make())
+        self.turner = Turner({
+            "vit_encoder": StatelessEngine(
+                nodes["vit_encoder"], cameras, device=place.device, dtype=place.vision_dtype,
+                lookahead=int(place.device.type == "cuda"),
+            ),
+            "LLM": self._llm(nodes["LLM"], make()),
+        })  # fmt: skip
+
+    def _llm(self, node: NodeSpec, captures: Captures) -> KVCacheEngine:
+        place = self.place
+        return KVCacheEngine(
+            node, cast("KVModule", self.modules["LLM"]), device=place.device, dtype=place.dtype,
+            num_pages=place.requests * -(-place.max_tokens // PAGE), page_size=PAGE, max_slots=place.requests,
+            max_seq_len=place.max_tokens, vocab=0, token_budget=place.requests * place.max_tokens,
+            attention=place.attention, lookahead=int(place.device.type == "cuda"), prefix_cache=False,
+            graphs=Buckets(decode=(1,)) if place.is_captured else (), captures=captures,
+        )  # fmt: skip
+
+    def submit(self, seen: Observation, *, is_flowing: bool = True) -> Handle:
+        """Queue one request: cameras, then its prefix, then its flow unless that is to be queued by itself."""
+        prefix = torch.cat([torch.full((self._places(seen),), IMAGE), seen.ids])
+        handle = self.turner.open(len(prefix))
+        self._open.append(handle)
+
+        def read(cameras: Done) -> None:
+            inputs = {"tokens": prefix, "embeds": cameras.outputs["features"]}
+            self.turner.submit("LLM", handle, inputs, attend=Attend(mask="full"), outputs=())
+            if is_flowing:
+                self.flow(handle, seen)
+
+        inputs = {"images": seen.images, "tokens": prefix}
+        self.turner.submit("vit_encoder", handle, inputs, read, outputs=("features",))
+        return handle
+
+    def flow(self, handle: Handle, seen: Observation) -> None:
+        """Queue the flow of a request whose prefix is queued."""
+        shape = seen.noise.shape
+        inputs = {
+            "actions": seen.noise, "scale": torch.ones(shape), "offset": torch.zeros(shape),
+            from_param("num_steps"): torch.tensor(seen.steps),
+        }  # fmt: skip
+        loop = LoopSpec(max_iters=seen.steps, carry={"actions": "actions"}, fused=True)
+        self._flows[int(handle)] = self.turner.submit(
+            "LLM", handle, inputs, loop=loop, outputs=("robot_actions",), attend=Attend(mask="full", write=False)
+        )
+
+    def act(self, *seen: Observation) -> list[Tensor]:
+        """All requests together, to their actions on the host: float32 [horizon, 32] each."""
+        with torch.inference_mode():
+            for each in seen:
+                self.submit(each)
+            self.turner.run()
+            found = [self.turner.done[self._flows[int(h)]].outputs["robot_actions"].cpu() for h in self._open]
+        self.end()
+        return found
+
+    def end(self) -> None:
+        """Close every request."""
+        for handle in self._open:
+            self.turner.close(handle)
+        self._open.clear()
+        self._flows.clear()
+        self.turner.done.clear()
+
+    @property
+    def handles(self) -> list[Handle]:
+        """Open requests, oldest first."""
+        return list(self._open)
+
+    def counters(self) -> dict[str, Mapping[str, float]]:
+        """What both engines count, by node."""
+        runners: dict[str, Any] = dict(self.turner.runners)
+        return {name: runner.counters() for name, runner in runners.items()}
+
+    def _places(self, seen: Observation) -> int:
+        return len(seen.images) * self.sizes.vision.tokens
+
+
+def prepare(module: nn.Module, place: Place) -> None:
+    """Join the weights of a KV node on a GPU, as a worker does."""
+    if place.device.type == "cuda":
+        pack(module)
+
+
+def observation(sizes: Sizes, cameras: int, prompt: int, seed: int = 0, steps: int = 10) -> Observation:
+    """A random request."""
+    generator, side = torch.Generator().manual_seed(seed), sizes.vision.image_size
+    return Observation(
+        images=torch.randint(0, 256, (cameras, side, side, 3), generator=generator, dtype=torch.uint8),
+        ids=torch.randint(0, sizes.vocab, (prompt,), generator=generator),
+        noise=torch.randn(sizes.horizon, ACTION_WIDTH, generator=generator), steps=steps,
+    )  # fmt: skip
+
+
+def floors(sizes: Sizes, cameras: int, prompt: int, steps: int, rates: Mapping[str, float]) -> dict[str, float]:
+    """Least seconds of each part at one request: operations over the product's rate, or bytes over the copy's.
+
+    Weights count two bytes, what attention does is left out of the prefix (3 % of it).
+    """
+    tower, language, expert = sizes.vision, sizes.language, sizes.expert
+    tokens = cameras * tower.tokens
+    vision = tower.layers * (4 * tower.width**2 + 2 * tower.width * tower.mlp)
+    places = tokens + prompt
+    vision_ops = 2 * tokens * vision + tower.layers * 4 * cameras * tower.tokens**2 * tower.width
+    cache = 2 * 2 * places * sizes.language.layers * language.kv_heads * language.head_dim
+    flow = steps * (2 * _block(expert.width, expert) * expert.layers + cache)
+    # The last block of the prefix leaves keys and values only.
+    prefix = _block(language.width, language) * (language.layers - 1)
+    return {
+        "vision_s": max(vision_ops / rates["product_per_s"], 2 * vision / rates["copy_bytes_per_s"]),
+        "prefix_s": max(2 * places * prefix / rates["product_per_s"], 2 * prefix / rates["copy_bytes_per_s"]),
+        "flow_s": flow / rates["copy_bytes_per_s"],
+    }
+
+
+def _block(width: int, tower: Any) -> int:
+    """Weights of one block."""
+    heads = (2 * tower.heads + 2 * tower.kv_heads) * tower.head_dim
+    return int(width * heads + 3 * width * tower.mlp)
+
+
+def draw(module: nn.Module, device: torch.device) -> None:
+    """Matrices that keep the size of what they multiply; norms as they begin, biases zero."""
+    generator = torch.Generator(device).manual_seed(1)
+    for part in module.modules():
+        for value in part.parameters(recurse=False):
+            if value.dim() > 1:
+                value.normal_(0.0, value[0].numel() ** -0.5, generator=generator)
+            elif isinstance(part, nn.LayerNorm) and value is part.weight:
+                value.fill_(1.0)
+            else:
+                value.zero_()

@@ -1,0 +1,149 @@
+"""Robots that ask a Pi0.5 server over HTTP, and the checkpoint that it serves.
+
+`python -m bench.families.robots FOLDER` writes random weights in the official shapes, in a process of its own that
+ends: whoever measures afterwards must not keep a device context.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import io
+import json
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from bench.serving.deployment import Plan, Served, gpu_state
+from bench.serving.figures import Figures
+from mstar_pi05.published import names, policy_target, shapes
+from mstar_pi05.sizes import Sizes
+from mstar_pi05.tiny import write_tiny
+
+STATE = [0.1, -0.2, 0.3, 0.0, 0.5, -0.5, 0.25, 0.75]
+TEXT = "pick up the red block and put it on the blue plate beside the cup"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """alone: requests one after the other. clients: at once, `each` requests a client. side: pixels of an image."""
+
+    alone: int
+    clients: int
+    each: int
+    side: int
+
+
+def served(
+    load: Load, *, model: str, device: str, port: int, root: Path, weights: Path | None, settings: tuple[str, ...],
+    figures: Figures, label: str,
+) -> dict[str, Any]:  # fmt: skip
+    """Start a deployment, warm it up until nothing is captured any more, ask, stop. Raises for an answer not 200."""
+    plan = Plan(model=model, device=device, port=port, root=root, weights=weights, settings=settings)
+    images = _images(load.side)
+    with Served(plan) as running:
+        begun = running.snapshot()
+        for _ in range(2):
+            _at_once(port, images, load.clients, 2)
+            _one_by_one(port, images, 3)
+            captured = running.wait_captured()
+        before = running.captures()
+        figures.add(f"server_{label}_alone", _one_by_one(port, images, load.alone))
+        start = time.monotonic()
+        answered = _at_once(port, images, load.clients, load.each)
+        span = time.monotonic() - start
+        figures.add(f"server_{label}_clients_{load.clients}", answered)
+        figures.add(f"server_{label}_chunks_per_s_clients_{load.clients}", [len(answered) / span], "1/s")
+        is_clean = running.captures() == before
+        return {
+            "ready_s": round(running.ready_s, 2), "phases_s": begun["deployment"]["phases_s"], "captured": captured,
+            "captured_while_measured": not is_clean, "resident_bytes": running.resident_bytes(),
+            "gpu_at_end": gpu_state(), "held": running.wait_clean(),
+            "values": {name: value for name, value in running.values().items() if "graph" in name},
+        }  # fmt: skip
+
+
+def _images(side: int) -> list[bytes]:
+    generator = np.random.default_rng(1)
+    found = []
+    for _ in range(3):
+        file = io.BytesIO()
+        pixels = generator.integers(0, 256, (side, side, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(file, "PNG", compress_level=0)
+        found.append(file.getvalue())
+    return found
+
+
+def _one_by_one(port: int, images: list[bytes], count: int) -> list[float]:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+        return [_ask(client, images, number) for number in range(count)]
+
+
+def _at_once(port: int, images: list[bytes], clients: int, each: int) -> list[float]:
+    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+        loads = pool.map(lambda _: _one_by_one(port, images, each), range(clients))
+        return [seconds for load in loads for seconds in load]
+
+
+def _ask(client: httpx.Client, images: list[bytes], seed: int) -> float:
+    """Seconds from before the request to after its last byte."""
+    files = [("files", (f"{number}.png", data, "image/png")) for number, data in enumerate(images)]
+    fields = {"text": TEXT, "robot_state": json.dumps(STATE), "seed": str(seed), "streaming": "false"}
+    start = time.monotonic()
+    answer = client.post("/generate", data=fields, files=files)
+    seconds = time.monotonic() - start
+    if answer.status_code != 200:
+        raise RuntimeError(f"the server answered {answer.status_code}: {answer.text[:500]}")
+    return seconds
+
+
+# -- the checkpoint --------------------------------------------------------------------------------------------------
+
+
+def write_checkpoint(folder: Path, device: str = "cuda", sizes: Sizes | None = None) -> Path:
+    """A checkpoint in openpi's layout with random bfloat16 weights; tokenizer and statistics are the miniature's."""
+    sizes = sizes or Sizes()
+    tiny = write_tiny(folder.parent / f"{folder.name}.tiny" / "pi05")
+    shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    config = json.loads((tiny / "config.json").read_text())
+    config |= {
+        "vocab_size": sizes.vocab, "max_token_len": sizes.prompt_ids, "action_horizon": sizes.horizon,
+        "vision": {
+            "width": sizes.vision.width, "layers": sizes.vision.layers, "heads": sizes.vision.heads,
+            "mlp": sizes.vision.mlp, "image_size": sizes.vision.image_size, "patch_size": sizes.vision.patch_size,
+        },
+    }  # fmt: skip
+    for name, tower in (("language", sizes.language), ("expert", sizes.expert)):
+        config[name] = {
+            "width": tower.width, "layers": tower.layers, "mlp": tower.mlp, "heads": tower.heads,
+            "kv_heads": tower.kv_heads, "head_dim": tower.head_dim,
+        }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    generator, found, weights = torch.Generator(device).manual_seed(1), shapes(sizes), {}
+    for name in sorted(names(sizes)):
+        place = policy_target(name)
+        if place is not None:
+            weights[name] = _drawn(name, found[place], generator, device).cpu()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _drawn(name: str, shape: tuple[int, ...], generator: torch.Generator, device: str) -> torch.Tensor:
+    """Matrices that keep the size of what they multiply; norms as they begin, biases zero."""
+    made = torch.zeros(shape, dtype=torch.bfloat16, device=device)
+    if len(shape) > 1:
+        return made.normal_(0.0, made[0].numel() ** -0.5, generator=generator)
+    is_layer_norm = "layer_norm" in name or "post_layernorm" in name
+    return made.fill_(1.0) if is_layer_norm and name.endswith("weight") else made
+
+
+if __name__ == "__main__":
+    write_checkpoint(Path(sys.argv[1]))

@@ -1,0 +1,97 @@
+"""Plays the worker for the engines of one model: submits jobs, takes turns, hands over what ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from mstar_core.engine.base import (
+    Done,
+    Emission,
+    Handle,
+    Job,
+    JobKey,
+    NodeRunner,
+    SamplingParams,
+    StepResult,
+    WorksWhenIdle,
+)
+
+
+@dataclass(slots=True)
+class Turner:
+    """Turns runners in order. Owned by whoever measures. emissions: what loops told, by job key."""
+
+    runners: dict[str, NodeRunner]
+    lookahead: int = 1
+    done: dict[int, Done] = field(default_factory=dict)
+    emissions: dict[int, list[Emission]] = field(default_factory=dict)
+    _flight: dict[str, list[Any]] = field(default_factory=dict)
+    _keys: int = 0
+    _handles: int = 0
+    _then: dict[int, Callable[[Done], None]] = field(default_factory=dict)
+
+    def open(self, max_tokens: int, rows: int = 1) -> Handle:
+        """A new request at every runner."""
+        self._handles += 1
+        for runner in self.runners.values():
+            runner.open(Handle(self._handles), SamplingParams(), max_tokens, rows)
+        return Handle(self._handles)
+
+    def submit(
+        self, node: str, handle: Handle, inputs: dict[str, Tensor], then: Callable[[Done], None] | None = None,
+        **fields: Any,
+    ) -> int:  # fmt: skip
+        """Queue a job. then: called with what it gave, before anything else is turned. Returns its key."""
+        self._keys += 1
+        if then is not None:
+            self._then[self._keys] = then
+        self.runners[node].submit(Job(key=JobKey(self._keys), handle=handle, inputs=inputs, sample=False, **fields))
+        return self._keys
+
+    def close(self, handle: Handle) -> None:
+        """End a request everywhere."""
+        for runner in self.runners.values():
+            runner.close(handle)
+
+    def run(self) -> None:
+        """Turn until nothing is left. Raises what failed."""
+        while any([self._turn(name, runner) for name, runner in self.runners.items()]):
+            pass
+
+    def capture(self) -> None:
+        """Let every runner do all of its idle work."""
+        for runner in self.runners.values():
+            while isinstance(runner, WorksWhenIdle) and runner.idle():
+                pass
+
+    def _turn(self, name: str, runner: NodeRunner) -> bool:
+        flight, launched = self._flight.setdefault(name, []), runner.launch()
+        if launched is not None:
+            flight.append(launched)
+        if not flight:
+            return False
+        if launched is None or len(flight) > self.lookahead:
+            self.take(runner.collect(flight.pop(0)))
+        return True
+
+    def once(self, node: str) -> None:
+        """One step of one runner, waited for."""
+        running = self.runners[node].launch()
+        assert running is not None, "nothing to do"
+        self.take(self.runners[node].collect(running))
+
+    def take(self, result: StepResult) -> None:
+        """Keep what a step brought, and call who waits for it. Raises what failed."""
+        for failed in result.failed:
+            raise failed.error
+        for told in result.emissions:
+            self.emissions.setdefault(int(told.job.key), []).append(told)
+        for ended in result.done:
+            self.done[int(ended.job.key)] = ended
+            then = self._then.pop(int(ended.job.key), None)
+            if then is not None:
+                then(ended)

@@ -1,0 +1,199 @@
+"""V-JEPA 2 and 2-AC around their engines: random weights in any sizes made on the device, or a checkpoint's; floors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from bench.families.policy import Place, draw, prepare
+from bench.families.turner import Turner
+from mstar_core.engine.base import Done, Handle, LoopSpec
+from mstar_core.engine.captured import Buckets, Captures
+from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.kv_view import KVModule
+from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.graph.nodes import STEP, Attend
+from mstar_core.plugin.model import ModelContext
+from mstar_pi05.weights import building
+from mstar_vjepa2.ac_graph import CARRY, NORMALIZE, Sizes, build_ac
+from mstar_vjepa2.ac_predictor import ActionPredictor
+from mstar_vjepa2.encoder import FrameEncoder
+from mstar_vjepa2.facts import ActionFacts, EncoderFacts, VitFacts, read_action
+from mstar_vjepa2.model import Vjepa2Ac
+from mstar_vjepa2.params import POSE
+from mstar_vjepa2.plugin import mstar_models
+from mstar_vjepa2.program import CLIP
+
+
+def random_nodes(facts: ActionFacts, place: Place) -> dict[str, nn.Module]:
+    """Frame encoder and predictor with normal weights, on the place's device in its dtype."""
+    with building(place.device, place.dtype):
+        made: dict[str, nn.Module] = {
+            "video_encoder": FrameEncoder(facts.encoder),
+            "ac_predictor": ActionPredictor(facts),
+        }
+    for module in made.values():
+        draw(module.eval().requires_grad_(False), place.device)
+    return made
+
+
+def checkpoint_nodes(folder: Path, place: Place) -> tuple[ActionFacts, dict[str, nn.Module]]:
+    """The same of a checkpoint, as a worker builds them."""
+    spec = next(spec for spec in mstar_models() if spec.name == "vjepa2_ac").bound(folder, {})
+    context = ModelContext(
+        spec=spec, folder=folder, device=place.device, dtype=place.dtype, model_kwargs=spec.model_kwargs
+    )
+    model = Vjepa2Ac(context)
+    return read_action(folder), {
+        name: model.get_submodule(spec.node(name)) for name in ("video_encoder", "ac_predictor")
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One request. clip: uint8 or normalised [t, 3, H, W]; states: [t, 7]; known: actions between frames [t - 1, 7];
+    candidates: [K, h, 7].
+    """
+
+    clip: Tensor
+    states: Tensor
+    known: Tensor
+    candidates: Tensor
+
+    @property
+    def frames(self) -> int:
+        """Most frames of one row's cache."""
+        return len(self.clip) - 1 + self.candidates.shape[1]
+
+
+@dataclass(slots=True)
+class Rolling:
+    """Both engines of one place. graphs: makes what captures for an engine; on the CPU nothing is captured."""
+
+    facts: ActionFacts
+    modules: dict[str, nn.Module]
+    place: Place
+    frames: int
+    graphs: Callable[[], Captures] | None = None
+    turner: Turner = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the engines."""
+        place, facts, make = self.place, self.facts, self.graphs or partial(Captures, self.place.device)
+        own = facts.predictor
+        sizes = Sizes(
+            layers=own.layers, heads=own.heads, head_dim=own.width // own.heads, patches=facts.encoder.frame_tokens,
+            conditions=facts.conditions, frames=self.frames,
+        )  # fmt: skip
+        nodes = {node.name: node for node in build_ac(sizes).nodes}
+        encoder, ahead = cast("FrameEncoder", self.modules["video_encoder"]), int(place.device.type == "cuda")
+        prepare(self.modules["ac_predictor"], place)
+        if place.is_captured:
+            encoder.encoder.capture(make())
+        self.turner = Turner({
+            "video_encoder": StatelessEngine(
+                nodes["video_encoder"], encoder, device=place.device, dtype=place.dtype, lookahead=ahead
+            ),
+            "ac_predictor": KVCacheEngine(
+                nodes["ac_predictor"], cast("KVModule", self.modules["ac_predictor"]), device=place.device,
+                dtype=place.dtype, num_pages=place.requests * self.frames, page_size=sizes.frame_tokens,
+                max_slots=nodes["ac_predictor"].kv.slots(2) if nodes["ac_predictor"].kv else 2,
+                max_seq_len=self.frames * sizes.frame_tokens, vocab=0, token_budget=1 << 20,
+                attention=place.attention, lookahead=ahead, prefix_cache=False,
+                graphs=Buckets(decode=(1,)) if place.is_captured else (), captures=make(),
+            ),
+        })  # fmt: skip
+
+    def encode(self, trial: Trial) -> tuple[Handle, Tensor]:
+        """Open a request and encode its clip: latents [t, S, width] on the device."""
+        tokens = self.facts.encoder.frame_tokens + self.facts.conditions
+        rows = len(trial.candidates)
+        handle = self.turner.open(trial.frames * tokens * rows, rows)
+        inputs = {CLIP: trial.clip, NORMALIZE: torch.tensor(True)}
+        found: list[Done] = []
+        self.turner.submit("video_encoder", handle, inputs, found.append, outputs=("encoder_hidden",))
+        self.turner.run()
+        return handle, found[0].outputs["encoder_hidden"]
+
+    def context(self, handle: Handle, trial: Trial, latents: Tensor) -> None:
+        """Read all frames but the last into the cache."""
+        count = len(latents) - 1
+        if not count:
+            return
+        tokens = self.facts.encoder.frame_tokens + self.facts.conditions
+        inputs = {
+            "given_frames": latents[:-1], "given_actions": trial.known, "given_states": trial.states[:-1],
+            NORMALIZE: torch.tensor(True),
+        }  # fmt: skip
+        attend = Attend(mask="full", positions="shared", tokens=tokens)
+        loop = LoopSpec(max_iters=count, fused=True)
+        self.turner.submit("ac_predictor", handle, {**inputs, STEP: torch.tensor(0)}, loop=loop, attend=attend)
+        self.turner.run()
+
+    def roll(self, handle: Handle, trial: Trial, latents: Tensor) -> Tensor:
+        """Roll all candidates out: last frames [K, 1, S, width], or [1, S, width] of one."""
+        tokens, rows = self.facts.encoder.frame_tokens + self.facts.conditions, len(trial.candidates)
+        actions = trial.candidates if rows > 1 else trial.candidates[0]
+        inputs = {
+            "frame": latents[-1:], "state": trial.states[-1], "actions": actions, NORMALIZE: torch.tensor(True),
+            STEP: torch.tensor(0),
+        }  # fmt: skip
+        loop = LoopSpec(max_iters=trial.candidates.shape[1], carry=dict(CARRY), fused=True)
+        attend = Attend(mask="full", positions="shared", tokens=tokens, keep="loop")
+        found: list[Done] = []
+        self.turner.submit(
+            "ac_predictor", handle, inputs, found.append, loop=loop, attend=attend, rows=rows, outputs=("next_frame",)
+        )
+        self.turner.run()
+        return found[0].outputs["next_frame"]
+
+    def whole(self, trial: Trial) -> Tensor:
+        """Encode, read the context, roll out: last frames, on the device."""
+        with torch.inference_mode():
+            handle, latents = self.encode(trial)
+            self.context(handle, trial, latents)
+            last = self.roll(handle, trial, latents)
+        self.turner.close(handle)
+        return last
+
+    def counters(self) -> dict[str, Mapping[str, float]]:
+        """What both engines count, by node."""
+        runners: dict[str, Any] = dict(self.turner.runners)
+        return {name: runner.counters() for name, runner in runners.items()}
+
+
+def trial(facts: ActionFacts, frames: int, candidates: int, horizon: int, seed: int = 0) -> Trial:
+    """A random request."""
+    generator, side = torch.Generator().manual_seed(seed), facts.encoder.crop
+    poses = torch.randn(frames, POSE, generator=generator) * 0.1
+    return Trial(
+        clip=torch.randint(0, 256, (frames, 3, side, side), generator=generator, dtype=torch.uint8), states=poses,
+        known=torch.randn(frames - 1, POSE, generator=generator) * 0.05,
+        candidates=torch.randn(candidates, horizon, POSE, generator=generator) * 0.05,
+    )  # fmt: skip
+
+
+def encode_operations(facts: EncoderFacts, clips: int, frames: int) -> float:
+    """Operations of encoding: products of all weights with all tokens, and attention of all with all."""
+    tokens, vit = facts.tokens(frames), facts.vit
+    return clips * (2.0 * tokens * block_weights(vit) * vit.layers + 4.0 * tokens**2 * vit.width * vit.layers)
+
+
+def step_seconds(facts: ActionFacts, rows: int, cached: int, rates: Mapping[str, float]) -> float:
+    """Least seconds of one predictor step: the larger of bytes (weights, caches) and operations."""
+    own, tokens = facts.predictor, facts.encoder.frame_tokens + facts.conditions
+    weights, held = block_weights(own) * own.layers, (cached + 1) * tokens
+    moved = 2.0 * weights + 4.0 * rows * held * own.width * own.layers
+    counted = rows * (2.0 * tokens * weights + 4.0 * tokens * held * own.width * own.layers)
+    return max(moved / rates["copy_bytes_per_s"], counted / rates["product_per_s"])
+
+
+def block_weights(vit: VitFacts) -> int:
+    """Weights of one block."""
+    return 4 * vit.width**2 + 2 * vit.width * vit.inner

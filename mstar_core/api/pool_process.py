@@ -1,0 +1,188 @@
+"""One process that runs the model's processor, and its pipe. Owned by the pool."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any, Final
+
+from mstar_core.api.pool_child import serve
+from mstar_core.errors import BadMedia, StartError
+
+START_S: Final = 300.0
+
+SMALL_BYTES: Final = 16 << 10
+"""Up to here a message and its length are written by one call, so that a reader who sees its begin sees all of it.
+
+Source: multiprocessing.connection, `Connection._send_bytes`.
+"""
+
+LENGTH: Final = struct.Struct("!i")
+
+log = logging.getLogger("mstar.api.pool")
+
+
+class ProcessorProcess:
+    """One process and its pipe. Used by one thread at a time; `kill` and `prepare` may come from any."""
+
+    def __init__(self, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
+        self._args = (target, folder, dict(model_kwargs))
+        self._process: SpawnProcess | None = None
+        self._pipe: Connection | None = None
+        self.jobs = 0
+        self.is_renewing = False
+        self._successor: ProcessorProcess | None = None
+        self._is_successor_ready = False
+        self._is_ending = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start the process and wait for its processor. Raises what the processor raised, or StartError."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs, *self._args), name="mstar-pool", daemon=True)
+        process.start()
+        theirs.close()
+        self._process, self._pipe, self.jobs = process, ours, 0
+        if not ours.poll(START_S):
+            self.kill()
+        ok, value = self._receive() or (False, StartError("a pool process ended while it started", phase="pool"))
+        if not ok:
+            self.stop()
+            raise value
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes a job now; else `renew` comes first."""
+        return not self._is_successor_ready and self._process is not None and self._process.is_alive()
+
+    def renew(self) -> None:
+        """Change over to the successor, or start the process again. Raises as `start`."""
+        if self._is_successor_ready:
+            self._change_over()
+        if not self.is_ready:
+            self.stop()
+            self.start()
+
+    def do(self, name: str, args: tuple[Any, ...]) -> Any:
+        """Do one job of any size. Raises the job's error, or BadMedia when the process died of it."""
+        self.jobs += 1
+        assert self._pipe is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._pipe.send((name, args))
+        return self.result()
+
+    def hand_over(self, jobs: Sequence[bytes]) -> int:
+        """Give the process small pickled jobs, without waiting: they fit into an empty pipe.
+
+        Returns the descriptor on which their answers come, in order.
+        """
+        self.jobs += len(jobs)
+        assert self._pipe is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for job in jobs:
+                self._pipe.send_bytes(job)
+        return self._pipe.fileno()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it died of its last job, or was never started."""
+        return self._pipe is None
+
+    @property
+    def has_small_answer(self) -> bool:
+        """Whether a small answer lies in the pipe, whole: then `result` does not wait. False where it was cut off."""
+        if self._pipe is None:
+            return False
+        peeking = socket.socket(fileno=self._pipe.fileno())
+        try:
+            found = peeking.recv(LENGTH.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        finally:
+            peeking.detach()
+        return len(found) == LENGTH.size and 0 <= LENGTH.unpack(found)[0] <= SMALL_BYTES
+
+    def result(self) -> Any:
+        """Wait for the answer of the job. Raises the job's error, or BadMedia when the process died of it."""
+        found = self._receive()
+        if found is None:
+            code = self._process.exitcode if self._process is not None else None
+            self.stop()
+            log.error("a pool process ended with status %s in a job", code)
+            raise BadMedia("the input could not be read", hint="a process died reading it, or it took too long")
+        ok, value = found
+        if not ok:
+            raise value
+        return value
+
+    def prepare(self) -> None:
+        """Start a successor beside the process, which works on; the first job after that changes over. Raises nothing.
+
+        Called on a thread that lives as long as the pool: processes die with the thread that started them.
+        """
+        successor = self._successor = ProcessorProcess(*self._args)
+        try:
+            successor.start()
+        except Exception:  # isolation boundary: the process that runs is as good as it was
+            if not self._is_ending:
+                log.exception("a pool process could not be replaced and works on")
+            self._successor, self.jobs, self.is_renewing = None, 0, False
+            return
+        self._is_successor_ready = True
+
+    def end_successor(self) -> None:
+        """End one that is being started or waits for its first job; the pool closes."""
+        self._is_ending = True
+        if self._successor is not None:
+            self._successor.kill()
+
+    def drop_successor(self) -> None:
+        """Free one that waits for its first job, which will not come. No `prepare` may run."""
+        if self._successor is not None:
+            self._successor.stop()
+
+    def _change_over(self) -> None:
+        successor = self._successor
+        assert successor is not None
+        self.stop()
+        self._process, self._pipe, self.jobs = successor._process, successor._pipe, 0
+        self._successor, self._is_successor_ready, self.is_renewing = None, False, False
+
+    def kill(self) -> None:
+        """End the process now; a job that runs in it fails."""
+        if self._process is not None:
+            self._process.kill()
+
+    def stop(self) -> None:
+        """End the process and free its pipe. Safe to call twice."""
+        self.kill()
+        if self._process is not None:
+            self._process.join()
+            self._process.close()
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process = self._pipe = None
+
+    def _receive(self) -> tuple[bool, Any] | None:
+        assert self._pipe is not None
+        try:
+            answer: tuple[bool, Any] = self._pipe.recv()
+        except (EOFError, OSError):
+            return None
+        return answer
+
+
+MakeProcess = Callable[[str, Path | None, Mapping[str, Any]], ProcessorProcess]
+"""A process for a processor, its model's folder and its settings."""

@@ -1,0 +1,161 @@
+"""WebSocket / and /v1/robot/policy: observations in, chunks of actions out, as openpi's clients speak. GET /healthz."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from sanic.response import HTTPResponse
+
+from mstar_core.api.asking import rules_of
+from mstar_core.api.call import Asked, Call, check_params
+from mstar_core.api.errors import reply_of
+from mstar_core.api.exchange import Exchange
+from mstar_core.api.numbers import BFLOAT16, widened_bits
+from mstar_core.api.present import Chunk
+from mstar_core.api.service import Done
+from mstar_core.api.socket import Socket
+from mstar_core.errors import MstarError, RequestError
+from mstar_core.observe.logs import request_scope
+from mstar_core.plugin.observation import packed
+
+OUTPUT: Final = "action"
+PACKING: Final = frozenset(("shape", "dtype", "name", "format"))
+"""Facts of an output that the message's array tells by itself."""
+
+log = logging.getLogger("mstar.api")
+
+
+async def healthz(exchange: Exchange) -> HTTPResponse:
+    """Whether the port answers: what robots' clients poll."""
+    return exchange.whole(b"OK\n", "text/plain; charset=utf-8")
+
+
+async def robot_policy(exchange: Exchange) -> HTTPResponse | None:
+    """Serve one robot until it goes. Refusals before the handshake are answers of plain HTTP."""
+    problem = exchange.service.link.deployment.problem()
+    if problem is not None:
+        raise problem
+    given = _given(exchange)
+    _asked(exchange, given, exchange.request_id)
+    socket = await Socket.open(exchange)
+    try:
+        await _converse(exchange, socket, given)
+    except asyncio.CancelledError:
+        # The client has gone, and with it whoever could be answered. Sanic would answer a cancelled task by HTTP.
+        return None
+    return None
+
+
+async def _converse(exchange: Exchange, socket: Socket, given: Mapping[str, Any]) -> None:
+    service = exchange.service
+    await socket.send(packed(service.model.surface("robot_policy").metadata))
+    number, before_ms = 0, None
+    while True:
+        message = await socket.receive()
+        number, started = number + 1, service.clock()
+        request_id = f"{exchange.request_id}-{number}"
+        code, status = "ok", 200
+        try:
+            answer = await _infer(exchange, message, given, request_id, started)
+            if before_ms is not None:
+                answer["server_timing"]["prev_total_ms"] = before_ms
+            await socket.send(packed(answer))
+            before_ms = (service.clock() - started) * 1000
+        except asyncio.CancelledError:
+            code, status = "disconnected", 499
+            raise
+        except Exception as error:  # noqa: BLE001  isolation boundary: one observation
+            code, status = await _fail(exchange, socket, error, request_id)
+            return
+        finally:
+            _note(exchange, request_id, code, status, service.clock() - started)
+
+
+async def _infer(
+    exchange: Exchange, message: bytes | str, given: Mapping[str, Any], request_id: str, started: float
+) -> dict[str, Any]:
+    if isinstance(message, str):
+        raise RequestError("the message is a text", hint="send a binary msgpack map", field="observation")
+    asked = _asked(exchange, given, request_id)
+    call = Call(
+        request_id=request_id, route=exchange.route, text=None, observation=message, outputs=(OUTPUT,),
+        params=asked.params, seed=asked.seed, timeout_s=asked.timeout_s, warnings=asked.warnings,
+    )  # fmt: skip
+    async with exchange.service.open(call, key=exchange.key, started=started) as session:
+        chunks = [chunk async for ready in session.chunks() for chunk in ready]
+        done = session.done()
+        session.count(done)
+    return answer_of(chunks, done, request_id)
+
+
+def answer_of(chunks: list[Chunk], done: Done, request_id: str) -> dict[str, Any]:
+    """The message for the outputs of one inference: actions [steps, values] and times, and what is told of them."""
+    arrays = [array_of(chunk) for chunk in chunks if chunk.modality == OUTPUT]
+    if not arrays:
+        raise RequestError("the model gave no actions", field="observation")
+    facts = {name: value for name, value in chunks[0].metadata.items() if name not in PACKING}
+    times = done.times_ms
+    return {
+        "actions": arrays[0] if len(arrays) == 1 else np.concatenate(arrays),
+        "policy_timing": {"infer_ms": times["total_ms"] - times["queue_ms"]},
+        "server_timing": {"infer_ms": times["total_ms"]},
+        **facts,
+        "request_id": request_id,
+        "warnings": list(done.warnings),
+    }
+
+
+def array_of(chunk: Chunk) -> np.ndarray:
+    """The numbers of a chunk that was packed as raw bytes."""
+    dtype, shape = str(chunk.metadata["dtype"]), chunk.metadata["shape"]
+    if dtype == BFLOAT16:
+        return widened_bits(np.frombuffer(chunk.data, dtype="<u2")).reshape(shape)
+    return np.frombuffer(chunk.data, dtype=np.dtype(dtype).newbyteorder("<")).reshape(shape)
+
+
+def _given(exchange: Exchange) -> dict[str, str]:
+    """Parameters of every inference on a connection, from the path's query: a message has no room for them."""
+    query: Mapping[str, list[str]] = exchange.request.get_args(keep_blank_values=True)
+    twice = next((name for name, values in query.items() if len(values) > 1), None)
+    if twice is not None:
+        raise RequestError(f"{twice[:40]} is there twice", hint="send it once", field=twice[:40])
+    if "output_format" in query:
+        raise RequestError(
+            "output_format has no meaning here", hint="actions come as arrays of the message", field="output_format",
+            code="unsupported_parameter",
+        )  # fmt: skip
+    return {name: values[0] for name, values in query.items()}
+
+
+def _asked(exchange: Exchange, given: Mapping[str, Any], request_id: str) -> Asked:
+    spec = exchange.service.model
+    rules = rules_of(exchange, (OUTPUT,), request_id)
+    return check_params(spec, {**spec.surface("robot_policy").params, **given}, rules)
+
+
+async def _fail(exchange: Exchange, socket: Socket, error: Exception, request_id: str) -> tuple[str, int]:
+    """Tell the client and close; the code and the status that are noted."""
+    reply = reply_of(error, request_id)
+    if not isinstance(error, MstarError):
+        log.error("an observation failed", exc_info=error)
+    if reply.status in (409, 413, 429, 503):
+        exchange.service.metrics.rejected.labels(reply.code).inc()
+        exchange.service.feed.counts["refused"] += 1
+    try:
+        await socket.fail(reply.message, reply.code)
+    except Exception:  # noqa: BLE001  the connection broke or is not read: nobody is left to tell
+        exchange.abort()
+    return reply.code, reply.status
+
+
+def _note(exchange: Exchange, request_id: str, code: str, status: int, total_s: float) -> None:
+    metrics = exchange.service.metrics
+    metrics.requests.labels(exchange.route, code).inc()
+    metrics.request_s.labels(exchange.route).observe(total_s)
+    with request_scope(request_id):
+        facts = {"route": exchange.route, "status": status, "code": code, "total_ms": round(total_s * 1000, 3)}
+        log.info("answered", extra={"facts": facts})

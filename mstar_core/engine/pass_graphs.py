@@ -1,0 +1,294 @@
+"""Passes of loops as CUDA graphs, for nodes that draw no ids: flow steps, frames of a rollout. Used by the KV step.
+
+A loop that only reads its cache runs whole in one replay, all its iterations; one that appends runs an iteration per
+replay. Shapes are learned from the passes that come: the first of a kind runs plainly, and its buckets are captured in
+idle moments. Off unless `NodeSpec.capture_sizes` names rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from mstar_core.engine.attention.passes import Block, FixedPasses, PassShape
+from mstar_core.engine.ports import keyword
+from mstar_core.graph.nodes import STEP
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.attention import AttentionBackend
+    from mstar_core.engine.captured import Captures
+    from mstar_core.engine.kv_step import Piece
+    from mstar_core.engine.kv_view import KVModule
+    from mstar_core.engine.page_table import PageTables
+    from mstar_core.graph.nodes import NodeSpec
+
+log = logging.getLogger(__name__)
+
+KINDS: Final = 16
+"""Kinds of passes that a node captures; later ones stay plain, and are counted as misses."""
+
+MOST_ITERATIONS: Final = 64
+"""Iterations of a loop that one graph holds at most; a longer one runs plainly."""
+
+_STEP: Final = keyword(STEP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """An input in fixed shape. shape: of one row's value, or of one token's where it is not per row."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    is_per_row: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassKind:
+    """What passes must agree in to share a graph. tokens: of each row. carry: output -> input, as keywords."""
+
+    tokens: int
+    ports: tuple[Port, ...]
+    writes: bool
+    iterations: int = 1
+    carry: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        often = f", {self.iterations} iterations" if self.iterations > 1 else ""
+        return f"{self.tokens} tokens {'appended' if self.writes else 'beside the cache'}{often}"
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """One graph with its buffers."""
+
+    kind: PassKind
+    shape: PassShape
+    attention: FixedPasses
+    positions: Block
+    ports: dict[str, Tensor]
+    graph: Any = None
+    outputs: dict[str, Tensor] | None = None
+
+
+class PassGraphs:
+    """The captured passes of one node. Owned by its KV engine; the step runner replays them.
+
+    On the CPU nothing is captured: the same step runs as it is, which is how it is tested there.
+    """
+
+    def __init__(
+        self, spec: NodeSpec, module: KVModule, attention: AttentionBackend, tables: PageTables, slots: int,
+        captures: Captures,
+    ) -> None:  # fmt: skip
+        enough = [rows for rows in sorted(spec.capture_sizes) if rows >= slots][:1]
+        self._rows = [rows for rows in sorted(spec.capture_sizes) if rows < slots] + enough
+        self._name = spec.name
+        self._module = module
+        self._attention = attention
+        self._tables = tables
+        self._device = captures.device
+        self._captures = captures
+        self._buckets: dict[PassKind, dict[tuple[int, int], _Bucket]] = {}
+        self._later: list[tuple[PassKind, PassShape]] = []
+        self.counts = captures.counts
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every bucket of every kind met so far is there."""
+        return not self._later
+
+    @property
+    def kinds(self) -> dict[PassKind, list[tuple[int, int]]]:
+        """By kind, the buckets that are there: (rows, pages), ascending."""
+        return {kind: sorted(buckets) for kind, buckets in self._buckets.items()}
+
+    def counters(self) -> dict[str, float]:
+        """What captured passes did since the start, by name."""
+        return self.counts.as_counters()
+
+    def run(self, pieces: Sequence[Piece]) -> tuple[list[tuple[list[Piece], dict[str, Tensor]]], list[Piece]]:
+        """Replay what graphs can take: batches with their packed outputs, tensors of their own; and what is left.
+
+        What could be captured but is not yet is learned and counted as a miss. Sets `Piece.iterations`.
+        """
+        done: list[tuple[list[Piece], dict[str, Tensor]]] = []
+        rest: list[Piece] = []
+        by_kind: dict[PassKind, list[Piece]] = {}
+        for piece in pieces:
+            kind = kind_of(piece)
+            if kind is None:
+                rest.append(piece)
+            else:
+                by_kind.setdefault(kind, []).append(piece)
+        missed = any(_is_of_loop(piece) for piece in rest)
+        for kind, group in by_kind.items():
+            self._learn(kind)
+            while group:
+                bucket = self._bucket(kind, group)
+                if bucket is None:
+                    rest += group
+                    missed = True
+                    break
+                batch, group = group[: bucket.shape.rows], group[bucket.shape.rows :]
+                done.append((batch, self._replay(bucket, batch)))
+        self.counts.hits += len(done)
+        self.counts.misses += missed
+        return done, rest
+
+    def capture_next(self) -> bool:
+        """Capture the smallest bucket that is missing. True when more are left.
+
+        One that does not fit is left out and said to be: a larger one serves, else the plain pass. A kind that cannot
+        be captured at all stays plain.
+        """
+        if self._later:
+            kind, shape = self._later.pop(0)
+            name = f"pass graph of {shape.rows} rows, {kind}, {shape.pages} pages"
+            try:
+                with torch.inference_mode():
+                    self._captures.measured(name, lambda: self._make(kind, shape))
+            except torch.OutOfMemoryError as error:
+                log.error("node %s goes on without its %s: %s", self._name, name, str(error).splitlines()[0])
+            except Exception as error:  # noqa: BLE001 a module that cannot be captured still runs plainly
+                self._later = [each for each in self._later if each[0] != kind]
+                log.error("node %s runs %s plainly: %s: %s", self._name, kind, type(error).__name__, error)
+        return bool(self._later)
+
+    # -- choosing ----------------------------------------------------------------------------------------------------
+
+    def _learn(self, kind: PassKind) -> None:
+        """Note the buckets of a kind that is met for the first time, the smallest first."""
+        if kind in self._buckets or len(self._buckets) >= KINDS:
+            return
+        self._buckets[kind] = {}
+        pages = self._attention.pass_pages(self._tables.ids.shape[1], kind.writes)
+        self._later += [
+            (kind, PassShape(rows=rows, tokens=kind.tokens, pages=most, writes=kind.writes))
+            for rows in self._rows
+            for most in pages
+        ]
+        self._later.sort(key=lambda each: (each[1].rows, each[1].pages))
+
+    def _bucket(self, kind: PassKind, group: Sequence[Piece]) -> _Bucket | None:
+        """The smallest bucket for these pieces; where none takes them all, the one with the most rows."""
+        rows = np.array([piece.branch.slot for piece in group], dtype=np.int64)
+        held = self._tables.length[rows] + (kind.tokens if kind.writes else 0)
+        pages = -(-int(held.max()) // self._tables.pool.page_size)
+        fits = [key for key in self._buckets.get(kind, ()) if key[1] >= pages]
+        if not fits:
+            return None
+        whole = [key for key in fits if key[0] >= len(group)]
+        most = max(key[0] for key in fits)
+        chosen = min(whole) if whole else min(key for key in fits if key[0] == most)
+        return self._buckets[kind][chosen]
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def _replay(self, bucket: _Bucket, pieces: Sequence[Piece]) -> dict[str, Tensor]:
+        """One replay for these pieces. Returns the outputs that some of them want, packed, as tensors of their own."""
+        from mstar_core.engine.kv_step import positions_of
+
+        count, tokens = len(pieces), bucket.kind.tokens
+        for port in bucket.kind.ports:
+            values = [piece.firing.ports[port.name] for piece in pieces]
+            target = bucket.ports[port.name]
+            if port.is_per_row:
+                torch.stack(values, out=target[:count])
+            else:
+                torch.cat(values, out=target[: count * tokens])
+        where = [positions_of(piece).numpy() for piece in pieces]
+        bucket.positions.send({"positions": np.concatenate(where)})
+        rows = np.array([piece.branch.slot for piece in pieces], dtype=np.int64)
+        bucket.attention.prepare(rows, self._tables.length[rows], self._tables.ids)
+        if bucket.graph is not None:
+            bucket.graph.replay()
+        else:
+            bucket.outputs = self._step(bucket)
+        assert bucket.outputs is not None
+        for piece in pieces:
+            piece.iterations = bucket.kind.iterations
+        wanted = frozenset[str]().union(*(piece.wants for piece in pieces))
+        return {
+            name: _share(value, bucket.shape, count).clone() for name, value in bucket.outputs.items() if name in wanted
+        }
+
+    def _step(self, bucket: _Bucket) -> dict[str, Tensor]:
+        """All iterations over the bucket's buffers. Returns the outputs of the last, packed for the whole bucket."""
+        bucket.attention.forget()
+        positions, carried = bucket.positions.device["positions"], dict[str, "Tensor"]()
+        outputs: dict[str, Tensor] = {}
+        for iteration in range(bucket.kind.iterations):
+            given = {**bucket.ports, **carried}
+            if _STEP in given and iteration:
+                given[_STEP] = given[_STEP] + iteration
+            outputs = self._module(kv=bucket.attention.view, positions=positions, **given)
+            carried = {into: outputs[port].to(bucket.ports[into].dtype) for port, into in bucket.kind.carry}
+        bucket.attention.forget()
+        return outputs
+
+    # -- making ------------------------------------------------------------------------------------------------------
+
+    def _make(self, kind: PassKind, shape: PassShape) -> None:
+        ports = {
+            port.name: torch.zeros(
+                (shape.rows if port.is_per_row else shape.rows * kind.tokens, *port.shape),
+                dtype=port.dtype, device=self._device,
+            )
+            for port in kind.ports
+        }  # fmt: skip
+        attention = self._attention.fixed_passes(shape)
+        positions = Block({"positions": (torch.int64, shape.rows * kind.tokens)}, self._device)
+        bucket = _Bucket(kind, shape, attention, positions, ports)
+        none = np.zeros(0, dtype=np.int64)
+        attention.prepare(none, none, self._tables.ids)
+        bucket.graph, bucket.outputs = self._captures.graph(lambda: self._step(bucket))
+        self._buckets[kind][shape.rows, shape.pages] = bucket
+
+
+def kind_of(piece: Piece) -> PassKind | None:
+    """The kind of a pass that a graph could run: one of a loop, whole, unmasked, each input per token or per row."""
+    firing, job = piece.firing, piece.job
+    if firing.is_ids or firing.is_replay or firing.given is not None or piece.samples or piece.count != firing.tokens:
+        return None
+    if firing.attend.mask != "full" or job is None or not _is_of_loop(piece):
+        return None
+    ports = []
+    for name in sorted(firing.ports):
+        value, is_per_row = firing.ports[name], name in firing.per_row
+        if not is_per_row and (firing.axes[name] != 0 or value.shape[0] != firing.tokens):
+            return None
+        shape = tuple(value.shape) if is_per_row else tuple(value.shape[1:])
+        ports.append(Port(name=name, dtype=value.dtype, shape=shape, is_per_row=is_per_row))
+    one = PassKind(tokens=firing.tokens, ports=tuple(ports), writes=firing.attend.write)
+    if firing.attend.write or job.loop is None or not job.loop.fused or job.loop.emit:
+        return one
+    return _whole_loop(piece, one)
+
+
+def _is_of_loop(piece: Piece) -> bool:
+    """Whether a pass is an iteration of a loop, this engine's or the worker's: others come in too many lengths."""
+    return piece.job is not None and (piece.job.loop is not None or _STEP in piece.firing.ports)
+
+
+def _whole_loop(piece: Piece, one: PassKind) -> PassKind | None:
+    """All iterations of a loop that reads: from its first, where nothing can end it before its last."""
+    loop, state = piece.job.loop if piece.job is not None else None, piece.branch.loop
+    if loop is None or state is None or loop.stop_port is not None or state.iteration:
+        return None
+    carry = tuple((port, keyword(into)) for port, into in sorted(loop.carry.items()))
+    if not 1 <= state.limit <= MOST_ITERATIONS or any(into not in piece.firing.ports for _, into in carry):
+        return None
+    return replace(one, iterations=state.limit, carry=carry)
+
+
+def _share(value: Tensor, shape: PassShape, count: int) -> Tensor:
+    """The first `count` rows of an output of the whole bucket, packed by token or by row."""
+    return value[: count * shape.tokens] if value.shape[0] == shape.rows * shape.tokens else value[:count]

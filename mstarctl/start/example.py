@@ -1,0 +1,28 @@
+"""The call that `up` suggests: words that the model which was started can answer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mstar_core.plugin.spec import ModelSpec
+
+SENT: Final = {
+    "text": '--text "Hello there"', "image": "--image picture.png", "video": "--video clip.mp4",
+    "audio": "--audio speech.wav",
+}  # fmt: skip
+RECEIVED: Final = {
+    "audio": "--out hello.wav", "image": "--out picture.png", "action": "--out actions.json",
+    "tensor": "--out answer.safetensors",
+}  # fmt: skip
+
+
+def example_call(model: ModelSpec) -> str:
+    """Options of `mstarctl call` for the model's first sample; empty where it has none."""
+    if not model.samples:
+        return ""
+    sample = model.samples[0]
+    words = [SENT[kind] for kind in model.sample_inputs(sample) if kind in SENT]
+    if any("state" in name for name in sample.params):
+        words.append("--state state.json")
+    given = sample.outputs or {modality.kind for modality in model.outputs[:1]}
+    return " ".join([*words, *(RECEIVED[kind] for kind in sorted(given) if kind in RECEIVED)])

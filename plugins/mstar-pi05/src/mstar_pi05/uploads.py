@@ -1,0 +1,128 @@
+"""What a request uploads: camera images as files or arrays, and state or noise as arrays. Used by the processor.
+
+An array says by its axes what it is, never by its name: [h, w, 3] or [3, h, w] is a camera, [n] the state, [n, 32] the
+noise.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from mstar_core.errors import BadMedia, RequestError
+from mstar_pi05.images import FIELD, Floats, Pixels, decoded, from_array
+from mstar_pi05.sizes import ACTION_WIDTH
+
+if TYPE_CHECKING:
+    from mstar_core.plugin.processor import MediaPart
+    from mstar_pi05.params import Params
+
+NPY: Final = b"\x93NUMPY"
+AXES: Final = f"a camera [h, w, 3] or [3, h, w], the state [n], or noise [n, {ACTION_WIDTH}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uploads:
+    """The files of a request by what they are. cameras: in upload order, files not decoded yet."""
+
+    cameras: tuple[MediaPart | np.ndarray, ...] = ()
+    state: np.ndarray | None = None
+    noise: np.ndarray | None = None
+
+    def camera(self, number: int) -> Pixels | Floats:
+        """The pixels of a camera: uint8, or float32 in [-1, 1], [h, w, 3]. Raises BadMedia, RequestError."""
+        given = self.cameras[number]
+        if isinstance(given, np.ndarray):
+            return from_array(given, f"camera image {number}", FIELD)
+        return decoded(given.data, number)
+
+    def joined(self, params: Params) -> Params:
+        """The parameters with the uploaded state and noise in them. Raises RequestError for one that is there twice."""
+        if self.state is not None:
+            _once("robot_state", params.robot_state)
+            params = replace(params, robot_state=tuple(_finite(self.state, "robot_state").tolist()))
+        if self.noise is not None:
+            _once("noise", params.noise)
+            params = replace(params, noise=tuple(map(tuple, _finite(self.noise, "noise").tolist())))
+        return params
+
+
+def sort_uploads(media: Sequence[MediaPart]) -> Uploads:
+    """Files by what they are. Raises BadMedia for one that cannot be read, RequestError for an array of no use."""
+    cameras: list[MediaPart | np.ndarray] = []
+    found: dict[str, np.ndarray] = {}
+    for number, part in enumerate(media):
+        if part.modality != "tensor":
+            cameras.append(part)
+            continue
+        array = read_array(part.data, number)
+        match array.shape:
+            case (_, _, _):
+                cameras.append(array)
+            case (_,) if "state" not in found:
+                found["state"] = array
+            case (_, width) if width == ACTION_WIDTH and "noise" not in found:
+                found["noise"] = array
+            case shape:
+                raise RequestError(
+                    f"file {number} is an array of shape {list(shape)}, which is nothing more that is read here",
+                    hint=f"send {AXES}; state and noise once", field=FIELD, value=str(list(shape)), allowed=AXES,
+                )  # fmt: skip
+    return Uploads(cameras=tuple(cameras), state=found.get("state"), noise=found.get("noise"))
+
+
+def read_array(data: bytes, number: int) -> np.ndarray:
+    """The one array of an npy or safetensors file; nothing but plain numbers is ever built. Raises BadMedia."""
+    try:
+        found = _npy(data) if data.startswith(NPY) else _safetensors(data)
+    except Exception as error:  # a damaged file can fail in any way
+        raise _unreadable(number, f"{type(error).__name__}: {error}") from error
+    if found.dtype.kind not in "fiu" or not found.size:
+        raise _unreadable(number, f"it holds {found.dtype.name} of shape {list(found.shape)}")
+    return found
+
+
+def _npy(data: bytes) -> np.ndarray:
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read(file)
+    count = int(np.prod(shape, dtype=object)) if shape else 1
+    # The file's own length, before memory is taken for what its header claims.
+    if dtype.hasobject or count * dtype.itemsize != len(data) - file.tell():
+        raise ValueError(f"its header says {shape} of {dtype}, which is not what follows")
+    flat: np.ndarray = np.frombuffer(data, dtype=dtype, count=count, offset=file.tell())
+    return flat.reshape(shape, order="F" if is_fortran else "C")
+
+
+def _safetensors(data: bytes) -> np.ndarray:
+    from safetensors.numpy import load
+
+    found = load(data)
+    if len(found) != 1:
+        raise ValueError(f"it holds {len(found)} tensors, not one")
+    (array,) = found.values()
+    return array
+
+
+def _finite(array: np.ndarray, field: str) -> np.ndarray:
+    wide = array.astype(np.float64)
+    if not np.isfinite(wide).all():
+        raise RequestError(f"{field} holds a value that is no finite number", hint="send finite numbers", field=field)
+    return wide
+
+
+def _once(field: str, given: Any) -> None:
+    if given is not None:
+        raise RequestError(f"{field} is there twice", "as a parameter and as a file", "send it once", field=field)
+
+
+def _unreadable(number: int, detail: str) -> BadMedia:
+    return BadMedia(
+        f"file {number} holds no array that can be read", detail, "send .npy, or .safetensors with one tensor",
+        field=FIELD, value=f"file {number}",
+    )  # fmt: skip

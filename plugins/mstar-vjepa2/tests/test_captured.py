@@ -1,0 +1,37 @@
+"""The captured encoder gives what the plain one gives. Nothing is captured on the CPU: tests/gpu does that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mstar_core.engine.captured import Captures
+from mstar_vjepa2.encoder import CAPTURED, MOST_TOKENS
+
+from .conftest import Golden, build, gap
+
+
+def test_clips_by_graphs_equal_plain_ones(base: Golden, base_nodes: dict[str, Any], base_folder: Path) -> None:
+    node, pixels = build("vjepa2", base_folder)["video_encoder"], base.given["pixel_values_videos"]
+    with torch.inference_mode():
+        plain = base_nodes["video_encoder"](pixel_values_videos=pixels)["encoder_hidden"]
+        assert not node.idle() and node.counters() == {}
+        node.encoder.capture(Captures(torch.device("cpu")))
+        node(pixel_values_videos=pixels)
+        while node.idle():
+            pass
+        assert gap(node(pixel_values_videos=pixels)["encoder_hidden"], plain) < 1e-6
+        # Blocks that are asked for are not in a graph.
+        assert gap(node.encoder(pixels, (1,))[0], plain) < 1e-6
+    counters = node.counters()
+    assert counters["graphs_captured"] == len(CAPTURED) and counters["graph_hits"] == counters["graph_misses"] == 1
+
+
+def test_long_clips_are_not_captured(base: Golden, base_folder: Path) -> None:
+    """64 frames of 256 x 256 are 8,192 patches."""
+    encoder = build("vjepa2", base_folder)["video_encoder"].encoder
+    patch, tubelet = encoder.facts.patch, encoder.facts.tubelet
+    clip = (1, 32 * tubelet, 3, 16 * patch, 16 * patch)
+    assert encoder._tokens(clip) == 8192 > MOST_TOKENS == encoder._tokens((16, 1, *clip[2:]))

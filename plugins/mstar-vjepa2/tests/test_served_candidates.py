@@ -1,0 +1,244 @@
+"""Candidates and plans by both ways: the reference's numbers, whoever shares the passes, and nothing computed twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from mstar_core.conformance.bench import Bench
+from mstar_core.conformance.desk import Ask
+from mstar_core.conformance.nodes import Settings
+from mstar_vjepa2.encoder import Encoder
+from mstar_vjepa2.rotary import Rotary3D
+
+from .conftest import SPECS, Golden, Ways, gap, npy
+from .test_ac_predictor import ENERGY, ROLLED, STATE
+from .test_served import TOKENS, ended, only, served, start
+
+PLAN = 1e-5
+"""Of a plan, its mean and its spread; source: the golden folder's README."""
+
+BOTH = ("tensor", "scalar")
+
+
+def rolled(ac: Golden, name: str = "roll_actions", **more: Any) -> dict[str, Any]:
+    """A rollout of all candidates of one golden."""
+    given = ac.given
+    params = {"task": "rollout", "actions": given[name].tolist(), "states": given["roll_state0"][0].tolist()}
+    return {**params, **more}
+
+
+def goal(ac: Golden) -> Any:
+    return ac.given["goal_latents"][0].tolist()
+
+
+def by_candidate(values: list[Any]) -> np.ndarray:
+    """Values of each step, [K, ...] each, as [K, H, ...]."""
+    return np.stack(values, axis=1)
+
+
+def frames_of(outcome: Any) -> np.ndarray:
+    return by_candidate(outcome.of("next_frame"))[:, :, 0]
+
+
+def test_candidates_of_one_request_are_rolled_out_together(ac: Golden, ac_bench: Ways) -> None:
+    wanted = ac.expected
+    outcome = ended(ac_bench, start(ac), outputs=BOTH, **rolled(ac, goal=goal(ac)))
+    assert gap(frames_of(outcome), wanted["roll_latents"]) < ROLLED
+    assert gap(by_candidate(outcome.of("next_state")), wanted["roll_states"][:, 1:]) < STATE
+    energies = by_candidate(outcome.of("energies"))[..., 0]
+    assert gap(energies, wanted["roll_energies_per_step"]) < ENERGY
+    assert gap(energies[:, -1], wanted["roll_energies"]) < ENERGY
+    assert only(outcome, "best_index").tolist() == [int(wanted["roll_energies"].argmin())]
+    steps = [item.meta["step"] for item in outcome.items if item.port == "next_frame"]
+    assert steps == list(range(wanted["roll_latents"].shape[1]))
+
+
+def test_candidates_share_the_context_of_their_request(ac: Golden, ac_bench: Ways) -> None:
+    given, wanted, past = ac.given, ac.expected, ac.json("cases.json")["T0"]
+    outcome = ended(
+        ac_bench, start(ac, past), task="rollout", context_frames=past, actions=given["ctx_actions"].tolist(),
+        states=given["ctx_states"][0].tolist(), goal=goal(ac),
+    )  # fmt: skip
+    assert gap(frames_of(outcome), wanted["ctx_latents"]) < ROLLED
+    assert gap(by_candidate(outcome.of("next_state")), wanted["ctx_states"][:, past:]) < STATE
+    assert gap(by_candidate(outcome.of("energies"))[..., 0], wanted["ctx_energies_per_step"]) < ENERGY
+
+
+def test_states_may_be_given_for_every_candidate(ac: Golden, ac_bench: Ways) -> None:
+    given, wanted = ac.given, ac.expected
+    states = given["roll_given_states"][:, : given["roll_actions"].shape[1]].tolist()
+    outcome = ended(ac_bench, start(ac), **rolled(ac, states=states, state_mode="given", goal=goal(ac)))
+    assert gap(frames_of(outcome), wanted["roll_given_latents"]) < ROLLED
+    assert gap(by_candidate(outcome.of("energies"))[..., 0], wanted["roll_given_energies_per_step"]) < ENERGY
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_a_landscape_of_many_candidates_is_told_by_energies(repeat: int, ac: Golden, ac_bench: Ways) -> None:
+    actions = ac.given["grid_actions"].expand(-1, repeat, -1).tolist()
+    outcome = ended(ac_bench, start(ac), **rolled(ac, actions=actions, goal=goal(ac)))
+    energies = by_candidate(outcome.of("energies"))[..., 0]
+    assert gap(energies[:, -1], ac.expected[f"grid_energies_repeat{repeat}"]) < ENERGY
+    assert not outcome.of("next_frame"), "latents of so many are sent when they are asked for"
+
+
+def test_each_candidate_may_start_from_a_pose_of_its_own(ac: Golden, ac_bench: Ways) -> None:
+    given = ac.given
+    actions, states = given["pose_action"].tolist(), given["pose"].tolist()
+    outcome = ended(ac_bench, start(ac), **rolled(ac, actions=actions, states=states))
+    assert gap(only(outcome, "next_state"), ac.expected["pose_next"][:, 0]) < STATE
+
+
+def search(ac: Golden, name: str, **more: Any) -> dict[str, Any]:
+    """A plan as one golden of the planner has it."""
+    params = ac.json(f"{name}_params.json")
+    axes = {("x", "y", "z", "gripper")[int(axis)]: value for axis, value in params.pop("axis", {}).items()}
+    named = {"task": "plan", "axis": axes, "horizon": params.pop("rollout"), "goal": goal(ac)}
+    given = {"states": ac.given["roll_state0"][0].tolist(), "noise": ac.given[f"{name}_noise"].tolist()}
+    return {**params, **named, **given, **more}
+
+
+@pytest.mark.parametrize("name", ["cem", "cem2"])
+def test_a_plan_is_that_of_the_official_planner(name: str, ac: Golden, ac_bench: Ways) -> None:
+    wanted = ac.expected
+    outcome = ended(ac_bench, start(ac), **search(ac, name))
+    assert gap(only(outcome, "actions"), wanted[f"{name}_actions"]) < PLAN
+    assert gap(only(outcome, "mean"), wanted[f"{name}_mean"][-1]) < PLAN
+    assert gap(only(outcome, "std"), wanted[f"{name}_std"][-1]) < PLAN
+    assert gap(only(outcome, "best_energy"), wanted[f"{name}_energies"][-1:].min()[None]) < ENERGY
+
+
+@pytest.mark.parametrize("name", ["cem", "cem2"])
+def test_every_planning_step_can_be_followed(name: str, ac: Golden, ac_bench: Ways) -> None:
+    wanted = ac.expected
+    outcome = ended(ac_bench, start(ac), **search(ac, name, **{"return": ["energies"]}))
+    assert gap(np.stack(outcome.of("candidates")), wanted[f"{name}_candidates"]) < PLAN
+    assert gap(np.stack(outcome.of("energies"))[..., 0], wanted[f"{name}_energies"]) < ENERGY
+    assert gap(np.stack(outcome.of("mean")), wanted[f"{name}_mean"]) < PLAN
+    assert gap(np.stack(outcome.of("std")), wanted[f"{name}_std"]) < PLAN
+    assert gap(only(outcome, "actions"), wanted[f"{name}_actions"]) < PLAN
+
+
+def plain_plan(ac: Golden, **more: Any) -> dict[str, Any]:
+    sizes = {"samples": 12, "topk": 3, "cem_steps": 3, "horizon": 2}
+    return {"task": "plan", "states": ac.given["roll_state0"][0].tolist(), **sizes, **more}
+
+
+def test_a_plan_follows_from_its_seed_and_keeps_its_bounds(ac: Golden, ac_bench: Ways) -> None:
+    def planned(**more: Any) -> Any:
+        return ended(ac_bench, start(ac), **plain_plan(ac, goal=goal(ac), **{"return": ["energies"]}, **more))
+
+    first, again, other = planned(seed=5), planned(seed=5), planned(seed=6)
+    assert gap(only(first, "actions"), only(again, "actions")) == 0
+    assert gap(only(first, "actions"), only(other, "actions")) > 0
+    held = planned(maxnorm=0.02, axis={"z": 0.01}, close_gripper=1)
+    candidates = np.stack(held.of("candidates"))
+    assert np.abs(candidates[..., :3]).max() <= 0.02 + 1e-7
+    assert np.abs(candidates[:, :, 0, 6]).max() <= 0.75 and (candidates[:, :, 1:, 6] == 1).all()
+    assert (candidates[..., 2] == np.float32(0.01)).all() and not candidates[..., 3:6].any()
+
+
+def test_a_goal_may_be_a_picture_or_its_latents(ac: Golden, ac_bench: Ways) -> None:
+    frame = npy(ac.given["clip"][0].transpose(0, 1)[-1:].contiguous())
+    shown = ended(ac_bench, start(ac), frame, **plain_plan(ac))
+    told = ended(ac_bench, start(ac), **plain_plan(ac, goal=goal(ac)))
+    assert gap(only(shown, "actions"), only(told, "actions")) < PLAN
+
+
+def test_a_plan_goes_on_from_earlier_frames(ac: Golden, ac_bench: Ways) -> None:
+    """Its best candidate has the energy that a rollout from the same frames gives it."""
+    given = ac.given
+    past = {"context_frames": 2, "states": given["ctx_states"][0].tolist()}
+    plan = plain_plan(ac, goal=goal(ac), actions=given["ctx_actions"][0, :1].tolist(), **past)
+    outcome = ended(ac_bench, start(ac, 2), **{**plan, "return": ["energies"]})
+    last, energies = outcome.of("candidates")[-1], outcome.of("energies")[-1][:, 0]
+    moves = [[given["ctx_actions"][0, 0].tolist(), *each] for each in last.tolist()]
+    again = ended(ac_bench, start(ac, 2), task="rollout", actions=moves, goal=goal(ac), **past)
+    assert gap(again.of("energies")[-1][:, 0], energies) < ENERGY
+
+
+def test_any_mixture_of_requests_equals_each_alone(ac: Golden, ac_bench: Ways) -> None:
+    given = ac.given
+    few = {**rolled(ac), "actions": given["roll_actions"][:2, :3].tolist()}
+    taught = {"actions": given["tf_actions"][0].tolist(), "states": given["tf_states"][0].tolist()}
+    context = {"context_frames": 2, "actions": given["ctx_actions"].tolist(), "states": given["ctx_states"][0].tolist()}
+    asks = [
+        Ask(media=[start(ac, frames)], params=params, outputs=("tensor",))
+        for frames, params in [
+            (6, {}), (1, rolled(ac)), (1, rolled(ac, goal=goal(ac))), (1, few), (4, {"task": "predict", **taught}),
+            (2, {"task": "rollout", **context}), (1, plain_plan(ac, goal=goal(ac), seed=3)),
+            (1, rolled(ac, goal=goal(ac), cost="cosine")), (1, rolled(ac, normalize_reps=False)),
+        ]
+    ]  # fmt: skip
+    for ask, outcome in zip(asks, ac_bench.ask(*asks), strict=True):
+        assert outcome.status == "finished", outcome.cause
+        alone = ended(ac_bench, *ask.media, outputs=tuple(ask.outputs), **ask.params)
+        found = [(item.port, item.meta.get("step")) for item in outcome.items]
+        assert sorted(found, key=str) == sorted(((i.port, i.meta.get("step")) for i in alone.items), key=str)
+        for port in {item.port for item in alone.items}:
+            # A number of ulps: what a pass holds besides changes the order of sums.
+            np.testing.assert_allclose(np.stack(outcome.of(port)), np.stack(alone.of(port)), atol=2e-5, rtol=1e-4)
+
+
+def test_what_candidates_share_is_computed_once(ac: Golden, ac_folder: Path) -> None:
+    bench, past, given = served("vjepa2_ac", ac_folder), 2, ac.given
+    frames, rows = [], []
+
+    def look(module: Any, inputs: Any) -> None:
+        if isinstance(module, Encoder):
+            frames.append(len(inputs[0]))
+        elif isinstance(module, Rotary3D) and inputs and inputs[0].dim() == 1 and len(inputs) == 3:
+            rows.append(len(inputs[0]) // (TOKENS + 2))
+
+    watch = register_module_forward_pre_hook(look)
+    outcome = ended(
+        bench, start(ac, past), task="rollout", context_frames=past, actions=given["ctx_actions"].tolist(),
+        states=given["ctx_states"][0].tolist(),
+    )  # fmt: skip
+    watch.remove()
+    candidates, steps = len(given["ctx_actions"]), len(outcome.of("next_frame"))
+    assert sum(frames) == past, "every frame once, for all candidates"
+    assert sum(rows) == (past - 1) + candidates * steps, "the context once, for all candidates"
+    assert max(rows) == candidates, "side by side"
+    assert bench.leaks() == []
+
+
+def test_candidates_and_plans_on_two_ranks(ac: Golden, ac_folder: Path) -> None:
+    bench = served("vjepa2_ac", ac_folder, ranks=2)
+    outcome = ended(bench, start(ac), **rolled(ac, goal=goal(ac)))
+    assert gap(frames_of(outcome), ac.expected["roll_latents"]) < ROLLED
+    assert gap(by_candidate(outcome.of("energies"))[..., 0], ac.expected["roll_energies_per_step"]) < ENERGY
+    plan = ended(bench, start(ac), **search(ac, "cem2"))
+    assert gap(only(plan, "actions"), ac.expected["cem2_actions"]) < PLAN
+    assert bench.leaks() == []
+
+
+def test_a_deployment_that_takes_longer_rollouts_runs_them(ac: Golden, ac_folder: Path) -> None:
+    frames = 37
+    spec = SPECS["vjepa2_ac"].bound(ac_folder, {"max_latent_frames": frames})
+    bench = Bench(spec, ac_folder, Settings(max_seq_len=spec.max_seq_len))
+    actions = ac.given["roll_actions"][:2].tile(1, 10, 1)[:, :frames].tolist()
+    outcome = ended(bench, start(ac), **rolled(ac, actions=actions))
+    made = frames_of(outcome)
+    assert made.shape[1] == frames and np.isfinite(made).all()
+    assert gap(made[:, :4], ac.expected["roll_latents"][:2]) < ROLLED
+    assert bench.leaks() == []
+
+
+@pytest.mark.parametrize("cost", ["l1", "l2", "cosine"])
+def test_energies_are_what_their_names_say(cost: str, ac: Golden, ac_bench: Ways) -> None:
+    outcome = ended(ac_bench, start(ac), **rolled(ac, goal=goal(ac), cost=cost))
+    frames, aim = frames_of(outcome)[:, -1].astype(np.float64), ac.given["goal_latents"][0].double().numpy()
+    match cost:
+        case "l1":
+            wanted = np.abs(frames - aim).mean(axis=(1, 2))
+        case "l2":
+            wanted = np.square(frames - aim).mean(axis=(1, 2))
+        case _:
+            flat = frames.reshape(len(frames), -1)
+            wanted = 1 - flat @ aim.ravel() / np.linalg.norm(flat, axis=1) / np.linalg.norm(aim)
+    assert gap(outcome.of("energies")[-1][:, 0], wanted) < ENERGY

@@ -1,0 +1,138 @@
+"""An api in a process of its own, so that what it costs can be told from what its clients and peers cost."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import multiprocessing
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+from mstar_core.api.main import ApiProcess
+from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
+from mstar_core.plugin.spec import ModelSpec
+
+PROBE_S: Final = 0.05
+START_S: Final = 60
+PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def spec_in(folder: str, model: ModelSpec, *, api: dict[str, Any] | None = None, **changes: Any) -> DeploymentSpec:
+    """The spec of a deployment whose other processes are fakes."""
+    spec = DeploymentSpec(
+        name="fake", model=model.name, plugin="fake", run_dir=folder, log_dir=folder,
+        plan=Plan(ranks=(), placements=()), api=ApiConfig(**{"host": "127.0.0.1", "port": 0, **(api or {})}), **changes,
+    )  # fmt: skip
+    spec.ipc_dir.mkdir(mode=0o700, exist_ok=True)
+    return spec
+
+
+class OwnApi:
+    """The process. Ends with the block of `own_api`."""
+
+    def __init__(self, process: Any, pipe: Connection) -> None:
+        self.pid = int(process.pid)
+        self.port = int(self._got(pipe))
+        self._pipe = pipe
+
+    @staticmethod
+    def _got(pipe: Connection) -> Any:
+        assert pipe.poll(START_S), "the api's process did not answer"
+        return pipe.recv()
+
+    def ask(self) -> dict[str, Any]:
+        """What it holds, and the lags of its loop since the last time: seconds late, without waits for a core."""
+        self._pipe.send("ask")
+        found: dict[str, Any] = self._got(self._pipe)
+        return found
+
+    async def ready(self) -> None:
+        """Wait until it has heard that the deployment serves."""
+        assert await asyncio.to_thread(self._got, self._pipe) == "ready"
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds so far, all threads."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) * TICK_S
+
+    @property
+    def resident_bytes(self) -> int:
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE
+
+    @property
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+
+def _spec_path(spec: DeploymentSpec) -> Path:
+    return Path(spec.run_dir) / "spec.json"
+
+
+@asynccontextmanager
+async def own_api(
+    spec: DeploymentSpec, supervisor: str, module: str = "tests.fakes.speech_model"
+) -> AsyncIterator[OwnApi]:
+    """An api that runs for the length of the block, with the `SPEC` of a module. Its peers need not be there yet."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    _spec_path(spec).write_bytes(spec.encode())
+    process = context.Process(target=_run, args=(str(_spec_path(spec)), supervisor, module, theirs))
+    process.start()
+    theirs.close()
+    try:
+        yield await asyncio.to_thread(OwnApi, process, ours)
+        ours.send("stop")
+        await asyncio.to_thread(process.join, 30)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+        process.join()
+
+
+def _run(path: str, supervisor: str, module: str, pipe: Connection) -> None:
+    model: ModelSpec = importlib.import_module(module).SPEC
+    asyncio.run(_serve(ApiProcess(DeploymentSpec.load(Path(path)), 0, supervisor, model), pipe))
+
+
+async def _serve(process: ApiProcess, pipe: Connection) -> None:
+    lags: list[float] = []
+    stopped = asyncio.Event()
+
+    def asked() -> None:
+        if pipe.recv() == "stop":
+            stopped.set()
+            return
+        held = {"requests": len(process.registry), "outboxes": len(process.link.outboxes), "loans": process.link.loans}
+        uploads = len(os.listdir(process.spec.uploads))
+        pipe.send({**held, "uploads": uploads, "tasks": len(asyncio.all_tasks()), "lags_s": list(lags)})
+        lags.clear()
+
+    process.link.on_ready = lambda: pipe.send("ready")
+    await process.start()
+    probe = asyncio.create_task(_probe(lags))
+    asyncio.get_running_loop().add_reader(pipe.fileno(), asked)
+    pipe.send(process.port)
+    await stopped.wait()
+    probe.cancel()
+    asyncio.get_running_loop().remove_reader(pipe.fileno())
+    await process.close()
+
+
+async def _probe(lags: list[float]) -> None:
+    """How late a sleeper of the loop is woken, less the time in which the thread waited for a core."""
+    while True:
+        before, waited = time.monotonic(), run_delay_s()
+        await asyncio.sleep(PROBE_S)
+        lags.append(max(0.0, time.monotonic() - before - PROBE_S - (run_delay_s() - waited)))
+
+
+def run_delay_s() -> float:
+    """Seconds in which this thread could run and no core was free, since it began. Source: Linux, schedstat."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9

@@ -1,0 +1,183 @@
+"""A disk that takes no more: the request that needs it is refused, others are served, and all is well once it has room.
+
+The limit of file sizes stands in for a full disk: it needs no privilege, and the kernel refuses the write all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from mstar_core.api.body import sweep
+from mstar_core.messages.flow import Output, Outputs
+from mstar_core.messages.tensors import InlineTensor
+from tests.api.conftest import Started
+from tests.fakes import media
+from tests.fakes.conductor import echo, speak
+from tests.fakes.omni_model import SPEC
+
+ROOM = 512 * 1024
+LARGE = media.image(900, 800, "BMP")  # over 1 MiB, so that it goes to a file
+SPOKEN = {"text": "x", "output_modalities": "audio"}
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process grows beyond `ROOM`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def open_files(folder: Path) -> list[str]:
+    """Files of the folder that this process holds open, also those without a name."""
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    targets = [os.readlink(link) for link in links if os.path.lexists(link)]
+    return [target for target in targets if target.startswith(str(folder))]
+
+
+def told(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, "" if answer.status_code == 200 else answer.json()["error"]["code"]
+
+
+async def test_an_upload_that_the_disk_does_not_take_is_refused_and_others_go_on(
+    started: Started, record_property: Callable[[str, object], None]
+) -> None:
+    form, tries = {"text": "x", "streaming": "false"}, 20
+    async with started(echo, model=SPEC) as api:
+
+        async def send(data: bytes) -> httpx.Response:
+            return await api.client.post("/generate", data=form, files={"files": ("a", data)})
+
+        assert told(await send(LARGE)) == (200, "")
+        small = (await send(media.image())).json()["outputs"]
+        before = descriptors()
+        with full_disk():
+            for _ in range(tries):
+                refused, served = await asyncio.gather(send(LARGE), send(media.image()))
+                assert told(refused) == (503, "storage_full")
+                assert int(refused.headers["retry-after"]) >= 1
+                assert not any(word in refused.text for word in ("Errno", "File too large", api.process.spec.run_dir))
+                assert served.json()["outputs"] == small
+            many = [{"name": "a", "data": "QUJD" * 600_000}]
+            assert told(await api.client.post("/generate", json={"text": "x", "files": many})) == (503, "storage_full")
+        assert told(await send(LARGE)) == (200, "")
+        assert api.service_is_clean and descriptors() <= before + 2
+    record_property("full_disk_tries", tries + 1)
+
+
+async def test_an_answer_that_cannot_wait_on_the_disk_fails_alone(started: Started) -> None:
+    async with started() as api:
+        wanted = np.full(20_000, 7, dtype="<i2").tobytes()
+        with full_disk(), socket.create_connection(("127.0.0.1", api.process.port)) as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+            body = b"text=x&output_modalities=audio&request_id=slow"
+            head = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+            slow.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            request = await api.fake.next_request()
+            other = asyncio.create_task(api.client.post("/generate", data={**SPOKEN, "streaming": "false"}))
+            neighbour = await api.fake.next_request(2)
+            for number in range(400):
+                api.fake.audio(request.handle, 20_000)
+                if number % 40 == 0:
+                    api.fake.audio(neighbour.handle, 20_000)
+            api.fake.finish(neighbour.handle)
+            (sound,) = (await other).json()["outputs"]["audio"]
+            assert len(sound["data"]) == 4 * ((10 * len(wanted) + 2) // 3)
+            text = (await asyncio.to_thread(read_all, slow)).decode()
+        last = json.loads([line for line in text.splitlines() if line.startswith('{"modality"')][-1])
+        assert (last["modality"], last["metadata"]["code"]) == ("error", "storage_full")
+        await api.until(lambda: api.service_is_clean)
+        await api.fake.until(lambda: api.fake.live_loans == 0)
+        assert [cancel.handle for cancel in api.fake.cancels] == [request.handle]
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What comes until the end of the chunked body."""
+    connection.settimeout(20)
+    data = bytearray()
+    while not data.endswith(b"0\r\n\r\n"):
+        piece = connection.recv(1 << 16)
+        if not piece:
+            break
+        data += piece
+    return bytes(data)
+
+
+async def test_an_output_that_cannot_be_read_fails_its_request_and_no_other_of_its_message(started: Started) -> None:
+    async with started() as api:
+        bad = asyncio.create_task(api.client.post("/generate", data={**SPOKEN, "streaming": "false"}))
+        broken = await api.fake.next_request()
+        good = asyncio.create_task(api.client.post("/generate", data={**SPOKEN, "streaming": "false"}))
+        fine = await api.fake.next_request(2)
+        lies = InlineTensor(dtype="int16", shape=(999,), data=b"\0\0")
+        items = [
+            Output(handle=broken.handle, seq=0, port="pcm", modality="audio", ref=lies),
+            Output(
+                handle=fine.handle, seq=0, port="pcm", modality="audio",
+                ref=InlineTensor(dtype="int16", shape=(2,), data=b"abcd"),
+            ),
+        ]  # fmt: skip
+        api.fake.tell(Outputs(worker="worker-0", items=items), sender="worker-0")
+        api.fake.finish(fine.handle, emitted=1)
+        assert told(await bad) == (500, "engine_error")
+        assert (await good).json()["outputs"]["audio"][0]["data"] == "YWJjZA=="
+        await api.until(lambda: api.service_is_clean)
+
+
+async def test_a_folder_that_is_gone_is_a_refusal_and_no_failure(started: Started) -> None:
+    async with started(speak(1), model=SPEC) as api:
+        folder = api.process.spec.uploads
+        folder.rmdir()
+        folder.write_bytes(b"")  # a file where the folder was: nothing can be kept below it
+        answer = await api.client.post("/generate", data={"text": "x"}, files={"files": ("a", media.image())})
+        assert told(answer) == (503, "storage_full")
+        folder.unlink()
+        folder.mkdir(mode=0o700)
+        answer = await api.client.post("/generate", data=SPOKEN, files={"files": ("a", media.image())})
+        assert answer.status_code == 200
+
+
+async def test_large_uploads_are_gone_however_their_request_ends(
+    started: Started, record_property: Callable[[str, object], None]
+) -> None:
+    form, file = {"text": "x", "streaming": "false"}, {"files": ("../../a", LARGE)}
+    async with started(echo, model=SPEC, max_concurrent_requests=1) as api:
+        assert told(await api.client.post("/generate", data=form, files=file)) == (200, "")
+        api.fake.script = None
+        runs = asyncio.create_task(api.client.post("/generate", data={**form, "request_id": "runs"}, files=file))
+        await api.fake.next_request(2)
+        ends = [{"timeout_s": "0.2"}, {"temperature": "hot"}, {"request_id": "cancelled"}, {"request_id": "left"}]
+        waiting = [asyncio.create_task(api.client.post("/generate", data={**form, **e}, files=file)) for e in ends]
+        await api.until(lambda: len(api.process.registry) == 3)
+        waiting[3].cancel()
+        assert (await api.client.post("/v1/requests/cancelled/cancel")).status_code == 200
+        assert [told(await task)[0] for task in waiting[:3]] == [504, 400, 499]
+        api.fake.fail(api.fake.requests[1].handle)
+        assert told(await runs) == (500, "engine_error")
+        await api.until(lambda: api.service_is_clean)
+        assert open_files(api.process.spec.uploads) == [], "nothing is held"
+        assert not list(api.process.spec.uploads.iterdir()), "no file has a name that could stay"
+    record_property("large_uploads", len(ends) + 2)
+
+
+def test_what_a_former_life_left_in_the_folder_is_swept(tmp_path: Path) -> None:
+    (tmp_path / "upload").write_bytes(b"x")
+    sweep(tmp_path)
+    assert not list(tmp_path.iterdir()) and tmp_path.stat().st_mode & 0o777 == 0o700

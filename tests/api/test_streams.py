@@ -1,0 +1,46 @@
+"""Many streams of sound at once, from a worker at the pace of speech: nobody waits for those who do not listen."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from tests.api.listeners import Audience, heard_of, listening
+from tests.api.own_process import own_api, spec_in
+from tests.fakes.paced import PACE_S, PacedDeployment
+from tests.fakes.speech_model import SPEC
+
+STREAMS = 31
+CHUNKS = 30
+STALL_S = 0.5
+LAG_S = 0.05
+
+
+@pytest.mark.timeout(180)
+async def test_clients_that_do_not_listen_hold_nobody_back(record_property: Callable[[str, object], None]) -> None:
+    with tempfile.TemporaryDirectory(prefix="mstar-api-") as folder:
+        spec = spec_in(folder, SPEC, api={"stall_timeout_s": STALL_S}, max_concurrent_requests=64)
+        async with PacedDeployment(spec.ipc_dir, chunks=CHUNKS) as worker:
+            async with own_api(spec, worker.supervisor) as api:
+                await worker.serve()
+                await api.ready()
+                before = api.descriptors
+                with listening(api.port, Audience(good=STREAMS, mute=1, slow=1)) as pipe:
+                    heard = heard_of(await asyncio.to_thread(pipe.recv))
+                held = await asyncio.to_thread(api.ask)
+                after = api.descriptors
+            cancels = [cancel.why for cancel in worker.cancels]
+    assert [(each.status, each.is_whole, each.wrong) for each in heard["good"]] == [(200, True, 0)] * STREAMS
+    assert {len(each.at_s) for each in heard["good"]} == {CHUNKS}, "no chunk is dropped"
+    gaps = [later - sooner for each in heard["good"] for sooner, later in pairwise(each.at_s)]
+    assert statistics.median(gaps) == pytest.approx(PACE_S, rel=0.1)
+    assert cancels == ["stalled"] * 2, "those who do not read are cut"
+    assert max(held.pop("lags_s")) < LAG_S, "the loop is never blocked"
+    assert held == {"requests": 0, "outboxes": 0, "loans": 0, "uploads": 0, "tasks": held["tasks"]}
+    assert after < before + STREAMS // 2, "no descriptor is kept for each stream"
+    record_property("streams_beside_stalled_ones", STREAMS)

@@ -1,0 +1,111 @@
+"""The measurements of Pi0.5 and V-JEPA 2, tried with small sizes on a CPU: all but speed is known without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.families.clock import family
+from bench.families.policy import Acting, Place, checkpoint_modules, floors, observation, random_modules
+from bench.families.robots import write_checkpoint
+from bench.families.world import encode_operations, step_seconds
+from mstar_pi05.sizes import Sizes, Tower, Vision
+from mstar_vjepa2.facts import ENCODERS, RELEASED_AC
+from tests.runtime.deployment import REPO, free_port
+
+pytestmark = pytest.mark.timeout(300)
+H100 = {"product_per_s": 780e12, "copy_bytes_per_s": 3.0e12}
+SMALL = Sizes(
+    vocab=300, prompt_ids=96, horizon=10,
+    vision=Vision(width=32, layers=2, heads=2, mlp=64, image_size=28, patch_size=14),
+    language=Tower(width=48, layers=2, mlp=96, heads=4, kv_heads=1, head_dim=16),
+    expert=Tower(width=32, layers=2, mlp=64, heads=4, kv_heads=1, head_dim=16),
+)  # fmt: skip
+
+
+def measured(out: Path, *words: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", *words, "--tiny", "--device", "cpu", "--out", str(out)],
+        cwd=REPO, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert json.loads(out.with_suffix(".samples.json").read_text())
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def test_the_policy_at_its_engines(tmp_path: Path) -> None:
+    words = ("--part", "engines", "--vision", "float32", "--batch", "1", "2", "--repeats", "3")
+    report = measured(tmp_path / "pi05.json", "bench.gpu_pi05", *words)
+    places = report["engines"]["places"]
+    assert set(places) == {"float32_captured", "float32_plain"}
+    hits = places["float32_captured"]["counters"]
+    assert hits["LLM"]["graph_hits"] >= 3 and hits["vit_encoder"]["graph_hits"] >= 3
+    assert places["float32_plain"]["counters"]["LLM"] == {}
+    for label in places:
+        names = {f"engines_{label}_rows_1", f"engines_{label}_rows_2", f"engines_{label}_two_cameras"}
+        names |= {f"part_{label}_{part}" for part in ("cameras", "prefix", "flow")}
+        assert names <= set(report["metrics"])
+        assert sum(places[label]["profile"]["by_family_s"].values()) > 0
+        assert all(value > 0 for value in places[label]["floors_s"].values())
+
+
+def test_the_policy_at_its_server(tmp_path: Path) -> None:
+    words = ("--part", "server", "--vision", "float32", "--alone", "2", "--clients", "2", "--each", "2")
+    report = measured(tmp_path / "pi05.json", "bench.gpu_pi05", *words, "--port", str(free_port()))
+    assert report["metrics"]["server_float32_alone"]["n"] == 2
+    assert report["metrics"]["server_float32_clients_2"]["n"] == 4
+    assert not report["server"]["float32"]["held"] and not report["server"]["float32"]["captured_while_measured"]
+
+
+def test_the_world_model(tmp_path: Path) -> None:
+    words = ("--clips", "1", "2", "--frames", "1", "2", "--repeats", "3", "--rollout", "3:1:4", "2:3:2")
+    report = measured(tmp_path / "vjepa2.json", "bench.gpu_vjepa2", *words)
+    names = {"tiny_clips_2", "tiny_share_of_bound_1", "frames_captured_2", "frames_plain_1"}
+    names |= {f"rollout_steps_{kind}_context_3_candidates_1_steps_4" for kind in ("captured", "plain")}
+    assert names <= set(report["metrics"])
+    counters = report["rollouts"]["captured_context_2_candidates_3_steps_2"]["counters"]["ac_predictor"]
+    assert counters["graph_hits"] > 3
+
+
+@pytest.mark.parametrize("kind", ["random", "checkpoint"])
+def test_random_weights_keep_actions_alive(kind: str, tmp_path: Path) -> None:
+    """Neither vanish nor explode, at sizes of any checkpoint: the written one is read as a worker reads it."""
+    place, sizes = Place(device=torch.device("cpu"), dtype=torch.float32, max_tokens=256, requests=2), SMALL
+    if kind == "random":
+        modules = random_modules(sizes, place)
+    else:
+        sizes, modules = checkpoint_modules(write_checkpoint(tmp_path / "pi05", "cpu", sizes), place)
+    (actions,) = Acting(sizes, modules, place).act(observation(sizes, 3, 8))
+    assert actions.isfinite().all() and 0.1 < float(actions.std()) < 10
+
+
+def test_floors_are_those_of_the_design() -> None:
+    """Milliseconds on one H100 at 780 TFLOP/s and 3.0 TB/s, computed another way in the design notes."""
+    found = floors(Sizes(), 3, 200, 10, H100)
+    assert found["prefix_s"] * 1e3 == pytest.approx(5.1, rel=0.12)  # all but the last block
+    assert found["vision_s"] * 1e3 == pytest.approx(0.8, rel=0.08)
+    assert found["flow_s"] * 1e3 == pytest.approx(2.1, rel=0.08)
+    for name, expected in (("vitl", 14.9), ("vitg", 40.6)):
+        seconds = encode_operations(ENCODERS[name], 1, 64) / H100["product_per_s"]
+        assert seconds * 1e3 == pytest.approx(expected, rel=0.08)
+    rollout = sum(step_seconds(RELEASED_AC, 1, 7 + step, H100) for step in range(30))
+    assert rollout * 1e3 == pytest.approx(12.0, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        ("fmha_cutlassF_bf16_aligned_64x64", "attention"), ("nvjet_tst_128x256", "products"),
+        ("vectorized_layer_norm_kernel", "norms"), ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        ("vectorized_elementwise_kernel", "elementwise"), ("ampere_bf16_s16816gemm", "products"),
+    ],
+)  # fmt: skip
+def test_kernels_are_counted_in_families(kernel: str, expected: str) -> None:
+    assert family(kernel) == expected

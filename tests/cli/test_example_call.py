@@ -1,0 +1,22 @@
+"""The call that `up` suggests for each model."""
+
+from __future__ import annotations
+
+import pytest
+
+from mstarctl.start.example import example_call
+from tests.families.families import SPECS
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("orpheus", '--text "Hello there" --out hello.wav'),
+        ("pi05", '--image picture.png --text "Hello there" --state state.json --out actions.json'),
+        ("vjepa2", "--video clip.mp4 --out answer.safetensors"),
+        ("vjepa2_ac", "--video clip.mp4 --out answer.safetensors"),
+        ("bagel", '--text "Hello there"'),
+    ],
+)
+def test_a_call_names_what_the_model_reads_and_gives(model: str, words: str) -> None:
+    assert example_call(SPECS[model]) == words

@@ -1,0 +1,46 @@
+"""Graphs that record on the CPU: a replay runs the step again and leaves the result where the first run left it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mstar_core.engine.captured import Captures
+
+
+class Recorded:
+    """Stands in for a CUDA graph: outputs stay in one place, and the next replay overwrites them."""
+
+    def __init__(self, step: Callable[[], Any]) -> None:
+        self._step = step
+        self.outputs = step()
+        self.replays = 0
+        for value in _tensors(self.outputs):
+            value.fill_(float("nan") if value.is_floating_point() else 0)
+
+    def replay(self) -> None:
+        self.replays += 1
+        for place, value in zip(_tensors(self.outputs), _tensors(self._step()), strict=True):
+            place.copy_(value)
+
+
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    return list(outputs.values()) if isinstance(outputs, dict) else [outputs]
+
+
+class RecordedCaptures(Captures):
+    """Makes such graphs. With `fails` set, nothing can be captured."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.graphs: list[Recorded] = []
+        self.fails: Exception | None = None
+
+    def graph(self, step: Callable[[], Any]) -> tuple[Any, Any]:
+        if self.fails is not None:
+            raise self.fails
+        made = Recorded(step)
+        self.graphs.append(made)
+        return made, made.outputs

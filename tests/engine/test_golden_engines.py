@@ -1,0 +1,65 @@
+"""The references of Pi0.5 and V-JEPA 2 through both engines on the CPU, with graphs that record; tests/gpu is CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.families.policy import Place
+from mstar_core.engine.captured import Captures
+from tests.engine.golden_engines import (
+    BFLOAT16,
+    FLOAT32,
+    check_clips,
+    check_policy,
+    check_world,
+    clip_encoder,
+    policy,
+    world,
+)
+from tests.engine.recorded import RecordedCaptures
+
+CPU = torch.device("cpu")
+KINDS = [(torch.float32, "float32", FLOAT32), (torch.bfloat16, "bfloat16", BFLOAT16)]
+
+
+@pytest.fixture
+def made() -> list[RecordedCaptures]:
+    return []
+
+
+@pytest.fixture
+def graphs(made: list[RecordedCaptures]) -> Callable[[], Captures]:
+    def make() -> Captures:
+        made.append(RecordedCaptures())
+        return made[-1]
+
+    return make
+
+
+@pytest.mark.parametrize(("dtype", "vision", "limits"), KINDS, ids=["float32", "bfloat16"])
+def test_actions(dtype: torch.dtype, vision: str, limits: Any, tmp_path: Path, graphs: Any, made: Any) -> None:
+    place = Place(device=CPU, dtype=dtype, vision=vision, max_tokens=128, requests=4)
+    acting = policy(place, tmp_path, graphs)
+    check_policy(acting, limits)
+    for node, counters in acting.counters().items():
+        assert counters["graph_hits"] >= 3, node
+    assert sum(graph.replays for captures in made for graph in captures.graphs) >= 6
+
+
+@pytest.mark.parametrize(("dtype", "limits"), [KINDS[0][::2], KINDS[1][::2]], ids=["float32", "bfloat16"])
+def test_rollouts(dtype: torch.dtype, limits: Any, tmp_path: Path, graphs: Any) -> None:
+    rolling = world(Place(device=CPU, dtype=dtype, requests=8), tmp_path, graphs)
+    check_world(rolling, limits)
+    for node, counters in rolling.counters().items():
+        assert counters["graph_hits"] >= 2, node
+
+
+@pytest.mark.parametrize(("dtype", "limits"), [KINDS[0][::2], KINDS[1][::2]], ids=["float32", "bfloat16"])
+def test_clips(dtype: torch.dtype, limits: Any, tmp_path: Path) -> None:
+    place = Place(device=CPU, dtype=dtype)
+    check_clips(clip_encoder(place, tmp_path), place, limits, Captures(CPU))

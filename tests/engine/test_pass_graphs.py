@@ -1,0 +1,254 @@
+"""Passes in fixed shapes give what the plain forward gives. Nothing is captured on the CPU: tests/gpu does that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mstar_core.engine.attention.passes import PassShape, TorchFixedPasses, page_buckets
+from mstar_core.engine.base import Handle, LoopSpec
+from mstar_core.engine.captured import Captures
+from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.graph.nodes import Attend
+from tests.engine.recorded import RecordedCaptures
+from tests.engine.test_kv_rows import CARRY, START, context, near, roll
+from tests.engine.test_reading import CACHED, HEADS, KV_HEADS, PAGE, filled, plain
+from tests.engine.tiny_engine import LM, WIDTH, Driver, make_engine, prompt
+from tests.engine.tiny_world import FRAME, PATCHES, TRIAL, WORLD, TinyWorld, make_world, numbers
+
+FLOWING = replace(LM, sampling=None, capture_sizes=(1, 2, 4))
+ROLLING = replace(WORLD, capture_sizes=(1, 2, 4))
+READ = Attend(mask="full", write=False)
+
+
+def flow_engine(captures: Captures | None, **changes: Any) -> KVCacheEngine:
+    graphs = () if captures is None else (1,)
+    return make_engine(**({"spec": FLOWING, "vocab": 0, "graphs": graphs, "captures": captures} | changes))
+
+
+def flow(driver: Driver, handle: int, steps: int = 5, tokens: int = 4, length: int | None = None) -> int:
+    """A request: a prefix, then a loop that only reads it. Returns the loop's key."""
+    driver.open(handle)
+    ids = prompt(handle, 3 + 5 * handle if length is None else length)
+    driver.prefill(handle, ids, sample=False, outputs=(), attend=Attend(mask="full"))
+    loop = LoopSpec(max_iters=steps, carry={"latents_out": "latents"}, fused=True)
+    return driver.submit(
+        handle, inputs={"latents": numbers(handle, tokens, 32)}, outputs=("latents_out", "velocity"), sample=False,
+        loop=loop, attend=READ,
+    )  # fmt: skip
+
+
+def captured(engine: KVCacheEngine) -> None:
+    while engine.idle():
+        pass
+
+
+def flows(engine: KVCacheEngine, handles: list[int], lookahead: int = 0, **changes: Any) -> dict[int, Tensor]:
+    driver = Driver(engine, lookahead)
+    keys = {handle: flow(driver, handle, **changes) for handle in handles}
+    driver.run()
+    for handle in handles:
+        engine.close(Handle(handle))
+    assert not driver.failed, driver.failed
+    assert all(driver.done[key].iterations == changes.get("steps", 5) for key in keys.values())
+    return {handle: driver.done[key].outputs["latents_out"] for handle, key in keys.items()}
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("handles", [[0], [3], [0, 1, 2], [0, 1, 2, 3, 4, 5]])
+def test_a_loop_that_reads_is_one_replay_and_equals_the_plain_one(handles: list[int], lookahead: int) -> None:
+    captures = RecordedCaptures()
+    engine = flow_engine(captures, lookahead=lookahead, token_budget=512)
+    flows(engine, [0])
+    assert engine.counters()["graph_hits"] == 0 and engine.counters()["graph_misses"] == 5
+    captured(engine)
+    # Three numbers of rows and six of pages, of a table of 24.
+    assert len(captures.graphs) == 18 and page_buckets(24) == [2, 3, 6, 12, 18, 24]
+    found = flows(engine, handles, lookahead)
+    expected = flows(flow_engine(None, token_budget=512), handles)
+    for handle in handles:
+        torch.testing.assert_close(found[handle], expected[handle], atol=1e-6, rtol=1e-5)
+    replays = sum(graph.replays for graph in captures.graphs)
+    assert replays == -(-len(handles) // 4), "all five iterations of all requests that fit"
+    assert engine.counters()["graph_hits"] == replays and engine.counters()["graph_misses"] == 5
+    assert engine.memory().pages_used == 0
+
+
+def test_what_a_replay_gave_stays_when_the_next_one_runs() -> None:
+    engine, plain = flow_engine(RecordedCaptures()), flow_engine(None)
+    flows(engine, [0])
+    captured(engine)
+    first = flows(engine, [1])
+    flows(engine, [2])
+    near(first[1], flows(plain, [1])[1])
+
+
+def test_the_smallest_bucket_that_holds_rows_and_pages_serves() -> None:
+    captures = RecordedCaptures()
+    engine = flow_engine(captures, token_budget=512)
+    flows(engine, [0])
+    captured(engine)
+    (buckets,) = engine._runner.passes.kinds.values()  # type: ignore[union-attr]
+    flows(engine, [0, 1], length=25)  # seven pages of four tokens
+    ran = [bucket for bucket, graph in zip(buckets, captures.graphs, strict=True) if graph.replays]
+    assert ran == [(2, 12)]
+
+
+def test_only_the_buckets_that_are_there_serve_and_capturing_is_done_piece_by_piece() -> None:
+    captures = RecordedCaptures()
+    engine = flow_engine(captures, token_budget=512)
+    flows(engine, [0])
+    for _ in range(4):
+        assert engine.idle()
+    flows(engine, [0, 1])
+    assert [graph.replays for graph in captures.graphs] == [2, 0, 0, 0], "one row at a time"
+    flows(engine, [6])  # 33 tokens: nine pages
+    assert [graph.replays for graph in captures.graphs] == [2, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("changes", "why"), [({"steps": 65}, "too long"), ({"tokens": 3}, "another kind")])
+def test_other_loops_run_plainly_and_are_counted(changes: dict[str, int], why: str) -> None:
+    engine = flow_engine(RecordedCaptures())
+    flows(engine, [0])
+    captured(engine)
+    found = flows(engine, [1], **changes)
+    near(found[1], flows(flow_engine(None), [1], **changes)[1])
+    assert engine.counters()["graph_hits"] == 0 and engine.counters()["graph_misses"] > 1, why
+
+
+def test_a_module_that_cannot_be_captured_runs_plainly_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    captures = RecordedCaptures()
+    captures.fails = RuntimeError("operation not permitted when stream is capturing")
+    engine = flow_engine(captures)
+    flows(engine, [0])
+    captured(engine)
+    assert "runs 4 tokens beside the cache, 5 iterations plainly" in caplog.text
+    near(flows(engine, [1])[1], flows(flow_engine(None), [1])[1])
+    assert engine.counters()["graph_misses"] == 10
+
+
+def test_one_bucket_that_does_not_fit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    captures = RecordedCaptures()
+    engine = flow_engine(captures)
+    flows(engine, [0])
+    captures.fails = torch.OutOfMemoryError("tried to allocate")
+    engine.idle()
+    captures.fails = None
+    captured(engine)
+    assert len(captures.graphs) == 17 and "goes on without" in caplog.text
+
+
+# -- loops that append -----------------------------------------------------------------------------------------------
+
+
+def world_engine(captures: Captures | None, **changes: Any) -> KVCacheEngine:
+    graphs = () if captures is None else (1,)
+    return make_world(spec=ROLLING, module=TinyWorld(), graphs=graphs, captures=captures, **changes)
+
+
+def rollouts(engine: KVCacheEngine, sets: dict[int, Tensor], lookahead: int = 0, **fields: Any) -> dict[int, Tensor]:
+    """Candidates [K, h, WIDTH] of requests with contexts of different lengths, all at once."""
+    driver, keys = Driver(engine, lookahead), {}
+    for handle, actions in sets.items():
+        driver.open(handle, max_tokens=12)
+        context(driver, handle, 1 + handle % 3)
+        keys[handle] = roll(driver, handle, actions, actions.shape[1], **fields)
+    driver.run()
+    assert not driver.failed, driver.failed
+    for handle in sets:
+        engine.close(Handle(handle))
+    assert engine.memory().pages_used == 0
+    return {handle: driver.done[key].outputs["next_frame"] for handle, key in keys.items()}
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_frames_that_are_appended_equal_the_plain_ones(lookahead: int) -> None:
+    captures = RecordedCaptures()
+    engine = world_engine(captures, lookahead=lookahead, num_pages=256)
+    sets = {0: numbers(2, 1, 4, WIDTH), 1: numbers(3, 5, 4, WIDTH), 2: numbers(4, 3, 4, WIDTH)}
+    rollouts(engine, sets, lookahead)
+    captured(engine)
+    hits = engine.counters()["graph_hits"]
+    found = rollouts(engine, sets, lookahead)
+    expected = rollouts(world_engine(None, num_pages=256), sets)
+    for handle in sets:
+        near(found[handle], expected[handle])
+    # Contexts (1, 2 and 3 frames) and four iterations of nine rows, at most four rows to a replay.
+    assert engine.counters()["graph_hits"] - hits >= 12
+    assert {kind.writes for kind in engine._runner.passes.kinds} == {True}  # type: ignore[union-attr]
+
+
+def test_each_iteration_is_told_from_a_replay_of_its_own() -> None:
+    captures = RecordedCaptures()
+    engine, told = world_engine(captures), []
+    actions = numbers(5, 1, 4, WIDTH)
+    for _ in range(2):
+        driver = Driver(engine)
+        driver.open(0, max_tokens=12)
+        context(driver, 0)
+        key = roll(driver, 0, actions, 4, emit=("next_frame",))
+        driver.run()
+        told.append([item.outputs["next_frame"] for item in driver.emissions[key]])
+        engine.close(Handle(0))
+        captured(engine)
+    assert engine.counters()["graph_hits"] >= 4
+    for each, replayed in zip(*told, strict=True):
+        near(replayed, each)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 0], [2]])
+def test_each_row_sees_its_own_places_and_none_that_are_unused(order: list[int], writes: bool) -> None:
+    """Places behind a row's last token, other rows' and spare ones hold what is no number."""
+    pools, tables = filled()
+    for pool in pools:
+        for row, cached in enumerate(CACHED):
+            for place in range(cached, 4 * PAGE):
+                pool[tables[row, place // PAGE], :, place % PAGE] = float("nan")
+        pool[-1] = float("nan")
+    tokens, rows = 3, np.array(order, dtype=np.int64)
+    attention = TorchFixedPasses(pools, PAGE, PassShape(rows=4, tokens=tokens, pages=4, writes=writes))
+    before = [pool.clone() for pool in pools]
+    attention.prepare(rows, np.array(CACHED)[rows], tables)
+    for layer, pool in enumerate(before):
+        query = numbers(9 + layer, 4 * tokens, HEADS, 8)
+        key, value = (numbers(seed + layer, 4 * tokens, KV_HEADS, 8) for seed in (20, 30))
+        found = attention.attend(layer, query, key, value)
+        for index, row in enumerate(order):
+            own = slice(index * tokens, (index + 1) * tokens)
+            near(found[own], plain(pool, tables, row, (query[own], key[own], value[own])))
+            at = torch.arange(CACHED[row], CACHED[row] + tokens)
+            held = pools[layer][torch.from_numpy(tables[row])][at // PAGE, 0, at % PAGE]
+            assert torch.equal(held, key[own]) if writes else held.isnan().all(), "appended, or not"
+
+
+def test_a_failed_frame_leaves_neighbours_and_graphs_as_they_are() -> None:
+    engine = world_engine(RecordedCaptures())
+    rollouts(engine, {0: numbers(2, 1, 4, WIDTH)})
+    captured(engine)
+    driver = Driver(engine)
+    for handle in (0, 1):
+        driver.open(handle, max_tokens=12)
+        context(driver, handle)
+    good = roll(driver, 0, numbers(2, 1, 4, WIDTH), 4)
+    wrong = driver.submit(
+        1, inputs={"frame": START, "actions": numbers(2, 2, WIDTH)}, attend=TRIAL, outputs=("next_frame",),
+        sample=False, loop=LoopSpec(max_iters=4, carry=CARRY, fused=True),
+    )  # fmt: skip
+    driver.run()
+    assert good in driver.done and wrong in driver.failed, "two actions do not do for four frames"
+
+
+def test_nothing_is_learned_where_no_sizes_are_declared() -> None:
+    engine = make_world(graphs=(1,))
+    driver = Driver(engine)
+    driver.open(0, max_tokens=12)
+    context(driver, 0)
+    driver.run()
+    assert not engine.idle() and engine.counters() == {}
+    assert FRAME.tokens == PATCHES

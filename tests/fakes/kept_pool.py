@@ -1,0 +1,52 @@
+"""Pool processes that outlive the api that used them: starting one costs a test more than everything else that it does.
+
+A process that was killed, or has died, is never handed on. The interpreter ends those that are left with its own end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any, Final
+
+from mstar_core.api.pool_process import ProcessorProcess
+
+KEPT: Final[dict[str, list[tuple[SpawnProcess, Connection]]]] = defaultdict(list)
+"""Idle processes by what they were started for."""
+
+STARTER: Final = ThreadPoolExecutor(1, thread_name_prefix="kept-pool")
+"""Starts them all: a process ends with the thread that started it, and a pool's threads end with the pool."""
+
+
+class KeptProcess(ProcessorProcess):
+    """As the real one, but `stop` keeps a process that still works, and `start` takes one that was kept."""
+
+    def __init__(self, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
+        super().__init__(target, folder, model_kwargs)
+        self._kept = KEPT[repr((target, folder, sorted(model_kwargs.items())))]
+        self._was_killed = False
+
+    def start(self) -> None:
+        while self._kept:
+            process, pipe = self._kept.pop()
+            if process.is_alive():
+                self._process, self._pipe, self.jobs = process, pipe, 0
+                return
+        STARTER.submit(super().start).result()
+
+    def kill(self) -> None:
+        self._was_killed = True
+        super().kill()
+
+    def stop(self) -> None:
+        process, pipe = self._process, self._pipe
+        if process is not None and pipe is not None and process.is_alive() and not self._was_killed and not pipe.poll():
+            self._kept.append((process, pipe))
+            self._process = self._pipe = None
+            return
+        super().stop()
+        self._was_killed = False

@@ -1,0 +1,137 @@
+"""Pi0.5 on CUDA against its references and against itself: float32 and bfloat16, plainly and by graphs."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.families.policy import Acting, Place, observation, random_modules
+from mstar_core.engine.device import prepare_device
+from mstar_pi05.expert import AdaNorm, Modulation
+from mstar_pi05.flow import TimeTable
+from mstar_pi05.sizes import Sizes, Tower, Vision
+from tests.engine.golden_engines import BFLOAT16, FLOAT32, check_policy, difference, policy
+
+pytestmark = pytest.mark.gpu
+
+WIDE = Sizes(
+    vocab=1000,
+    vision=Vision(width=256, layers=3, heads=4, mlp=512, image_size=224, patch_size=14),
+    language=Tower(width=512, layers=4, mlp=1024, heads=8, kv_heads=1, head_dim=256),
+    expert=Tower(width=256, layers=4, mlp=512, heads=8, kv_heads=1, head_dim=256),
+)  # fmt: skip
+"""The released head size, places of a camera and horizon, in few and narrow blocks."""
+
+
+def place(cuda: torch.device, dtype: torch.dtype = torch.bfloat16, **changes: object) -> Place:
+    prepare_device(cuda)
+    vision = "bfloat16" if dtype == torch.bfloat16 else "float32"
+    made = Place(device=cuda, dtype=dtype, vision=vision, max_tokens=1024, requests=16)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_float32_equals_the_reference(cuda: torch.device, tmp_path: Path) -> None:
+    acting = policy(place(cuda, torch.float32, max_tokens=128), tmp_path)
+    check_policy(acting, FLOAT32)
+    assert acting.counters()["LLM"]["graph_hits"] >= 3
+
+
+@pytest.mark.parametrize("vision", ["bfloat16", "tf32", "float32"])
+def test_bfloat16_is_near_the_reference(vision: str, cuda: torch.device, tmp_path: Path) -> None:
+    """The golden head size, 16, is none that FlashInfer has: torch attends."""
+    check_policy(policy(place(cuda, max_tokens=128, vision=vision), tmp_path), BFLOAT16)
+
+
+@pytest.mark.parametrize("attention", ["torch", "flashinfer"])
+def test_captured_equals_plain(attention: str, cuda: torch.device) -> None:
+    """In bfloat16 at the released head size: what differs is the order of sums."""
+    here = place(cuda, attention=attention)
+    modules = random_modules(WIDE, here)
+    plain = Acting(WIDE, modules, replace(here, is_captured=False))
+    captured = Acting(WIDE, modules, here)
+    for group in ([3], [1, 2, 3], [3] * 9):
+        seen = [observation(WIDE, cameras, 40 + 7 * n, seed=n) for n, cameras in enumerate(group)]
+        expected = plain.act(*seen)
+        captured.act(*seen)
+        captured.turner.capture()
+        before = captured.counters()["LLM"]["graph_hits"]
+        for found, wanted in zip(captured.act(*seen), expected, strict=True):
+            assert difference(found, wanted, is_relative=True) < BFLOAT16.actions
+        assert captured.counters()["LLM"]["graph_hits"] > before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_fused_steps_equal_the_plain_ones_of_the_cpu(dtype: torch.dtype, cuda: torch.device) -> None:
+    """One request takes the products for few rows, two take the library's; each by graphs as well."""
+    here = place(cuda, dtype)
+    plain = replace(here, device=torch.device("cpu"), is_captured=False)
+    modules = random_modules(WIDE, plain)
+    fused = Acting(WIDE, {name: copy.deepcopy(module).to(cuda) for name, module in modules.items()}, here)
+    reference, limits = Acting(WIDE, modules, plain), FLOAT32 if dtype == torch.float32 else BFLOAT16
+    for group in ([3], [1, 1]):
+        seen = [observation(WIDE, cameras, 40 + 7 * n, seed=n, steps=3) for n, cameras in enumerate(group)]
+        expected = reference.act(*seen)
+        for _ in range(2):
+            for found, wanted in zip(fused.act(*seen), expected, strict=True):
+                limits.check(found, wanted, limits.actions, f"{len(group)} requests")
+            fused.turner.capture()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "half"])
+@pytest.mark.parametrize(("tokens", "width", "parts"), [(50, 1024, 11), (50, 1024, 1), (7, 100, 3), (400, 48, 1)])
+def test_a_gated_norm_in_one_kernel_equals_plain_operations(
+    dtype: torch.dtype, tokens: int, width: int, parts: int, cuda: torch.device
+) -> None:
+    norm, norms, times = AdaNorm(width, 1e-6), 5, 9
+    table = TimeTable(torch.randn(norms, times, 3 * width, device=cuda), torch.zeros(1, 1, dtype=torch.int64))
+    modulation = Modulation(table, torch.randint(0, times, (tokens,), device=cuda), dtype)
+    x = torch.randn(tokens, width, device=cuda)
+    slices = torch.randn(parts, tokens, width, device=cuda)
+    branch = slices if parts > 1 and dtype != torch.float32 else slices[0].to(dtype)
+    for number, given in ((0, None), (1, branch), (norms - 1, branch)):
+        out = torch.float32 if number == norms - 1 else dtype
+        total, normed = modulation.normed(x, given, norm, number)
+        expected = modulation.normed_plain(x, given, norm, number, out)
+        assert (total.dtype, normed.dtype) == (torch.float32, out)
+        # Slices are added in another order, so that some round to the neighbour.
+        is_exact = dtype == torch.float32 or given is None or given.dim() == 2
+        assert difference(total, expected[0].cpu(), is_relative=True) < (1e-6 if is_exact else 2e-3)
+        limit = 1e-6 if is_exact and out == torch.float32 else 2e-3
+        assert difference(normed, expected[1].cpu(), is_relative=True) < limit
+
+
+@pytest.mark.parametrize("tokens", [1, 50, 413])
+def test_the_end_of_a_step_in_one_kernel_equals_plain_operations(tokens: int, cuda: torch.device) -> None:
+    """num_steps comes as one value for all tokens of a request, or as one for each."""
+    from mstar_pi05 import fused
+
+    actions, velocity, scale, offset = torch.randn(4, tokens, 32, device=cuda).unbind()
+    for num_steps in (torch.tensor(7, device=cuda).expand(tokens), torch.randint(1, 20, (tokens,), device=cuda)):
+        moved, robot = fused.land(actions, velocity, num_steps, scale, offset)
+        expected = torch.addcmul(actions, velocity, -1.0 / num_steps.float()[:, None])
+        assert difference(moved, expected.cpu(), is_relative=True) < 1e-6
+        assert difference(robot, torch.addcmul(offset, expected, scale).cpu(), is_relative=True) < 1e-6
+
+
+def test_replays_of_the_same_requests_give_the_same_bits(cuda: torch.device) -> None:
+    here = place(cuda)
+    acting = Acting(WIDE, random_modules(WIDE, here), here)
+    seen = [observation(WIDE, 3, 50, seed=n) for n in range(4)]
+    acting.act(*seen)
+    acting.turner.capture()
+    first, second = acting.act(*seen), acting.act(*seen)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_nothing_is_held_after_many_requests(cuda: torch.device) -> None:
+    here = place(cuda)
+    acting = Acting(WIDE, random_modules(WIDE, here), here)
+    for number in range(30):
+        acting.act(*[observation(WIDE, 1 + (number + n) % 3, 20 + n, seed=n) for n in range(1 + number % 5)])
+        acting.turner.capture()
+    memory = acting.turner.runners["LLM"].memory()
+    assert (memory.pages_used, memory.slots_used) == (0, 0)

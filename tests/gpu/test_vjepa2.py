@@ -1,0 +1,102 @@
+"""V-JEPA 2 and 2-AC on CUDA against their references and themselves: float32 and bfloat16, plain and captured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.families.policy import Place
+from bench.families.world import Rolling, random_nodes, trial
+from mstar_core.engine.captured import Captures
+from mstar_core.engine.device import prepare_device
+from mstar_vjepa2.encoder import FrameEncoder
+from mstar_vjepa2.facts import ActionFacts, VitFacts, encoder_of
+from mstar_vjepa2.rotary import Rotary3D, rotate, rotate_plain
+from tests.engine.golden_engines import (
+    BFLOAT16,
+    FLOAT32,
+    Limits,
+    check_clips,
+    check_world,
+    clip_encoder,
+    difference,
+    world,
+)
+
+pytestmark = pytest.mark.gpu
+
+KINDS = [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)]
+WIDE = ActionFacts(
+    encoder=encoder_of(256, 3, 4, 1024),
+    predictor=VitFacts(width=256, layers=3, heads=4, inner=1024),
+    uses_extrinsics=False,
+    most_frames=12,
+)
+"""The released head size and patches of a frame, in few and narrow blocks."""
+
+
+def place(cuda: torch.device, dtype: torch.dtype = torch.bfloat16, requests: int = 16) -> Place:
+    prepare_device(cuda)
+    return Place(device=cuda, dtype=dtype, requests=requests)
+
+
+@pytest.mark.parametrize(("dtype", "limits"), KINDS, ids=["float32", "bfloat16"])
+def test_rollouts_equal_the_reference(dtype: torch.dtype, limits: Limits, cuda: torch.device, tmp_path: Path) -> None:
+    """The golden head size is none that FlashInfer has: torch attends."""
+    rolling = world(place(cuda, dtype), tmp_path)
+    check_world(rolling, limits)
+    assert rolling.counters()["ac_predictor"]["graph_hits"] >= 2
+
+
+@pytest.mark.parametrize(("dtype", "limits"), KINDS, ids=["float32", "bfloat16"])
+def test_clips_equal_the_reference(dtype: torch.dtype, limits: Limits, cuda: torch.device, tmp_path: Path) -> None:
+    here = place(cuda, dtype)
+    check_clips(clip_encoder(here, tmp_path), here, limits, Captures(cuda))
+
+
+@pytest.mark.parametrize("attention", ["torch", "flashinfer"])
+@pytest.mark.parametrize("candidates", [1, 5])
+def test_captured_rollouts_equal_plain_ones(candidates: int, attention: str, cuda: torch.device) -> None:
+    """In bfloat16 at the released shapes of a frame: what differs is the order of sums."""
+    here = replace(place(cuda), attention=attention)
+    modules, asked = random_nodes(WIDE, here), trial(WIDE, 3, candidates, 6)
+    expected = Rolling(WIDE, modules, replace(here, is_captured=False), 12).whole(asked)
+    captured = Rolling(WIDE, modules, here, 12)
+    captured.whole(asked)
+    captured.turner.capture()
+    before = captured.counters()["ac_predictor"]["graph_hits"]
+    found = captured.whole(asked)
+    assert difference(found, expected.cpu(), is_relative=True) < BFLOAT16.frames
+    assert captured.counters()["ac_predictor"]["graph_hits"] >= before + 6
+    memory = captured.turner.runners["ac_predictor"].memory()
+    assert (memory.pages_used, memory.slots_used) == (0, 0)
+
+
+def test_a_captured_frame_equals_a_plain_one(cuda: torch.device) -> None:
+    node = random_nodes(WIDE, place(cuda))["video_encoder"]
+    assert isinstance(node, FrameEncoder)
+    pixels = torch.randint(0, 256, (5, 1, 3, 256, 256), dtype=torch.uint8, device=cuda)
+    with torch.inference_mode():
+        expected = node.encoder.hidden(pixels)
+        node.encoder.capture(Captures(cuda))
+        node.encoder(pixels)
+        while node.idle():
+            pass
+        assert difference(node.encoder(pixels)[0], expected.cpu(), is_relative=True) < BFLOAT16.clips
+    assert node.counters()["graph_hits"] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("heads", "head_dim", "batch"), [(16, 64, 2), (22, 64, 1), (3, 12, 3)])
+def test_the_kernel_turns_as_plain_operations_do(
+    heads: int, head_dim: int, batch: int, dtype: torch.dtype, cuda: torch.device
+) -> None:
+    x = torch.randn(batch, 300, 3, heads, head_dim, device=cuda).to(dtype)
+    rotation = Rotary3D(head_dim).to(cuda).of_ids(torch.arange(300, device=cuda), 8, 8)
+    for query in (x.unbind(-3)[1], x.unbind(-3)[1][0]):
+        found, expected = rotate(query, rotation), rotate_plain(query.double().float(), rotation)
+        assert difference(found, expected.cpu(), is_relative=True) < (1e-6 if dtype == torch.float32 else 4e-3)
+        assert not found.isnan().any() and found.shape == query.shape

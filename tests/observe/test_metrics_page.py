@@ -1,0 +1,86 @@
+"""docs/metrics.md and the Grafana dashboard: every exported family is on the page, and queries name nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mstar_core.observe.exposition import SUFFIXES
+from mstar_core.observe.families import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs" / "grafana" / "deployment.json").read_text(encoding="utf-8"))
+PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+NAME = re.compile(r"\bmstar_\w+")
+SERIES = {f"{name}{suffix}": family for name, family in FAMILIES.items() for suffix in SUFFIXES[family.kind]}
+SCRAPED = {"job", "instance", "le"}
+"""Labels that Prometheus adds, and that of buckets."""
+
+QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+
+
+def test_the_page_names_every_family_and_no_other() -> None:
+    table = PAGE.partition("<!-- generated: metric-families -->")[2].partition("<!-- end")[0]
+    assert set(NAME.findall(table)) == {
+        f"{name}_total" if family.kind == "counter" else name for name, family in FAMILIES.items()
+    }
+    for name in set(NAME.findall(PAGE)) - {"mstar_step"}:  # a part of a name, after --match
+        assert name in SERIES or name in FAMILIES, name
+
+
+@pytest.mark.parametrize(("title", "query"), QUERIES, ids=[f"{title} {i}" for i, (title, _) in enumerate(QUERIES)])
+def test_a_query_of_the_dashboard_names_series_and_labels_that_the_api_exports(title: str, query: str) -> None:
+    names = NAME.findall(query)
+    assert names, title
+    for name in names:
+        assert name in SERIES, f"{name} is no series"
+        assert SERIES[name].maker != "socket", f"{name} is not at the api, which Prometheus reads"
+    known = set().union(*(SERIES[name].labels for name in names)) | SCRAPED
+    grouped = {label for group in re.findall(r"by \(([\w, ]+)\)", query) for label in re.findall(r"\w+", group)}
+    matched = set(re.findall(r'(\w+)=~?"', query))
+    assert grouped <= known and matched <= known
+    assert query.count("(") == query.count(")") and query.count("{") == query.count("}")
+    assert all(f'{name}{{job=~"$job"' in query for name in names)
+
+
+def test_a_legend_shows_labels_that_its_query_keeps() -> None:
+    for panel in PANELS:
+        for target in panel["targets"]:
+            shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            kept = {w for group in re.findall(r"by \(([\w, ]+)\)", target["expr"]) for w in re.findall(r"\w+", group)}
+            assert shown <= (kept or set(SERIES[NAME.findall(target["expr"])[0]].labels)), panel["title"]
+
+
+def test_panels_stand_apart_and_inside_of_the_grid() -> None:
+    cells: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        mine = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & mine and all(x < 24 for x, _ in mine), panel["title"]
+        cells |= mine
+    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_everything_that_operators_ask_for_is_on_the_dashboard() -> None:
+    asked = {
+        "mstar_requests_total", "mstar_queue_seconds_bucket", "mstar_ttft_seconds_bucket", "mstar_ttfa_seconds_bucket",
+        "mstar_inter_chunk_seconds_bucket", "mstar_real_time_factor_bucket", "mstar_steps_total", "mstar_kv_pages",
+        "mstar_graph_steps", "mstar_transport_bytes_total", "mstar_restarts_total", "mstar_batch_size",
+    }  # fmt: skip
+    assert asked <= {name for _, query in QUERIES for name in NAME.findall(query)}
+
+
+def test_the_table_is_read_without_the_library_of_prometheus() -> None:
+    code = (
+        "import sys, mstar_core.observe.families, mstar_core.admin.metrics; print('prometheus_client' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,62 @@
+"""Why a process that could say nothing itself has ended: signal, memory, and whether the kernel ran out of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mstar_core.config.run_dir import RunDirectory
+from mstar_core.supervisor.deaths import LATELY_S, Circumstances, MemoryKills, death_record
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    (tmp_path / "children").mkdir()
+    return RunDirectory(tmp_path)
+
+
+def child(*lines: str) -> Any:
+    log = SimpleNamespace(tail=list(lines), path=Path("/logs/worker-0.log"))
+    return SimpleNamespace(name="worker-0", pid=os.getpid(), incarnation=2, phase="weights", log=log)
+
+
+def test_a_killed_process_has_its_signal_memory_and_last_words(run: RunDirectory) -> None:
+    known = Circumstances(resident_bytes=3 << 30, memory_kills=0)
+    record = death_record(child('{"message": "reading layer 7"}'), run, -signal.SIGKILL, known)
+    assert (record["signal"], record["resident_bytes"], record["phase"]) == ("SIGKILL", 3 << 30, "weights")
+    assert record["message"] == "worker-0 was killed by SIGKILL"
+    assert record["detail"] == "it held 3,072 MiB; its last words: reading layer 7"
+    assert "counts no process" in record["hint"]
+    written = json.loads((run.children / "worker-0.fatal.json").read_text())
+    assert written == record
+
+
+def test_the_kernels_own_kill_is_named_with_what_to_try(run: RunDirectory) -> None:
+    record = death_record(child(), run, -signal.SIGKILL, Circumstances(memory_kills=1))
+    assert "ended 1 process of this host for lack of memory" in record["hint"] and "kv_cache.pages" in record["hint"]
+
+
+def test_what_a_process_wrote_of_itself_wins(run: RunDirectory) -> None:
+    own = {"pid": os.getpid(), "message": "no such file", "phase": "kv", "class": "WeightsError"}
+    (run.children / "worker-0.fatal.json").write_text(json.dumps(own))
+    record = death_record(child(), run, 3, Circumstances(memory_kills=1))
+    assert (record["message"], record["phase"], record["status"]) == ("no such file", "kv", 3)
+
+
+def test_kills_count_for_a_few_seconds(run: RunDirectory, tmp_path: Path) -> None:
+    path = tmp_path / "vmstat"
+    kills = MemoryKills(path)
+    kills.look(0.0)  # a kernel that tells nothing
+    assert kills.lately() is None
+    assert "if nobody sent that signal" in death_record(child(), run, -signal.SIGKILL, Circumstances())["hint"]
+    for second, count in enumerate((4, 4, 5, 5, 5, 5, 5)):
+        path.write_text(f"nr_free_pages 9\noom_kill {count}\n")
+        wanted = None if second == 0 else 1 if 2 <= second <= 2 + LATELY_S else 0
+        assert kills.lately() == wanted, second
+        kills.look(float(second))

@@ -1,0 +1,214 @@
+"""The program without a terminal, over a deployment that a simulation tells of. Text: the compositor's strips."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from textual.pilot import Pilot
+
+from mstar_core.errors import MstarError, NotFound
+from mstar_core.observe.filter import Filter
+from mstar_core.observe.frames import Frame, encode
+from mstarctl.top.app import TopApp
+from mstarctl.top.asking import Asking
+from mstarctl.top.feed import Arrival
+from mstarctl.top.layout.state import State
+from mstarctl.top.others import Other
+from mstarctl.top.session import LiveSession, Session
+from mstarctl.top.widgets.filter_bar import FilterBar
+from tests.top.models import qwen
+from tests.top.recorded import trace
+from tests.top.streams import Simulation
+
+SIZE: Final = (120, 34)
+
+
+class FakeFeed:
+    """A watch that the test tells: what is put here has arrived."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Arrival] = []
+        self.state = ("live", "")
+        self.asked: list[float] = []
+        self.failure: Exception | None = None
+
+    def put(self, *frames: Frame) -> None:
+        self.waiting += [Arrival(0.0, encode(frame), frame) for frame in frames]
+
+    def take(self) -> list[Arrival]:
+        if self.failure is not None:
+            raise self.failure
+        found, self.waiting = self.waiting, []
+        return found
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def ask(self, hz: float) -> None:
+        self.asked.append(hz)
+
+    def ask_again(self) -> None: ...
+
+
+class FakeLogs:
+    """Logs that were never asked for, or three lines."""
+
+    def __init__(self) -> None:
+        self.waiting: list[dict[str, Any]] = []
+
+    def start(self) -> None:
+        self.waiting = [{"from": name, "line": f"line of {name}"} for name in ("api", "worker-0", "worker-1")]
+
+    def stop(self) -> None: ...
+
+    def take(self) -> list[dict[str, Any]]:
+        found, self.waiting = self.waiting, []
+        return found
+
+
+class FakeAdmin:
+    """Answers traces and recordings; remembers what it was told to do."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.acts: list[tuple[str, dict[str, Any]]] = []
+        self.error: MstarError | None = None
+
+    def get(self, path: str) -> dict[str, Any]:
+        if path == "/v1/recordings":
+            return {"items": [{"id": "a1", "name": "nightly", "state": "recording", "requests": 120, "size_bytes": 4096,
+                               "dropped": 0, "progress": {"done": 120, "total": 480, "rate": "8/s"}}]}  # fmt: skip
+        handle = int(path.rsplit("=", 1)[1])
+        return trace(self.simulation, next(r for r in self.simulation.live if r.handle == handle))
+
+    def post(self, path: str, **arguments: Any) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        self.acts.append((path, arguments))
+        return {}
+
+
+class FakeOthers:
+    """What else runs on the host. gone: the deployment of this name ended since it was listed."""
+
+    def __init__(self, *found: Other, gone: str = "") -> None:
+        self.found, self.gone = found, gone
+        self.error: MstarError | None = None
+
+    def running(self) -> list[Other]:
+        if self.error is not None:
+            raise self.error
+        return list(self.found)
+
+    def go(self, name: str) -> tuple[Session, Asking]:
+        if name == self.gone:
+            raise NotFound(f"no deployment {name!r} is running")
+        simulation = Simulation(replace(qwen(), name=name), seed=3)
+        feed, admin = FakeFeed(), FakeAdmin(simulation)
+        feed.put(*simulation.hello())
+        session = LiveSession(feed, FakeLogs(), clock=lambda: 0.0)  # type: ignore[arg-type]  # fakes
+        return session, Asking(admin, session)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """What was written."""
+    return sorted(folder.iterdir())
+
+
+class Screen:
+    """A running app and what stands behind it."""
+
+    def __init__(self, app: TopApp, pilot: Pilot[None], feed: FakeFeed, admin: FakeAdmin) -> None:
+        self.app, self.pilot, self.feed, self.admin = app, pilot, feed, admin
+
+    @property
+    def text(self) -> str:
+        strips = self.app.screen._compositor.render_strips()
+        return "\n".join("".join(segment.text for segment in strip) for strip in strips)
+
+    async def press(self, *keys: str) -> str:
+        """Press keys, let everything settle, give the screen."""
+        for key in keys:
+            await self.pilot.press(key)
+        return await self.settled()
+
+    async def settled(self) -> str:
+        await self.app.workers.wait_for_complete()
+        self.app.poll()
+        await self.pilot.pause()
+        return self.text
+
+
+@cache
+def _told() -> tuple[Simulation, tuple[Frame, ...]]:
+    """A deployment after five seconds, and the frames that told of them."""
+    simulation = Simulation(qwen(), seed=11)
+    return simulation, tuple(frame for _, frame in simulation.frames(5))
+
+
+def followed(*, readonly: bool = False) -> tuple[LiveSession, FakeFeed, FakeAdmin]:
+    """A live session of a deployment that is told by a simulation, and what stands behind it."""
+    simulation, frames = _told()
+    feed, admin = FakeFeed(), FakeAdmin(deepcopy(simulation))
+    feed.put(*frames)
+    session = LiveSession(feed, FakeLogs(), readonly=readonly, clock=lambda: 0.0)  # type: ignore[arg-type]  # fakes
+    return session, feed, admin
+
+
+@asynccontextmanager
+async def running(size: tuple[int, int] = SIZE, *, others: FakeOthers | None = None) -> AsyncIterator[Screen]:
+    """An app of its own."""
+    session, feed, admin = followed()
+    app = TopApp(session, Asking(admin, session), is_animated=False, others=others)
+    async with app.run_test(size=size) as pilot:
+        screen = Screen(app, pilot, feed, admin)
+        await screen.settled()
+        yield screen
+
+
+class Shared:
+    """One app for the tests of a module: each takes it over as new. Mounting costs more than what most tests do."""
+
+    def __init__(self, app: TopApp, pilot: Pilot[None]) -> None:
+        self._app, self._pilot = app, pilot
+        self._size = SIZE
+
+    @asynccontextmanager
+    async def __call__(
+        self,
+        size: tuple[int, int] = SIZE,
+        *,
+        readonly: bool = False,
+        folder: Path | None = None,
+        page: str = "overview",
+        others: FakeOthers | None = None,
+    ) -> AsyncIterator[Screen]:
+        """The app on a fresh session, with nothing chosen and no sheet open."""
+        app = self._app
+        while len(app.screen_stack) > 1:
+            app.pop_screen()
+        app.query_one(FilterBar).close()
+        session, feed, admin = followed(readonly=readonly)
+        app.look_at(session, Asking(admin, session))
+        session.filter, app.others, app.folder = Filter(), others, folder or Path.cwd()
+        app.choose(State(page=page))
+        if size != self._size:
+            self._size = size
+            await self._pilot.resize_terminal(*size)
+        screen = Screen(app, self._pilot, feed, admin)
+        await screen.settled()
+        yield screen
+
+
+@asynccontextmanager
+async def shared() -> AsyncIterator[Shared]:
+    """Start the app of a module."""
+    async with running() as screen:
+        yield Shared(screen.app, screen.pilot)
