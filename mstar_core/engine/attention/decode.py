@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from mstar_core.layers.fused import launch
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -183,12 +185,11 @@ class DecodeRows:
         rows, across, kv_heads = packed.shape[-2], packed.shape[-1], pool.shape[3]
         heads = self._groups * kv_heads
         out = torch.empty((rows, heads, self._width), dtype=pool.dtype, device=pool.device)
-        overlaps = torch.cuda.get_device_capability(pool.device) >= (9, 0)
         decode_kernel[(rows, kv_heads, self._chunks)](
             packed, *rotation, pool, out, fields["starts"], fields["pages"], fields["last"], fields["places"],
             self._partial, self._arrived, scale * _LOG2E, across, kv_heads, groups=self._groups, width=self._width,
             page=self._page, parts=packed.shape[0] if packed.dim() == 3 else 1, chunks=self._chunks, keys=KEYS,
-            padded=MOST_GROUPS, overlaps=overlaps, num_warps=4, num_stages=2, launch_pdl=overlaps,
+            padded=MOST_GROUPS, num_warps=4, num_stages=2, **launch(pool.device),
         )  # fmt: skip
         return out
 
