@@ -68,6 +68,11 @@ def both(name: str, by: str = "") -> tuple[tuple[str, str], ...]:
     return tuple((quantile(share, name, by), f"{legend}{word}") for share, word in ((0.5, "p50"), (0.99, "p99")))
 
 
+def mean(name: str, by: str) -> str:
+    """The mean of a histogram's values."""
+    return f"{rate(f'{name}_sum', by)} / {rate(f'{name}_count', by)}"
+
+
 ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     ("Requests", (
         Panel("In flight and waiting", "short",
@@ -97,15 +102,10 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
               "Tokens and seconds of sound, each second."),
     )),
     ("Nodes", (
-        Panel("Mean step", "s",
-              ((f"{rate('mstar_step_busy_seconds_total', 'node')} / {rate('mstar_steps_total', 'node')}", "{{node}}"),),
-              "From launch to result."),
-        Panel("Slowest rank's step", "s",
-              ((f"max by (node, quantile) (mstar_step_seconds{JOB})", "{{node}} {{quantile}}"),),
-              "Quantiles of the last 256 steps on the slowest rank."),
-        Panel("Mean batch", "short",
-              ((f"{rate('mstar_step_rows_total', 'node')} / {rate('mstar_steps_total', 'node')}", "{{node}}"),
-               (f"sum by (node) (mstar_batch_size{JOB})", "{{node}} last")), "Rows of a step."),
+        Panel("Step", "s", both("mstar_step_seconds", "node"), "Time of a step, from launch to result."),
+        Panel("Steps", "ops", ((rate("mstar_step_seconds_count", "node"), "{{node}}"),), "Steps a second."),
+        Panel("Batch", "short", ((mean("mstar_step_rows", "node"), "{{node}}"),
+                                 (quantile(0.99, "mstar_step_rows", "node"), "{{node}} p99")), "Rows of a step."),
         Panel("Cache pages in use", "percentunit",
               (('sum by (node) (mstar_kv_pages{job=~"$job", state="used"}) / '
                 'sum by (node) (mstar_kv_pages{job=~"$job", state="total"})', "{{node}}"),),

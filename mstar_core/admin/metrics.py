@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mstar_core.observe.families import CONTENT_TYPE, made_by
 from mstar_core.observe.frames import Node
+from mstar_core.observe.step_histograms import READINGS, step_histograms
 from mstar_core.observe.store import Store
 
 __all__ = ["CONTENT_TYPE", "exposition"]
@@ -89,23 +90,23 @@ class Collector:
     def _nodes(self, nodes: list[Node]) -> Iterator[Metric]:
         pages: Counter[tuple[str, ...]] = Counter()
         batch: Counter[tuple[str, ...]] = Counter()
-        slowest: dict[tuple[str, ...], float] = {}
         for node in nodes:
             for state in ("total", "used", "cached"):
                 pages[node.name, state] += getattr(node, f"pages_{state}")
             batch[(node.name,)] += node.batch
-            for share, ms in (("0.5", node.step_p50_ms), ("0.99", node.step_p99_ms)):
-                if ms is not None:
-                    slowest[node.name, share] = max(slowest.get((node.name, share), 0.0), ms / 1000)
         yield _filled("mstar_kv_pages", pages)
         yield _filled("mstar_batch_size", batch)
-        yield _filled("mstar_step_seconds", slowest)
-        for family, reading in (
-            ("mstar_steps", "steps"), ("mstar_step_rows", "rows"), ("mstar_step_busy_seconds", "busy_s"),
-            ("mstar_preempted", "preempted"), ("mstar_graph_bytes", "graph_bytes"),
-        ):  # fmt: skip
-            yield _filled(family, self._sums(nodes, reading))
+        yield from self._steps(nodes)
+        yield _filled("mstar_preempted", self._sums(nodes, "preempted"))
+        yield _filled("mstar_graph_bytes", self._sums(nodes, "graph_bytes"))
         yield _filled("mstar_graph_steps", self._graph_steps(nodes))
+
+    def _steps(self, nodes: list[Node]) -> Iterator[Metric]:
+        by_node: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        for reading in READINGS:
+            for (node,), value in self._sums(nodes, reading).items():
+                by_node[node][reading] = value or 0.0
+        yield from step_histograms(by_node)
 
     def _sums(self, nodes: list[Node], reading: str) -> Labelled:
         found: dict[tuple[str, ...], float] = {}

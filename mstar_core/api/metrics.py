@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from mstar_core.messages.telemetry import MetricSample, RequestNews
 from mstar_core.observe.exposition import Timeless, Told, samples_of
 from mstar_core.observe.families import CONTENT_TYPE, FAMILIES
+from mstar_core.observe.step_histograms import READINGS
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
@@ -86,8 +87,8 @@ class Metrics:
     def _node(self, node: str, what: str, value: float) -> None:
         if what in _NODE:
             self._told.put(_NODE[what], (node,), value)
-        elif what in _QUANTILES:
-            self._told.put("mstar_step_seconds", (node, _QUANTILES[what]), value)
+        elif what in READINGS:
+            self._told.put_step(node, what, value)
         elif what.startswith("pages_"):
             self._told.put("mstar_kv_pages", (node, what.removeprefix("pages_")), value)
         elif what.endswith(("_replayed", "_plain")):
@@ -114,12 +115,8 @@ class Metrics:
 
 _NODE: Final = {
     "batch_size": "mstar_batch_size",
-    "steps": "mstar_steps",
-    "rows": "mstar_step_rows",
-    "busy_s": "mstar_step_busy_seconds",
     "preempted": "mstar_preempted",
     "graph_bytes": "mstar_graph_bytes",
 }
-_QUANTILES: Final = {"step_p50_s": "0.5", "step_p99_s": "0.99"}
 _COMPONENT: Final = {"sent_bytes": "mstar_transport_bytes"}
 _DEPLOYMENT: Final = {"restarts": "mstar_restarts"}

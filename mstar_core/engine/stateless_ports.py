@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from mstar_core.engine.ports import keyword
+from mstar_core.engine.upload import upload
 from mstar_core.graph.nodes import PortType
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class BatchPorts:
         dtype = self._dtype if value.is_floating_point() and is_free else value.dtype
         if not value.is_cuda and value.numel() <= SMALL:
             return value.to(dtype)
-        return value.to(self._device, dtype)
+        # Through pinned memory: a plain copy would wait for whatever the worker's stream has been given before.
+        return upload(value, self._device).to(dtype)
 
     def key(self, ports: Mapping[str, Tensor | Number], dealt: Container[str] = ()) -> tuple[object, ...]:
         """What jobs must agree in to share a batch. dealt: ports whose first dimension is a job's own rows."""

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from mstar_core.messages.telemetry import MetricSample
 from mstar_core.observe.families import FAMILIES, Family
+from mstar_core.observe.step_histograms import step_histograms
 
 SUFFIXES: Final = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 """What samples of a family are called after its name. Times of creation are not told."""
@@ -67,16 +68,26 @@ class Timeless(Collector):
 
 
 class Told(Collector):
-    """Families that another process makes, with the values that it told last. Owned by the api's metrics."""
+    """Families that another process makes, with the values that it told last. Owned by the api's metrics.
+
+    steps: node -> reading -> value, of the histograms of steps.
+    """
 
     def __init__(self) -> None:
         self.values: dict[str, dict[tuple[str, ...], float]] = {}
+        self.steps: dict[str, dict[str, float]] = {}
 
     def put(self, name: str, labels: tuple[str, ...], value: float) -> None:
         """Set one value."""
         self.values.setdefault(name, {})[labels] = value
 
+    def put_step(self, node: str, reading: str, value: float) -> None:
+        """Set one reading of a node's steps."""
+        self.steps.setdefault(node, {})[reading] = value
+
     def collect(self) -> Iterator[Metric]:
         """Every family that was told of."""
         for name, values in self.values.items():
             yield filled(name, values)
+        if self.steps:
+            yield from step_histograms(self.steps)

@@ -13,6 +13,8 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 GAPS: Final = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+STEPS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 FACTORS: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1, 1.2, 1.5, 2, 5, 10)
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -39,8 +41,8 @@ def _api(kind: Kind, name: str, doc: str, *labels: str, buckets: tuple[float, ..
     return Family(name=name, kind=kind, doc=doc, labels=labels, buckets=buckets, maker="api")
 
 
-def _both(kind: Kind, name: str, doc: str, *labels: str) -> Family:
-    return Family(name=name, kind=kind, doc=doc, labels=labels, maker="supervisor")
+def _both(kind: Kind, name: str, doc: str, *labels: str, buckets: tuple[float, ...] = ()) -> Family:
+    return Family(name=name, kind=kind, doc=doc, labels=labels, buckets=buckets, maker="supervisor")
 
 
 def _socket(kind: Kind, name: str, doc: str, *labels: str) -> Family:
@@ -72,11 +74,8 @@ _ALL: Final = (
     _both("counter", "mstar_transport_bytes", "Bytes of tensors that a process handed to others.", "component"),
     _both("gauge", "mstar_kv_pages", "Pages of a node's cache by state.", "node", "state"),
     _both("gauge", "mstar_batch_size", "Rows of a node's last batch.", "node"),
-    _both("counter", "mstar_steps", "Steps of a node.", "node"),
-    _both("counter", "mstar_step_rows", "Rows of a node's steps: over its steps, the mean batch.", "node"),
-    _both("counter", "mstar_step_busy_seconds", "Time in a node's steps: over its steps, the mean step.", "node"),
-    _both("gauge", "mstar_step_seconds", "Time of a node's step, of the last 256 on the slowest rank.", "node",
-          "quantile"),
+    _both("histogram", "mstar_step_seconds", "Time of a node's step, from launch to result.", "node", buckets=STEPS),
+    _both("histogram", "mstar_step_rows", "Rows of a node's step: its batch.", "node", buckets=BATCHES),
     _both("counter", "mstar_preempted", "Requests of a node whose pages were taken.", "node"),
     _both("gauge", "mstar_graph_steps", "Steps of a node since its start: replayed from a graph, or plain.", "node",
           "kind", "how"),

@@ -14,6 +14,7 @@ from typing import Any
 from mstar_core.config.cache_dir import TRITON_CACHE, triton_cache
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.config.run_dir import RunDirectory
+from mstar_core.messages.life import Phase
 from mstar_core.supervisor.log_file import LINE_LIMIT, LogFile, pump
 
 LAST_WORDS_S = 1.0
@@ -124,8 +125,16 @@ class Child:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
 
-    def enter_phase(self, phase: str, now: float) -> float:
-        """Note that a start-up phase began; the time since the last one is charged to that one, and returned."""
+    def advance(self, phase: Phase, now: float) -> float:
+        """Note how far a start has come. Returns the seconds of the phase that ended with it, 0 when none did."""
+        took = self._enter_phase(phase.phase, now)
+        if phase.done > self.phase_done:
+            self.last_progress = now
+        self.phase_done, self.phase_total, self.detail = phase.done, phase.total, phase.detail
+        return took
+
+    def _enter_phase(self, phase: str, now: float) -> float:
+        """The time since the last phase began is charged to that one, and returned."""
         if phase == self.phase:
             return 0.0
         begun = self.started + sum(self.phases_s.values())

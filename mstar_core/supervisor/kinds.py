@@ -21,14 +21,16 @@ class Pace:
     show: between two pictures of what goes on.
 
     stop: for children to end by themselves. backoff: before the first, second ... restart; restarts_max of them within
-    `window`. stacks: for a stuck child to write its stacks. cause: for others to die of the same cause.
+    `window`. Even the first waits: a driver needs time to free the memory of a killed process.
+
+    stacks: for a stuck child to write its stacks. cause: for others to die of the same cause.
     """
 
     ping_s: float = 1.0
     watch_s: float = 0.5
     show_s: float = 0.1
     stop_s: float = 10.0
-    backoff_s: tuple[float, ...] = (0.2, 1.0, 2.0, 4.0, 8.0)
+    backoff_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0)
     window_s: float = 600.0
     restarts_max: int = 5
     stacks_s: float = 1.0

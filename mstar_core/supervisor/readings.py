@@ -6,25 +6,20 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
-SLOWEST: Final = frozenset({"step_p50_s", "step_p99_s"})
-"""Readings of which the greatest counts, not the sum."""
+from mstar_core.observe.step_histograms import READINGS
 
 FORWARDED: Final = {
     "pages_total": "pages_total",
     "pages_used": "pages_used",
     "pages_cached": "pages_cached",
     "batch": "batch_size",
-    "steps": "steps",
-    "rows": "rows",
-    "busy_s": "busy_s",
-    "step_p50_s": "step_p50_s",
-    "step_p99_s": "step_p99_s",
     "preempted": "preempted",
     "graph_hits": "decode_replayed",
     "graph_misses": "decode_plain",
     "prefill_hits": "prefill_replayed",
     "prefill_misses": "prefill_plain",
     "graph_bytes": "graph_bytes",
+    **{reading: reading for reading in sorted(READINGS)},
 }
 
 
@@ -59,8 +54,7 @@ def node_readings(values: Mapping[str, float]) -> dict[str, float]:
         process, _, rest = name.partition(".")
         node, _, reading = rest.rpartition(".")
         if process.startswith("worker-") and node and reading in FORWARDED:
-            key = f"node.{node}.{FORWARDED[reading]}"
-            found[key] = max(found[key], value) if reading in SLOWEST else found[key] + value
+            found[f"node.{node}.{FORWARDED[reading]}"] += value
     return dict(found)
 
 

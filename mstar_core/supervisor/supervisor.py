@@ -397,10 +397,9 @@ class Supervisor:
 
     def _phase(self, child: Child, phase: Phase, now: float) -> None:
         before, new = child.phase, phase.phase != child.phase
-        took = child.enter_phase(phase.phase, now)
-        if phase.done > child.phase_done:
-            child.last_progress = now
-        child.phase_done, child.phase_total, child.detail = phase.done, phase.total, phase.detail
+        if before == "ready" and new:  # late: a child that is ready stays it until it ends
+            return
+        took = child.advance(phase, now)
         if new:
             self.events.add("phase", child=child.name, phase=phase.phase, total=phase.total, detail=phase.detail,
                             after=before, after_s=round(took, 3))  # fmt: skip

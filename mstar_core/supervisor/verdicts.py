@@ -20,6 +20,11 @@ def hang(child: Child, now: float, limit_s: float) -> str | None:
     return f"work is ready but no step ran for {stuck:.0f} s" if stuck > limit_s else None
 
 
+def is_stalled(child: Child, now: float, limit_s: float) -> bool:
+    """Whether a start stands still: no new phase, and nothing more done in it. How long it takes does not matter."""
+    return now - max(child.last_progress, child.started) > limit_s
+
+
 def can_serve(plan: Plan, children: Iterable[Child]) -> bool:
     """Whether a request could be taken: a conductor, and for each placement a replica whose ranks are all ready."""
     ready = {child.name for child in children if child.state == "ready"}

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from mstar_core.supervisor.child import Child
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.kinds import Pace
-from mstar_core.supervisor.verdicts import hang
+from mstar_core.supervisor.verdicts import hang, is_stalled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Watchdog:
                     continue
                 if child.state == "ready":
                     await self._check_hang(child, now)
-                elif now - max(child.last_progress, child.started) > self.stall_s:
+                elif is_stalled(child, now, self.stall_s):
                     await self._stalled(child)
 
     async def _check_hang(self, child: Child, now: float) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mstar_core.engine.base import StepResult
+from mstar_core.observe import step_histograms
+from mstar_core.observe.step_histograms import Buckets
 
 RECENT: Final = 256
 """Steps that quantiles are taken from."""
@@ -30,6 +32,8 @@ class NodeStatistics:
     collect_s: float = 0.0
     route_s: float = 0.0
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    took: Buckets = field(default_factory=lambda: Buckets(step_histograms.SECONDS))
+    batched: Buckets = field(default_factory=lambda: Buckets(step_histograms.ROWS))
 
     def add(self, result: StepResult) -> None:
         """Count one step."""
@@ -40,9 +44,11 @@ class NodeStatistics:
         self.last_rows = result.rows
         self.last_step_s = result.duration_s
         self.recent_s.append(result.duration_s)
+        self.took.add(result.duration_s)
+        self.batched.add(result.rows)
 
     def values(self) -> dict[str, float]:
-        """Flat numbers for telemetry: totals, the last step's size and time, and quantiles of the recent ones."""
+        """Flat numbers for telemetry: totals, the last step's size and time, quantiles of the recent ones, buckets."""
         recent = sorted(self.recent_s)
         last = len(recent) - 1
         return {
@@ -57,4 +63,6 @@ class NodeStatistics:
             "launch_s": round(self.launch_s, 4),
             "collect_s": round(self.collect_s, 4),
             "route_s": round(self.route_s, 4),
+            **self.took.values(),
+            **self.batched.values(),
         }

@@ -10,12 +10,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mstar_core.admin.endpoints import ENDPOINTS
 from mstar_core.api.metrics import Metrics
+from mstar_core.engine.base import StepResult
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.observe.families import FAMILIES
 from mstar_core.observe.frames import Request
 from mstar_core.observe.request_log import LINGER_S
 from mstar_core.supervisor.readings import forwarded
+from mstar_core.worker.statistics import NodeStatistics
 from tests.admin.conftest import Admin
 
 
@@ -199,19 +201,27 @@ async def test_metrics_are_those_of_the_table_and_say_what_the_api_says(admin: A
 
 
 async def test_nodes_are_summed_up_in_the_apis_names_and_told_apart_by_rank(admin: Admin) -> None:
-    values = {"steps": 40.0, "rows": 120.0, "busy_s": 2.0, "step_p50_s": 0.04, "step_p99_s": 0.09, "preempted": 3.0,
-              "graph_hits": 7.0, "batch": 4.0}  # fmt: skip
+    steps = NodeStatistics()
+    for rows, seconds in ((1, 0.001), (4, 0.04), (300, 9.0)):
+        steps.add(StepResult(rows=rows, tokens=rows, duration_s=seconds))
+    values = {**steps.values(), "preempted": 3.0, "graph_hits": 7.0, "batch": 4.0}
     admin.deployment.values |= {f"worker-0.LLM.{reading}": value for reading, value in values.items()}
     admin.deployment.values |= {"worker-0.sent_bytes": 4096.0, "api.sent_bytes": 512.0}
     families = await read_metrics(admin)
 
     def shown(name: str, found: dict[str, Any] = families) -> dict[tuple[str, ...], float]:
-        labels = FAMILIES[name].labels
-        return {tuple(sample.labels[label] for label in labels): sample.value for sample in found[name].samples}
+        """By labels; of a histogram by node and bound, or by node and `sum` or `count`."""
+        family, plain = FAMILIES[name], {f"{name}_total": "", name: ""}
+        return {
+            (*(sample.labels[label] for label in family.labels), *filter(None, [
+                plain.get(sample.name, sample.labels.get("le") or sample.name.rpartition("_")[2])])): sample.value
+            for sample in found[name].samples
+        }  # fmt: skip
 
-    assert shown("mstar_steps") == {("LLM",): 40} and shown("mstar_step_rows") == {("LLM",): 120}
-    assert shown("mstar_step_busy_seconds") == {("LLM",): 2.0}
-    assert shown("mstar_step_seconds") == {("LLM", "0.5"): 0.04, ("LLM", "0.99"): 0.09}
+    took, batched = shown("mstar_step_seconds"), shown("mstar_step_rows")
+    assert [took["LLM", bound] for bound in ("0.0005", "0.001", "0.02", "0.05", "5.0", "+Inf")] == [0, 1, 1, 2, 2, 3]
+    assert [batched["LLM", bound] for bound in ("1.0", "2.0", "4.0", "256.0", "+Inf", "count")] == [1, 1, 2, 2, 3, 3]
+    assert (took["LLM", "sum"], batched["LLM", "sum"]) == (9.041, 305)
     assert shown("mstar_preempted") == {("LLM",): 3} and shown("mstar_restarts") == {(): 0}
     assert shown("mstar_graph_steps") == {("LLM", "decode", "replayed"): 7}
     assert shown("mstar_transport_bytes") == {("worker-0",): 4096, ("api",): 512}
@@ -219,8 +229,8 @@ async def test_nodes_are_summed_up_in_the_apis_names_and_told_apart_by_rank(admi
     told = Metrics()
     told.take_telemetry(forwarded(admin.deployment.values, admin.deployment.restarts))
     api = {family.name: family for family in text_string_to_metric_families(told.text().decode())}
-    for name in ("mstar_steps", "mstar_step_seconds", "mstar_kv_pages", "mstar_graph_steps", "mstar_transport_bytes",
-                 "mstar_preempted", "mstar_restarts"):  # fmt: skip
+    for name in ("mstar_step_rows", "mstar_step_seconds", "mstar_kv_pages", "mstar_graph_steps",
+                 "mstar_transport_bytes", "mstar_preempted", "mstar_restarts"):  # fmt: skip
         missing: dict[tuple[str, ...], float] = {("LLM", "cached"): 0.0} if name == "mstar_kv_pages" else {}
         assert {**shown(name, api), **missing} == shown(name), name
 

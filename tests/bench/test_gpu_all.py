@@ -22,9 +22,9 @@ def test_a_step_that_fails_or_takes_too_long_is_told_and_the_others_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = {
-        "bad": Step(words=("-c", "print('the cause'); raise SystemExit(3)"), limit_s=20),
+        "bad": Step(words=("-c", "print('the cause'); raise SystemExit(3)"), limit_s=60),
         "slow": Step(words=("-c", "import time; time.sleep(30)"), limit_s=0.5),
-        "good": Step(words=("-c", "import sys; open(sys.argv[1], 'w').write('{{}}')", "{out}"), limit_s=20),
+        "good": Step(words=("-c", "import sys; open(sys.argv[1], 'w').write('{{}}')", "{out}"), limit_s=60),
     }
     monkeypatch.setattr(gpu_all, "steps", lambda: made)
     assert main([str(tmp_path)]) == 1

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import pytest
 
 from mstar_core.errors import ExitCode
 from mstarctl.main import VERBS, resolve
+from tests.fakes.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")))
@@ -146,9 +146,7 @@ def test_the_example_of_the_wire_page_runs() -> None:
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Callable[[str], str]]:
     """Runs one command in a folder of its own, with a port and run directory of its own; stops what was started."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     runtime = tempfile.mkdtemp(prefix="md-")  # short: sockets live below
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "MSTAR_RUNTIME_DIR": runtime}

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from mstar_core.config.deployment import ApiConfig, DeploymentSpec, NodePlacemen
 from mstar_core.config.run_dir import RunDirectory, new_log_dir
 from mstarctl.start.launch import Started, launch
 from tests.fakes.child import SCRIPTS
+from tests.fakes.ports import free_port
 
 MakeSpec = Callable[..., DeploymentSpec]
 Launch = Callable[..., Started]
@@ -44,13 +44,6 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     set_scripts()
     return set_scripts
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -101,4 +94,4 @@ def start(make_spec: MakeSpec, play: Callable[..., None]) -> Iterator[Launch]:
     for started in running:
         if not started.has_ended:
             os.kill(started.process.pid, signal.SIGKILL)
-        started.process.wait(30)
+        started.process.wait(60)

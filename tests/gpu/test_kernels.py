@@ -13,6 +13,7 @@ import torch
 
 from mstar_core.engine import rng, sampler
 from mstar_core.engine.attention.backend import backend, make_pools
+from mstar_core.engine.attention.passes import PassShape
 from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.layers.packing import pack
 from tests.engine.tiny_engine import generate, prompt
@@ -74,6 +75,20 @@ def prompts(cuda: torch.device, counts: tuple[int, ...], cached: tuple[int, ...]
     assert out.shape == query.shape and torch.isfinite(out).all()
 
 
+def passes(cuda: torch.device, rows: int, cached: int) -> None:
+    """Attention of passes that append, as captured frames use it: by one kernel, or by two where rows are few."""
+    from mstar_core.engine.attention.paged import PagedFixedPasses
+
+    page, most, tokens = 37, 8, 70
+    tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)[:, ::-1].copy()
+    pool = torch.randn(tables.size + 1, 2, page, 2, 64, device=cuda, dtype=torch.bfloat16)
+    fixed = PagedFixedPasses([pool], page, PassShape(rows=rows + 1, tokens=tokens, pages=most, writes=True))
+    fixed.prepare(np.arange(rows, dtype=np.int64), np.arange(rows, dtype=np.int64) + cached, tables)
+    query, key, value = torch.randn(3, (rows + 1) * tokens, 2, 64, device=cuda, dtype=torch.bfloat16).unbind()
+    out = fixed.attend(0, query, key, value)
+    assert out.shape == query.shape and torch.isfinite(out).all() and not out[rows * tokens :].any()
+
+
 def fixed_rows(cuda: torch.device, rows: int, cached: int) -> None:
     """A decode step over fixed shapes, as it is captured, without the graph around it."""
     module, page, most = WideLM(vocab=1001).to(cuda, torch.bfloat16), 16, 16
@@ -95,6 +110,8 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "gates": lambda cuda: gates(cuda, 37, 1001),
     "prompts-short": lambda cuda: prompts(cuda, (1, 33, 7), (0, 5, 200), 64),
     "prompts-long": lambda cuda: prompts(cuda, (129, 65), (17, 0), 300),
+    "passes-few": lambda cuda: passes(cuda, 2, 0),
+    "passes-many": lambda cuda: passes(cuda, 150, 75),
     "rows-1": lambda cuda: fixed_rows(cuda, 1, 0),
     "rows-5": lambda cuda: fixed_rows(cuda, 5, 130),
     "rows-19": lambda cuda: fixed_rows(cuda, 19, 15),

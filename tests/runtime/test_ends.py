@@ -7,16 +7,23 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.runtime.client import SURE, Streams, new_client, request, speak
+from tests.runtime.client import LIMIT_S, SURE, Streams, new_client, request, speak
 from tests.runtime.deployment import Deployment, until
 
-LONG = request(**SURE, max_output_tokens=500)
-STREAMS, SLOTS = 32, 8
+LONG = request(**SURE, max_output_tokens=2000)
+"""Longer than any test here waits: what ends it is the end of the deployment."""
+
+STREAMS, SLOTS = 24, 8
 """Of the streams that a drain meets, all but so many wait in the queue."""
+
+PATIENT_S = 120.0
+"""After which a process that stands still counts as hanging: a test stops one for as long as it looks."""
 
 
 @pytest.fixture
@@ -32,11 +39,11 @@ async def test_a_killed_supervisor_takes_everything_along_and_the_name_is_free(r
         async with Streams(first.url, [LONG] * 3) as streams:
             await streams.all_begun()
             first.kill(first.pids()["supervisor"])
-            until(lambda: not first.processes(), "the end of every process", 5.0)
-            heard = await streams.all_ended(5)
+            await asyncio.to_thread(until, lambda: not first.processes(), "the end of every process")
+            heard = await streams.all_ended()
         assert all(each.cut and each.done is None for each in heard)
         assert first.run.path.exists(), "nobody was left to take it away"
-    with Deployment(root=root, max_concurrent_requests=SLOTS, max_queue=STREAMS) as second:
+    with Deployment(root=root, max_concurrent_requests=SLOTS, max_queue=STREAMS, hang_s=PATIENT_S) as second:
         second.assert_clean()
         await drains(second)
     second.assert_gone()
@@ -44,19 +51,23 @@ async def test_a_killed_supervisor_takes_everything_along_and_the_name_is_free(r
 
 async def drains(deployment: Deployment) -> None:
     """SIGTERM in the middle of streams: they end whole, queued ones too, new ones are refused, the exit status is 0."""
-    body = request(**SURE, max_output_tokens=80)
-    async with Streams(deployment.url, [body] * STREAMS) as streams, new_client(deployment.url) as client:
-        until_all = asyncio.create_task(streams.all_begun())
-        await asyncio.wait([asyncio.create_task(streams.heard[0].first.wait())])
-        await asyncio.to_thread(until, lambda: deployment.value("api.requests_waiting") >= STREAMS // 4, "a queue")
-        assert deployment.process is not None
-        deployment.process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(deployment.wait_event, "deployment.draining", 5.0)
-        ready = await client.get("/ready")
-        late = await speak(client, request(**SURE, max_output_tokens=30))
+    body, long = request(**SURE, max_output_tokens=48), request(**SURE, max_output_tokens=200)
+    async with Streams(deployment.url, [long]) as begun, AsyncExitStack() as stack:
+        await begun.all_begun()
+        with deployment.paused("worker-0"):  # so that no stream ends before the drain has been looked at
+            streams = await stack.enter_async_context(Streams(deployment.url, [body] * STREAMS))
+            client = await stack.enter_async_context(new_client(deployment.url))
+            await asyncio.to_thread(
+                until, lambda: deployment.value("api.requests_waiting") >= STREAMS - SLOTS, "a queue"
+            )
+            assert deployment.process is not None
+            deployment.process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(deployment.wait_event, "deployment.draining")
+            ready = f"{deployment.url}/ready"  # the api is told a moment after the event is written
+            await asyncio.to_thread(until, lambda: httpx.get(ready, timeout=LIMIT_S).status_code == 503, "refusal")
+            late = await speak(client, request(**SURE, max_output_tokens=30))
         heard = await streams.all_ended()
-        await until_all
-    assert ready.status_code == 503
+        assert (await begun.all_ended())[0].is_whole
     assert (late.status, late.code) == (503, "draining") and int(late.headers["retry-after"]) > 0
     assert all(each.is_whole for each in heard) and len({each.pcm for each in heard}) == 1
     assert await asyncio.to_thread(deployment.wait_ended) == 0
@@ -69,9 +80,9 @@ async def test_a_second_sigterm_ends_at_once_and_tells_the_clients() -> None:
             await streams.all_begun()
             assert deployment.process is not None
             deployment.process.send_signal(signal.SIGTERM)
-            await asyncio.to_thread(deployment.wait_event, "deployment.draining", 5.0)
+            await asyncio.to_thread(deployment.wait_event, "deployment.draining")
             deployment.process.send_signal(signal.SIGTERM)
-            heard = await streams.all_ended(10)
+            heard = await streams.all_ended()
         assert all(each.done is None and (each.errors or each.cut) for each in heard)
         assert all(error["code"] == "draining" for each in heard for error in each.errors)
         assert await asyncio.to_thread(deployment.wait_ended) == 0

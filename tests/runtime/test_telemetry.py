@@ -150,8 +150,9 @@ async def test_the_api_and_the_admin_socket_tell_the_same_metrics(deployment: De
             if not {name for name in differ if "'metrics'" not in name}:  # each look at it is a request of that route
                 break
             await asyncio.sleep(0.2)  # each tells the other once a second
-    for family in ("mstar_ttfa_seconds_count", "mstar_real_time_factor_count", "mstar_steps_total",
+    for family in ("mstar_ttfa_seconds_count", "mstar_real_time_factor_count", "mstar_step_seconds_bucket",
                    "mstar_transport_bytes_total", "mstar_tokens_total", "mstar_restarts_total"):  # fmt: skip
         assert any(name.startswith(family) for name in ours), family
-    assert ours[f"mstar_steps_total{[('node', LLM)]}"] >= 60
+    assert ours[f"mstar_step_seconds_count{[('node', LLM)]}"] >= 60
+    assert ours[f"mstar_step_rows_sum{[('node', LLM)]}"] >= 60
     assert ours[f"mstar_transport_bytes_total{[('component', 'worker-1')]}"] > 0

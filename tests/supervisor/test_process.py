@@ -20,7 +20,7 @@ from mstarctl.client.deployments import known
 from mstarctl.start.launch import Started, wait_ready
 
 Launch = Callable[..., Started]
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 SUPERVISOR_BYTES = 60_000_000
 """Of a supervisor at rest, its metrics read once: what it may hold resident."""
 

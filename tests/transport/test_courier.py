@@ -10,7 +10,7 @@ import zmq
 from mstar_core.errors import PeerStalled, TransportError
 from mstar_core.transport import Courier, Mailbox, Malformed, OutboxLimits, Pending, mailbox_endpoint
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 BULK = 64 * 1024  # large enough that the buffers of the system fill after a few
 LIMITS = OutboxLimits(messages=20, size_bytes=1 << 30, queue_messages=2)
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mstar_core.errors import PeerStalled
 from mstar_core.transport import Courier, Mailbox, Malformed, OutboxLimits, mailbox_endpoint
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 LIMITS = OutboxLimits(messages=6, size_bytes=1 << 30, queue_messages=1)
 NAMES = st.sampled_from(["left", "right"])
 SIZES = st.sampled_from([8, 2_000, 120_000])  # the last one fills the buffers of the system

@@ -14,7 +14,7 @@ from mstar_core.errors import TransportError
 from mstar_core.transport import Courier, Mailbox, Malformed, mailbox_endpoint
 from mstar_core.transport.mailbox import DRAIN_LIMIT
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def take(mailbox: Mailbox[bytes], count: int) -> list[bytes | Malformed]:

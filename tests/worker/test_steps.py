@@ -118,9 +118,9 @@ def test_waiting_ends_with_a_step_that_is_done_or_with_a_call() -> None:
     lm = SlowRunner("LLM")
     steps = steps_of(lm)
     turn(steps)
-    started = time.monotonic()
-    steps.wait(lambda: time.monotonic() - started > 0.01)
-    assert 0.01 <= time.monotonic() - started < 1.0
+    answers = iter((False, False, True))
+    steps.wait(lambda: next(answers))
+    assert next(answers, None) is None
     lm.done.add(1)
     steps.wait(lambda: False)
 

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from mstar_core.engine.attention.append import append
 from mstar_core.engine.attention.passes import Block, written
+from mstar_core.engine.attention.split import attend_shared, shares_of
 from mstar_core.engine.attention.static import Staging
 
 if TYPE_CHECKING:
@@ -147,7 +148,10 @@ class PagedFixedSegments:
 
 
 class PagedFixedPasses:
-    """Attention of one bucket of passes that append: every token of a row sees all of the row, in one kernel."""
+    """Attention of one bucket of passes that append: every token of a row sees all of the row.
+
+    One kernel, or two where the tiles are too few to fill the chip.
+    """
 
     def __init__(self, pools: list[Tensor], page_size: int, shape: PassShape) -> None:
         self._pools = pools
@@ -199,8 +203,13 @@ class PagedFixedPasses:
         pool, fields, shape = self._pools[layer], self._block.device, self._shape
         append(pool, self._page_size, fields["places"], key, value)
         heads, width = query.shape[1:]
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         factor = (width**-0.5 if scale is None else scale) * _LOG2E
+        shares = shares_of(shape.rows * self._tiles, heads)
+        if shares > 1:
+            return attend_shared(
+                query, pool, fields, factor, self._page_size, shape.pages, block=PASS_BLOCK, keys=KEYS, shares=shares
+            )
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         _prompt_kernel[(shape.rows * self._tiles, heads)](
             query, pool, out, fields["row"], fields["start"], fields["count"], fields["cached"], fields["tables"],
             factor, query.stride(0), out.stride(0), shape.pages, pool.shape[3], heads // pool.shape[3],
