@@ -3,18 +3,23 @@
 The kernel tests (`-k kernels`) call each kernel at small and odd sizes. memcheck looks for accesses out of bounds and
 misaligned ones; torch's allocator is then told not to pool, so that every tensor has bounds of its own. racecheck looks
 for threads of a block that meet in shared memory without a barrier, synccheck for barriers that not all threads reach.
+The tools run side by side and watch the own kernels alone; what they find is counted kernel by kernel.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -27,51 +32,90 @@ UNPOOLED: Final = {"memcheck": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}}
 FOUND: Final = 99
 """Exit status of compute-sanitizer when it found something and the tests passed."""
 
+OWN: Final = "^[a-z_]+_kernel$"
+"""Names of own kernels: Triton keeps that of the function; C++ has digits and capitals in its mangled ones."""
+
 TESTS: Final = (
     "tests/gpu/test_kernels.py",
-    *sorted(str(p) for p in Path("plugins").glob("*/tests/test_gpu_kernels.py")),
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("plugins/*/tests/test_gpu_kernels.py")),
 )
 SUMMARY: Final = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", re.MULTILINE)
 COUNT: Final = re.compile(r"(\d+) (?:error|hazard)s?")
+REPORT: Final = re.compile(
+    r"^=+ (?P<kind>Invalid |Misaligned |(?:\w+: )?(?:Race|Potential \w+ hazard)|Barrier error).*\n"
+    r"(?:=+.*\n)*?=+ .*\bat (?:0x[0-9a-f]+ in )?(?P<late>\w+)",
+    re.MULTILINE,
+)
+SAME_LINE: Final = re.compile(r"\bat (?:0x[0-9a-f]+ in )?(\w+)\+")
+FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one tool said. errors: None when it came to no summary. summary: its last, or why there is none."""
+    """What one tool said. errors: None when it came to no summary. summary: its last, or why there is none.
+
+    kernels: reports by kernel; failed: tests that failed.
+    """
 
     tool: str
     errors: int | None
     tests_passed: bool
     summary: str
     wall_s: float
+    kernels: Mapping[str, int] = field(default_factory=dict)
+    failed: tuple[str, ...] = ()
 
     @property
     def is_clean(self) -> bool:
         """Whether the tests ran to their end and the tool found nothing."""
         return self.errors == 0 and self.tests_passed
 
+    def lines(self) -> list[str]:
+        """One line for the tool, then one for each kernel with reports and each test that failed."""
+        state = "ok" if self.is_clean else "FAILED"
+        found = [f"{self.tool:<10} {state:<7}{self.wall_s:6.1f} s  {self.summary}"]
+        found += [f"  {self.tool} {count:4} x {name}" for name, count in sorted(self.kernels.items())]
+        return [*found, *(f"  {self.tool} failed: {test}" for test in self.failed)]
+
 
 def main() -> int:
     """Returns 1 when a tool found something, a test failed, or compute-sanitizer is not there."""
     parser = argparse.ArgumentParser(description="run the GPU kernels under compute-sanitizer")
     parser.add_argument("tools", nargs="*", default=list(TOOLS), help=f"which of {', '.join(TOOLS)}; default: all")
-    parser.add_argument("--limit", type=int, default=900, help="seconds that one tool may take")
+    parser.add_argument("--limit", type=int, default=170, help="seconds that all tools together may take")
+    parser.add_argument("--logs", type=Path, help="a folder for all that the tools print")
     options = parser.parse_args()
     if unknown := sorted(set(options.tools) - set(TOOLS)):
         parser.error(f"no tool {', '.join(unknown)}; there are {', '.join(TOOLS)}")
     program = sanitizer()
     if program is None:
-        print("compute-sanitizer was not found: install the CUDA toolkit, or put its folder on PATH", file=sys.stderr)
+        print(
+            "compute-sanitizer was not found: install the CUDA toolkit or the package nvidia-cuda-sanitizer-api, "
+            "or put its folder on PATH", file=sys.stderr,
+        )  # fmt: skip
         return 1
-    warm_up()
-    findings = [check(program, tool, options.limit) for tool in options.tools]
+    ends_at = time.monotonic() + options.limit
+    warm_up(options.limit)
+    with ThreadPoolExecutor(len(options.tools)) as pool:
+        findings = list(pool.map(lambda tool: check(program, tool, ends_at, options.logs), options.tools))
     return 0 if all(finding.is_clean for finding in findings) else 1
 
 
 def sanitizer() -> str | None:
-    """Where compute-sanitizer is: on the path, or in the toolkit."""
-    places = (TOOLKIT / folder / "compute-sanitizer" for folder in ("bin", "compute-sanitizer"))
+    """Where compute-sanitizer is: on the path, in the toolkit, or in NVIDIA's Python package of it."""
+    places = [TOOLKIT / folder / "compute-sanitizer" for folder in ("bin", "compute-sanitizer")]
+    package = importlib.util.find_spec("nvidia")
+    for folder in package.submodule_search_locations or () if package else ():
+        places += sorted(Path(folder).glob("*/bin/compute-sanitizer"))
     return shutil.which("compute-sanitizer") or next((str(place) for place in places if place.is_file()), None)
+
+
+def watched(program: str, tool: str) -> list[str]:
+    """compute-sanitizer with its options: after an error in one kernel the others still run."""
+    return [
+        program, "--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "application-only",
+        "--kernel-name", f"regex={OWN}", "--destroy-on-device-error", "kernel", "--print-limit", "1000",
+    ]  # fmt: skip
 
 
 def command(tests: str) -> list[str]:
@@ -79,31 +123,36 @@ def command(tests: str) -> list[str]:
     return [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", tests, "-p", "no:cacheprovider", *TESTS]
 
 
-def warm_up() -> None:
+def warm_up(limit_s: float) -> None:
     """Compile what will run, so that no compiler is watched. A failure here is shown by the first tool again."""
-    subprocess.run(command("kernels"), cwd=ROOT, check=False, capture_output=True)
-
-
-def check(program: str, tool: str, limit_s: int) -> Finding:
-    """Run the tests under one tool and print what came of it."""
-    words = [program, "--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "application-only"]
-    given = {**os.environ, "PYTEST_ADDOPTS": "-o timeout=0", **UNPOOLED.get(tool, {})}  # slow: no limit for one test
     start = time.monotonic()
     try:
-        done = subprocess.run(
-            [*words, *command(TOOLS[tool])], cwd=ROOT, env=given, check=False, text=True, timeout=limit_s,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        finding = read(tool, done.stdout, done.returncode, time.monotonic() - start)
-        output = done.stdout
+        done = subprocess.run(command("kernels"), cwd=ROOT, check=False, capture_output=True, timeout=limit_s)
+        ended = f"exit status {done.returncode}"
     except subprocess.TimeoutExpired:
-        output, why = "", f"no end within {limit_s} s"
-        finding = Finding(tool=tool, errors=None, tests_passed=False, summary=why, wall_s=time.monotonic() - start)
-    print(
-        f"{tool:<10} {'ok' if finding.is_clean else 'FAILED':<7}{finding.wall_s:6.1f} s  {finding.summary}", flush=True
-    )
-    if not finding.is_clean:
-        print(output[-6000:], flush=True)
+        ended = "no end"
+    print(f"{'unwatched':<10} {'':<7}{time.monotonic() - start:6.1f} s  {ended}", flush=True)
+
+
+def check(program: str, tool: str, ends_at: float, logs: Path | None) -> Finding:
+    """Run the tests under one tool, until `ends_at` by the monotonic clock, and print what came of it."""
+    given = {**os.environ, "PYTEST_ADDOPTS": "-o timeout=0", **UNPOOLED.get(tool, {})}  # slow: no limit for one test
+    start = time.monotonic()
+    limit_s = max(ends_at - start, 1.0)
+    try:
+        done = subprocess.run(
+            [*watched(program, tool), *command(TOOLS[tool])], cwd=ROOT, env=given, check=False, text=True,
+            timeout=limit_s, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        output, finding = done.stdout, read(tool, done.stdout, done.returncode, time.monotonic() - start)
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
+        finding = unfinished(tool, output, time.monotonic() - start)
+    if logs is not None:
+        logs.mkdir(parents=True, exist_ok=True)
+        (logs / f"{tool}.log").write_text(output)
+    tail = [] if finding.is_clean else [output[-6000:]]
+    print("\n".join([*finding.lines(), *tail]), flush=True)
     return finding
 
 
@@ -116,7 +165,28 @@ def read(tool: str, output: str, code: int, wall_s: float) -> Finding:
     if code == FOUND and not errors:
         errors = 1  # it says so by its status, in words that are not known here
     summary = summaries[-1] if summaries else f"no summary, exit status {code}"
-    return Finding(tool=tool, errors=errors, tests_passed=passed, summary=summary, wall_s=wall_s)
+    return Finding(
+        tool=tool, errors=errors, tests_passed=passed, summary=summary, wall_s=wall_s, kernels=kernels_in(output),
+        failed=tuple(FAILED.findall(output)),
+    )  # fmt: skip
+
+
+def unfinished(tool: str, output: str, wall_s: float) -> Finding:
+    """What is known of a tool that was ended by its limit."""
+    return Finding(
+        tool=tool, errors=None, tests_passed=False, summary=f"no end within {wall_s:.0f} s", wall_s=wall_s,
+        kernels=kernels_in(output),
+    )  # fmt: skip
+
+
+def kernels_in(output: str) -> dict[str, int]:
+    """Reports by kernel. A report's first line may name the kernel, or the line below does."""
+    found: Counter[str] = Counter()
+    for report in REPORT.finditer(output):
+        first = report.group().partition("\n")[0]
+        named = SAME_LINE.search(first)
+        found[named.group(1) if named else report.group("late")] += 1
+    return dict(found)
 
 
 if __name__ == "__main__":

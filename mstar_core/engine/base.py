@@ -94,7 +94,7 @@ class Done:
     """A job that ended. outputs: port -> tensor on the device; a sampled id is int64 [1] on the host.
 
     An output that a stateless node copies to the host (`host_outputs`) is a view of memory that serves again three
-    steps of its runner later: whoever keeps it longer copies it.
+    steps of its runner later: whoever keeps it longer copies it. That of a KV node's loop is memory of its own.
 
     reason: `done` for a single firing, `stop` or `length` for a loop. iterations: loop iterations that counted.
     cached_tokens: tokens of this job that the prefix cache supplied.

@@ -17,12 +17,13 @@ import torch
 from mstar_core.engine.attention import backend, make_pools
 from mstar_core.engine.base import Done, Emission, Failed, Handle, LoopStep, MemoryUse, Pressure, StepResult
 from mstar_core.engine.captured import Buckets, Captures, GraphCounts
+from mstar_core.engine.device import HostCopy
 from mstar_core.engine.kv_admission import Admission
 from mstar_core.engine.kv_intake import Intake
 from mstar_core.engine.kv_loops import Loops
 from mstar_core.engine.kv_rows import Rows
 from mstar_core.engine.kv_sequence import Branch, Request
-from mstar_core.engine.kv_state import KVRunning, KVState
+from mstar_core.engine.kv_state import Arriving, KVRunning, KVState
 from mstar_core.engine.kv_step import Faults, Part, Piece, StepRunner
 from mstar_core.engine.node_graphs import NodeGraphs
 from mstar_core.engine.page_table import PageTables
@@ -45,7 +46,11 @@ FUSED_TOKENS: Final = 65536
 
 
 class KVCacheEngine:
-    """Runs one KV node on one device. Owned by the worker; every call comes from its one thread."""
+    """Runs one KV node on one device. Owned by the worker; every call comes from its one thread.
+
+    A module may name `host_outputs`, outputs of loops that leave the device: they travel within the step, and the step
+    is done when they are there. Few steps are in flight at once, so what comes meanwhile shares the next one.
+    """
 
     def __init__(
         self,
@@ -68,10 +73,11 @@ class KVCacheEngine:
         faults: Faults | None = None,
         report: Callable[[str, str], None] | None = None,
         captures: Captures | None = None,
+        to_host: Callable[[Tensor], Arriving] = HostCopy,
     ) -> None:
         """report: told the phase (`kernels` or `capture`) and the step, for each step captured here.
 
-        captures: makes the graphs of passes; None: those of the device.
+        captures: makes the graphs of passes; None: those of the device. to_host: begins to copy a value to the host.
         """
         if spec.kv is None:
             raise ConfigError(f"node {spec.name} has no cache", hint="a KV_CACHE node declares KVSpec", key=spec.name)
@@ -85,6 +91,8 @@ class KVCacheEngine:
         self._spec = spec
         self._branch_names = spec.kv.branches
         self._lookahead = lookahead
+        self._to_host = to_host
+        self._host_outputs: frozenset[str] = frozenset(getattr(module, "host_outputs", ()))
         self._opened = 0
         pool = PagePool(num_pages, page_size)
         tables = PageTables(pool, max_slots, max_seq_len)
@@ -222,6 +230,7 @@ class KVCacheEngine:
         running = KVRunning([], result, started)
         if self._state.decode is not None or pieces:
             self._run(running, pieces)
+            running.bring(self._host_outputs, self._to_host)
         elif not (result.done or result.failed or result.emissions):
             return None
         self._state.in_flight.append(running)
@@ -230,12 +239,14 @@ class KVCacheEngine:
     def is_done(self, running: Running) -> bool:
         """See NodeRunner."""
         assert isinstance(running, KVRunning)
-        return all(part.host_ids is None or part.host_ids.is_done for part in running.parts)
+        return running.is_done
 
     def collect(self, running: Running) -> StepResult:
         """See NodeRunner. Steps must be collected in launch order."""
         assert isinstance(running, KVRunning) and self._state.in_flight and self._state.in_flight[0] is running
         self._state.in_flight.pop(0)
+        for arriving in running.arriving:
+            arriving.wait()
         result = running.result
         steps: list[tuple[np.ndarray, np.ndarray]] = []
         for part in running.parts:
@@ -296,15 +307,7 @@ class KVCacheEngine:
 
     def held(self) -> dict[Handle, tuple[int, str]]:
         """See HoldsPages."""
-        state, counts = self._state, self._state.tables.count.tolist()
-        waits = {}
-        for branch in state.pending.values() if state.is_blocked else ():
-            if not branch.is_reserved:
-                waits[branch.request.order] = "waits for a slot" if branch.slot < 0 else "waits for pages"
-        return {
-            handle: (sum(counts[slot] for slot in request.slots), waits.get(request.order, ""))
-            for handle, request in state.requests.items()
-        }
+        return self._state.held()
 
     # -- after a forward ---------------------------------------------------------------------------------------------
 
@@ -471,7 +474,8 @@ class KVCacheEngine:
             and not piece.is_last
         ):
             return
-        outputs = {port: _joined(chunks) for port, chunks in piece.firing.parts.items()}
+        parts = piece.firing.parts.items()
+        outputs = {port: chunks[0] if len(chunks) == 1 else torch.cat(chunks) for port, chunks in parts}
         if piece.samples:
             assert ids is not None and part.ids is not None and self._spec.sampling is not None
             drawn = int(ids[piece.sampled_at])
@@ -493,7 +497,3 @@ class KVCacheEngine:
         return EngineError(
             f"node {self.name} has no branch {name!r}", f"it has {', '.join(self._branch_names)}", node=self.name
         )
-
-
-def _joined(chunks: list[Tensor]) -> Tensor:
-    return chunks[0] if len(chunks) == 1 else torch.cat(chunks)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mstar_core.engine.base import Failed, StepResult
 from mstar_core.engine.batching import Holder
@@ -25,15 +25,44 @@ if TYPE_CHECKING:
     from mstar_core.engine.slots import Slots
 
 
+class Arriving(Protocol):
+    """A value on its way to the host; `HostCopy` is one. pending: where it arrives."""
+
+    @property
+    def pending(self) -> Tensor: ...
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def wait(self) -> Tensor: ...
+
+
 @dataclass(slots=True)
 class KVRunning:
-    """A step in flight. dropped: keys whose decode rows in it no longer count. fixed: branches that wait for it."""
+    """A step in flight. dropped: keys whose decode rows in it no longer count. fixed: branches that wait for it.
+
+    arriving: what ended loops gave for the host. A step that gives nothing to the host is done when it is launched.
+    """
 
     parts: list[Part]
     result: StepResult
     started: float
     dropped: set[int] = field(default_factory=set)
     fixed: list[Branch] = field(default_factory=list)
+    arriving: list[Arriving] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all that the host reads of this step is there."""
+        ids = (part.host_ids for part in self.parts if part.host_ids is not None)
+        return all(each.is_done for each in ids) and all(each.is_done for each in self.arriving)
+
+    def bring(self, ports: frozenset[str], to_host: Callable[[Tensor], Arriving]) -> None:
+        """Send what loops gave on these ports to the host, behind the step and before all that is launched later."""
+        for outputs in (item.outputs for items in (self.result.done, self.result.emissions) for item in items):
+            for port in ports & outputs.keys():
+                self.arriving.append(to_host(outputs[port]))
+                outputs[port] = self.arriving[-1].pending
 
 
 @dataclass(slots=True)
@@ -76,6 +105,17 @@ class KVState:
     def is_alone(self, request: Request) -> bool:
         """Whether no other request holds a page."""
         return all(holder.order == request.order or not holder.pages for holder in self.holders())
+
+    def held(self) -> dict[Handle, tuple[int, str]]:
+        """See HoldsPages."""
+        counts, waits = self.tables.count.tolist(), dict[int, str]()
+        for branch in self.pending.values() if self.is_blocked else ():
+            if not branch.is_reserved:
+                waits[branch.request.order] = "waits for a slot" if branch.slot < 0 else "waits for pages"
+        return {
+            handle: (sum(counts[slot] for slot in request.slots), waits.get(request.order, ""))
+            for handle, request in self.requests.items()
+        }
 
     def oldest_with_work(self) -> int:
         """Age of the oldest request that has anything to do."""

@@ -8,6 +8,7 @@ idle moments. Off unless `NodeSpec.capture_sizes` names rows.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +38,9 @@ KINDS: Final = 16
 MOST_ITERATIONS: Final = 64
 """Iterations of a loop that one graph holds at most; a longer one runs plainly."""
 
+MOST_BYTES: Final = 256 << 20
+"""Bytes of one bucket's inputs: passes that bring whole clips for each row are captured for few rows."""
+
 _STEP: Final = keyword(STEP)
 
 
@@ -49,6 +53,11 @@ class Port:
     shape: tuple[int, ...]
     is_per_row: bool
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one value."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassKind:
@@ -59,6 +68,11 @@ class PassKind:
     writes: bool
     iterations: int = 1
     carry: tuple[tuple[str, str], ...] = ()
+
+    def sizes(self, rows: Sequence[int]) -> list[int]:
+        """Of these numbers of rows, the smallest and those whose inputs are not too large."""
+        each = sum(port.size_bytes * (1 if port.is_per_row else self.tokens) for port in self.ports)
+        return [count for count in rows if count * each <= MOST_BYTES or count == min(rows)]
 
     def __str__(self) -> str:
         often = f", {self.iterations} iterations" if self.iterations > 1 else ""
@@ -172,7 +186,7 @@ class PassGraphs:
         pages = self._attention.pass_pages(self._tables.ids.shape[1], kind.writes)
         self._later += [
             (kind, PassShape(rows=rows, tokens=kind.tokens, pages=most, writes=kind.writes))
-            for rows in self._rows
+            for rows in kind.sizes(self._rows)
             for most in pages
         ]
         self._later.sort(key=lambda each: (each[1].rows, each[1].pages))

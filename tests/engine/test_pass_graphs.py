@@ -14,6 +14,7 @@ from mstar_core.engine.attention.passes import PassShape, TorchFixedPasses, page
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.captured import Captures
 from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.pass_graphs import PassKind, Port
 from mstar_core.graph.nodes import Attend
 from tests.engine.recorded import RecordedCaptures
 from tests.engine.test_kv_rows import CARRY, START, context, near, roll
@@ -252,3 +253,14 @@ def test_nothing_is_learned_where_no_sizes_are_declared() -> None:
     driver.run()
     assert not engine.idle() and engine.counters() == {}
     assert FRAME.tokens == PATCHES
+
+
+def test_passes_that_bring_much_for_each_row_are_captured_for_few_rows() -> None:
+    """A context of eight frames brings seven for each row, 10 MB: 128 rows of it would take 1.3 GB."""
+    frame = Port(name="frame", dtype=torch.float32, shape=(1, 256, 1408), is_per_row=True)
+    step = Port(name="step", dtype=torch.int64, shape=(), is_per_row=False)
+    one = PassKind(tokens=258, ports=(frame, step), writes=True)
+    seven = replace(one, ports=(replace(frame, shape=(7, 256, 1408)), step))
+    huge = replace(one, ports=(replace(frame, shape=(1000, 256, 1408)), step))
+    rows = [1, 2, 4, 8, 16, 32, 64, 128]
+    assert (one.sizes(rows), seven.sizes(rows), huge.sizes(rows)) == (rows, [1, 2, 4, 8, 16], [1])

@@ -15,6 +15,10 @@ from mstar_core.engine import rng, sampler
 from mstar_core.engine.attention.backend import backend, make_pools
 from mstar_core.engine.attention.passes import PassShape
 from mstar_core.engine.attention.segments import PackedPrompts
+from mstar_core.engine.node_graphs import NodeGraphs
+from mstar_core.engine.page_table import PageTables
+from mstar_core.engine.pages import PagePool
+from mstar_core.engine.slots import Slots
 from mstar_core.layers.packing import pack
 from tests.engine.tiny_engine import generate, prompt
 from tests.gpu.kernels import launched
@@ -59,6 +63,52 @@ def gates(cuda: torch.device, rows: int, width: int) -> None:
     assert out.shape == (rows, width) and torch.isfinite(out).all()
 
 
+def linears(cuda: torch.device, rows: int, outputs: int) -> None:
+    """Products over few rows of float8 weights: in slices, gated both ways, and widened for the library."""
+    from mstar_core.layers import fused, skinny
+
+    values = torch.randn(2 * outputs, 384, device=cuda).to(torch.float8_e4m3fn)
+    scale, x = torch.rand(2 * outputs, device=cuda), torch.randn(rows, 384, device=cuda, dtype=torch.bfloat16)
+    overlaps = fused.overlaps(cuda)
+    for shape in (
+        skinny.Shape(block=64, step=128, stages=3, splits=2),
+        skinny.Shape(block=64, step=128, stages=8, ahead_bytes=256),
+    ):
+        for weight, by in ((values, scale), (values.to(torch.bfloat16), None)):
+            assert torch.isfinite(skinny.parts(x, weight, by, shape, overlaps=overlaps)).all()
+            for is_gelu in (False, True):
+                out = skinny.gated(x, weight, by, shape, overlaps=overlaps, is_gelu=is_gelu)
+                assert out.shape == (rows, outputs) and torch.isfinite(out).all()
+    assert torch.isfinite(fused.widen(values, scale, torch.bfloat16)).all()
+
+
+def norms(cuda: torch.device, rows: int, width: int) -> None:
+    """Norms in both roundings, with a sum of slices in front and without."""
+    from mstar_core.layers import fused
+
+    x, weight = torch.randn(rows, width, device=cuda).bfloat16(), torch.randn(width, device=cuda).bfloat16()
+    for is_offset in (False, True):
+        assert torch.isfinite(fused.rms_norm(x, weight, 1e-6, is_offset=is_offset)).all()
+        for branch in (x, torch.randn(3, rows, width, device=cuda)):
+            made = fused.add_rms_norm(x, branch, weight, 1e-6, is_offset=is_offset)
+            assert all(torch.isfinite(each).all() for each in made)
+
+
+def later(cuda: torch.device, rows: int, tokens: int) -> None:
+    """Whole steps in fixed shapes with nobody in them, as a start runs the ones that it captures later."""
+    module, vocab = WideLM(vocab=1001).to(cuda, torch.bfloat16), 1001
+    pack(module)
+    assert WIDE.kv is not None
+    slots, tables = Slots(rows + 1, 128, vocab, cuda), PageTables(PagePool(16, 16), rows + 1, 128)
+    attention = backend("flashinfer", make_pools(WIDE.kv, 16, 16, torch.bfloat16, cuda), 16)
+    graphs = NodeGraphs(WIDE, module, attention, slots, tables, id_port="tokens", vocab=vocab, token_budget=tokens)
+    graphs.decode.plan([rows])
+    graphs.decode.compile_later()
+    graphs.prompts.plan([tokens], tokens)
+    graphs.prompts.compile_later()
+    assert not slots.device_stopped[:-1].any() and not slots.device_seen[:-1].any()
+
+
 def prompts(cuda: torch.device, counts: tuple[int, ...], cached: tuple[int, ...], bucket: int) -> None:
     """Attention of packed prompts in fixed shapes, as the captured prompts use it."""
     from mstar_core.engine.attention.paged import PagedFixedSegments
@@ -89,6 +139,20 @@ def passes(cuda: torch.device, rows: int, cached: int) -> None:
     assert out.shape == query.shape and torch.isfinite(out).all() and not out[rows * tokens :].any()
 
 
+def reads(cuda: torch.device, rows: int, cached: int) -> None:
+    """Attention of passes that only read, as captured flow steps use it: shared out where rows are few."""
+    from mstar_core.engine.attention.reading import PagedFixedReads
+
+    page, most, tokens = 37, 8, 7
+    tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)[:, ::-1].copy()
+    pool = torch.randn(tables.size + 1, 2, page, 2, 64, device=cuda, dtype=torch.bfloat16)
+    fixed = PagedFixedReads([pool], page, PassShape(rows=rows + 1, tokens=tokens, pages=most, writes=False))
+    fixed.prepare(np.arange(rows, dtype=np.int64), np.arange(rows, dtype=np.int64) + cached, tables)
+    query, key, value = torch.randn(3, (rows + 1) * tokens, 2, 64, device=cuda, dtype=torch.bfloat16).unbind()
+    out = fixed.attend(0, query, key, value)
+    assert out.shape == query.shape and torch.isfinite(out).all()
+
+
 def fixed_rows(cuda: torch.device, rows: int, cached: int) -> None:
     """A decode step over fixed shapes, as it is captured, without the graph around it."""
     module, page, most = WideLM(vocab=1001).to(cuda, torch.bfloat16), 16, 16
@@ -108,10 +172,15 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "draws-3": lambda cuda: draws(cuda, 3, 4099),
     "draws-17": lambda cuda: draws(cuda, 17, 1000),
     "gates": lambda cuda: gates(cuda, 37, 1001),
+    "linears": lambda cuda: linears(cuda, 3, 33),
+    "norms": lambda cuda: norms(cuda, 3, 100),
+    "later": lambda cuda: later(cuda, 5, 48),
     "prompts-short": lambda cuda: prompts(cuda, (1, 33, 7), (0, 5, 200), 64),
     "prompts-long": lambda cuda: prompts(cuda, (129, 65), (17, 0), 300),
     "passes-few": lambda cuda: passes(cuda, 2, 0),
     "passes-many": lambda cuda: passes(cuda, 150, 75),
+    "reads-few": lambda cuda: reads(cuda, 2, 0),
+    "reads-many": lambda cuda: reads(cuda, 70, 150),
     "rows-1": lambda cuda: fixed_rows(cuda, 1, 0),
     "rows-5": lambda cuda: fixed_rows(cuda, 5, 130),
     "rows-19": lambda cuda: fixed_rows(cuda, 19, 15),

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 import httpx
 
-LIMIT_S: Final = 60.0
+LIMIT_S: Final = 120.0
 SURE: Final = {"temperature": 0, "repetition_penalty": 1, "noise": "off", "ignore_eos": True}
 """Parameters under which the sound depends on the prompt alone."""
 
@@ -146,8 +147,19 @@ class Streams:
             for heard in self.heard:
                 await heard.first.wait()
 
-    async def all_ended(self, limit_s: float = LIMIT_S) -> list[Heard]:
+    @property
+    def have_ended(self) -> bool:
+        """Whether each has ended, however that was."""
+        return all(task.done() for task in self._tasks)
+
+    async def some_ended(self, count: int) -> None:
+        """Return when so many have ended, however that was."""
+        async with asyncio.timeout(LIMIT_S):
+            for task in islice(asyncio.as_completed(self._tasks), count):
+                await task
+
+    async def all_ended(self) -> list[Heard]:
         """Return when each has ended, however that was."""
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(LIMIT_S):
             await asyncio.gather(*self._tasks)
         return self.heard

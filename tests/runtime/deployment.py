@@ -28,6 +28,9 @@ START_S: Final = 90.0
 END_S: Final = 60.0
 """Limits of waits that a healthy deployment ends much sooner: a busy machine may take long over each of them."""
 
+PATIENT_S: Final = 120.0
+"""hang_s of deployments whose processes a test stops for as long as it looks at something."""
+
 TURN_S: Final = 0.01
 LLM, SNAC = "LLM", "snac_decoder"
 LEAK_VALUES: Final = (

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.runtime.client import SURE, Heard, Streams, new_client, request, speak
+from tests.runtime.client import LIMIT_S, SURE, Heard, Streams, new_client, request, speak
 from tests.runtime.crowd import descriptors, resident
-from tests.runtime.deployment import Deployment, until
+from tests.runtime.deployment import PATIENT_S, Deployment, until
 
 SLOTS, QUEUE = 4, 8
 CROWD = 200
@@ -23,7 +23,7 @@ CROWD = 200
 
 @pytest.fixture(scope="module")
 def deployment() -> Iterator[Deployment]:
-    limits: dict[str, Any] = {"max_concurrent_requests": SLOTS, "max_queue": QUEUE}
+    limits: dict[str, Any] = {"max_concurrent_requests": SLOTS, "max_queue": QUEUE, "hang_s": PATIENT_S}
     with Deployment(api={"strict_model": True}, **limits) as made:
         yield made
 
@@ -110,8 +110,9 @@ async def test_a_bad_request_disturbs_no_good_one(deployment: Deployment) -> Non
 async def test_an_id_in_flight_is_refused_and_may_be_used_again(deployment: Deployment) -> None:
     body = request(**SURE, max_output_tokens=150, request_id="mine")
     async with Streams(deployment.url, [body]) as streams:
-        await streams.all_begun()
-        second = await post(deployment, body)
+        with deployment.paused("worker-0"):
+            await asyncio.to_thread(until, lambda: deployment.value("conductor.in_flight") == 1, "the first request")
+            second = await post(deployment, body)
         assert (second.status, second.code) == (409, "request_id_in_use")
         [first] = await streams.all_ended()
     assert first.is_whole
@@ -122,6 +123,8 @@ async def test_a_crowd_is_served_or_refused_and_forgotten(deployment: Deployment
     body = request(**SURE, max_output_tokens=35)
     wanted = (await post(deployment, body)).pcm
     async with Streams(deployment.url, [body] * CROWD) as streams:
+        with deployment.paused("worker-0"):  # or a quick machine might serve as fast as a slow client sends
+            await streams.some_ended(CROWD // 2)
         heard = await streams.all_ended()
     assert {each.status for each in heard} == {200, 429}
     served = [each for each in heard if each.status == 200]
@@ -179,18 +182,21 @@ async def test_an_api_out_of_descriptors_serves_on_and_recovers(deployment: Depl
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 5])
-async def test_a_client_that_leaves_ends_its_work_within_a_second(chunks: int, deployment: Deployment) -> None:
+async def test_a_client_that_leaves_ends_its_work(chunks: int, deployment: Deployment) -> None:
+    name = f"leaves-after-{chunks}"
     async with new_client(deployment.url) as client:
-        body = request(**SURE, max_output_tokens=2000)
+        body = request(**SURE, max_output_tokens=2000, request_id=name)
         heard = await speak(client, body, leave=lambda heard: len(heard.chunks) >= chunks)
     assert heard.done is None
-    until(lambda: deployment.value("conductor.in_flight") == 0 and not deployment.leaks(), "the end of the work", 1.0)
+    await asyncio.to_thread(until, lambda: deployment.admin(f"/v1/requests/{name}")["ended"] is not None, "its end")
+    found = deployment.admin(f"/v1/requests/{name}")
+    assert found["state"] == "cancelled" and found["tokens"] < 2000
 
 
 async def test_clients_that_leave_free_the_queue_for_others(deployment: Deployment) -> None:
     long = request(**SURE, max_output_tokens=2000)
     async with Streams(deployment.url, [long] * (SLOTS + QUEUE)) as leaving:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             waits = [asyncio.create_task(heard.first.wait()) for heard in leaving.heard]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
@@ -208,11 +214,14 @@ async def test_a_cancel_by_id_ends_the_stream_with_one_error(deployment: Deploym
         async with httpx.AsyncClient(base_url=deployment.url) as client:
             answer = await client.post("/v1/requests/stop-me/cancel")
         assert answer.status_code in (200, 202), answer.text
-        [heard] = await streams.all_ended(5)
+        [heard] = await streams.all_ended()
     assert [error["code"] for error in heard.errors] == ["cancelled"] and heard.done is None and not heard.cut
 
 
 async def test_a_deadline_ends_the_stream_with_one_error(deployment: Deployment) -> None:
-    heard = await post(deployment, request(**SURE, max_output_tokens=2000, timeout_s=1.0))
+    limit_s, heard = 0.5, Heard()
+    while not heard.chunks and limit_s < LIMIT_S:  # a busy machine may take longer to the first sound
+        limit_s *= 2
+        heard = await post(deployment, request(**SURE, max_output_tokens=2000, timeout_s=limit_s))
     assert [error["status"] for error in heard.errors] == [504] and heard.done is None and not heard.cut
     assert heard.chunks

@@ -14,16 +14,13 @@ import httpx
 import pytest
 
 from tests.runtime.client import LIMIT_S, SURE, Streams, new_client, request, speak
-from tests.runtime.deployment import Deployment, until
+from tests.runtime.deployment import PATIENT_S, Deployment, until
 
 LONG = request(**SURE, max_output_tokens=2000)
 """Longer than any test here waits: what ends it is the end of the deployment."""
 
 STREAMS, SLOTS = 24, 8
 """Of the streams that a drain meets, all but so many wait in the queue."""
-
-PATIENT_S = 120.0
-"""After which a process that stands still counts as hanging: a test stops one for as long as it looks."""
 
 
 @pytest.fixture

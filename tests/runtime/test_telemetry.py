@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,12 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mstar_core.observe.exposition import SUFFIXES
 from mstar_core.observe.families import FAMILIES
-from mstar_core.observe.frames import Frame, decode
+from mstar_core.observe.frames import Frame, Request, decode
 from mstar_core.observe.store import Store
-from tests.runtime.client import SURE, Streams, request
-from tests.runtime.deployment import LLM, SNAC, Deployment, plan
+from tests.runtime.client import SURE, Heard, Streams, request
+from tests.runtime.deployment import LLM, SNAC, Deployment, plan, until
 
-LIMIT_S = 30.0
+LIMIT_S = 120.0
+LONG = request(**SURE, max_output_tokens=2000)
 SERIES = {f"{name}{suffix}": family for name, family in FAMILIES.items() for suffix in SUFFIXES[family.kind]}
 
 
@@ -32,8 +33,8 @@ async def ask(deployment: Deployment, path: str, method: str = "GET") -> Any:
     return await asyncio.to_thread(deployment.admin, path, method)
 
 
-async def follow(deployment: Deployment, store: Store, until: str) -> None:
-    """Apply frames until a request is in that state."""
+async def follow(deployment: Deployment, store: Store, is_watching: asyncio.Event) -> Request:
+    """Apply frames until a request has finished, and give it as it was then: it leaves the view a moment later."""
     transport = httpx.AsyncHTTPTransport(uds=str(deployment.run.admin_socket))
     async with asyncio.timeout(LIMIT_S), httpx.AsyncClient(transport=transport, timeout=LIMIT_S) as client:
         async with client.stream("GET", "http://admin/v1/watch?hz=10") as response:
@@ -45,19 +46,33 @@ async def follow(deployment: Deployment, store: Store, until: str) -> None:
                     assert frame is not None
                     store.apply(frame)
                     assert not store.has_gap
-                if any(each.state == until for each in store.requests.values()):
-                    return
+                    is_watching.set()
+                    for each in store.requests.values():
+                        if each.state == "finished":
+                            return each
+    raise AssertionError("the stream of frames ended")
+
+
+def traced(deployment: Deployment, name: str, tokens: int) -> dict[str, Any] | None:
+    """The trace of a request that ended, when every process has told its part: each does on a clock of its own."""
+    trace: dict[str, Any] = deployment.admin(f"/v1/requests/{name}/trace")
+    counts = {(each["node"], each["kind"], each["walk"]): each["count"] for each in trace["sums"]}
+    is_decoded = counts.get((LLM, "compute", "decode"), 0) >= tokens - 1
+    is_moved = counts.get(("audio_ids", "transfer", ""), 0) >= tokens and (SNAC, "compute", "snac_chunk") in counts
+    is_over = len(trace["request"]["walks"]) == 3 and not any(span["is_open"] for span in trace["spans"])
+    return trace if is_decoded and is_moved and is_over else None
 
 
 async def test_a_request_is_followed_from_its_arrival_to_its_trace(deployment: Deployment) -> None:
-    store = Store()
-    watching = asyncio.create_task(follow(deployment, store, "finished"))
+    store, is_watching = Store(), asyncio.Event()
+    watching = asyncio.create_task(follow(deployment, store, is_watching))
+    async with asyncio.timeout(LIMIT_S):
+        await is_watching.wait()
     async with Streams(deployment.url, [request(**SURE, max_output_tokens=90)]) as streams:
         heard = await streams.all_ended()
-    await watching
+    seen = await watching
     assert heard[0].is_whole and heard[0].done is not None
     usage = heard[0].done["usage"]
-    (seen,) = store.requests.values()
     assert (seen.inputs, seen.outputs, seen.model) == (["text"], ["audio"], "orpheus")
     assert seen.tokens == usage["completion_tokens"]
     assert seen.audio_s == pytest.approx(usage["audio_seconds"], abs=1e-3)
@@ -65,16 +80,16 @@ async def test_a_request_is_followed_from_its_arrival_to_its_trace(deployment: D
     assert {node.name for node in store.graph.nodes} == {LLM, SNAC}
     assert store.children.keys() == {"supervisor", "conductor", "worker-0", "worker-1", "api"}
 
-    trace = await ask(deployment, f"/v1/requests/{seen.id}/trace")
+    tokens: int = usage["completion_tokens"]
+    trace = await asyncio.to_thread(until, lambda: traced(deployment, seen.id, tokens), "the whole trace")
+    lasted_ms = (time.monotonic() - heard[0].sent_s) * 1000
     sums = {(each["node"], each["walk"], each["kind"]): each for each in trace["sums"]}
     assert {("prepare", "", "compute"), (LLM, "prefill", "compute"), (LLM, "decode", "compute"),
             (SNAC, "snac_chunk", "compute"), ("audio_ids", "", "transfer")} <= sums.keys()  # fmt: skip
     assert sums[LLM, "decode", "compute"]["count"] == usage["completion_tokens"] - 1
     assert sums["audio_ids", "", "transfer"]["count"] == usage["completion_tokens"]
     assert trace["request"]["walks"] == {"prefill": 1, "decode": 1, "snac_chunk": 1}
-    total_ms = usage["total_ms"]
-    assert all(0 <= span["start_ms"] <= span["end_ms"] <= total_ms + 50 for span in trace["spans"])
-    assert not any(span["is_open"] for span in trace["spans"])
+    assert all(0 <= span["start_ms"] <= span["end_ms"] <= lasted_ms for span in trace["spans"])
 
     # Counters are told on a clock of their own, so the last of them may come after the end of the request.
     async with asyncio.timeout(LIMIT_S):
@@ -87,24 +102,32 @@ async def test_a_request_is_followed_from_its_arrival_to_its_trace(deployment: D
     assert (await ask(deployment, "/v1/requests"))["items"][0]["id"] == seen.id
 
 
+def in_flight(deployment: Deployment) -> tuple[dict[str, Any], ...]:
+    """What the head, the node and the list tell of the one request that decodes; empty while they do not agree."""
+    snapshot = deployment.admin("/v1/snapshot")
+    items = deployment.admin("/v1/requests?filter=state:run")["items"]
+    is_decoding = snapshot["nodes"][f"{LLM}@0"]["walks"] == {"decode": 1} and snapshot["deployment"]["running"] == 1
+    if not is_decoding or len(items) != 1 or not (items[0]["tokens"] and items[0]["pages"]):
+        return ()
+    is_streaming = (items[0]["walk"], items[0]["active"]) == ("decode", ["decode", "snac_chunk"])
+    return tuple(items) if is_streaming else ()
+
+
 async def test_a_request_in_flight_is_shown_at_its_node_and_can_be_cancelled(deployment: Deployment) -> None:
-    async with Streams(deployment.url, [request(**SURE, max_output_tokens=1500)]) as streams:
-        await streams.all_begun()
-        async with asyncio.timeout(LIMIT_S):
-            while True:
-                (item,) = (await ask(deployment, "/v1/requests?filter=state:run"))["items"]
-                if item["walk"] == "decode" and item["tokens"] and item["pages"]:
-                    break
-        assert (item["node"], item["rank"], item["active"]) == (LLM, 0, ["decode", "snac_chunk"])
-        snapshot = await ask(deployment, "/v1/snapshot")
-        assert snapshot["nodes"][f"{LLM}@0"]["walks"] == {"decode": 1}
-        assert snapshot["deployment"]["running"] == 1
-        await ask(deployment, f"/v1/requests/{item['id']}/cancel", "POST")
-        heard = await streams.all_ended()
+    heard = [Heard(done={})]
+    while heard[0].done is not None:  # a test that had to wait for the processor may look when all is over
+        async with Streams(deployment.url, [LONG]) as streams:
+            await streams.all_begun()
+            items = await asyncio.to_thread(until, lambda: in_flight(deployment) or streams.have_ended, "its picture")
+            if items is not True:
+                await ask(deployment, f"/v1/requests/{items[0]['id']}/cancel", "POST")
+            heard = await streams.all_ended()
+    (item,) = items
+    assert (item["node"], item["rank"]) == (LLM, 0)
     assert [error["code"] for error in heard[0].errors] == ["cancelled"]
-    async with asyncio.timeout(LIMIT_S):
-        while (found := await ask(deployment, f"/v1/requests/{item['id']}"))["ended"] is None:
-            pass
+    path = f"/v1/requests/{item['id']}"
+    await asyncio.to_thread(until, lambda: deployment.admin(path)["ended"] is not None, "its end")
+    found = await ask(deployment, path)
     assert (found["state"], found["error"], found["pages"]) == ("cancelled", "cancelled", 0)
     await asyncio.to_thread(deployment.assert_clean)
 
@@ -112,18 +135,20 @@ async def test_a_request_in_flight_is_shown_at_its_node_and_can_be_cancelled(dep
 async def test_a_log_level_reaches_the_processes(deployment: Deployment) -> None:
     def set_level() -> Any:
         transport = httpx.HTTPTransport(uds=str(deployment.run.admin_socket))
-        with httpx.Client(transport=transport, base_url="http://admin", timeout=10) as client:
+        with httpx.Client(transport=transport, base_url="http://admin", timeout=LIMIT_S) as client:
             return client.post("/v1/log-level", json={"level": "WARNING", "children": ["conductor"]}).json()
 
     assert (await asyncio.to_thread(set_level))["children"] == ["conductor"]
-    event = [each for each in map(json.loads, (deployment.log_dir / "events.ndjson").read_text().splitlines())][-1]
-    assert (event["type"], event["level"]) == ("log.level", "WARNING")
+    assert deployment.has_event("log.level", level="WARNING", children=["conductor"])
 
 
 async def pages(deployment: Deployment) -> tuple[dict[str, float], dict[str, float]]:
     """Samples of the api's /metrics and of the admin socket's, by name and labels."""
     transport = httpx.AsyncHTTPTransport(uds=str(deployment.run.admin_socket))
-    async with httpx.AsyncClient(timeout=LIMIT_S) as api, httpx.AsyncClient(transport=transport) as admin:
+    async with (
+        httpx.AsyncClient(timeout=LIMIT_S) as api,
+        httpx.AsyncClient(transport=transport, timeout=LIMIT_S) as admin,
+    ):
         texts = (await api.get(f"{deployment.url}/metrics")).text, (await admin.get("http://admin/v1/metrics")).text
     return samples(texts[0]), samples(texts[1])
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from scripts.sanitize import FOUND, read
+from scripts.sanitize import FOUND, OWN, kernels_in, read
 
 PASSED = "......   [100%]\n6 passed, 2 deselected in 9.1s\n"
 
@@ -29,3 +31,49 @@ def test_only_a_run_without_findings_and_with_passing_tests_is_clean(
 ) -> None:
     finding = read("memcheck", output, code, 1.0)
     assert (finding.errors, finding.is_clean) == (errors, is_clean)
+
+
+MEMCHECK = """\
+========= Invalid __global__ read of size 4 bytes
+=========     at _scale_kernel+0x120 in nucleus.py:58
+=========     by thread (3,0,0) in block (0,0,0)
+=========     Access to 0x7f0000000200 is out of bounds
+=========
+========= Invalid __global__ write of size 2 bytes
+=========     at 0x1b0 in decode_kernel
+=========     by thread (0,0,0) in block (1,0,0)
+"""
+OTHERS = """\
+========= Error: Race reported between Write access at finish_kernel+0xa90 in nucleus.py:190
+=========     and Read access at finish_kernel+0xb10 in nucleus.py:191 [64 hazards]
+=========
+========= Warning: Race reported between Read access at gather_kernel+0x10 in nucleus.py:1
+=========     and Write access at gather_kernel+0x20 in nucleus.py:2 [1 hazards]
+========= Barrier error detected. Divergent thread(s) in block.
+=========     at _rotate_kernel+0x90 in fused.py:100
+"""
+
+
+def test_reports_are_counted_kernel_by_kernel() -> None:
+    assert kernels_in(MEMCHECK) == {"_scale_kernel": 1, "decode_kernel": 1}
+    assert kernels_in(MEMCHECK + OTHERS + MEMCHECK) == {
+        "_scale_kernel": 2, "decode_kernel": 2, "finish_kernel": 1, "gather_kernel": 1, "_rotate_kernel": 1,
+    }  # fmt: skip
+    finding = read("memcheck", "FAILED tests/gpu/test_kernels.py::test_kernels[a] - x\n" + MEMCHECK, 1, 1.0)
+    assert finding.lines()[1:] == [
+        "  memcheck    1 x _scale_kernel", "  memcheck    1 x decode_kernel",
+        "  memcheck failed: tests/gpu/test_kernels.py::test_kernels[a]",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "is_own"),
+    [
+        ("_scale_kernel", True),
+        ("decode_kernel", True),
+        ("_ZN2at6native29vectorized_elementwise_kernelILi4E", False),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_cublas", False),
+    ],
+)
+def test_only_own_kernels_are_watched(name: str, is_own: bool) -> None:
+    assert bool(re.search(OWN, name)) is is_own

@@ -89,19 +89,22 @@ class FlashInferAttention:
         return PagedFixedSegments(self._pools, self._page_size, tokens, rows, max_pages)
 
     def fixed_passes(self, shape: PassShape) -> FixedPasses:
-        """Attention of one bucket of passes for a captured step: one kernel where they append, torch where they read.
+        """Attention of one bucket of passes for a captured step, by kernels that need no plan on the host.
 
-        FlashInfer's paged prefill would do for the first, but has to be planned on the host for every frame.
+        FlashInfer's paged prefill would do for those that append, but has to be planned for every frame; it cannot
+        express those that only read.
         """
-        if not shape.writes:
-            return self._plain.fixed_passes(shape)
-        from mstar_core.engine.attention.paged import PagedFixedPasses
+        if shape.writes:
+            from mstar_core.engine.attention.paged import PagedFixedPasses
 
-        return PagedFixedPasses(self._pools, self._page_size, shape)
+            return PagedFixedPasses(self._pools, self._page_size, shape)
+        from mstar_core.engine.attention.reading import PagedFixedReads
+
+        return PagedFixedReads(self._pools, self._page_size, shape)
 
     def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
-        """See AttentionBackend: the kernel reads what a row holds and no more, so one bucket of pages is enough."""
-        return [most_pages] if writes else self._plain.pass_pages(most_pages, writes)
+        """See AttentionBackend: the kernels read what a row holds and no more, so one bucket of pages is enough."""
+        return [most_pages]
 
     def clear_pages(self, pages: Sequence[int]) -> None:
         """Nothing: these kernels never read past a row's last token."""

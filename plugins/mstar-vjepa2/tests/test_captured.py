@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from mstar_core.engine.captured import Captures
+from mstar_vjepa2 import blocks, rotary
 from mstar_vjepa2.encoder import CAPTURED, MOST_TOKENS
 
 from .conftest import Golden, build, gap
@@ -35,3 +37,17 @@ def test_long_clips_are_not_captured(base: Golden, base_folder: Path) -> None:
     patch, tubelet = encoder.facts.patch, encoder.facts.tubelet
     clip = (1, 32 * tubelet, 3, 16 * patch, 16 * patch)
     assert encoder._tokens(clip) == 8192 > MOST_TOKENS == encoder._tokens((16, 1, *clip[2:]))
+
+
+def test_nodes_can_be_warmed_before_the_first_request(
+    base_nodes: dict[str, Any], ac_nodes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reaches the rotation, whose kernel a GPU compiles when it first runs; with nothing kept of it."""
+    turned: list[torch.Size] = []
+    monkeypatch.setattr(blocks, "rotate", lambda x, rotation: turned.append(x.shape) or rotary.rotate(x, rotation))
+    for nodes, name in ((base_nodes, "video_encoder"), (base_nodes, "predictor"), (ac_nodes, "video_encoder"),
+                        (ac_nodes, "ac_predictor")):  # fmt: skip
+        turned.clear()
+        with torch.inference_mode():
+            nodes[name].warm_up()
+        assert turned, name

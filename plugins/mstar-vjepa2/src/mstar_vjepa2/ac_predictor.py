@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Final, Union
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from mstar_core.errors import EngineError
-from mstar_vjepa2.blocks import stack
+from mstar_vjepa2.blocks import attend_all, stack
 from mstar_vjepa2.encoder import latents_of
 from mstar_vjepa2.params import POSE
 from mstar_vjepa2.poses import moved
@@ -52,8 +51,11 @@ class ActionPredictor(nn.Module):
         self.patches, self.conditions = encoder.frame_tokens, facts.conditions
         self.uses_extrinsics = facts.uses_extrinsics
         self.predictor_embed = nn.Linear(encoder.vit.width, own.width)
-        self.action_encoder, self.state_encoder = nn.Linear(POSE, own.width), nn.Linear(POSE, own.width)
-        self.extrinsics_encoder = nn.Linear(CAMERA, own.width)  # in the released file too, which does not use it
+        # In float32 whatever the model's dtype: a bfloat16 state would be rounded to millimetres.
+        self.action_encoder = nn.Linear(POSE, own.width, dtype=torch.float32)
+        self.state_encoder = nn.Linear(POSE, own.width, dtype=torch.float32)
+        # In the released file too, which does not use it.
+        self.extrinsics_encoder = nn.Linear(CAMERA, own.width, dtype=torch.float32)
         self.blocks = stack(own)
         self.norm = nn.LayerNorm(own.width, own.eps)
         self.proj = nn.Linear(own.width, encoder.vit.width)
@@ -113,6 +115,18 @@ class ActionPredictor(nn.Module):
         following = latents_of(self.predicted(x), self._per_row(normalize_reps, rows))[:, None]
         return {"next_frame": following, "next_state": moved(own.float(), action)}
 
+    def warm_up(self) -> None:
+        """Run one frame without a cache, so that kernels are compiled and loaded before the first request."""
+        device, width = self.row.device, self.predictor_embed.in_features
+        pose = torch.zeros(POSE, device=device)
+        number = torch.zeros(self.frame_tokens, dtype=torch.int64, device=device)
+        frame = torch.zeros(1, self.patches, width, device=device)
+        cameras = torch.zeros(1, CAMERA, device=device) if self.uses_extrinsics else None
+        self.forward(
+            kv=_Alone(), positions=number, normalize_reps=number, step=number, frame=frame, state=pose,
+            actions=pose[None], extrinsics=cameras,
+        )  # fmt: skip
+
     def embed(self, latents: Tensor, action: Tensor, state: Tensor, camera: Tensor | None) -> Tensor:
         """Tokens of frames [R * frame_tokens, P]: action, state, camera, patches row by row.
 
@@ -123,8 +137,7 @@ class ActionPredictor(nn.Module):
             assert camera is not None
             pairs.append((self.extrinsics_encoder, camera))
         dtype = self.predictor_embed.weight.dtype
-        # In float32: a bfloat16 state would be rounded to millimetres.
-        made = [linear(value.float(), layer.weight.float(), layer.bias.float()).to(dtype) for layer, value in pairs]
+        made = [layer(value.float()).to(dtype) for layer, value in pairs]
         parts = [*(each[:, None] for each in made), self.predictor_embed(latents.to(dtype))]
         return torch.cat(parts, dim=1).flatten(0, 1)
 
@@ -145,6 +158,15 @@ class ActionPredictor(nn.Module):
     def _per_row(self, numbers: Tensor, rows: int) -> Tensor:
         """One of the numbers that a row's tokens share: [R]."""
         return numbers.expand(rows * self.frame_tokens).view(rows, -1)[:, 0]
+
+
+class _Alone:
+    """The view of a frame that has none before it, and is not kept."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """See KVView."""
+        assert scale is None
+        return attend_all(query[None], key[None], value[None])[0]
 
 
 def _chosen(value: Rows, at: Tensor | None, rows: int, rank: int) -> Tensor:

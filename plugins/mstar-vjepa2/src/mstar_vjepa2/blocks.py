@@ -39,9 +39,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation | None, mix: Mix) -> Tensor:
         """x: [..., T, width]. Returns x's shape."""
-        query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        joined = self.qkv(x).unflatten(-1, (3 * self.heads, -1))
+        both, value = joined.split([2 * self.heads, self.heads], dim=-2)
         if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
+            both = rotate(both, rotation)  # queries and keys are as many heads more to it
+        query, key = both.chunk(2, dim=-2)
         out: Tensor = self.proj(mix(query, key, value).flatten(-2))
         return out
 

@@ -83,6 +83,12 @@ class Encoder(nn.Module):
         """What the graphs did, by name."""
         return self._replayed.counters()
 
+    def warm_up(self) -> None:
+        """Run one tubelet, so that kernels are compiled and loaded before the first request."""
+        facts = self.facts
+        shape = (1, facts.tubelet, facts.channels, facts.crop, facts.crop)
+        self.hidden(torch.zeros(shape, dtype=torch.uint8, device=self.mean.device))
+
     def forward(self, pixels: Tensor, keep: Collection[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
         """Encode clips.
 
@@ -153,6 +159,10 @@ class ClipEncoder(nn.Module):
         """See Encoder."""
         return self.encoder.counters()
 
+    def warm_up(self) -> None:
+        """See Encoder."""
+        self.encoder.warm_up()
+
     def forward(
         self, *, pixel_values_videos: Tensor, pooling: Tensor | None = None, layers: Tensor | None = None
     ) -> dict[str, Tensor | list[Tensor | None]]:
@@ -202,6 +212,10 @@ class FrameEncoder(nn.Module):
     def counters(self) -> dict[str, float]:
         """See Encoder."""
         return self.encoder.counters()
+
+    def warm_up(self) -> None:
+        """See Encoder."""
+        self.encoder.warm_up()
 
     def forward(
         self,

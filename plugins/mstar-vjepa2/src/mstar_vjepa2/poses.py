@@ -23,7 +23,9 @@ def moved(pose: Tensor, action: Tensor) -> Tensor:
     pose, action: [..., 7]. Returns the pose's shape and dtype.
     """
     start, change = pose.double(), action.double()
-    turn = _matrix(change[..., 3:6]) @ _matrix(start[..., 3:6])
+    # Both at once: on a GPU each of these small operations is a launch of every step of a rollout.
+    left, right = _matrix(torch.stack([change[..., 3:6], start[..., 3:6]])).unbind()
+    turn = left @ right
     gripper = (start[..., 6:] + change[..., 6:]).clamp(0, 1)
     return torch.cat([start[..., :3] + change[..., :3], _angles(turn), gripper], dim=-1).to(pose.dtype)
 

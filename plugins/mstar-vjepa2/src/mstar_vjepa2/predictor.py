@@ -44,6 +44,12 @@ class MaskedPredictor(nn.Module):
         window = torch.cat([encoder_hidden, made.to(encoder_hidden.dtype)], dim=1)[:, -encoder_hidden.shape[1] :]
         return {"predicted_hidden": made.float(), "window": window}
 
+    def warm_up(self) -> None:
+        """Predict one latent frame from itself, so that kernels are compiled and loaded before the first request."""
+        ids = torch.arange(self.grid**2, device=self.mask_tokens.device)[None]
+        hidden = torch.zeros(1, ids.shape[1], self.embed.in_features, dtype=self.embed.weight.dtype, device=ids.device)
+        self.forward(encoder_hidden=hidden, context_mask=ids, target_mask=ids)
+
     def predict(self, context: Tensor, context_ids: Tensor, target_ids: Tensor) -> Tensor:
         """context: [B, c, width], vectors at the context ids. Returns those at the target ids, [B, t, width]."""
         known = self.embed(context)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 MOST_CANDIDATES: Final = 4096
 
+ROOM: Final = 32
+"""Lists of steps are as long as a multiple of this: rollouts of any horizon share passes and their graphs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectories:
@@ -53,9 +56,11 @@ def read_trajectories(params: ActionParams, facts: ActionFacts, *, is_planning: 
     if params.state_mode == "given" and not is_planning:
         found.arrays["states"] = _cut(states, past, steps)
     _check_rows(found.arrays, params.candidates)
+    if params.candidates == 1:  # a request of one row has no axis of rows
+        found.arrays.update({name: _only(value, 1 if name == "state" else 2) for name, value in found.arrays.items()})
     cameras = _cameras(params, facts, past + steps)
     if cameras is not None:
-        found.arrays["extrinsics"] = np.ascontiguousarray(cameras[past : past + steps])
+        found.arrays["extrinsics"] = _cut(cameras, past, steps)
         if past:
             found.past["past_extrinsics"] = np.ascontiguousarray(cameras[:past])
     return found
@@ -144,8 +149,15 @@ def _common(value: Array, name: str) -> Array:
     return np.ascontiguousarray(value)
 
 
+def _only(value: Array, rank: int) -> Array:
+    """The values of the one candidate, without an axis of candidates."""
+    return value[0] if value.ndim > rank else value
+
+
 def _cut(value: Array, start: int, count: int) -> Array:
-    return np.ascontiguousarray(value[..., start : start + count, :])
+    """The steps that are rolled out, and zeros behind them that nobody looks at, up to a multiple of ROOM."""
+    behind = -count % ROOM
+    return np.pad(value[..., start : start + count, :], (*[(0, 0)] * (value.ndim - 2), (0, behind), (0, 0)))
 
 
 def _cameras(params: ActionParams, facts: ActionFacts, needed: int) -> Array | None:

@@ -1,0 +1,180 @@
+"""Attention of passes that only read, in fixed shapes: flow steps over a cached prefix. For captured passes on CUDA.
+
+The keys of a pass are those of its row's pages and, behind them, its own, which are read where the projections left
+them: nothing is gathered, folded or copied. Few rows make few tiles, so their keys are shared out among programs and a
+second kernel joins what they found. Sums have a fixed order: the same inputs give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mstar_core.engine.attention.passes import Block
+from mstar_core.layers.fused import launch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.attention.passes import PassShape
+
+FOLDED: Final = 64
+"""Queries of one tile: tokens times the query heads of one key head."""
+
+KEYS: Final = 64
+"""Keys of one pass of the inner loop."""
+
+PROGRAMS: Final = 132
+"""Programs that fill an H100: one of 160 KiB of shared memory for each of its processors."""
+
+MOST_SHARES: Final = 16
+
+JOINED: Final = 4
+"""Lines of one program that joins shares."""
+
+_LOG2E: Final = 1.4426950408889634
+
+
+@triton.jit
+def _read_kernel(
+    query, key, value, pool, out, mixed_out, top_out, total_out, ends, tables, scale,
+    query_stride, key_stride, value_stride, tokens, max_pages, kv_heads, lines,
+    page: tl.constexpr, width: tl.constexpr, groups: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
+    is_whole: tl.constexpr, overlaps: tl.constexpr,
+):  # fmt: skip
+    share = tl.program_id(1)
+    row = tl.program_id(2) // kv_heads
+    kv_head = tl.program_id(2) % kv_heads
+    folded = tl.program_id(0) * block + tl.arange(0, block)
+    inside = folded < tokens * groups
+    at = tl.arange(0, width)
+    token = row * tokens + folded // groups
+    head = kv_head * groups + folded % groups
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    end = tl.load(ends + row)
+    count = end + tokens
+    each = tl.cdiv(tl.cdiv(count, keys), tl.num_programs(1)) * keys
+    begin = share * each
+    stop = tl.minimum(begin + each, count)
+    load = query + token.to(tl.int64)[:, None] * query_stride + (head * width)[:, None] + at[None, :]
+    q = tl.load(load, mask=inside[:, None], other=0.0)
+    top = tl.full((block,), -1.0e30, tl.float32)
+    total = tl.zeros((block,), tl.float32)
+    mixed = tl.zeros((block, width), tl.float32)
+    line = kv_heads * width
+    cached = pool + kv_head * width
+    for start in range(begin, stop, keys):
+        place = start + tl.arange(0, keys)
+        known = place < stop
+        is_cached = place < end
+        number = tl.load(tables + row * max_pages + place // page, mask=is_cached, other=0).to(tl.int64)
+        offset = (number * (2 * page) + place % page) * line
+        # What is not in the pages is the pass's own, at its number behind them.
+        mine = (row * tokens + place - end).to(tl.int64)
+        k_at = tl.where(is_cached, cached + offset, key + kv_head * width + mine * key_stride)
+        k = tl.load(k_at[None, :] + at[:, None], mask=known[None, :], other=0.0)
+        score = tl.where(known[None, :], tl.dot(q, k) * scale, -1.0e30)
+        higher = tl.maximum(top, tl.max(score, axis=1))
+        weight = tl.exp2(score - higher[:, None])
+        shrink = tl.exp2(top - higher)
+        total = total * shrink + tl.sum(weight, axis=1)
+        v_at = tl.where(is_cached, cached + offset + page * line, value + kv_head * width + mine * value_stride)
+        v = tl.load(v_at[:, None] + at[None, :], mask=known[:, None], other=0.0)
+        mixed = mixed * shrink[:, None] + tl.dot(weight.to(v.dtype), v)
+        top = higher
+    own = token.to(tl.int64) * (kv_heads * groups) + head
+    if is_whole:
+        store = out + own[:, None] * width + at[None, :]
+        tl.store(store, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
+    else:
+        own += share.to(tl.int64) * lines
+        tl.store(mixed_out + own[:, None] * width + at[None, :], mixed, mask=inside[:, None])
+        tl.store(top_out + own, top, mask=inside)
+        tl.store(total_out + own, total, mask=inside)
+
+
+@triton.jit
+def _join_kernel(
+    mixed_in, top_in, total_in, out, lines, shares, width: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr
+):
+    line = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = line < lines
+    at = tl.arange(0, width)
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    highest = tl.full((block,), -1.0e30, tl.float32)
+    for share in range(0, shares):
+        highest = tl.maximum(highest, tl.load(top_in + share * lines + line, mask=inside, other=-1.0e30))
+    total = tl.zeros((block,), tl.float32)
+    mixed = tl.zeros((block, width), tl.float32)
+    for share in range(0, shares):
+        own = share * lines + line
+        weight = tl.exp2(tl.load(top_in + own, mask=inside, other=-1.0e30) - highest)
+        total += weight * tl.load(total_in + own, mask=inside, other=1.0)
+        mixed += weight[:, None] * tl.load(mixed_in + own[:, None] * width + at[None, :], mask=inside[:, None], other=0)
+    store = out + line[:, None] * width + at[None, :]
+    tl.store(store, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
+
+
+def shares_of(tiles: int) -> int:
+    """Programs that share the keys of one tile, given how many tiles there are."""
+    return max(1, min(MOST_SHARES, -(-PROGRAMS // tiles)))
+
+
+class PagedFixedReads:
+    """Attention of one bucket of passes that read: every token sees all of its row's cache and of its own pass."""
+
+    def __init__(self, pools: list[Tensor], page_size: int, shape: PassShape) -> None:
+        self._pools = pools
+        self._page_size = page_size
+        self._shape = shape
+        fields = {"ends": (torch.int32, shape.rows), "tables": (torch.int32, shape.rows * shape.pages)}
+        self._block = Block(fields, pools[0].device)
+
+    @property
+    def view(self) -> PagedFixedReads:
+        """See FixedPasses: this object."""
+        return self
+
+    def forget(self) -> None:
+        """See FixedPasses: nothing is kept."""
+
+    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray) -> None:
+        """See FixedPasses. A row that is nobody's has nothing in its cache and sees its own tokens."""
+        own = np.zeros((self._shape.rows, self._shape.pages), dtype=np.int32)
+        own[: len(rows)] = tables[rows, : self._shape.pages]
+        self._block.send({"ends": cached, "tables": own.reshape(-1)})
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """See KVView. The last two dimensions of each are contiguous."""
+        pool, fields, shape = self._pools[layer], self._block.device, self._shape
+        heads, width = query.shape[1:]
+        kv_heads = pool.shape[3]
+        groups, lines = heads // kv_heads, query.shape[0] * heads
+        tiles = triton.cdiv(shape.tokens * groups, FOLDED)
+        shares = shares_of(tiles * shape.rows * kv_heads)
+        out = torch.empty((query.shape[0], heads, width), dtype=query.dtype, device=query.device)
+        mixed, top, total = out, out, out
+        if shares > 1:
+            mixed = torch.empty((shares, lines, width), dtype=torch.float32, device=query.device)
+            top, total = torch.empty((2, shares, lines), dtype=torch.float32, device=query.device).unbind()
+        factor = (width**-0.5 if scale is None else scale) * _LOG2E
+        _read_kernel[(tiles, shares, shape.rows * kv_heads)](
+            query, key, value, pool, out, mixed, top, total, fields["ends"], fields["tables"], factor,
+            query.stride(0), key.stride(0), value.stride(0), shape.tokens, shape.pages, kv_heads, lines,
+            page=self._page_size, width=width, groups=groups, block=FOLDED, keys=KEYS, is_whole=shares == 1,
+            num_warps=8, num_stages=2, **launch(query.device),
+        )  # fmt: skip
+        if shares > 1:
+            _join_kernel[(triton.cdiv(lines, JOINED),)](
+                mixed, top, total, out, lines, shares, width=width, block=JOINED, num_warps=4, **launch(query.device)
+            )
+        return out

@@ -1,0 +1,137 @@
+"""What loops give for the host travels within its step, and requests that wait meanwhile share the next one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mstar_core.engine.base import Handle, LoopSpec
+from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.graph.nodes import Attend
+from tests.engine.recorded import RecordedCaptures
+from tests.engine.test_pass_graphs import FLOWING, READ, captured, flow, flows
+from tests.engine.tiny_engine import Driver, TinyLM, make_engine, prompt
+from tests.engine.tiny_world import numbers
+
+
+class Acting(TinyLM):
+    host_outputs = ("velocity",)
+
+
+@dataclass
+class Copy:
+    """A value that arrives when `there` is set. Waited for, it must be there: nobody waits for a busy device."""
+
+    value: Tensor
+    there: bool = False
+    waited: bool = False
+
+    @property
+    def pending(self) -> Tensor:
+        return self.value.clone()
+
+    @property
+    def is_done(self) -> bool:
+        return self.there
+
+    def wait(self) -> Tensor:
+        self.waited = True
+        return self.value
+
+
+@dataclass
+class Device:
+    """Where copies are begun. copies: in order."""
+
+    copies: list[Copy] = field(default_factory=list)
+
+    def __call__(self, value: Tensor) -> Copy:
+        self.copies.append(Copy(value))
+        return self.copies[-1]
+
+
+def engine_on(device: Device, **changes: Any) -> KVCacheEngine:
+    return make_engine(**({
+        "spec": FLOWING, "module": Acting(), "vocab": 0, "lookahead": 1, "token_budget": 512, "to_host": device,
+        "graphs": (1,), "captures": RecordedCaptures(),
+    } | changes))  # fmt: skip
+
+
+def test_only_what_a_module_names_travels_and_a_step_is_done_when_it_is_there() -> None:
+    device = Device()
+    engine = engine_on(device)
+    driver = Driver(engine, lookahead=1)
+    key = flow(driver, 0)
+    prefix = engine.launch()
+    assert prefix is not None and engine.is_done(prefix) and not device.copies, "a prefix leaves nothing to be read"
+    engine.collect(prefix)
+    running = engine.launch()
+    assert running is not None and len(device.copies) == 1, "five iterations, and the last one travels"
+    assert not engine.is_done(running)
+    device.copies[0].there = True
+    assert engine.is_done(running)
+    (done,) = engine.collect(running).done
+    assert int(done.job.key) == key and device.copies[0].waited
+    assert torch.equal(done.outputs["velocity"], device.copies[0].value), "what the job asked for"
+    # The values that a loop goes on from stay where they are.
+    assert "velocity" not in engine._state.requests[Handle(0)].held or done.outputs["velocity"].is_cpu
+
+
+def test_a_module_that_names_nothing_sends_nothing() -> None:
+    device = Device()
+    flows(engine_on(device, module=TinyLM()), [0, 1], lookahead=1)
+    assert not device.copies
+
+
+def test_requests_that_come_while_a_flow_runs_share_the_next_one() -> None:
+    """They come one by one; without a bound on what is in flight each would get a replay of its own."""
+    device, captures, late = Device(), RecordedCaptures(), 7
+    engine = engine_on(device, captures=captures, max_seq_len=64)
+    flows(engine, [0], lookahead=1)
+    captured(engine)
+    ready = len(device.copies)
+    flying: list[Any] = []
+
+    def turn() -> None:
+        """As the worker does: launch what may be launched, collect what is done, oldest first."""
+        launched = engine.launch()
+        flying.extend([launched] if launched is not None else [])
+        while flying and engine.is_done(flying[0]) and not (len(flying) == 1 and launched is flying[0]):
+            engine.collect(flying.pop(0))
+
+    driver = Driver(engine, lookahead=1)
+    flow(driver, 1)
+    for _ in range(4):
+        turn()
+    assert len(device.copies) == ready + 1, "the first one flows"
+    for handle in range(2, 2 + late):
+        flow(driver, handle)
+        turn()
+        turn()
+    assert len(device.copies) == ready + 1, "nobody else flows before it is there"
+    for _ in range(6):
+        for copy in device.copies:
+            copy.there = True
+        turn()
+        turn()
+    assert len(device.copies) == ready + 1 + late and not flying
+    replays = sum(graph.replays for graph in captures.graphs)
+    # The second one's prefix was launched behind the first flow; all others share replays of at most four rows.
+    assert replays == 2 + -(-(late - 1) // 4)
+
+
+def test_values_of_emitting_loops_travel_too() -> None:
+    device = Device()
+    engine = engine_on(device, lookahead=0)
+    driver = Driver(engine)
+    driver.open(0)
+    driver.prefill(0, prompt(0, 5), sample=False, outputs=(), attend=Attend(mask="full"))
+    loop = LoopSpec(max_iters=3, carry={"latents_out": "latents"}, fused=True, emit=("velocity",))
+    driver.submit(
+        0, inputs={"latents": numbers(0, 4, 32)}, outputs=("latents_out",), sample=False, loop=loop, attend=READ
+    )
+    driver.run()
+    assert len(device.copies) == 3 and all(copy.waited for copy in device.copies)
