@@ -3,7 +3,8 @@
 Run from the repository root on a machine with a GPU: `python bench/gpu_server.py --out bench/results/gpu/server.json`.
 Random bf16 weights in the official shapes, written once; a head that gives audio ids only, so that every request has
 its full length. What runs is chosen by the options: each takes SIZE:HOW_MUCH pairs, and an empty text leaves it out.
-`--compare KEY=VALUE` starts a second deployment with that setting, in turn with the first, and gives the ratios.
+`--compare KEY=VALUE` starts a second deployment with that setting, in turn with the first, and gives the ratios;
+`--compare-tree FOLDER` does so with the sources of another tree, such as a branch.
 `--tiny --device cpu` does the same with the miniature, to try the measurement itself.
 """
 
@@ -17,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,7 +69,7 @@ def measured(options: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any]
             write_checkpoint(weights)
     written_s = time.monotonic() - start
     found: dict[str, Figures] = {"base": Figures()}
-    if options.compare:
+    if options.compare or options.compare_tree:
         found["changed"] = Figures()
     last: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(order_of(list(found), options.repeats)):
@@ -76,15 +79,21 @@ def measured(options: argparse.Namespace, scratch: Path) -> tuple[dict[str, Any]
         plan = Plan(
             model="orpheus:tiny" if options.tiny else "orpheus", device=options.device, port=options.port, root=root,
             weights=weights, settings=settings,
+            tree=options.compare_tree.resolve() if options.compare_tree and name == "changed" else ROOT,
         )  # fmt: skip
-        one = one_deployment(plan, options, found[name], first_seed=1 + 100_000 * (number // len(found)))
+        try:
+            one = one_deployment(plan, options, found[name], first_seed=1 + 100_000 * (number // len(found)))
+        except Exception as error:  # noqa: BLE001 isolation boundary: one deployment; what the others gave is kept
+            traceback.print_exc()
+            one = not_measured(plan, error)
         last[name] = merged(last.get(name), one)
         print(f"{name} {number}: ready {one['ready_s']} s, errors {one['errors']}", file=sys.stderr, flush=True)
     report = {**begun, **last["base"], "write_checkpoint_s": round(written_s, 1)}
     report["metrics"] = found["base"].summary()
     samples = dict(found["base"].samples)
     if "changed" in found:
-        changed = {"settings": options.compare, **last["changed"], "metrics": found["changed"].summary()}
+        tree = str(options.compare_tree) if options.compare_tree else None
+        changed = {"settings": options.compare, "tree": tree, **last["changed"], "metrics": found["changed"].summary()}
         report["compare"] = {**changed, "ratios": ratios(report["metrics"], changed["metrics"])}
         report["errors"] = {**report["errors"], **{f"changed_{k}": v for k, v in changed["errors"].items()}}
         report["held"] = {**report["held"], **{f"changed_{k}": v for k, v in changed["held"].items()}}
@@ -101,14 +110,12 @@ def one_deployment(plan: Plan, options: argparse.Namespace, figures: Figures, fi
         run = Run(served=served, target=target, figures=figures, next_seed=first_seed)
         warm_up(run, [streams for streams, _ in options.closed])
         captured = served.wait_captured()
-        for streams, rounds in options.closed:
-            run.closed(int(streams), int(rounds))
-        for streams, span_s in options.open:
-            run.open(streams, span_s)
-        for count, rounds in options.burst:
-            run.bursts(int(count), int(rounds))
-        for requests, at_once in options.storm:
-            run.storm(Storm(requests=int(requests), at_once=int(at_once), most_ids=options.storm_ids))
+        for section in sections_of(run, options):
+            try:
+                section()
+            except Exception:  # noqa: BLE001 isolation boundary: one section; the others' figures are kept
+                traceback.print_exc()
+                run.errors["section"] += 1
         held, memory, ended = served.wait_clean(), served.resident_bytes(), served.snapshot()
     counts = [len(values) for name, values in figures.samples.items() if name.startswith("request_")]
     return {
@@ -121,6 +128,23 @@ def one_deployment(plan: Plan, options: argparse.Namespace, figures: Figures, fi
         "gpu_at_end": gpu_state(), "restarts": ended["deployment"]["restarts"], "sections": run.sections, "held": held,
         "errors": dict(run.errors),
     }  # fmt: skip
+
+
+def not_measured(plan: Plan, error: Exception) -> dict[str, Any]:
+    """What a report holds of a deployment that did not start or broke off."""
+    return {
+        "model": plan.model, "config": {"device": plan.device, "settings": list(plan.settings)}, "ready_s": None,
+        "phases": {}, "sections": {}, "errors": {"deployment": 1}, "held": {}, "error": str(error)[-3000:],
+    }  # fmt: skip
+
+
+def sections_of(run: Run, options: argparse.Namespace) -> list[Callable[[], None]]:
+    """What was asked for, in order."""
+    found = [partial(run.closed, int(streams), int(rounds)) for streams, rounds in options.closed]
+    found += [partial(run.open, streams, span_s) for streams, span_s in options.open]
+    found += [partial(run.bursts, int(count), int(rounds)) for count, rounds in options.burst]
+    storms = [Storm(requests=int(n), at_once=int(most), most_ids=options.storm_ids) for n, most in options.storm]
+    return [*found, *(partial(run.storm, storm) for storm in storms)]
 
 
 def warm_up(run: Run, streams: list[float]) -> None:
@@ -143,11 +167,11 @@ def settings_of(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def merged(before: Mapping[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
-    """The later deployment's facts, with the errors of both."""
+    """The later deployment's facts, with the errors of both; those of the one before stand where it did not start."""
     errors = dict(before["errors"]) if before else {}
     for code, count in now["errors"].items():
         errors[code] = errors.get(code, 0) + count
-    return {**now, "errors": errors}
+    return {**(before or {}), **now, "errors": errors} if "error" in now else {**now, "errors": errors}
 
 
 def workload(options: argparse.Namespace) -> str:
@@ -171,6 +195,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--param", type=parameter, action="append", default=[], help="NAME=JSON for every request")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for `mstarctl up`; may be repeated")
     parser.add_argument("--compare", action="append", default=[], help="KEY=VALUE of a second deployment, in turn")
+    parser.add_argument("--compare-tree", type=Path, help="folder with the sources of that second deployment")
     parser.add_argument("--repeats", type=int, default=1, help="how often each deployment of a comparison is started")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="the miniature in place of the official shapes")

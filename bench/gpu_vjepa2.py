@@ -1,29 +1,44 @@
 """V-JEPA 2 and 2-AC on one GPU: random weights in the official shapes, made there; pixels on the host to latents.
 
-Run from the repository root: `python -m bench.gpu_vjepa2 [--out FILE]`. Prints JSON: clips per second of the encoders
-at several batches and their share of the bound that this device's own product sets; single frames as the world model
-encodes them; rollouts beyond the encode by horizon and number of candidates with their floors; where device time goes
-by family of kernel. `--tiny --device cpu` does the same with small sizes, to try the measurement.
+Run from the repository root: `python -m bench.gpu_vjepa2 [--out FILE]`. Writes JSON, after each section, and prints
+it: clips per second of the encoders at several batches and their share of the bound that this device's own product
+sets; single frames as the world model encodes them; a layer's attention over cached frames by how its keys are shared
+out; rollouts beyond the encode by horizon and number of candidates with their floors; kernels and gaps of ViT-L, ViT-g
+and rollouts. `--part server` asks a whole deployment over HTTP. A section that fails leaves its traceback and the
+others run; the exit code is 1. `--tiny --device cpu` does the same with small sizes, to try the measurement.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from bench.families.clock import by_family, ceilings, timed
+from bench.families.clock import ceilings, timed
+from bench.families.films import Load, served
 from bench.families.policy import Place, draw
-from bench.families.world import Rolling, encode_operations, random_nodes, step_seconds, trial
-from bench.serving.figures import Figures, head, write
+from bench.families.sections import Sections
+from bench.families.timeline import timeline
+from bench.families.world import (
+    Rolling,
+    attending,
+    attention_seconds,
+    encode_operations,
+    random_nodes,
+    step_seconds,
+    trial,
+)
+from bench.serving.figures import Figures, head
 from mstar_core.engine.captured import Captures
 from mstar_core.engine.device import prepare_device
 from mstar_pi05.weights import building
@@ -35,141 +50,241 @@ TINY: Final = replace(encoder_of(48, 2, 3, 192, crop=32, clip_frames=8), patch=8
 TINY_AC: Final = ActionFacts(
     encoder=TINY, predictor=VitFacts(width=36, layers=2, heads=3, inner=144), uses_extrinsics=False, most_frames=37
 )
+PARTS: Final = ("encoders", "attention", "world", "server")
+
+
+@dataclass(slots=True)
+class Bench:
+    """One run. rates: what this device reaches, operations and bytes per second."""
+
+    options: argparse.Namespace
+    device: torch.device
+    figures: Figures
+    rates: dict[str, float]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the models compute in."""
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
+    @property
+    def arm(self) -> ActionFacts:
+        """The world model; eight context frames and a horizon of 30 are five more than it was released for."""
+        return TINY_AC if self.options.tiny else replace(RELEASED_AC, most_frames=37)
+
+    def samples(self, run: Callable[[], object]) -> list[float]:
+        """Seconds of several runs after two that do not count: as many as fit the time of one figure, at least 3."""
+        (once,) = timed(run, self.device, 1, warm=1)
+        count = min(self.options.repeats, int(self.options.seconds / max(once, 1e-6)))
+        return timed(run, self.device, max(3, count), warm=0)
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, write, print."""
     options = read_options()
     device = torch.device(options.device)
     prepare_device(device)
-    begun, figures = head(), Figures()
-    rates = ceilings(device, **({"size": 256, "copied_bytes": 1 << 20} if options.tiny else {}))
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    report: dict[str, Any] = {**begun, "model": "small sizes" if options.tiny else "official shapes, random weights"}
-    report |= {"ceilings": rates, "encoders": {}, "rollouts": {}}
+    report: dict[str, Any] = {**head(), "model": "small sizes" if options.tiny else "official shapes, random weights"}
+    bench = Bench(options, device, Figures(), {})
+    sections = Sections(report, bench.figures, options.out)
     with torch.inference_mode():
+        if set(options.part) - {"server"}:
+            size = {"size": 256, "copied_bytes": 1 << 20} if options.tiny else {}
+            bench.rates = sections.run("ceilings", partial(ceilings, device, **size)) or {}
+        if "attention" in options.part:
+            for cached in options.cached:
+                sections.run(f"attention_{cached}", partial(attention, bench, cached))
+        if "world" in options.part:
+            for count in options.frames:
+                sections.run(f"frames_{count}", partial(frames, bench, count))
+            world(bench, sections)
         if "encoders" in options.part:
             chosen = {"tiny": TINY} if options.tiny else {name: ENCODERS[name] for name in options.encoder}
             for name, facts in chosen.items():
-                report["encoders"][name] = encoder(facts, name, device, dtype, options, figures, rates)
-        if "world" in options.part:
-            arm = TINY_AC if options.tiny else replace(RELEASED_AC, most_frames=37)
-            report["rollouts"] = world(arm, device, dtype, options, figures, rates)
-    report["metrics"] = figures.summary()
-    if options.out:
-        write(report, figures.samples, options.out)
+                encoder(bench, sections, name, facts)
+    if "server" in options.part:
+        server(bench, sections)
+    sections.save()
     print(json.dumps(report, indent=1), flush=True)
-    return 0
+    return int(bool(sections.failed))
 
 
-def encoder(
-    facts: EncoderFacts, name: str, device: torch.device, dtype: torch.dtype, options: argparse.Namespace,
-    figures: Figures, rates: Mapping[str, float],
-) -> dict[str, Any]:  # fmt: skip
-    """Clips of uint8 on the device to latents, by batch. share_of_bound: operations over the product's rate."""
-    with building(device, dtype):
+# -- encoders --------------------------------------------------------------------------------------------------------
+
+
+def encoder(bench: Bench, sections: Sections, name: str, facts: EncoderFacts) -> None:
+    """Clips of uint8 on the device to latents, by batch; kernels and gaps of the smallest batch."""
+    with building(bench.device, bench.dtype):
         node = ClipEncoder(facts)
-    draw(node.eval().requires_grad_(False), device)
-    frames = facts.clip_frames if options.tiny else FRAMES
-    found: dict[str, Any] = {}
-    for count in options.clips:
-        clips = _pixels((count, frames, 3, facts.crop, facts.crop), device)
-        run = partial(_encode, node, clips)
-        samples = timed(run, device, options.repeats, warm=2)
-        floor = encode_operations(facts, count, frames) / rates["product_per_s"]
-        figures.add(f"{name}_clips_{count}", samples)
-        figures.add(f"{name}_clips_per_s_{count}", [count / value for value in samples], "1/s")
-        figures.add(f"{name}_share_of_bound_{count}", [floor / value for value in samples], "1")
-        found[str(count)] = {"floor_s": floor}
-        if count == options.clips[0]:
-            found[str(count)]["profile"] = by_family(run, device)
-    return found
+    draw(node.eval().requires_grad_(False), bench.device)
+    for count in bench.options.clips:
+        sections.run(f"{name}_clips_{count}", partial(clips, bench, name, node, count))
+    first = bench.options.clips[0]
+    sections.run(f"{name}_profile", lambda: timeline(partial(_encode, node, _clips(bench, node, first)), bench.device))
 
 
-def world(
-    facts: ActionFacts, device: torch.device, dtype: torch.dtype, options: argparse.Namespace, figures: Figures,
-    rates: Mapping[str, float],
-) -> dict[str, Any]:  # fmt: skip
-    """Single frames, then rollouts: (context frames, candidates, horizon). Captured, and the first also plainly."""
-    frames = max(context - 1 + horizon for context, _, horizon in options.rollout)
-    most = max(candidates * (horizon + context) for context, candidates, horizon in options.rollout)
-    place = Place(device=device, dtype=dtype, attention=options.attention, requests=-(-most // frames) + 2)
-    modules = random_nodes(facts, place)
-    found: dict[str, Any] = {
-        "frames": _frames(facts, cast("FrameEncoder", modules["video_encoder"]), device, options, figures, rates)
-    }
-    for is_captured in (True, False):
-        rolling = Rolling(facts, modules, replace(place, is_captured=is_captured), frames)
-        chosen = options.rollout if is_captured else options.rollout[:1]
-        for context, candidates, horizon in chosen:
-            label = (
-                f"{'captured' if is_captured else 'plain'}_context_{context}_candidates_{candidates}_steps_{horizon}"
-            )
-            asked = trial(facts, context, candidates, horizon)
-            asked = replace(asked, clip=asked.clip.to(device))
-            rolling.whole(asked)
-            rolling.turner.capture()
-            rolling.whole(asked)
-            few = max(3, options.repeats // candidates)
-            figures.add(f"rollout_whole_{label}", timed(partial(rolling.whole, asked), device, few, warm=1))
-            for _ in range(few):
-                handle, latents = rolling.encode(asked)
-                figures.add(f"rollout_context_{label}", timed(
-                    partial(rolling.context, handle, asked, latents), device, 1, warm=0))  # fmt: skip
-                figures.add(f"rollout_steps_{label}", timed(
-                    partial(rolling.roll, handle, asked, latents), device, 1, warm=0))  # fmt: skip
-                rolling.turner.close(handle)
-            steps = [step_seconds(facts, candidates, context - 1 + step, rates) for step in range(horizon)]
-            before = [step_seconds(facts, 1, step, rates) for step in range(context - 1)]
-            found[label] = {"floor_steps_s": sum(steps), "floor_context_s": sum(before), "counters": rolling.counters()}
-            if (context, candidates, horizon) == options.rollout[0]:
-                found[label]["profile"] = by_family(partial(rolling.whole, asked), device)
-    return found
+def clips(bench: Bench, name: str, node: ClipEncoder, count: int) -> dict[str, Any]:
+    """share_of_bound: operations over the product's rate, over the seconds taken."""
+    given = _clips(bench, node, count)
+    samples = bench.samples(partial(_encode, node, given))
+    floor = encode_operations(node.encoder.facts, count, given.shape[1]) / bench.rates["product_per_s"]
+    bench.figures.add(f"{name}_clips_{count}", samples)
+    bench.figures.add(f"{name}_clips_per_s_{count}", [count / value for value in samples], "1/s")
+    bench.figures.add(f"{name}_share_of_bound_{count}", [floor / value for value in samples], "1")
+    return {"floor_s": floor}
 
 
-def _frames(
-    facts: ActionFacts, node: FrameEncoder, device: torch.device, options: argparse.Namespace, figures: Figures,
-    rates: Mapping[str, float],
-) -> dict[str, Any]:  # fmt: skip
-    """The world model's frames, each alone: by graphs and plainly."""
-    whole = node.encoder
-    found = {}
-    for count in options.frames:
-        pixels = _pixels((count, 1, 3, facts.encoder.crop, facts.encoder.crop), device)
-        floor = encode_operations(facts.encoder, count, 1) / rates["product_per_s"]
-        found[str(count)] = {"floor_s": floor}
-        figures.add(f"frames_plain_{count}", timed(partial(whole.hidden, pixels), device, options.repeats))
-        whole.capture(Captures(device))
-        whole(pixels)
-        while whole.idle():
-            pass
-        figures.add(f"frames_captured_{count}", timed(partial(whole, pixels), device, options.repeats))
-    return found
+def _clips(bench: Bench, node: ClipEncoder, count: int) -> Tensor:
+    facts = node.encoder.facts
+    frames = facts.clip_frames if bench.options.tiny else FRAMES
+    return _pixels((count, frames, 3, facts.crop, facts.crop), bench.device)
 
 
-def _encode(node: ClipEncoder, clips: Tensor) -> Tensor:
-    made = node(pixel_values_videos=clips)["encoder_hidden"]
+def _encode(node: ClipEncoder, given: Tensor) -> Tensor:
+    made = node(pixel_values_videos=given)["encoder_hidden"]
     assert isinstance(made, Tensor)
     return made
+
+
+# -- the world model -------------------------------------------------------------------------------------------------
+
+
+def frames(bench: Bench, count: int) -> dict[str, Any]:
+    """Single frames, as the world model encodes them: by graphs and plainly."""
+    facts = bench.arm.encoder
+    with building(bench.device, bench.dtype):
+        whole = FrameEncoder(facts).encoder
+    draw(whole.eval().requires_grad_(False), bench.device)
+    pixels = _pixels((count, 1, 3, facts.crop, facts.crop), bench.device)
+    bench.figures.add(f"frames_plain_{count}", bench.samples(partial(whole.hidden, pixels)))
+    whole.capture(Captures(bench.device))
+    whole(pixels)
+    while whole.idle():
+        pass
+    bench.figures.add(f"frames_captured_{count}", bench.samples(partial(whole, pixels)))
+    floor = encode_operations(facts, count, 1) / bench.rates["product_per_s"]
+    return {"floor_s": floor, "counters": whole.counters()}
+
+
+def attention(bench: Bench, cached: int) -> dict[str, Any]:
+    """One layer's attention of a frame behind `cached` others: each way to share its keys out, and torch's own.
+
+    torch's reads keys that lie side by side, which those of a cache in pages do not.
+    """
+    found: dict[str, Any] = {"floor_s": attention_seconds(bench.arm, cached, bench.rates)}
+    for name, run in attending(bench.arm, cached, bench.device, bench.dtype).items():
+        bench.figures.add(f"attention_{name}_cached_{cached}", bench.samples(run))
+    return found
+
+
+def world(bench: Bench, sections: Sections) -> None:
+    """Rollouts by context frames, candidates and horizon: captured, and the first also plainly."""
+    options, facts = bench.options, bench.arm
+    made: dict[str, Rolling] = {}
+    for is_captured in (True, False):
+        chosen, kind = options.rollout if is_captured else options.rollout[:1], "captured" if is_captured else "plain"
+        made.clear()  # its cache makes room for the next one's
+
+        def make(chosen: list[tuple[int, int, int]] = chosen, is_captured: bool = is_captured) -> None:
+            most = max(candidates * (horizon + context) for context, candidates, horizon in chosen)
+            frames = max(context - 1 + horizon for context, _, horizon in chosen)
+            place = Place(
+                device=bench.device, dtype=bench.dtype, attention=options.attention, requests=-(-most // frames) + 2,
+                is_captured=is_captured,
+            )  # fmt: skip
+            made["rolling"] = Rolling(facts, random_nodes(facts, place), place, frames)
+
+        sections.run(f"engines_{kind}", make)
+        for each in chosen if made else ():
+            label = "{}_context_{}_candidates_{}_steps_{}".format(kind, *each)
+            sections.run(f"rollout_{label}", partial(rollout, bench, made["rolling"], label, each))
+            if is_captured and each in (options.rollout[0], options.profiled):
+                sections.run(f"profile_{label}", partial(profiled, bench, made["rolling"], each))
+
+
+def rollout(bench: Bench, rolling: Rolling, label: str, asked: tuple[int, int, int]) -> dict[str, Any]:
+    """Whole requests, and their context and steps by themselves, with the floors of both."""
+    context, candidates, horizon = asked
+    wanted = _trial(bench, asked)
+    rolling.whole(wanted)
+    rolling.turner.capture()
+    rolling.whole(wanted)
+    whole = bench.samples(partial(rolling.whole, wanted))
+    bench.figures.add(f"rollout_whole_{label}", whole)
+    for _ in whole:
+        handle, latents = rolling.encode(wanted)
+        read = timed(partial(rolling.context, handle, wanted, latents), bench.device, 1, warm=0)
+        bench.figures.add(f"rollout_context_{label}", read)
+        steps = timed(partial(rolling.roll, handle, wanted, latents), bench.device, 1, warm=0)
+        bench.figures.add(f"rollout_steps_{label}", steps)
+        rolling.turner.close(handle)
+    ahead = [step_seconds(bench.arm, candidates, context - 1 + step, bench.rates) for step in range(horizon)]
+    before = [step_seconds(bench.arm, 1, step, bench.rates) for step in range(context - 1)]
+    return {"floor_steps_s": sum(ahead), "floor_context_s": sum(before), "counters": rolling.counters()}
+
+
+def profiled(bench: Bench, rolling: Rolling, asked: tuple[int, int, int]) -> dict[str, Any]:
+    """Kernels and gaps of a rollout's steps."""
+    wanted = _trial(bench, asked)
+    handle, latents = rolling.encode(wanted)
+    rolling.context(handle, wanted, latents)
+    found = timeline(partial(rolling.roll, handle, wanted, latents), bench.device)
+    rolling.turner.close(handle)
+    return found
+
+
+def _trial(bench: Bench, asked: tuple[int, int, int]) -> Any:
+    made = trial(bench.arm, *asked)
+    return replace(made, clip=made.clip.to(bench.device))
 
 
 def _pixels(shape: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
 
 
+# -- the whole server ------------------------------------------------------------------------------------------------
+
+
+def server(bench: Bench, sections: Sections) -> None:
+    """`mstarctl up` of both models, asked over HTTP."""
+    options = bench.options
+    load = Load(alone=options.alone, clients=options.clients, each=options.each, is_tiny=options.tiny)
+    scratch = Path(tempfile.mkdtemp(prefix="mv-", dir="/tmp"))
+    try:
+        for number, model in enumerate(options.model):
+            run = partial(
+                served, load, model=model, device=options.device, port=options.port + number, scratch=scratch,
+                folder=options.folder, figures=bench.figures, sections=sections,
+            )  # fmt: skip
+            sections.run(f"server_{model}", run)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
 def read_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", nargs="*", default=["encoders", "world"], choices=("encoders", "world"))
+    parser.add_argument("--part", nargs="*", default=list(PARTS[:3]), choices=PARTS)
     parser.add_argument("--encoder", nargs="*", default=["vitl", "vitg"], choices=list(ENCODERS))
     parser.add_argument("--clips", type=int, nargs="*", default=[1, 8, 32], help="clips of a batch")
     parser.add_argument("--frames", type=int, nargs="*", default=[1, 8], help="single frames of a batch")
+    parser.add_argument("--cached", type=int, nargs="*", default=[1, 8, 37], help="frames that attention looks back at")
     parser.add_argument(
         "--rollout", type=three, nargs="*", default=[(8, 1, 30), (1, 1, 30), (8, 1, 15), (1, 64, 2), (1, 400, 2)],
         help="CONTEXT:CANDIDATES:HORIZON; the first also without graphs",
     )  # fmt: skip
+    parser.add_argument(
+        "--profiled", type=three, default=(1, 64, 2), help="the rollout that is profiled, and the first"
+    )
     parser.add_argument("--attention", default=None, help="backend of the cache; default flashinfer, torch on the CPU")
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of one figure; at least three samples are taken")
+    parser.add_argument("--model", nargs="*", default=["vjepa2", "vjepa2_ac"], help="what the server part starts")
+    parser.add_argument("--alone", type=int, default=10, help="requests one after the other at the server")
+    parser.add_argument("--clients", type=int, default=8, help="clients at once")
+    parser.add_argument("--each", type=int, default=4, help="requests of each of them")
+    parser.add_argument("--folder", type=Path, help="where the server's checkpoints are, or are written and kept")
+    parser.add_argument("--port", type=int, default=18134)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="small sizes in place of the official shapes")
     parser.add_argument("--out", type=Path, help="the file of figures; raw samples go beside it")

@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", nargs="?", type=Path, default=BUILD / "aot")
     parser.add_argument("--arch", default="9.0a", help="CUDA architectures, separated by blanks")
-    parser.add_argument("--head-dims", default="128", help="head sizes, separated by commas")
+    parser.add_argument("--head-dims", default="64,128,256", help="head sizes, separated by commas")
     parser.add_argument("--dtypes", default="bfloat16", help="bfloat16, float16 or both, separated by a comma")
     parser.add_argument("--jobs", default=os.environ.get("MAX_JOBS", "2"))
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)

@@ -8,11 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from bench.families.policy import Place, draw, prepare
 from bench.families.turner import Turner
+from mstar_core.engine.attention.passes import FixedPasses, PassShape, TorchFixedPasses
 from mstar_core.engine.base import Done, Handle, LoopSpec
 from mstar_core.engine.captured import Buckets, Captures
 from mstar_core.engine.kv_cache import KVCacheEngine
@@ -29,6 +32,9 @@ from mstar_vjepa2.model import Vjepa2Ac
 from mstar_vjepa2.params import POSE
 from mstar_vjepa2.plugin import mstar_models
 from mstar_vjepa2.program import CLIP
+from mstar_vjepa2.trajectories import ROOM
+
+Attending = Callable[[], Tensor]
 
 
 def random_nodes(facts: ActionFacts, place: Place) -> dict[str, nn.Module]:
@@ -139,7 +145,10 @@ class Rolling:
     def roll(self, handle: Handle, trial: Trial, latents: Tensor) -> Tensor:
         """Roll all candidates out: last frames [K, 1, S, width], or [1, S, width] of one."""
         tokens, rows = self.facts.encoder.frame_tokens + self.facts.conditions, len(trial.candidates)
-        actions = trial.candidates if rows > 1 else trial.candidates[0]
+        # As long as the processor makes them, so that all horizons share graphs.
+        behind = -trial.candidates.shape[1] % ROOM
+        padded = torch.nn.functional.pad(trial.candidates, (0, 0, 0, behind))
+        actions = padded if rows > 1 else padded[0]
         inputs = {
             "frame": latents[-1:], "state": trial.states[-1], "actions": actions, NORMALIZE: torch.tensor(True),
             STEP: torch.tensor(0),
@@ -192,6 +201,46 @@ def step_seconds(facts: ActionFacts, rows: int, cached: int, rates: Mapping[str,
     moved = 2.0 * weights + 4.0 * rows * held * own.width * own.layers
     counted = rows * (2.0 * tokens * weights + 4.0 * tokens * held * own.width * own.layers)
     return max(moved / rates["copy_bytes_per_s"], counted / rates["product_per_s"])
+
+
+def attention_seconds(facts: ActionFacts, cached: int, rates: Mapping[str, float]) -> float:
+    """Least seconds of one layer's attention of one frame over itself and `cached` others."""
+    own, tokens = facts.predictor, facts.encoder.frame_tokens + facts.conditions
+    held = (cached + 1) * tokens
+    moved, counted = 4.0 * held * own.width, 4.0 * tokens * held * own.width
+    return max(moved / rates["copy_bytes_per_s"], counted / rates["product_per_s"])
+
+
+def attending(facts: ActionFacts, cached: int, device: torch.device, dtype: torch.dtype) -> dict[str, Attending]:
+    """One layer's attention of one frame over itself and `cached` others, by name.
+
+    shares_N: the kernels of captured passes, keys of a tile taken by N programs (0: as many as they choose); pages: the
+    torch form of the same; plain: torch over keys that lie side by side.
+    """
+    own, tokens = facts.predictor, facts.encoder.frame_tokens + facts.conditions
+    heads, width, pages = own.heads, own.width // own.heads, cached + 1
+    pool = torch.randn(pages + 1, 2, tokens, heads, width, device=device).to(dtype)
+    shape = PassShape(rows=1, tokens=tokens, pages=pages, writes=True)
+    made: dict[str, FixedPasses] = {"pages": TorchFixedPasses([pool], tokens, shape)}
+    if device.type == "cuda":
+        from mstar_core.engine.attention.paged import PagedFixedPasses
+
+        made |= {f"shares_{n}": PagedFixedPasses([pool], tokens, shape, n or None) for n in (0, 1, 2, 4, 8)}
+    rows, held = np.zeros(1, dtype=np.int64), np.array([cached * tokens], dtype=np.int64)
+    for each in made.values():
+        each.prepare(rows, held, np.arange(pages, dtype=np.int32)[None])
+    query, key, value = torch.randn(3, tokens, heads, width, device=device).to(dtype).unbind()
+    found: dict[str, Attending] = {
+        name: partial(_attended, each, query, key, value) for name, each in made.items()
+    }  # fmt: skip
+    near = torch.randn(2, 1, heads, pages * tokens, width, device=device).to(dtype)
+    spread = query.transpose(0, 1)[None]
+    return found | {"plain": partial(scaled_dot_product_attention, spread, near[0], near[1])}
+
+
+def _attended(passes: FixedPasses, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    passes.forget()
+    return passes.view.attend(0, query, key, value)
 
 
 def block_weights(vit: VitFacts) -> int:

@@ -28,6 +28,7 @@ class Plan:
     """What is started. settings: KEY=VALUE as `mstarctl up --set` takes them, the last of a key wins.
 
     model: `orpheus` with a checkpoint folder, or `orpheus:tiny`. root: an empty folder for run directory and logs.
+    tree: the sources that run; another tree than this one is put first on the path of every process.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Plan:
     root: Path
     weights: Path | None = None
     settings: tuple[str, ...] = ()
+    tree: Path = ROOT
 
     def command(self) -> list[str]:
         """The command line that starts it and returns when it is ready."""
@@ -58,7 +60,7 @@ class Served:
 
     def __enter__(self) -> Self:
         start = time.monotonic()
-        code = subprocess.run(self.plan.command(), env=self.environment(), cwd=ROOT, check=False).returncode
+        code = subprocess.run(self.plan.command(), env=self.environment(), cwd=self.plan.tree, check=False).returncode
         self.ready_s = time.monotonic() - start
         if code != 0:
             self.end()
@@ -79,11 +81,17 @@ class Served:
         if self._client is not None:
             self._client.close()
         down = [sys.executable, "-m", "mstarctl", "down", "--all", "--now"]
-        subprocess.run(down, env=self.environment(), cwd=ROOT, check=False, timeout=60, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            down, env=self.environment(), cwd=self.plan.tree, check=False, timeout=60, stdout=subprocess.DEVNULL
+        )
 
     def environment(self) -> dict[str, str]:
         """The environment of its commands: this run's folder, and the working tree first on the path."""
-        return {**os.environ, "MSTAR_RUNTIME_DIR": str(self.plan.root)}
+        found = {**os.environ, "MSTAR_RUNTIME_DIR": str(self.plan.root)}
+        if (tree := self.plan.tree) != ROOT:
+            paths = [tree, *sorted(tree.glob("plugins/*/src"))]
+            found["PYTHONPATH"] = os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return found
 
     def last_words(self, size: int = 2500) -> str:
         """The end of every log, for an error that has to be understood from afar."""

@@ -123,5 +123,6 @@ def ratio_table(report: Report) -> str:
         if name.startswith(wanted) and "_api_" not in name and "sound" not in name:
             base, changed = report["metrics"][name], compared["metrics"][name]
             lines.append(f"| {name} | {base['p50']:.4g} | {changed['p50']:.4g} | {ratio:.3f} | {base['n']} |")
-    heading = f"| median | base | {' '.join(compared['settings'])} | ratio | n |"
+    other = " ".join([*compared["settings"], *filter(None, [compared.get("tree")])])
+    heading = f"| median | base | {other} | ratio | n |"
     return "\n".join([heading, "|---|---|---|---|---|", *lines])

@@ -15,6 +15,7 @@ from sanic.exceptions import BadRequest, PayloadTooLarge
 from sanic.response import HTTPResponse
 
 from mstar_core.api.body import SKIPPED_BYTES, BodyLimits, read_pieces
+from mstar_core.api.chunked import ChunkedBody
 from mstar_core.api.cors import cors_headers
 from mstar_core.api.errors import Stalled
 from mstar_core.api.ids import check_request_id, new_request_id, trace_id_of, unescaped
@@ -23,6 +24,9 @@ from mstar_core.errors import RequestError, TooLarge
 from mstar_core.observe.logs import REQUEST_ID
 
 JSON = "application/json; charset=utf-8"
+TURN_BYTES = 16 * 1024
+"""From this size on a write gives others their turn, as one that need not wait would let one stream starve them."""
+
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER on, for no time: closing sends a reset and frees the send buffer."""
 
@@ -49,6 +53,7 @@ class Exchange:
     code: str = "ok"
     headers: dict[str, str] = field(default_factory=dict)
     _stream: Any = None
+    _body: ChunkedBody | None = None
 
     @property
     def limits(self) -> BodyLimits:
@@ -106,8 +111,15 @@ class Exchange:
 
     async def write(self, data: bytes, content_type: str, limit_s: float | None = None) -> None:
         """Send some bytes of a streamed answer, headers first. Raises Stalled when the client does not read them."""
+        if self._body is None or not data or not self._body.write(data):
+            await self._send(data, content_type, limit_s)
+        if len(data) >= TURN_BYTES:
+            await asyncio.sleep(0)
+
+    async def _send(self, data: bytes, content_type: str, limit_s: float | None) -> None:
         if self._stream is None:
             self._stream = await self.request.respond(status=200, headers=self.all_headers, content_type=content_type)
+        is_head = not self.has_begun
         self.has_begun = True
         stall_s = self.service.deployment.api.stall_timeout_s
         try:
@@ -115,7 +127,8 @@ class Exchange:
                 await self._stream.send(data)
         except TimeoutError:
             raise Stalled("the client does not read its answer", hint=f"nothing was taken for {stall_s:g} s") from None
-        await asyncio.sleep(0)  # a write that need not wait would let one stream starve the others
+        if is_head:
+            self._body = ChunkedBody.begun(self.request)
 
     async def end(self) -> None:
         """End a streamed answer well."""

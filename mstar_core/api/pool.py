@@ -108,7 +108,7 @@ class Pool:
         """End all processes; jobs that run fail. Safe to call twice."""
         self._closing = True
         for process in self._working:
-            process.kill()
+            process.end()
         for process in self._processes:
             process.end_successor()
         await asyncio.gather(*self._running, return_exceptions=True)

@@ -55,6 +55,8 @@ class ProcessorProcess:
         process.start()
         theirs.close()
         self._process, self._pipe, self.jobs = process, ours, 0
+        if self._is_ending:
+            self.kill()  # `end` may have come before there was anything to kill
         if not ours.poll(START_S):
             self.kill()
         ok, value = self._receive() or (False, StartError("a pool process ended while it started", phase="pool"))
@@ -133,6 +135,8 @@ class ProcessorProcess:
         Called on a thread that lives as long as the pool: processes die with the thread that started them.
         """
         successor = self._successor = ProcessorProcess(*self._args)
+        if self._is_ending:
+            successor.end()
         try:
             successor.start()
         except Exception:  # isolation boundary: the process that runs is as good as it was
@@ -142,11 +146,16 @@ class ProcessorProcess:
             return
         self._is_successor_ready = True
 
+    def end(self) -> None:
+        """End it for good, also where it is only being started; the pool closes."""
+        self._is_ending = True
+        self.kill()
+
     def end_successor(self) -> None:
         """End one that is being started or waits for its first job; the pool closes."""
         self._is_ending = True
         if self._successor is not None:
-            self._successor.kill()
+            self._successor.end()
 
     def drop_successor(self) -> None:
         """Free one that waits for its first job, which will not come. No `prepare` may run."""

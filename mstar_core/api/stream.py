@@ -145,6 +145,8 @@ class Outbox:
         self._ending: Ending | None = None
         self._error: MstarError | None = None
         self._wake: asyncio.Future[None] | None = None
+        self._until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._grace: asyncio.TimerHandle | None = None
 
     @property
@@ -197,13 +199,15 @@ class Outbox:
 
         Raises the request's error once everything before it was taken.
         """
+        if self.waits:
+            await asyncio.sleep(0)  # one who never has to wait would let the other streams starve
         # Woken without news (an end whose outputs are still on their way): go on waiting, this is no silence.
-        until = asyncio.get_running_loop().time() + timeout_s
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
         while not self.waits and self._error is None and self.ending is None:
-            left = until - asyncio.get_running_loop().time()
-            if left <= 0:
+            if loop.time() >= until:
                 break
-            await self._wait(left)
+            await self._wait(loop, until)
         taken: list[Item] = []
         size = 0
         while self._queue and size < limit_bytes:
@@ -218,8 +222,9 @@ class Outbox:
 
     def close(self) -> None:
         """Free everything. Safe to call twice."""
-        if self._grace is not None:
-            self._grace.cancel()
+        for timer in (self._grace, self._timer):
+            if timer is not None:
+                timer.cancel()
         self._queue.clear()
         self._spooled.clear()
         self._spool.close()
@@ -255,12 +260,23 @@ class Outbox:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
-    async def _wait(self, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._wake = loop.create_future()
-        timer = loop.call_later(timeout_s, self._notify)  # a third of what `asyncio.wait` costs, once per chunk
+    async def _wait(self, loop: asyncio.AbstractEventLoop, until: float) -> None:
+        self._wake, self._until = loop.create_future(), until
+        # One timer goes on through many waits: to make and cancel one for each chunk would cost more than the wait.
+        if self._timer is None or self._timer.when() > until:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(until, self._ring, loop)
         try:
             await self._wake
         finally:
-            timer.cancel()
             self._wake = None
+
+    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._wake is None:
+            return  # nobody waits; the next who does starts the timer again
+        if loop.time() >= self._until:
+            self._notify()
+        else:
+            self._timer = loop.call_at(self._until, self._ring, loop)

@@ -125,6 +125,12 @@ class Child:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
 
+    def excuse(self, seconds: float) -> None:
+        """Count so many seconds less of its silence, of its standstill and of its lack of steps."""
+        self.last_progress += seconds
+        self.last_beat += seconds
+        self.last_step_change += seconds
+
     def advance(self, phase: Phase, now: float) -> float:
         """Note how far a start has come. Returns the seconds of the phase that ended with it, 0 when none did."""
         took = self._enter_phase(phase.phase, now)

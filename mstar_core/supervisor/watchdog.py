@@ -33,9 +33,11 @@ class Watchdog:
 
     async def watch(self) -> NoReturn:
         """Look at every child for ever."""
+        looked = time.monotonic()
         while True:
             await asyncio.sleep(self.pace.watch_s)
             now = time.monotonic()
+            self._excuse(now - looked - self.pace.watch_s)
             for child in list(self.children.values()):  # a look may take a second, and children come and go
                 if not child.is_running or child.ending:
                     continue
@@ -43,6 +45,16 @@ class Watchdog:
                     await self._check_hang(child, now)
                 elif is_stalled(child, now, self.stall_s):
                     await self._stalled(child)
+            looked = time.monotonic()
+
+    def _excuse(self, late_s: float) -> None:
+        """Hold a time in which this process did not run against nobody.
+
+        A pause of the container or of the machine stopped the children too; else what they said in it is still unread.
+        """
+        if late_s > self.pace.watch_s:
+            for child in self.children.values():
+                child.excuse(late_s)
 
     async def _check_hang(self, child: Child, now: float) -> None:
         why = hang(child, now, self.hang_s)

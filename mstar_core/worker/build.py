@@ -19,6 +19,7 @@ from mstar_core.engine.budget import mib, node_shares, rank_budget
 from mstar_core.engine.device import check_device, prepare_device, resolve_device
 from mstar_core.engine.graphs import BUCKETS
 from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.rehearsal import Rehearses, rehearse
 from mstar_core.engine.sizing import PoolPlan, PoolRequest, plan_pool
 from mstar_core.engine.stateless import StatelessEngine
 from mstar_core.errors import ConfigError, PluginError, did_you_mean
@@ -116,7 +117,14 @@ def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: 
             warm_module(module)
             if node.engine is KV_CACHE and set(node.ports) <= {"tokens", "token"}:
                 warm_prefill(runners[node.name], node)
+            rehearse_node(runners[node.name], module, life)
     return runners
+
+
+def rehearse_node(runner: NodeRunner, module: nn.Module, life: ChildLife) -> None:
+    """Run what a module expects to be asked (`rehearsals`), and capture what that teaches. Raises what fails."""
+    if isinstance(module, Rehearses):
+        rehearse(runner, module.rehearsals(), lambda what: life.phase("capture", detail=f"{runner.name}: {what}"))
 
 
 def _prepare(

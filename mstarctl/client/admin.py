@@ -49,8 +49,10 @@ class UnixConnection(http.client.HTTPConnection):
 class AdminClient:
     """Speaks to one supervisor, one connection a request. Owned by the command that made it."""
 
-    def __init__(self, path: Path, name: str = "", timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, path: Path, name: str = "", timeout_s: float = TIMEOUT_S, *, through: str = "") -> None:
+        """through: the context whose ssh the path leads to; empty when the socket is on this host."""
         self._name = name or path.parent.name
+        self._through = through
         self._path = path
         self._timeout_s = timeout_s
 
@@ -150,6 +152,9 @@ class AdminClient:
             connection.close()
 
     def _unreachable(self, error: Exception) -> Unreachable:
+        if self._through and isinstance(error, ConnectionRefusedError | FileNotFoundError):
+            title, hint = f"the connection to {self._through!r} is broken", "the command again"
+            return Unreachable(title, "its ssh has ended", hint, context=self._through)
         detail = f"its supervisor gave no answer: {error}" if str(error) else "its supervisor gave no answer"
         return Unreachable(
             f"deployment {self._name!r} does not answer", detail, f"mstarctl logs {self._name} --from supervisor"

@@ -70,7 +70,8 @@ def reached(options: GlobalOptions, name: str | None) -> Iterator[Reached]:
         return
     item = chosen_item(remote_items(context), name, context)
     with forwarded(context, str(item["socket"])) as local:
-        yield Reached(name=str(item["name"]), admin=AdminClient(local, str(item["name"])), context=context)
+        admin = AdminClient(local, str(item["name"]), through=context.name)
+        yield Reached(name=str(item["name"]), admin=admin, context=context)
 
 
 def known_at(options: GlobalOptions, name: str | None) -> Known:
@@ -85,7 +86,8 @@ def known_at(options: GlobalOptions, name: str | None) -> Known:
 
 
 def _behind(path: Path, name: str | None, context: Context | None = None) -> Reached:
-    admin = AdminClient(path, name or "")
+    through = "" if context is None else context.name
+    admin = AdminClient(path, name or "", through=through)
     found = str(admin.head()["name"])
     if name is not None and name != found:
         raise NotFound(
@@ -94,7 +96,7 @@ def _behind(path: Path, name: str | None, context: Context | None = None) -> Rea
             kind="deployment",
             name=name,
         )
-    return Reached(name=found, admin=AdminClient(path, found), context=context)
+    return Reached(name=found, admin=AdminClient(path, found, through=through), context=context)
 
 
 def chosen_item(items: list[dict[str, Any]], name: str | None, context: Context) -> dict[str, Any]:

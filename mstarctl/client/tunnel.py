@@ -1,6 +1,7 @@
 """Reaches another host by the system's ssh: one child that forwards a socket, and one command run there.
 
-The child lives as long as the command that needs it. Authority is the remote login's; nothing listens on TCP here.
+The child lives as long as the command that needs it, and has a successor when it breaks. Authority is the remote
+login's; nothing listens on TCP here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,33 +27,100 @@ CONNECT_S: Final = 20.0
 """How long a login may take, a question for a passphrase included."""
 
 POLL_S: Final = 0.02
+BACK_OFF_S: Final = (0.5, 1.0, 2.0, 5.0)
+"""Before the first, second ... try to connect again; the last for all that follow."""
+
 FORWARD: Final = (
     "-N",
-    "-o",
-    "ExitOnForwardFailure=yes",
-    "-o",
-    "StreamLocalBindUnlink=yes",
-    "-o",
-    "StreamLocalBindMask=0177",
-)
+    "-o", "ExitOnForwardFailure=yes",
+    "-o", "StreamLocalBindUnlink=yes",
+    "-o", "StreamLocalBindMask=0177",
+    "-o", "ServerAliveInterval=5",  # a host that is silent for 15 s is gone: without it ssh waits for many minutes
+    "-o", "ServerAliveCountMax=3",
+)  # fmt: skip
+AGAIN: Final = ("-o", "BatchMode=yes")
+"""A login in the middle of a command asks nothing: its screen belongs to the command."""
 
 
 @contextmanager
 def forwarded(context: Context, remote: str) -> Iterator[Path]:
-    """A local socket that leads to `remote` there: a socket's path, or HOST:PORT. Raises Unreachable."""
+    """A local socket that leads to `remote` there: a socket's path, or HOST:PORT. Raises Unreachable.
+
+    When the connection breaks, it is made again until the block ends; what goes over it meanwhile fails.
+    """
     with tempfile.TemporaryDirectory(prefix="mstar-ssh-") as folder:  # 0700
-        local = Path(folder) / "s"
-        command = [ssh(), *FORWARD, "-L", f"{local}:{remote}", "--", str(context.ssh)]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as child:
-            try:
-                _wait(child, local, context)
-                yield local
-            finally:
-                child.send_signal(signal.SIGTERM)
-                try:
-                    child.wait(5)
-                except subprocess.TimeoutExpired:
-                    child.kill()
+        tunnel = Tunnel(context, remote, Path(folder))
+        try:
+            tunnel.open()
+            yield tunnel.local
+        finally:
+            tunnel.close()
+
+
+class Tunnel:
+    """One ssh that forwards, and its successors. Owned by `forwarded`; a thread of its own waits for its end."""
+
+    def __init__(self, context: Context, remote: str, folder: Path) -> None:
+        self.local = folder / "s"
+        self._context = context
+        self._words = (*FORWARD, "-L", f"{self.local}:{remote}")
+        self._said = folder / "said"  # a file, not a pipe: ssh says a line for each connection that fails there
+        self._closing = threading.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._keeper = threading.Thread(target=self._keep, name="tunnel", daemon=True)
+
+    def open(self) -> None:
+        """Connect. Raises Unreachable with what ssh said."""
+        self._start()
+        self._wait()
+        self._keeper.start()
+
+    def close(self) -> None:
+        """End ssh, and try no more."""
+        self._closing.set()
+        if self._child is not None:
+            _end(self._child)
+        if self._keeper.ident is not None:
+            self._keeper.join(CONNECT_S)
+
+    def _start(self, *more: str) -> subprocess.Popen[bytes]:
+        with self._said.open("wb") as said:
+            command = [ssh(), *self._words, *more, "--", str(self._context.ssh)]
+            self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=said)
+        return self._child
+
+    def _keep(self) -> None:
+        failures = 0
+        while self._child is not None:
+            started = time.monotonic()
+            self._child.wait()
+            failures = 0 if time.monotonic() - started > CONNECT_S else failures
+            if self._closing.wait(BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)]):
+                return
+            failures += 1
+            child = self._start(*AGAIN)
+            if self._closing.is_set():  # closed in this moment: `close` has ended the one before
+                _end(child)
+                return
+
+    def _wait(self) -> None:
+        until = time.monotonic() + CONNECT_S
+        while not _answers(self.local):
+            if self._child is not None and self._child.poll() is not None:
+                said = self._said.read_text(errors="replace").strip()
+                raise unreachable(self._context, said or f"ssh ended with {self._child.returncode}")
+            if time.monotonic() > until:
+                raise unreachable(self._context, f"ssh did not connect within {CONNECT_S:g} s")
+            time.sleep(POLL_S)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.send_signal(signal.SIGTERM)
+    try:
+        child.wait(5)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def ssh() -> str:
@@ -60,17 +129,6 @@ def ssh() -> str:
     if found is None:
         raise Unreachable("there is no ssh on this machine", hint="install OpenSSH's client, or run mstarctl there")
     return found
-
-
-def _wait(child: subprocess.Popen[str], local: Path, context: Context) -> None:
-    until = time.monotonic() + CONNECT_S
-    while not _answers(local):
-        if child.poll() is not None:
-            said = child.stderr.read().strip() if child.stderr is not None else ""
-            raise unreachable(context, said or f"ssh ended with {child.returncode}")
-        if time.monotonic() > until:
-            raise unreachable(context, f"ssh did not connect within {CONNECT_S:g} s")
-        time.sleep(POLL_S)
 
 
 def _answers(local: Path) -> bool:
@@ -107,4 +165,5 @@ def unreachable(context: Context, detail: str) -> MstarError:
         f"context {context.name!r} cannot be reached",
         detail,
         f"ssh {context.ssh} mstarctl ps, to see what is in the way",
+        context=context.name,
     )

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import urlsplit
 
 import typer
 
@@ -150,7 +151,7 @@ def _forwarded_api(found: Reached, key: str | None) -> Iterator[ApiClient]:
         return
     import httpx
 
-    with forwarded(found.context, f"127.0.0.1:{head['port']}") as local:
+    with forwarded(found.context, urlsplit(str(head["endpoint"])).netloc) as local:
         with ApiClient("http://localhost", api_key=key, transport=httpx.HTTPTransport(uds=str(local))) as client:
             yield client
 

@@ -143,6 +143,8 @@ def check(hello: HelloFrame) -> None:
 
 
 def _why(error: Exception) -> str:
+    if isinstance(error, Unreachable) and "context" in error.facts:
+        return error.title
     if isinstance(error, Unreachable):
         return "its supervisor does not answer"
     if isinstance(error, TransportError):

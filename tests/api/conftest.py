@@ -22,6 +22,12 @@ from tests.fakes.conductor import FakeDeployment, Script
 from tests.fakes.kept_pool import KeptProcess
 from tests.fakes.speech_model import SPEC
 
+LIMIT_S = 60.0
+"""For what happens at once on an idle machine: long enough for one that stands still for seconds."""
+
+LIMITS = (0.05, 0.5, 5.0, 30.0)
+"""Deadlines to try one after the other, where a request has to have come somewhere before its deadline."""
+
 
 @dataclasses.dataclass
 class Api:
@@ -39,9 +45,13 @@ class Api:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something inside the api is so; for states that no message tells of."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             while not condition():  # noqa: ASYNC110  a state of the part under test has no event for tests
                 await asyncio.sleep(0.002)
+
+    async def clean(self) -> None:
+        """Wait until nothing of any request is left: the last byte of an answer may be read before that."""
+        await self.until(lambda: self.service_is_clean)
 
     @property
     def service_is_clean(self) -> bool:
@@ -85,7 +95,7 @@ async def running(
         try:
             await process.start()
             url = f"http://127.0.0.1:{process.port}"
-            async with httpx.AsyncClient(base_url=url, timeout=30.0) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
                 api = Api(process, fake, client, url)
                 await fake.until(lambda: bool(fake.received))
                 if ready:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from mstar_core.plugin.spec import ModelSpec
-from tests.api.conftest import Api, running
+from tests.api.conftest import LIMIT_S, Api, running
 from tests.fakes.conductor import Script
 
 
@@ -20,7 +20,7 @@ class LiveApi:
 
     def __init__(self, api: Api, loop: asyncio.AbstractEventLoop) -> None:
         self.url = api.url
-        self.client = httpx.Client(base_url=api.url, timeout=30)
+        self.client = httpx.Client(base_url=api.url, timeout=LIMIT_S)
         self._api = api
         self._loop = loop
 
@@ -28,7 +28,7 @@ class LiveApi:
         """It answers a good request, and nothing is held by any other."""
         answer = self.client.post("/generate", data={"text": "ok", "streaming": "false"})
         assert answer.status_code == 200, answer.text
-        asyncio.run_coroutine_threadsafe(self._api.until(lambda: self._api.service_is_clean), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(self._api.clean(), self._loop).result(LIMIT_S)
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def live_api(script: Script, model: ModelSpec, **changes: Any) -> Iterator[LiveA
 
     thread = threading.Thread(target=run, name="live-api")
     thread.start()
-    is_up.wait(60)
+    is_up.wait(LIMIT_S)
     try:
         if failed:
             raise failed[0]
@@ -63,6 +63,6 @@ def live_api(script: Script, model: ModelSpec, **changes: Any) -> Iterator[LiveA
         if started:
             started[0].client.close()
             started[0]._loop.call_soon_threadsafe(ends.set)
-        thread.join(30)
+        thread.join(LIMIT_S)
     if failed:
         raise failed[0]

@@ -79,7 +79,7 @@ async def test_roles_and_parts_reach_the_template_in_order(started: Started) -> 
             usage["prompt_tokens_details"]["image_tokens"] == 6 and usage["prompt_tokens_details"]["audio_tokens"] == 3
         )
         assert usage["completion_tokens"] == len(choice["message"]["content"])
-        assert api.service_is_clean
+        await api.clean()
 
 
 async def test_a_stream_tells_role_text_end_usage_and_done_in_that_order(started: Started) -> None:
@@ -117,7 +117,7 @@ async def test_stop_strings_end_the_text_before_them_across_tokens(started: Star
         await api.fake.until(lambda: [c.why for c in api.fake.cancels] == ["stop"] * 4)
         native = await api.client.post("/generate", data={"text": "x", "stop": "two", "streaming": "false"})
         assert base64.b64decode(native.json()["outputs"]["text"][0]["data"]) == b"one "
-        assert api.service_is_clean
+        await api.clean()
 
 
 async def test_text_that_only_begins_a_stop_string_is_sent_in_the_end(started: Started) -> None:
@@ -144,7 +144,7 @@ async def test_n_answers_have_seeds_of_their_own_and_one_usage(started: Started)
             mine = [e["choices"][0] for e in got if e["choices"][0]["index"] == index]
             assert [m["delta"].get("content") for m in mine] == ["", str(5 + index), None]
         assert api.process.pool.begun == 2, "a prompt is read once, however many answers it gets"
-        assert api.service_is_clean
+        await api.clean()
 
 
 async def test_one_answer_that_fails_ends_its_siblings(started: Started) -> None:
@@ -157,7 +157,7 @@ async def test_one_answer_that_fails_ends_its_siblings(started: Started) -> None
         answer = await api.client.post(PATH, json={**HI, "n": 3, "seed": 5})
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
         await api.fake.until(lambda: len(api.fake.cancels) == 2)
-        assert api.service_is_clean
+        await api.clean()
 
 
 async def test_a_group_is_cancelled_by_its_id_and_refused_while_in_flight(started: Started) -> None:
@@ -171,7 +171,7 @@ async def test_a_group_is_cancelled_by_its_id_and_refused_while_in_flight(starte
         assert (await api.client.post("/v1/requests/g/cancel")).json() == {"id": "g", "status": "cancelled"}
         answer = await first
         assert (answer.status_code, answer.json()["error"]["code"]) == (499, "cancelled")
-        assert api.service_is_clean
+        await api.clean()
 
 
 async def test_a_client_that_leaves_ends_every_answer(started: Started) -> None:
@@ -301,7 +301,7 @@ async def test_bad_bodies_name_their_field() -> None:
             error = answer.json()["error"]
             assert (answer.status_code, error["code"], error["param"]) == (status, code, param), (body, error)
         assert "assistant, developer, system, user" in (await role_error(api))
-        assert api.service_is_clean
+        await api.clean()
 
 
 async def role_error(api: Api) -> str:

@@ -40,7 +40,7 @@ def fetcher(
     answer: Callable[[httpx.Request], httpx.Response],
     *answers: Sequence[str],
     limit_bytes: int = 1000,
-    limit_s: float = 5,
+    limit_s: float = 60,
 ) -> Fetcher:
     _, resolve = resolver(*(answers or ([PUBLIC],)))
     return Fetcher(HOSTS, limit_bytes, resolve=resolve, transport=httpx.MockTransport(answer), limit_s=limit_s)
@@ -218,14 +218,15 @@ async def test_an_allowed_host_is_fetched_over_a_real_connection(started: Starte
     body = {
         "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"http://{host}/a"}}]}]
     }
-    async with server, started(echo, model=SPEC, remote_media=(host,)) as api:
-        refused = await api.client.post("/v1/chat/completions", json=body)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "remote_media_disabled")
     fetcher = Fetcher((host,), 10_000, may_connect=lambda address: address.is_loopback)
-    async with await asyncio.start_server(serve, "127.0.0.1", port), started(echo, model=SPEC, fetcher=fetcher) as api:
-        answer = await api.client.post("/v1/chat/completions", json=body)
-        assert answer.json()["choices"][0]["message"]["content"] == "<user>[image 9x7]<assistant>"
-        assert api.service_is_clean
+    async with server:  # for both, so that the port stays its own
+        async with started(echo, model=SPEC, remote_media=(host,)) as api:
+            refused = await api.client.post("/v1/chat/completions", json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "remote_media_disabled")
+        async with started(echo, model=SPEC, fetcher=fetcher) as api:
+            answer = await api.client.post("/v1/chat/completions", json=body)
+            assert answer.json()["choices"][0]["message"]["content"] == "<user>[image 9x7]<assistant>"
+            await api.clean()
 
 
 async def test_data_urls_need_no_permission(started: Started) -> None:

@@ -53,7 +53,7 @@ async def test_n_images_have_the_size_and_the_seeds_asked_for(started: Started) 
         last = api.fake.requests[-1].params
         assert (last["width"], last["height"], last["max_output_tokens"]) == (24, 16, 5)
         assert (await api.client.post(PAINT, json={"prompt": "x", "size": "auto"})).status_code == 200
-        assert api.service_is_clean
+        await api.clean()
 
 
 async def test_files_come_in_the_kind_asked_for_and_as_a_url(started: Started) -> None:
@@ -123,7 +123,7 @@ async def test_bad_requests_name_their_field() -> None:
         assert (json.status_code, json.json()["error"]["code"]) == (415, "unsupported_content_type")
         none = await api.client.post(EDIT, files={"prompt": (None, "x")})
         assert (none.status_code, none.json()["error"]["code"]) == (400, "missing_field")
-        assert api.service_is_clean
+        await api.clean()
 
 
 async def test_a_model_that_gives_no_image_is_an_error_and_no_empty_answer(started: Started) -> None:

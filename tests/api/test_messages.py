@@ -43,7 +43,13 @@ def lines_of(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def sound_of(answer: httpx.Response) -> bytes:
-    return b"".join(base64.b64decode(line["data"]) for line in lines_of(answer) if line["modality"] == "audio")
+    return b"".join(base64.b64decode(line["data"]) for line in lines_of(answer) if line.get("modality") == "audio")
+
+
+def code_of(answer: httpx.Response) -> str:
+    """The code of the error that ends an answer, or that is all of it."""
+    last = lines_of(answer)[-1]
+    return str((last["metadata"] if answer.status_code == 200 else last["error"])["code"])
 
 
 async def send(api: Api, number: int, **fields: str) -> httpx.Response:
@@ -94,21 +100,20 @@ async def test_a_lost_message_ends_its_request_by_the_deadline_and_no_other(
             fake.finish(request.handle, emitted=CHUNKS)
 
     async with started(script, max_concurrent_requests=MANY) as api:
+        whole = {number for number in range(1, MANY + 1) if number % (CHUNKS + 2) == CHUNKS + 1}
         begun = time.monotonic()
-        answers = await asyncio.gather(*(send(api, n, timeout_s="1.5") for n in range(1, MANY + 1)))
-        assert time.monotonic() - begun < 15
-        outcomes: Counter[str] = Counter()
+        answers = await asyncio.gather(
+            *(send(api, n, timeout_s="300" if n in whole else "1.5") for n in range(1, MANY + 1))
+        )
+        assert time.monotonic() - begun < 45, "one after the other they would take 78 s"
         for number, answer in enumerate(answers, start=1):
-            last = lines_of(answer)[-1]
-            if number % (CHUNKS + 2) == CHUNKS + 1:
-                assert last["modality"] == "done" and sound_of(answer) == wanted(10 * number)
+            if number in whole:
+                assert lines_of(answer)[-1]["modality"] == "done" and sound_of(answer) == wanted(10 * number)
             else:
-                assert last["metadata"]["code"] == "timeout", "never taken for whole"
+                assert code_of(answer) == "timeout", "never taken for whole"
                 assert wanted(10 * number).startswith(sound_of(answer)), "nothing after a gap"
-            outcomes[last["modality"]] += 1
         await clean(api)
-    assert outcomes.total() == MANY
-    record_property("requests_with_a_lost_message", outcomes["error"])
+    record_property("requests_with_a_lost_message", MANY - len(whole))
 
 
 async def test_an_id_that_comes_again_never_meets_words_of_its_former_life(started: Started) -> None:
@@ -158,7 +163,8 @@ async def test_a_cancel_at_any_moment_is_one_outcome_and_leaves_nothing(
         assert outcomes.total() == count and outcomes["cancelled"]
         told = Counter(cancel.handle for cancel in api.fake.cancels)
         assert set(told.values()) <= {1}, "the conductor hears of each at most once"
-        assert sound_of(await send(api, 1)) and api.service_is_clean
+        assert sound_of(await send(api, 1))
+        await clean(api)
     record_property("cancels", count)
 
 
@@ -166,18 +172,19 @@ async def test_a_clock_that_jumps_moves_no_deadline(started: Started, monkeypatc
     true = time.time
 
     async with started() as api:
-        whole = asyncio.create_task(send(api, 1, timeout_s="30"))
-        late = asyncio.create_task(send(api, 2, timeout_s="1"))
-        requests = {request.request_id: request for request in [await api.fake.next_request(n) for n in (1, 2)]}
         begun = time.monotonic()
+        late = asyncio.create_task(send(api, 2, timeout_s="1"))
+        whole = asyncio.create_task(send(api, 1, timeout_s="300"))
+        await api.fake.until(lambda: "r-1" in {request.request_id for request in api.fake.requests})
+        requests = {request.request_id: request for request in api.fake.requests}
         for number, jump_s in enumerate((3600, -3600, 7200, -7200, 0)):
             monkeypatch.setattr(time, "time", lambda jump_s=jump_s: true() + jump_s)
             chunk(api.fake, requests["r-1"], number)
             await asyncio.sleep(0.02)
         api.fake.finish(requests["r-1"].handle, emitted=CHUNKS)
         assert sound_of(await whole) == wanted(10)
-        assert lines_of(await late)[-1]["metadata"]["code"] == "timeout"
-        assert time.monotonic() - begun > 0.8, "not before its time"
+        assert code_of(await late) == "timeout"
+        assert time.monotonic() - begun >= 1, "not before its time"
         await clean(api)
 
 

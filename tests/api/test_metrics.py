@@ -36,7 +36,7 @@ async def test_every_metric_moves(started: Started) -> None:
         first = asyncio.create_task(api.client.post("/generate", data=GOOD))
         await api.fake.next_request(2)
         second = asyncio.create_task(api.client.post("/generate", data=GOOD))
-        await api.until(lambda: len(api.process.registry) == 2)
+        await api.until(lambda: [live.state for live in api.process.registry] == ["running", "queued"])
         assert (await api.client.post("/generate", data=GOOD)).status_code == 429
         api.fake.tell(
             Telemetry(name="worker-0", incarnation=0, values={"node.LLM.pages_used": 5, "node.LLM.batch_size": 2})

@@ -20,7 +20,7 @@ import numpy as np
 from mstar_core.api.body import sweep
 from mstar_core.messages.flow import Output, Outputs
 from mstar_core.messages.tensors import InlineTensor
-from tests.api.conftest import Started
+from tests.api.conftest import LIMIT_S, Started
 from tests.fakes import media
 from tests.fakes.conductor import echo, speak
 from tests.fakes.omni_model import SPEC
@@ -78,7 +78,8 @@ async def test_an_upload_that_the_disk_does_not_take_is_refused_and_others_go_on
             many = [{"name": "a", "data": "QUJD" * 600_000}]
             assert told(await api.client.post("/generate", json={"text": "x", "files": many})) == (503, "storage_full")
         assert told(await send(LARGE)) == (200, "")
-        assert api.service_is_clean and descriptors() <= before + 2
+        await api.clean()
+        await api.until(lambda: descriptors() <= before + 2)
     record_property("full_disk_tries", tries + 1)
 
 
@@ -105,12 +106,12 @@ async def test_an_answer_that_cannot_wait_on_the_disk_fails_alone(started: Start
         assert (last["modality"], last["metadata"]["code"]) == ("error", "storage_full")
         await api.until(lambda: api.service_is_clean)
         await api.fake.until(lambda: api.fake.live_loans == 0)
-        assert [cancel.handle for cancel in api.fake.cancels] == [request.handle]
+        await api.fake.until(lambda: [cancel.handle for cancel in api.fake.cancels] == [request.handle])
 
 
 def read_all(connection: socket.socket) -> bytes:
     """What comes until the end of the chunked body."""
-    connection.settimeout(20)
+    connection.settimeout(LIMIT_S)
     data = bytearray()
     while not data.endswith(b"0\r\n\r\n"):
         piece = connection.recv(1 << 16)
@@ -165,7 +166,8 @@ async def test_large_uploads_are_gone_however_their_request_ends(
         await api.fake.next_request(2)
         ends = [{"timeout_s": "0.2"}, {"temperature": "hot"}, {"request_id": "cancelled"}, {"request_id": "left"}]
         waiting = [asyncio.create_task(api.client.post("/generate", data={**form, **e}, files=file)) for e in ends]
-        await api.until(lambda: len(api.process.registry) == 3)
+        last = {"runs", "cancelled", "left"}  # the first two end by themselves
+        await api.until(lambda: {live.request_id for live in api.process.registry} == last)
         waiting[3].cancel()
         assert (await api.client.post("/v1/requests/cancelled/cancel")).status_code == 200
         assert [told(await task)[0] for task in waiting[:3]] == [504, 400, 499]

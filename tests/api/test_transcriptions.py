@@ -79,7 +79,7 @@ async def test_bad_requests_name_their_field() -> None:
         missing = await api.client.post(PATH, files={"model": (None, "fake")})
         assert (missing.status_code, missing.json()["error"]["code"]) == (400, "missing_field")
         assert (await api.client.post(PATH, json={})).status_code == 415
-        assert api.service_is_clean
+        await api.clean()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the client's model of usage is a union that ours is no member of

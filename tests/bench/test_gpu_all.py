@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from bench import gpu_all
-from bench.gpu_all import ROOT, Step, main, steps
+from bench.gpu_all import ROOT, Step, main, steps, tree_steps
 
 
 def test_every_step_names_a_program_that_is_there() -> None:
-    for name, step in steps().items():
+    for name, step in {**steps(), **tree_steps()}.items():
         program = step.words[0]
         if program == "-m":
             program = step.words[1].replace(".", "/") + ".py"
@@ -33,3 +33,18 @@ def test_a_step_that_fails_or_takes_too_long_is_told_and_the_others_run(
     assert "FAILED slow" in shown and "ended after 0.5 s" in shown
     assert "ok     good" in shown and (tmp_path / "good.json").is_file()
     assert main([str(tmp_path), "good"]) == 0
+
+
+def test_steps_of_another_tree_run_there_with_its_sources_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = tmp_path / "tree"
+    (tree / "plugins" / "one" / "src").mkdir(parents=True)
+    (tree / "plugins" / "one" / "src" / "mstar_orpheus.py").write_text("print('the other')")
+    made = {"tree_tests": Step(words=("-c", "import mstar_orpheus"), limit_s=60, is_other=True)}
+    monkeypatch.setattr(gpu_all, "tree_steps", lambda: made)
+    assert main([str(tmp_path / "out"), "tree_tests", "--tree", str(tree)]) == 0
+    assert (tmp_path / "out" / "tree_tests.log").read_text() == "the other\n"
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "out"), "tree_tests"])
+    assert "--tree" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,17 @@ import pytest
 import torch
 
 from bench.families.clock import family
+from bench.families.films import checkpoint_shapes
 from bench.families.policy import Acting, Place, checkpoint_modules, floors, observation, random_modules
 from bench.families.robots import write_checkpoint
+from bench.families.sections import Sections
+from bench.families.timeline import Span, told
 from bench.families.world import encode_operations, step_seconds
+from bench.serving.figures import Figures
 from mstar_pi05.sizes import Sizes, Tower, Vision
 from mstar_vjepa2.facts import ENCODERS, RELEASED_AC
-from tests.runtime.deployment import REPO, free_port
+from tests.fakes.ports import free_port
+from tests.runtime.deployment import REPO
 
 pytestmark = pytest.mark.timeout(300)
 H100 = {"product_per_s": 780e12, "copy_bytes_per_s": 3.0e12}
@@ -65,13 +71,63 @@ def test_the_policy_at_its_server(tmp_path: Path) -> None:
 
 
 def test_the_world_model(tmp_path: Path) -> None:
-    words = ("--clips", "1", "2", "--frames", "1", "2", "--repeats", "3", "--rollout", "3:1:4", "2:3:2")
+    words = (
+        "--clips", "1", "2", "--frames", "1", "2", "--repeats", "3", "--seconds", "0.1", "--cached", "2",
+        "--rollout", "3:1:4", "2:3:2", "--profiled", "2:3:2",
+    )  # fmt: skip
     report = measured(tmp_path / "vjepa2.json", "bench.gpu_vjepa2", *words)
-    names = {"tiny_clips_2", "tiny_share_of_bound_1", "frames_captured_2", "frames_plain_1"}
+    names = {"tiny_clips_2", "tiny_share_of_bound_1", "frames_captured_2", "frames_plain_1", "attention_pages_cached_2"}
     names |= {f"rollout_steps_{kind}_context_3_candidates_1_steps_4" for kind in ("captured", "plain")}
     assert names <= set(report["metrics"])
-    counters = report["rollouts"]["captured_context_2_candidates_3_steps_2"]["counters"]["ac_predictor"]
+    sections = report["sections"]
+    counters = sections["rollout_captured_context_2_candidates_3_steps_2"]["result"]["counters"]["ac_predictor"]
     assert counters["graph_hits"] > 3
+    for name in ("tiny_profile", "profile_captured_context_2_candidates_3_steps_2"):
+        profile = sections[name]["result"]
+        assert profile["launches"] > 10 and profile["slowest"] and profile["idle_s"] >= 0
+
+
+def test_video_models_at_their_server(tmp_path: Path) -> None:
+    words = ("--part", "server", "--alone", "2", "--clients", "2", "--each", "1", "--port", str(free_port()))
+    report = measured(tmp_path / "server.json", "bench.gpu_vjepa2", *words)
+    sections, metrics = report["sections"], report["metrics"]
+    assert not any("error" in section for section in sections.values())
+    kinds = {"vjepa2": ("video_mean", "pixels_mean", "pixels_all"),
+             "vjepa2_ac": ("steps", "last_frame", "candidates_4", "candidates_12")}  # fmt: skip
+    for model, names in kinds.items():
+        assert not sections[f"server_{model}"]["result"]["held"]
+        for name in names:
+            label = f"server_{model}_{name}"
+            assert metrics[f"{label}_alone"]["n"] == metrics[f"{label}_clients_2"]["n"] == 2
+            assert 0 < metrics[f"{label}_alone_first"]["min"] <= metrics[f"{label}_alone"]["max"]
+
+
+def test_a_section_that_fails_leaves_the_others_and_its_cause(tmp_path: Path) -> None:
+    report: dict[str, Any] = {}
+    sections = Sections(report, Figures(), tmp_path / "out.json")
+    assert sections.run("bad", lambda: 1 // 0) is None and sections.run("good", lambda: {"made": 3}) == {"made": 3}
+    written = json.loads((tmp_path / "out.json").read_text())["sections"]
+    assert "ZeroDivisionError" in written["bad"]["error"] and written["good"]["result"] == {"made": 3}
+    assert sections.failed == ["bad"]
+
+
+def test_a_timeline_tells_gaps_and_what_overlaps() -> None:
+    us = 1e-6
+    spans = [Span(0, 10 * us, "gemm_a"), Span(5 * us, 12 * us, "copy_b"), Span(40 * us, 50 * us, "gemm_a")]
+    found = told(spans)
+    assert found["span_s"] == pytest.approx(50 * us) and found["busy_s"] == pytest.approx(22 * us)
+    assert [(gap["after"], gap["before"]) for gap in found["gaps"]] == [("copy_b", "gemm_a")]
+    assert found["slowest"][0] == {"name": "gemm_a", "s": pytest.approx(20 * us), "calls": 2}
+    assert found["gaps_us"] == {"2": 1, "5": 1, "20": 1, "100": 0} and told([]) == {"launches": 0}
+
+
+@pytest.mark.parametrize("model", ["vjepa2", "vjepa2_ac"])
+def test_checkpoints_of_the_video_models_have_every_published_tensor(model: str) -> None:
+    """By shapes alone: the released ones take gigabytes."""
+    found = checkpoint_shapes(model)
+    assert sum(math.prod(shape) for shape in found.values()) == {
+        "vjepa2": 303_885_312 + 22_086_016, "vjepa2_ac": 1_012_173_952 + 305_220_992,
+    }[model]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["random", "checkpoint"])

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.deployment import REPO, free_port
+from bench.serving.deployment import Plan, Served
+from tests.fakes.ports import free_port
+from tests.runtime.deployment import REPO
 
 pytestmark = pytest.mark.timeout(240)
 SMALL = (
@@ -86,6 +88,25 @@ def test_conditions_and_ratios_stand_beside_the_figures(measured: tuple[dict[str
     assert report["compare"]["settings"] == ["kv_cache.prefix_cache=false"]
     assert "ids_per_s_streams_3" in report["compare"]["ratios"]
     assert "| load | n |" in printed and "| median | base |" in printed
+
+
+def test_another_tree_comes_first_on_the_path_of_every_process(tmp_path: Path) -> None:
+    (tmp_path / "plugins" / "mstar-orpheus" / "src").mkdir(parents=True)
+    plan = Plan(model="orpheus:tiny", device="cpu", port=1, root=tmp_path, tree=tmp_path)
+    paths = Served(plan).environment()["PYTHONPATH"].split(os.pathsep)
+    assert paths[:2] == [str(tmp_path), str(tmp_path / "plugins" / "mstar-orpheus" / "src")]
+
+
+def test_a_deployment_that_does_not_start_leaves_the_figures_of_the_others(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    done = subprocess.run(
+        [sys.executable, "bench/gpu_server.py", "--tiny", "--device", "cpu", "--port", str(free_port()), "--closed",
+         "1:1", "--open", "", "--burst", "", "--ids", "30", "--compare", "no_such_key=1", "--out", str(out)],
+        cwd=REPO, env={**os.environ, "PYTHONPATH": str(REPO)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    report = json.loads(out.read_text())
+    assert done.returncode == 1 and report["errors"] == {"changed_deployment": 1}, done.stderr[-3000:]
+    assert report["metrics"]["first_audio_streams_1"]["n"] == 1 and report["compare"]["error"]
 
 
 def test_a_file_of_figures_is_printed_again(measured: tuple[dict[str, Any], str], tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ class FakeDeployment:
     def cancels(self) -> list[CancelRequest]:
         return self.of(CancelRequest)
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Wait until a message made `condition` true."""
         if condition():
             return

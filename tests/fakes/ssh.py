@@ -1,7 +1,7 @@
 """Plays the system's ssh for one machine: runs commands here, and forwards a socket with real relays.
 
 Understands what mstarctl types: `ssh -N OPTIONS -L LOCAL:REMOTE -- HOST` and `ssh -- HOST COMMAND`. Host `nowhere`
-refuses the login. Run as a program; $FAKE_SSH_LOG gets each call's words.
+refuses the login. Run as a program; $FAKE_SSH_LOG gets each call's words, $FAKE_SSH_LOG.pid the last one's process.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ def main() -> None:
     words = sys.argv[1:]
     with Path(os.environ["FAKE_SSH_LOG"]).open("a", encoding="utf-8") as log:
         log.write(json.dumps(words) + "\n")
+    Path(f"{os.environ['FAKE_SSH_LOG']}.pid").write_text(str(os.getpid()))
     options, (host, *command) = words[: words.index("--")], words[words.index("--") + 1 :]
     if host.endswith("nowhere"):
         print("ssh: connect to host nowhere port 22: No route to host", file=sys.stderr)
@@ -34,6 +35,7 @@ def main() -> None:
 def forward(local: str, remote: str) -> None:
     """Relay every connection until killed."""
     with socket.socket(socket.AF_UNIX) as server:
+        Path(local).unlink(missing_ok=True)
         server.bind(local)
         server.listen()
         while True:

@@ -139,6 +139,20 @@ def passes(cuda: torch.device, rows: int, cached: int) -> None:
     assert out.shape == query.shape and torch.isfinite(out).all() and not out[rows * tokens :].any()
 
 
+def reads(cuda: torch.device, rows: int, cached: int) -> None:
+    """Attention of passes that only read, as captured flow steps use it: shared out where rows are few."""
+    from mstar_core.engine.attention.reading import PagedFixedReads
+
+    page, most, tokens = 37, 8, 7
+    tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)[:, ::-1].copy()
+    pool = torch.randn(tables.size + 1, 2, page, 2, 64, device=cuda, dtype=torch.bfloat16)
+    fixed = PagedFixedReads([pool], page, PassShape(rows=rows + 1, tokens=tokens, pages=most, writes=False))
+    fixed.prepare(np.arange(rows, dtype=np.int64), np.arange(rows, dtype=np.int64) + cached, tables)
+    query, key, value = torch.randn(3, (rows + 1) * tokens, 2, 64, device=cuda, dtype=torch.bfloat16).unbind()
+    out = fixed.attend(0, query, key, value)
+    assert out.shape == query.shape and torch.isfinite(out).all()
+
+
 def fixed_rows(cuda: torch.device, rows: int, cached: int) -> None:
     """A decode step over fixed shapes, as it is captured, without the graph around it."""
     module, page, most = WideLM(vocab=1001).to(cuda, torch.bfloat16), 16, 16
@@ -165,6 +179,8 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "prompts-long": lambda cuda: prompts(cuda, (129, 65), (17, 0), 300),
     "passes-few": lambda cuda: passes(cuda, 2, 0),
     "passes-many": lambda cuda: passes(cuda, 150, 75),
+    "reads-few": lambda cuda: reads(cuda, 2, 0),
+    "reads-many": lambda cuda: reads(cuda, 70, 150),
     "rows-1": lambda cuda: fixed_rows(cuda, 1, 0),
     "rows-5": lambda cuda: fixed_rows(cuda, 5, 130),
     "rows-19": lambda cuda: fixed_rows(cuda, 19, 15),

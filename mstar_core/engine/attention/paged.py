@@ -150,13 +150,15 @@ class PagedFixedSegments:
 class PagedFixedPasses:
     """Attention of one bucket of passes that append: every token of a row sees all of the row.
 
-    One kernel, or two where the tiles are too few to fill the chip.
+    One kernel, or two where the tiles are too few to fill the chip. shares: by how many programs each tile's keys are
+    taken; None: by as many as fill the chip.
     """
 
-    def __init__(self, pools: list[Tensor], page_size: int, shape: PassShape) -> None:
+    def __init__(self, pools: list[Tensor], page_size: int, shape: PassShape, shares: int | None = None) -> None:
         self._pools = pools
         self._page_size = page_size
         self._shape = shape
+        self._shares = shares
         self._tiles = -(-shape.tokens // PASS_BLOCK)
         tiles = shape.rows * self._tiles
         fields = {
@@ -204,7 +206,7 @@ class PagedFixedPasses:
         append(pool, self._page_size, fields["places"], key, value)
         heads, width = query.shape[1:]
         factor = (width**-0.5 if scale is None else scale) * _LOG2E
-        shares = shares_of(shape.rows * self._tiles, heads)
+        shares = self._shares or shares_of(shape.rows * self._tiles, heads)
         if shares > 1:
             return attend_shared(
                 query, pool, fields, factor, self._page_size, shape.pages, block=PASS_BLOCK, keys=KEYS, shares=shares

@@ -111,8 +111,9 @@ def test_the_robots_differ_in_horizon_and_width() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("action_horizons", 50), ("action_horizon", 0), ("action_dim", 33), ("max_num_steps", 101), ("robot", "arx"),
-        ("robot", 3), ("resize", "fast"), ("vision_dtype", "float16"),
+        ("action_horizons", 50), ("action_horizon", 0), ("action_dim", 33), ("max_num_steps", 101),
+        ("expected_num_steps", [21]), ("expected_num_steps", 10), ("robot", "arx"), ("robot", 3),
+        ("resize", "fast"), ("vision_dtype", "float16"),
         ("state_in_prompt", "yes"), ("pad_state", 1), ("adapt_to_pi", "no"),
         ("default_prompt", 4), ("norm_stats", 7), ("delta_actions", True),
     ],

@@ -75,7 +75,7 @@ class Robot:
             "noise": json.dumps(golden.inputs["noise"][item].tolist()), "return_normalized": "true", **fields,
         }  # fmt: skip
         answer = httpx.post(
-            f"{self.server.url}/generate", data=given, files=files or arrays(golden.images(item).numpy()), timeout=60,
+            f"{self.server.url}/generate", data=given, files=files or arrays(golden.images(item).numpy()), timeout=120,
             headers={"accept": "application/x-mstar-frames"},
         )  # fmt: skip
         assert answer.status_code == 200, answer.text
@@ -162,7 +162,7 @@ def test_noise_and_images_may_be_arrays_of_a_file(robot: Robot, golden: Any) -> 
     given = {"text": " ".join(f"t{each}" for each in golden.prompt(1).tolist()[1:]), "return_normalized": "true"}
     answer = httpx.post(
         f"{robot.server.url}/generate", data={**given, "num_steps": str(golden.steps), "output_format": "npy"},
-        files=files, headers={"accept": "application/x-mstar-frames"}, timeout=60,
+        files=files, headers={"accept": "application/x-mstar-frames"}, timeout=120,
     )  # fmt: skip
     header, data = frames(answer.content)["action"]
     check(np.load(io.BytesIO(data)), golden, 1)

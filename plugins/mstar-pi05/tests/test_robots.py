@@ -25,6 +25,7 @@ from mstar_core.plugin.observation import packed, unpacked
 from tests.runtime.deployment import REPO, Deployment, Served
 
 HORIZON, DIM = 10, 8
+LIMIT_S = 120.0
 METADATA = {"reset_pose": [0.0, -1.5, 1.5, 0.0]}
 PI05 = Served(
     model="pi05", plugin="pi05", nodes=("vit_encoder", "LLM"),
@@ -60,13 +61,13 @@ def observation(**changes: Any) -> dict[str, Any]:
 def opened(server: Deployment, query: str = "") -> Iterator[ClientConnection]:
     """A connection whose greeting is read."""
     address = f"ws://127.0.0.1:{server.port}/v1/robot/policy{query}"
-    with connect(address, compression=None, max_size=None) as socket:
+    with connect(address, compression=None, max_size=None, open_timeout=LIMIT_S) as socket:
         assert told(socket) == METADATA
         yield socket
 
 
 def told(socket: ClientConnection) -> Any:
-    message = socket.recv(30)
+    message = socket.recv(LIMIT_S)
     assert isinstance(message, bytes), message
     return unpacked(message)
 
@@ -86,7 +87,7 @@ def test_a_robot_gets_the_actions_that_generate_gives(server: Deployment) -> Non
     cameras = [seen["observation/exterior_image_1_left"], seen["observation/wrist_image_left"]]
     state = [*seen["observation/joint_position"].tolist(), 0.25]
     whole = httpx.post(
-        f"{server.url}/generate", timeout=60, files=[("files", ("a.png", png(each))) for each in cameras],
+        f"{server.url}/generate", timeout=LIMIT_S, files=[("files", ("a.png", png(each))) for each in cameras],
         data={"text": seen["prompt"], "robot_state": json.dumps(state), "seed": "7", "num_steps": "5",
               "output_format": "json", "streaming": "false"},
     ).json()  # fmt: skip
@@ -110,10 +111,10 @@ def test_a_robot_gets_the_actions_that_generate_gives(server: Deployment) -> Non
 def test_a_wrong_observation_is_told_by_its_key(change: dict[str, Any], said: str, server: Deployment) -> None:
     with opened(server) as socket:
         socket.send(packed(observation(**change)))
-        text = socket.recv(30)
+        text = socket.recv(LIMIT_S)
         assert isinstance(text, str) and said in text
         with pytest.raises(ConnectionClosed):
-            socket.recv(30)
+            socket.recv(LIMIT_S)
         assert socket.close_code == 1011
 
 
@@ -140,6 +141,8 @@ def test_the_example_runs(server: Deployment, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(png(picture(number)))
     words = ("base.png", "wrist.png", "pick up the block", f"ws://127.0.0.1:{server.port}")
     command = [sys.executable, str(REPO / "examples" / "robot.py"), *words]
-    done = subprocess.run(command, cwd=tmp_path, env=server.environment(), text=True, capture_output=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=server.environment(), text=True, capture_output=True, timeout=LIMIT_S
+    )
     assert done.returncode == 0 and done.stdout.count(f"{HORIZON} steps in") == 3, done.stderr
     assert "reset_pose" in done.stdout

@@ -88,6 +88,8 @@ def test_a_rollout_starts_from_one_frame(processor: Processor) -> None:
     assert shapes(many) == {PIXELS: (1, 3, CROP, CROP), "state": (7,), "actions": (5, ROOM, 7)}
     own = ask(processor, picture(), **{**rolling(2, 5), "states": [[POSE]] * 5})
     assert shapes(own)["state"] == (5, 7)
+    one = ask(processor, picture(), **{**rolling(3, 1), "states": [[POSE]]})
+    assert shapes(one) == shapes(made), "one candidate is a request of one row, however it is written"
 
 
 def test_a_shorter_horizon_cuts_the_actions(processor: Processor) -> None:

@@ -176,6 +176,6 @@ def test_the_examples_run(name: str, base_server: Server, ac_server: Server, tmp
         (tmp_path / file).write_bytes(part.data)
     server, files = (base_server, ["clip.mp4"]) if name == "encode" else (ac_server, ["start.png", "goal.png"])
     words = [sys.executable, str(EXAMPLES / f"{name}.py"), *files, server.deployment.url]
-    said = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60).stdout
+    said = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120).stdout
     wanted = {"encode": "4 times, 4 rows, 4 columns", "rollout": "nearest at the end", "plan": "action 1: move"}
     assert wanted[name] in said

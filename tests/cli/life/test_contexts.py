@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import stat
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mstar_core.errors import ExitCode
+from mstar_core.errors import ExitCode, Unreachable
+from mstarctl.client.admin import AdminClient
+from mstarctl.client.contexts import Context
+from mstarctl.client.tunnel import forwarded
 from mstarctl.start.launch import Started, wait_ready
 
 Cli = Callable[..., Any]
@@ -86,10 +92,10 @@ def test_verbs_reach_a_deployment_of_another_host_and_a_socket_by_its_path(
 ) -> None:
     started = start()
     wait_ready(started, lambda snapshot: None)
-    socket = str(Path(started.spec.run_dir) / "admin.sock")
-    assert tool("--socket", socket, "ps", "-o", "json").items[0]["name"] == "fake"
-    assert tool("--socket", socket, "drain", "other").code == ExitCode.NOT_FOUND
-    assert tool("--socket", socket, "-c", "local", "drain").code == ExitCode.USAGE
+    admin = str(Path(started.spec.run_dir) / "admin.sock")
+    assert tool("--socket", admin, "ps", "-o", "json").items[0]["name"] == "fake"
+    assert tool("--socket", admin, "drain", "other").code == ExitCode.NOT_FOUND
+    assert tool("--socket", admin, "-c", "local", "drain").code == ExitCode.USAGE
     gone = tool("--socket", str(tmp_path / "none.sock"), "drain")
     assert gone.code == ExitCode.UNREACHABLE
 
@@ -102,7 +108,7 @@ def test_verbs_reach_a_deployment_of_another_host_and_a_socket_by_its_path(
     assert (wrong.code, "did you mean 'fake'?" in wrong.err) == (ExitCode.NOT_FOUND, True)
 
     # With the socket's place there is nothing to ask for: one ssh a verb.
-    tool("context", "add", "fixed", "--ssh", "ana@gpu7", "--socket", socket)
+    tool("context", "add", "fixed", "--ssh", "ana@gpu7", "--socket", admin)
     far = ("-c", "fixed")
     calls = len(ssh())
     kinds = [json.loads(line)["type"] for line in tool(*far, "events", "-o", "json").out.splitlines()]
@@ -129,3 +135,52 @@ def test_a_host_that_is_not_there_is_unreachable_with_what_ssh_said(
     for name in ("far", "fixed"):
         said = tool("-c", name, "drain")
         assert (said.code, "No route to host" in said.err) == (ExitCode.UNREACHABLE, True), said.err
+
+
+def test_a_connection_that_breaks_is_made_again_without_a_question(
+    ssh: Callable[[], list[list[str]]], tmp_path: Path
+) -> None:
+    there = tmp_path / "there.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(there))
+        server.listen()
+        with forwarded(Context(name="gpu7", ssh="ana@gpu7"), str(there)) as local:
+            os.kill(int((tmp_path / "ssh.log.pid").read_text()), signal.SIGKILL)
+            until(lambda: len(ssh()) == 2 and reaches(local, server))
+            words = ssh()
+    assert len(words) == 2 and "BatchMode=yes" in words[1] and "BatchMode=yes" not in words[0]
+    assert not local.parent.exists()
+    pid = int((tmp_path / "ssh.log.pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def reaches(local: Path, server: socket.socket) -> bool:
+    """Whether a connection to `local` comes out at the server, which answers it. The old ssh may still take some."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5)
+        server.settimeout(5)
+        try:
+            client.connect(str(local))
+            accepted, _ = server.accept()
+            with accepted:
+                accepted.sendall(b"here")
+            return client.recv(4) == b"here"
+        except OSError:
+            return False
+
+
+def until(holds: Callable[[], bool], limit_s: float = 20.0) -> None:
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_what_a_broken_connection_is_called(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable) as raised:
+        AdminClient(tmp_path / "s", "orpheus", through="gpu7").head()
+    assert raised.value.title == "the connection to 'gpu7' is broken"
+    with pytest.raises(Unreachable) as raised:
+        AdminClient(tmp_path / "s", "orpheus").head()
+    assert raised.value.title == "deployment 'orpheus' does not answer"

@@ -22,6 +22,7 @@ MODEL_KWARGS: Final[Mapping[str, Any]] = {
     "action_horizon": None,
     "action_dim": None,
     "max_num_steps": 20,
+    "expected_num_steps": None,
     "state_in_prompt": True,
     "pad_state": False,
     "norm_stats": None,
@@ -42,12 +43,14 @@ T = TypeVar("T")
 class Deployment:
     """Checked options. horizon: None is the checkpoint's. is_delta: per action, whether it is added to the state.
 
+    expected_num_steps: flow steps of requests that a GPU prepares for before it is ready.
     metadata: what robots' clients are told when they connect.
     """
 
     horizon: int | None = None
     action_dim: int = ACTION_WIDTH
     max_num_steps: int = 20
+    expected_num_steps: tuple[int, ...] = (10,)
     state_in_prompt: bool = True
     pads_state: bool = False
     norm_stats: str | None = None
@@ -74,7 +77,8 @@ def read_deployment(model_kwargs: Mapping[str, Any]) -> Deployment:
     return Deployment(
         horizon=_number(given, "action_horizon", LONGEST_HORIZON, None),
         action_dim=_number(given, "action_dim", ACTION_WIDTH, robot.actions if robot else ACTION_WIDTH),
-        max_num_steps=_number(given, "max_num_steps", MOST_STEPS, 20),
+        max_num_steps=(most := _number(given, "max_num_steps", MOST_STEPS, 20)),
+        expected_num_steps=_numbers(given, "expected_num_steps", most, (min(10, most),)),
         state_in_prompt=_flag(given, "state_in_prompt", True),
         pads_state=_flag(given, "pad_state", False),
         norm_stats=_text(given, "norm_stats"),
@@ -113,6 +117,15 @@ def _number(given: Mapping[str, Any], key: str, most: int, default: T) -> int | 
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise _wrong(key, value, f"a whole number from 1 to {most}")
     return value
+
+
+def _numbers(given: Mapping[str, Any], key: str, most: int, default: tuple[int, ...]) -> tuple[int, ...]:
+    value = given[key]
+    if value is None:
+        return default
+    if not isinstance(value, list | tuple):
+        raise _wrong(key, value, f"a list of whole numbers from 1 to {most}, such as [10]; [] for none")
+    return tuple(sorted({_number({key: each}, key, most, 0) for each in value}))
 
 
 def _flag(given: Mapping[str, Any], key: str, default: bool) -> bool:

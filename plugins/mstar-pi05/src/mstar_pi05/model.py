@@ -13,6 +13,7 @@ from mstar_pi05.checkpoint import read_sizes
 from mstar_pi05.deployment import read_deployment
 from mstar_pi05.policy import Policy
 from mstar_pi05.siglip import Cameras
+from mstar_pi05.sizes import fitted
 from mstar_pi05.weights import CAMERAS, POLICY, building, load
 
 if TYPE_CHECKING:
@@ -29,15 +30,16 @@ class Pi05:
         if ctx.folder is None:
             raise WeightsError("pi05 has no checkpoint folder", hint="start it with --weights DIR, or start pi05:tiny")
         self._ctx = ctx
-        self._sizes = read_sizes(ctx.folder)
-        self._files = Checkpoint.find(ctx.folder)
         self._deployment = read_deployment(ctx.model_kwargs)
+        self._sizes = fitted(read_sizes(ctx.folder), self._deployment.horizon)
+        self._files = Checkpoint.find(ctx.folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
         """Build `LLM` in the context's dtype, or `vit_encoder` in its own, with weights, on the context's device."""
         match node.name:
             case "LLM":
                 policy = self.policy()
+                policy.expected_steps = self._deployment.expected_num_steps
                 policy.settle(self._deployment.max_num_steps)
                 return policy
             case "vit_encoder":

@@ -24,7 +24,7 @@ from mstar_pi05.deployment import MODEL_KWARGS, Deployment, read_deployment
 from mstar_pi05.graph import build
 from mstar_pi05.params import Params
 from mstar_pi05.program import pi05
-from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS, Sizes
+from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS, Sizes, fitted
 from mstar_pi05.statistics import find_statistics
 
 PLUGIN_API = 1
@@ -93,9 +93,7 @@ def bind(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any])
     Raises WeightsError for files of the checkpoint and ConfigError for options, unknown statistics among them.
     """
     deployment = read_deployment(model_kwargs)
-    sizes = read_sizes(folder)
-    if deployment.horizon is not None:
-        sizes = replace(sizes, horizon=deployment.horizon)
+    sizes = fitted(read_sizes(folder), deployment.horizon)
     if folder is not None:
         find_statistics(folder, deployment.norm_stats)
     return replace(spec(sizes, deployment), model_kwargs={**MODEL_KWARGS, **model_kwargs})

@@ -7,6 +7,7 @@ share one, and so do flow steps of requests at different steps.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -16,17 +17,22 @@ from mstar_core.layers import Rotary, RotarySpec
 from mstar_pi05.expert import Expert, Modulation
 from mstar_pi05.flow import TimeMLP, TimeTable, distinct_times
 from mstar_pi05.gemma import Language
+from mstar_pi05.rehearsals import of_policy
 from mstar_pi05.sizes import ACTION_WIDTH
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.kv_view import KVView
+    from mstar_core.engine.rehearsal import Rehearsal
     from mstar_pi05.sizes import Sizes
 
 
 class Policy(nn.Module):
-    """Both transformers over one cache. action_dim: values of an action that the robot takes."""
+    """Both transformers over one cache. action_dim: values of an action that the robot takes.
+
+    expected_steps: numbers of flow steps to be ready for before the first request.
+    """
 
     host_outputs: Final = ("robot_actions",)
 
@@ -42,6 +48,8 @@ class Policy(nn.Module):
         self.rotary = Rotary(RotarySpec(width=sizes.language.head_dim, base=sizes.rope_base))
         self.table: TimeTable | None = None
         self.action_dim = action_dim
+        self.expected_steps: tuple[int, ...] = ()
+        self._sizes = sizes
 
     def forward(
         self,
@@ -89,6 +97,10 @@ class Policy(nn.Module):
         modulation = Modulation(self.table, rows, self.language.embed_tokens.weight.dtype)
         hidden: Tensor = self.expert(self.action_in_proj(actions), modulation, kv, self.rotary(positions))
         return hidden
+
+    def rehearsals(self) -> Sequence[Rehearsal]:
+        """See Rehearses: flows of the expected numbers of steps."""
+        return of_policy(self._sizes, self.expected_steps)
 
     def tabulate(self, times: Tensor, rows: Tensor) -> None:
         """Make the table of these times: float32 [times]. rows: see `TimeTable`."""

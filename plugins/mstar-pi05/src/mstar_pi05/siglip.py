@@ -14,11 +14,13 @@ from torch import nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from mstar_core.engine.inner_graphs import InnerGraphs
+from mstar_pi05.rehearsals import of_cameras
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.captured import Captures
+    from mstar_core.engine.rehearsal import Rehearsal
     from mstar_pi05.sizes import Sizes, Vision
 
 
@@ -130,11 +132,16 @@ class Cameras(nn.Module):
         self.tower = Tower(sizes.vision, sizes.layer_norm_eps)
         self.projector = nn.Linear(sizes.vision.width, sizes.language.width)
         self._rounds = rounds
+        self._sizes = sizes
         self._replayed = InnerGraphs(self.vectors, CAPTURED)
 
     def capture(self, captures: Captures) -> None:
         """Run the tower by graphs from now on."""
         self._replayed = InnerGraphs(self.vectors, CAPTURED, captures)
+
+    def rehearsals(self) -> Sequence[Rehearsal]:
+        """See Rehearses."""
+        return of_cameras(self._sizes)
 
     def idle(self) -> bool:
         """Capture what is still missing, one bucket at a time. True when more is left."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 ACTION_WIDTH: Final = 32
@@ -71,3 +71,8 @@ class Sizes:
     vision: Vision = field(default_factory=Vision)
     language: Tower = VARIANTS["gemma_2b"]
     expert: Tower = VARIANTS["gemma_300m"]
+
+
+def fitted(sizes: Sizes, horizon: int | None) -> Sizes:
+    """The sizes with a deployment's horizon, where it has one of its own."""
+    return sizes if horizon is None else replace(sizes, horizon=horizon)

@@ -56,6 +56,8 @@ def read_trajectories(params: ActionParams, facts: ActionFacts, *, is_planning: 
     if params.state_mode == "given" and not is_planning:
         found.arrays["states"] = _cut(states, past, steps)
     _check_rows(found.arrays, params.candidates)
+    if params.candidates == 1:  # a request of one row has no axis of rows
+        found.arrays.update({name: _only(value, 1 if name == "state" else 2) for name, value in found.arrays.items()})
     cameras = _cameras(params, facts, past + steps)
     if cameras is not None:
         found.arrays["extrinsics"] = _cut(cameras, past, steps)
@@ -145,6 +147,11 @@ def _common(value: Array, name: str) -> Array:
             )
         value = value[0]
     return np.ascontiguousarray(value)
+
+
+def _only(value: Array, rank: int) -> Array:
+    """The values of the one candidate, without an axis of candidates."""
+    return value[0] if value.ndim > rank else value
 
 
 def _cut(value: Array, start: int, count: int) -> Array:
