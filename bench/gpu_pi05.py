@@ -1,9 +1,12 @@
 """Pi0.5 on one GPU: random weights in the official shapes, made there. Engines by themselves, then the whole server.
 
-Run from the repository root: `python -m bench.gpu_pi05 [--out FILE]`. Prints JSON: seconds from a request's submission
-to its actions on the host at the engines, by number of requests; the parts (cameras, prefix, flow) with their floors
-from this device's own ceilings; where device time goes by family of kernel; then HTTP client to actions at batch 1 and
-answers per second at saturation. `--tiny --device cpu` does the same with the miniature, to try the measurement.
+Run from the repository root: `python -m bench.gpu_pi05 [--out FILE]`. Writes JSON, after each section, and prints it:
+seconds from a request's submission to its actions on the host at the engines, by number of requests; answers per second
+of clients that ask again at once; the parts (cameras, prefix, flow) with their floors from this device's own ceilings,
+and the kernels and gaps of each; then HTTP client to actions at batch 1 and answers per second at saturation. Each
+attention backend is measured in turn: in flows `torch` gathers and copies keys, `flashinfer` reads them in place.
+A section that fails leaves its traceback and the others run; the exit code is 1. `--tiny --device cpu` does the
+same with the miniature, to try the measurement.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,10 +25,12 @@ from typing import Any
 
 import torch
 
-from bench.families.clock import by_family, ceilings, timed
+from bench.families.clock import ceilings, timed
 from bench.families.policy import Acting, Observation, Place, checkpoint_modules, floors, observation, random_modules
 from bench.families.robots import Load, served
-from bench.serving.figures import ROOT, Figures, head, write
+from bench.families.sections import Sections
+from bench.families.timeline import timeline
+from bench.serving.figures import ROOT, Figures, head
 from mstar_core.engine.device import prepare_device
 from mstar_pi05.sizes import Sizes
 from mstar_pi05.tiny import write_tiny
@@ -35,47 +40,56 @@ PROMPT = 60
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, write, print."""
     options = read_options()
     begun, figures, scratch = head(), Figures(), Path(tempfile.mkdtemp(prefix="mp-", dir="/tmp"))
     report: dict[str, Any] = {
         **begun,
-        "model": "pi05:tiny" if options.tiny else "pi05, official shapes, random weights",
-    }
+        "model": "pi05:tiny" if options.tiny else "pi05, official shapes, random weights", "prompt_ids": PROMPT,
+    }  # fmt: skip
+    sections = Sections(report, figures, options.out)
     try:
         if "engines" in options.part:
-            report["engines"] = engines(options, figures, scratch)
+            engines(options, sections, scratch)
         if "server" in options.part:
-            report["server"] = server(options, figures, scratch)
+            server(options, sections, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    report["metrics"] = figures.summary()
-    if options.out:
-        write(report, figures.samples, options.out)
+    sections.save()
     print(json.dumps(report, indent=1), flush=True)
-    return 0
+    return int(bool(sections.failed))
 
 
 # -- the engines by themselves ---------------------------------------------------------------------------------------
 
 
-def engines(options: argparse.Namespace, figures: Figures, scratch: Path) -> dict[str, Any]:
-    """Every precision of the tower in turn, captured, and the first one without graphs."""
+def engines(options: argparse.Namespace, sections: Sections, scratch: Path) -> None:
+    """Every precision of the tower, captured; the first with each attention backend, and once without graphs."""
     device = torch.device(options.device)
     prepare_device(device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     size = {"size": 256, "copied_bytes": 1 << 20} if options.tiny else {}
-    rates, found = ceilings(device, **size), dict[str, Any]()
+    rates = sections.run("ceilings", partial(ceilings, device, **size))
     for vision in options.vision:
-        place = Place(
-            device=device, dtype=dtype, vision=vision, attention=options.attention, requests=max(options.batch) + 1
-        )
-        sizes, modules = _modules(options, place, scratch)
-        for is_captured in (True, False) if vision == options.vision[0] else (True,):
-            acting = Acting(sizes, modules, replace(place, is_captured=is_captured))
-            label = f"{vision}_{'captured' if is_captured else 'plain'}"
-            found[label] = _one_place(acting, label, options, figures, rates)
-    return {"ceilings": rates, "prompt_ids": PROMPT, "places": found}
+        place = Place(device=device, dtype=dtype, vision=vision, requests=max(*options.batch, options.clients) + 1)
+        made: dict[str, Any] = {}
+        sections.run(f"{vision}_modules", partial(_make, made, "modules", partial(_modules, options, place, scratch)))
+        if "modules" not in made:
+            continue
+        is_first = vision == options.vision[0]
+        ways = [(name, True) for name in (options.attention if is_first else options.attention[:1])]
+        for attention, is_captured in [*ways, (options.attention[0], False)] if is_first else ways:
+            here = replace(place, attention=attention, is_captured=is_captured)
+            label = f"{vision}_{attention}_{'captured' if is_captured else 'plain'}"
+            sections.run(f"{label}_engines", partial(_make, made, "acting", partial(_acting, made["modules"], here)))
+            if "acting" in made:
+                with torch.inference_mode():
+                    OnePlace(made.pop("acting"), label, options, sections).measure(rates)
+
+
+def _make(into: dict[str, Any], name: str, make: Callable[[], Any]) -> None:
+    """Make what later sections need; it is no result."""
+    into[name] = make()
 
 
 def _modules(options: argparse.Namespace, place: Place, scratch: Path) -> tuple[Sizes, dict[str, torch.nn.Module]]:
@@ -84,67 +98,121 @@ def _modules(options: argparse.Namespace, place: Place, scratch: Path) -> tuple[
     return Sizes(), random_modules(Sizes(), place)
 
 
-def _one_place(
-    acting: Acting, label: str, options: argparse.Namespace, figures: Figures, rates: Mapping[str, float]
-) -> dict[str, Any]:
-    device, sizes, repeats = acting.place.device, acting.sizes, options.repeats
-    prompt = 8 if options.tiny else PROMPT
-    rows = {size: [observation(sizes, 3, prompt, seed=n) for n in range(size)] for size in options.batch}
-    _warm(acting, list(rows.values()))
-    for size, seen in rows.items():
-        samples = timed(partial(acting.act, *seen), device, repeats)
-        figures.add(f"engines_{label}_rows_{size}", samples)
-        figures.add(f"engines_{label}_chunks_per_s_rows_{size}", [size / value for value in samples], "1/s")
-    two = observation(sizes, 2, prompt)
-    _warm(acting, [[two]])
-    figures.add(f"engines_{label}_two_cameras", timed(lambda: acting.act(two), device, repeats))
-    parts = _parts(acting, rows[options.batch[0]][0], repeats)
-    for name, samples in parts.items():
-        figures.add(f"part_{label}_{name}", samples)
-    one = rows[options.batch[0]]
-    return {
-        "floors_s": floors(sizes, 3, prompt, 10, rates), "counters": acting.counters(),
-        "profile": by_family(lambda: acting.act(*one), device),
-    }  # fmt: skip
+def _acting(modules: tuple[Sizes, dict[str, torch.nn.Module]], place: Place) -> Acting:
+    return Acting(*modules, place)
 
 
-def _warm(acting: Acting, groups: list[list[Observation]]) -> None:
-    """Let every kind of batch run plainly, capture what it needs, and run again."""
-    for seen in groups:
-        acting.act(*seen)
-    acting.turner.capture()
-    for seen in groups:
-        acting.act(*seen)
+class OnePlace:
+    """The sections of one precision, attention backend and way to run."""
 
+    def __init__(self, acting: Acting, label: str, options: argparse.Namespace, sections: Sections) -> None:
+        self.acting = acting
+        self.label = label
+        self.options = options
+        self.sections = sections
+        self.prompt = 8 if options.tiny else PROMPT
 
-def _parts(acting: Acting, seen: Observation, repeats: int) -> dict[str, list[float]]:
-    """Cameras, prefix and flow one after the other, each begun on an idle device and waited for."""
-    turner, device = acting.turner, acting.place.device
-    found: dict[str, list[float]] = {"cameras": [], "prefix": [], "flow": []}
-    for _ in range(repeats):
-        with torch.inference_mode():
-            handle = acting.submit(seen, is_flowing=False)
-            found["cameras"] += timed(partial(turner.once, "vit_encoder"), device, 1, warm=0)
-            found["prefix"] += timed(turner.run, device, 1, warm=0)
+    def measure(self, rates: dict[str, float] | None) -> None:
+        """Every section, the most wanted ones first."""
+        for size in self.options.batch:
+            self._run(f"rows_{size}", partial(self.rows, size))
+        self._run("parts", partial(self.parts, rates))
+        for name in ("cameras", "prefix", "flow", "request"):
+            self._run(f"profile_{name}", partial(self.profile, name))
+        self._run("two_cameras", self.two_cameras)
+        self._run("saturation", self.saturation)
+
+    def _run(self, name: str, section: Any) -> None:
+        self.sections.run(f"{self.label}_{name}", section)
+        self.acting.end()  # what a section that failed left open
+
+    def rows(self, size: int) -> dict[str, Any]:
+        """So many requests of three cameras at once."""
+        seen = [observation(self.acting.sizes, 3, self.prompt, seed=n) for n in range(size)]
+        self._warm(*seen)
+        samples = self._timed(partial(self.acting.act, *seen))
+        self._add(f"engines_{self.label}_rows_{size}", samples)
+        self._add(f"engines_{self.label}_chunks_per_s_rows_{size}", [size / value for value in samples], "1/s")
+        return {"counters": self.acting.counters()}
+
+    def two_cameras(self) -> None:
+        """One request of two cameras."""
+        seen = observation(self.acting.sizes, 2, self.prompt)
+        self._warm(seen)
+        self._add(f"engines_{self.label}_two_cameras", self._timed(partial(self.acting.act, seen)))
+
+    def saturation(self) -> dict[str, Any]:
+        """Clients that ask again at once: answers per second between a quarter of them and all."""
+        clients, answers = self.options.clients, 8 * self.options.clients
+        seen = observation(self.acting.sizes, 3, self.prompt)
+        for _ in range(2):
+            self.acting.saturate(seen, clients, 2 * clients)
+            self.acting.turner.capture()
+        before = self.acting.counters()
+        came = self.acting.saturate(seen, clients, answers)
+        after, begun = self.acting.counters(), answers // 4
+        rate = (answers - begun) / (came[-1] - came[begun - 1])
+        self._add(f"engines_{self.label}_chunks_per_s_clients_{clients}", [rate], "1/s")
+        return {"before": before, "after": after}
+
+    def parts(self, rates: dict[str, float] | None) -> dict[str, Any]:
+        """Cameras, prefix and flow one after the other, each begun on an idle device and waited for."""
+        seen = observation(self.acting.sizes, 3, self.prompt)
+        self._warm(seen)
+        for _ in range(self.options.repeats):
+            for name, run in self._begin(seen).items():
+                self._add(f"part_{self.label}_{name}", timed(run, self.acting.place.device, 1, warm=0))
+            self.acting.end()
+        return {} if rates is None else {"floors_s": floors(self.acting.sizes, 3, self.prompt, 10, rates)}
+
+    def profile(self, name: str) -> dict[str, Any]:
+        """Kernels and gaps of one part, or of a whole request."""
+        seen, device = observation(self.acting.sizes, 3, self.prompt), self.acting.place.device
+        self._warm(seen)
+        if name == "request":
+            return timeline(partial(self.acting.act, seen), device)
+        found: dict[str, Any] = {}
+        for part, run in self._begin(seen).items():
+            found = timeline(run, device) if part == name else (run(), found)[1]
+        return found
+
+    def _begin(self, seen: Observation) -> dict[str, Any]:
+        """The parts of one request, to be run in order."""
+        acting, turner = self.acting, self.acting.turner
+        handle = acting.submit(seen, is_flowing=False)
+
+        def flow() -> None:
             acting.flow(handle, seen)
-            found["flow"] += timed(turner.run, device, 1, warm=0)
-        acting.end()
-    return found
+            turner.run()
+
+        return {"cameras": partial(turner.once, "vit_encoder"), "prefix": turner.run, "flow": flow}
+
+    def _warm(self, *seen: Observation) -> None:
+        """Let this kind of batch run plainly, capture what it needs, and run again."""
+        self.acting.act(*seen)
+        self.acting.turner.capture()
+        self.acting.act(*seen)
+
+    def _timed(self, run: Any) -> list[float]:
+        return timed(run, self.acting.place.device, self.options.repeats)
+
+    def _add(self, name: str, samples: list[float], unit: str = "s") -> None:
+        self.sections.figures.add(name, samples, unit)
 
 
 # -- the whole server ------------------------------------------------------------------------------------------------
 
 
-def server(options: argparse.Namespace, figures: Figures, scratch: Path) -> dict[str, Any]:
+def server(options: argparse.Namespace, sections: Sections, scratch: Path) -> None:
     """`mstarctl up pi05`, and robots that ask over HTTP."""
-    weights = None
-    if not options.tiny:
-        weights = options.folder or scratch / "pi05"
-        if not weights.exists():
-            command = [sys.executable, "-m", "bench.families.robots", str(weights)]
-            subprocess.run(command, cwd=ROOT, check=True)
+    weights = None if options.tiny else options.folder or scratch / "pi05"
+    if weights is not None and not weights.exists():
+        command = [sys.executable, "-m", "bench.families.robots", str(weights)]
+        made: dict[str, Any] = {}
+        sections.run("checkpoint", partial(_make, made, "it", partial(subprocess.run, command, cwd=ROOT, check=True)))
+        if not made:
+            return
     load = Load(alone=options.alone, clients=options.clients, each=options.each, side=224 if not options.tiny else 28)
-    found = {}
     for vision in options.vision:
         root = scratch / f"run-{vision}"
         root.mkdir()
@@ -153,11 +221,11 @@ def server(options: argparse.Namespace, figures: Figures, scratch: Path) -> dict
             f"max_concurrent_requests={max(options.clients + 1, 4)}",
             *(("kv_cache.tokens=32768",) if not options.tiny else ()),
         )
-        found[vision] = served(
-            load, model="pi05:tiny" if options.tiny else "pi05", device=options.device, port=options.port, root=root,
-            weights=weights, settings=settings, figures=figures, label=vision,
+        run = partial(
+            served, load, model="pi05:tiny" if options.tiny else "pi05", device=options.device, port=options.port,
+            root=root, weights=weights, settings=settings, figures=sections.figures, label=vision,
         )  # fmt: skip
-    return found
+        sections.run(f"server_{vision}", run)
 
 
 def read_options() -> argparse.Namespace:
@@ -165,7 +233,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="*", default=["engines", "server"], choices=("engines", "server"))
     parser.add_argument("--vision", nargs="*", default=["bfloat16", "tf32", "float32"], help="the tower's precisions")
-    parser.add_argument("--attention", default=None, help="backend of the cache; default flashinfer, torch on the CPU")
+    parser.add_argument("--attention", nargs="*", help="backends of the cache; default both, on the CPU torch")
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 4, 8], help="requests at once at the engines")
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--alone", type=int, default=60, help="requests one after the other at the server")
@@ -177,7 +245,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=18124)
     parser.add_argument("--out", type=Path, help="the file of figures; raw samples go beside it")
     options = parser.parse_args()
-    options.attention = options.attention or ("flashinfer" if options.device == "cuda" else "torch")
+    options.attention = options.attention or (["flashinfer", "torch"] if options.device == "cuda" else ["torch"])
     return options
 
 

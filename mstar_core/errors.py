@@ -171,6 +171,7 @@ class Duplicate(RequestError):
 class Overloaded(RequestError):
     """The queue is full. Facts: retry_after_s."""
 
+    exit_code = ExitCode.UNREACHABLE
     status = 429
     code = "queue_full"
 
@@ -180,6 +181,7 @@ class Overloaded(RequestError):
 
 
 class Cancelled(RequestError):
+    exit_code = ExitCode.INTERRUPTED
     status = 499
     code = "cancelled"
 

@@ -104,8 +104,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     ("Nodes", (
         Panel("Step", "s", both("mstar_step_seconds", "node"), "Time of a step, from launch to result."),
         Panel("Steps", "ops", ((rate("mstar_step_seconds_count", "node"), "{{node}}"),), "Steps a second."),
-        Panel("Batch", "short", ((mean("mstar_step_rows", "node"), "{{node}}"),
-                                 (quantile(0.99, "mstar_step_rows", "node"), "{{node}} p99")), "Rows of a step."),
+        Panel("Batch", "short", ((mean("mstar_step_rows", "node"), "{{node}} mean"),
+                                 (f"sum by (node) (mstar_batch_size{JOB})", "{{node}} last")), "Rows of a step."),
         Panel("Cache pages in use", "percentunit",
               (('sum by (node) (mstar_kv_pages{job=~"$job", state="used"}) / '
                 'sum by (node) (mstar_kv_pages{job=~"$job", state="total"})', "{{node}}"),),

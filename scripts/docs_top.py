@@ -23,6 +23,7 @@ from mstarctl.top.view import Link, View
 ROOT = Path(__file__).resolve().parent.parent
 RECORDING = ROOT / "tests" / "top" / "recordings" / "qwen3_omni.mstar.gz"
 SIZE = (120, 34)
+SMALL = ((80, 24), (40, 12))
 
 
 def keys() -> str:
@@ -39,7 +40,7 @@ def keys() -> str:
     return "\n".join(["| | key | does | where |", "| --- | --- | --- | --- |", *rows])
 
 
-def screen(page: str) -> str:
+def screen(page: str, size: tuple[int, int] = SIZE) -> str:
     """One screen as SVG, at the end of the recording."""
     session, view = replayed()
     state = State(page=page)
@@ -48,7 +49,7 @@ def screen(page: str) -> str:
     if page == "request":
         key = next(key for key, r in view.store.requests.items() if "audio" in r.outputs and r.audio_s > 3)
         state = replace(state, request=key, trace=Asking(None, session).trace(view.store.requests[key], view.t))
-    return svg(compose(view, state, *SIZE, hints(page)).lines, title="mstarctl top qwen3_omni")
+    return svg(compose(view, state, *size, hints(page)).lines, title="mstarctl top qwen3_omni")
 
 
 def hints(page: str) -> list[Hint]:
@@ -72,4 +73,8 @@ TOP_PARTS: dict[str, Callable[[], str]] = {"top-keys": keys}
 TOP_FILES: dict[str, Callable[[], str]] = {
     f"docs/images/top-{page}.svg": lambda page=page: screen(page)  # type: ignore[misc]  # bound in the loop
     for page in ("overview", "graph", "request", "ranks")
+}
+TOP_FILES |= {
+    f"docs/images/top-overview-{size[0]}x{size[1]}.svg": lambda size=size: screen("overview", size)  # type: ignore[misc]
+    for size in SMALL
 }

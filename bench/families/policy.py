@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,8 @@ from mstar_core.graph import NodeSpec
 from mstar_core.graph.nodes import Attend, from_param
 from mstar_core.layers.packing import pack
 from mstar_core.plugin.model import ModelContext
+from mstar_core.worker.scheduler import FairShare
+from mstar_core.worker.steps import Steps
 from mstar_pi05.checkpoint import read_sizes
 from mstar_pi05.graph import build
 from mstar_pi05.model import Pi05
@@ -160,6 +163,34 @@ class Acting:
             found = [self.turner.done[self._flows[int(h)]].outputs["robot_actions"].cpu() for h in self._open]
         self.end()
         return found
+
+    def saturate(self, seen: Observation, clients: int, answers: int) -> list[float]:
+        """So many clients that ask again at once, until so many answers came. Returns when each came, in seconds.
+
+        Steps are launched and collected as a worker does it, the next message of a client costs nothing.
+        """
+        runners = self.turner.runners
+        steps = Steps(runners=runners, scheduler=FairShare(runners), lookahead=int(self.place.device.type == "cuda"))
+        for _ in range(clients):
+            self.submit(seen)
+        start, came = time.perf_counter(), list[float]()
+        while len(came) < answers or self._open:
+            launched, count = steps.launch(), steps.collected
+            for result in steps.collect(launched):
+                self.turner.take(result)
+            for handle in [each for each in self._open if self._flows.get(int(each), 0) in self.turner.done]:
+                came.append(time.perf_counter() - start)
+                self._finish(handle)
+                if len(came) + len(self._open) < answers:
+                    self.submit(seen)
+            if steps.count and not launched and steps.collected == count:
+                steps.wait(lambda: False)
+        return came
+
+    def _finish(self, handle: Handle) -> None:
+        self.turner.close(handle)
+        self._open.remove(handle)
+        del self.turner.done[self._flows.pop(int(handle))]
 
     def end(self) -> None:
         """Close every request."""

@@ -66,7 +66,7 @@ class Served:
             self.end()
             raise RuntimeError(f"the deployment did not start: exit {code}\n{self.last_words()}")
         socket = self.plan.root / NAME / "admin.sock"
-        self._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=10)
+        self._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=60)
         head = self.snapshot()
         self.pids = {name: child["pid"] for name, child in head["children"].items()}
         return self
@@ -82,7 +82,7 @@ class Served:
             self._client.close()
         down = [sys.executable, "-m", "mstarctl", "down", "--all", "--now"]
         subprocess.run(
-            down, env=self.environment(), cwd=self.plan.tree, check=False, timeout=60, stdout=subprocess.DEVNULL
+            down, env=self.environment(), cwd=self.plan.tree, check=False, timeout=120, stdout=subprocess.DEVNULL
         )
 
     def environment(self) -> dict[str, str]:
@@ -110,7 +110,7 @@ class Served:
         """Telemetry as of the last report of each process; at most a tenth of a second old."""
         return {name: float(value) for name, value in self.snapshot()["values"].items()}
 
-    def fresh_values(self, limit_s: float = 1.5) -> dict[str, float]:
+    def fresh_values(self, limit_s: float = 10.0) -> dict[str, float]:
         """Telemetry right after a worker's report. A worker that idles reports once a second: sums lag by that much."""
         before, end = _of_workers(self.values()), time.monotonic() + limit_s
         while _of_workers(now := self.values()) == before and time.monotonic() < end:
@@ -119,7 +119,7 @@ class Served:
 
     def metrics(self) -> dict[str, float]:
         """The api's own counters, by series with labels."""
-        text = httpx.get(f"http://127.0.0.1:{self.plan.port}/metrics", timeout=10).text
+        text = httpx.get(f"http://127.0.0.1:{self.plan.port}/metrics", timeout=60).text
         lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in lines}
 
@@ -147,7 +147,7 @@ class Served:
         found = {name: value for name, value in values.items() if value and name.endswith(HELD)}
         return found | {name: value for name, value in values.items() if value and name.startswith("conductor.load.")}
 
-    def wait_clean(self, limit_s: float = 10.0) -> dict[str, float]:
+    def wait_clean(self, limit_s: float = 30.0) -> dict[str, float]:
         """Wait until nothing is held. Returns what still is at the end of the limit."""
         end = time.monotonic() + limit_s
         while (found := self.held()) and time.monotonic() < end:

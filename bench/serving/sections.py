@@ -27,6 +27,7 @@ BUFFERS_S: Final = (0.0, 0.1)
 """How long a player may wait after the first sound before it begins."""
 
 GAP_S: Final = 0.1
+COUNTED_S: Final = 30.0
 T = TypeVar("T")
 GOOD_FIRST_S: Final = 0.5
 """The objective of goodput: first audio within this time, and no silence with the longest start buffer."""
@@ -92,7 +93,7 @@ class Run:
             held = self.served.wait_clean()
             after = self.served.resident_bytes()
         grown = {name: after[name] - before[name] for name in after if not name.endswith(" most")}
-        left = plan.requests - round(handled(self.served.metrics()) - counted)
+        left = self._unaccounted(counted + plan.requests)
         facts |= {"outcomes": dict(outcomes), "held": held, "grown_bytes": grown, "unaccounted": left}
         self.figures.add("storm_requests_per_s", [(plan.requests - warm) / wall_s], "1/s")
         self.figures.add("storm_held", [float(len(held))], "1")
@@ -100,6 +101,13 @@ class Run:
         for name, size in grown.items():
             self.figures.add(f"storm_growth_per_10000_{name}", [size * 1e4 / max(1, plan.requests - warm)], "B")
         self.errors.update({code: n for code, n in outcomes.items() if code not in ("", "left")})
+
+    def _unaccounted(self, total: float) -> int:
+        """Requests that the api has not counted, once it had time to see that their clients went away."""
+        end = time.monotonic() + COUNTED_S
+        while (left := round(total - handled(self.served.metrics()))) and time.monotonic() < end:
+            time.sleep(TELEMETRY_S)
+        return left
 
     def _blow(self, plan: Storm, part: int, requests: int, outcomes: Counter[str]) -> float:
         part_of = replace(plan, requests=requests, seed=plan.seed + part)

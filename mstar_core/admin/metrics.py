@@ -130,12 +130,12 @@ class Collector:
         yield _filled("mstar_node_waiting", _by_rank(nodes, "waiting"))
         yield _filled("mstar_node_busy", _by_rank(nodes, "busy"))
         yield _filled("mstar_node_steps_per_second", _by_rank(nodes, "steps_s"))
-        quantiles = {
-            (node.name, str(node.rank), share): None if ms is None else ms / 1000
+        percentiles = {
+            (node.name, str(node.rank), percent): None if ms is None else ms / 1000
             for node in nodes
-            for share, ms in (("0.5", node.step_p50_ms), ("0.99", node.step_p99_ms))
+            for percent, ms in (("50", node.step_p50_ms), ("99", node.step_p99_ms))
         }
-        yield _filled("mstar_node_step_seconds", quantiles)
+        yield _filled("mstar_node_step_seconds", percentiles)
         pages = {
             (node.name, str(node.rank), state): getattr(node, f"pages_{state}")
             for node in nodes

@@ -83,6 +83,7 @@ def deployment(view: DeploymentView) -> dict[str, Any]:
         "versions": spec.versions,
         "transport": spec.transport,
         "unused": list(spec.unused),
+        "cautions": list(spec.cautions),
     }
 
 

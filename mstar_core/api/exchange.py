@@ -15,7 +15,7 @@ from sanic.exceptions import BadRequest, PayloadTooLarge
 from sanic.response import HTTPResponse
 
 from mstar_core.api.body import SKIPPED_BYTES, BodyLimits, read_pieces
-from mstar_core.api.chunked import ChunkedBody
+from mstar_core.api.chunked import LARGE_BYTES, ChunkedBody
 from mstar_core.api.cors import cors_headers
 from mstar_core.api.errors import Stalled
 from mstar_core.api.ids import check_request_id, new_request_id, trace_id_of, unescaped
@@ -24,9 +24,6 @@ from mstar_core.errors import RequestError, TooLarge
 from mstar_core.observe.logs import REQUEST_ID
 
 JSON = "application/json; charset=utf-8"
-TURN_BYTES = 16 * 1024
-"""From this size on a write gives others their turn, as one that need not wait would let one stream starve them."""
-
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER on, for no time: closing sends a reset and frees the send buffer."""
 
@@ -113,12 +110,13 @@ class Exchange:
         """Send some bytes of a streamed answer, headers first. Raises Stalled when the client does not read them."""
         if self._body is None or not data or not self._body.write(data):
             await self._send(data, content_type, limit_s)
-        if len(data) >= TURN_BYTES:
-            await asyncio.sleep(0)
+        if len(data) >= LARGE_BYTES:
+            await asyncio.sleep(0)  # a write that need not wait would let one stream starve the others
 
     async def _send(self, data: bytes, content_type: str, limit_s: float | None) -> None:
         if self._stream is None:
             self._stream = await self.request.respond(status=200, headers=self.all_headers, content_type=content_type)
+        self.flush()
         is_head = not self.has_begun
         self.has_begun = True
         stall_s = self.service.deployment.api.stall_timeout_s
@@ -128,11 +126,17 @@ class Exchange:
         except TimeoutError:
             raise Stalled("the client does not read its answer", hint=f"nothing was taken for {stall_s:g} s") from None
         if is_head:
-            self._body = ChunkedBody.begun(self.request)
+            self._body = ChunkedBody.begun(self.request, self.service.burst)
 
     async def end(self) -> None:
         """End a streamed answer well."""
+        self.flush()
         await self._stream.eof()
+
+    def flush(self) -> None:
+        """Write what the body holds back for the loop's next turn."""
+        if self._body is not None:
+            self._body.flush()
 
     def abort(self, *, drops: bool = False) -> None:
         """Cut the connection, so that nobody takes a part for the whole.
@@ -143,6 +147,7 @@ class Exchange:
         transport: Any = self.request.transport
         if transport is None or transport.is_closing():
             return
+        self.flush()
         if drops:
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         transport.abort()

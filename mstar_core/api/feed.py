@@ -20,13 +20,19 @@ PREPARE: Final = "prepare"
 ADMISSION: Final = "admission"
 """Steps of the api, named as nodes are in spans."""
 
+PROGRESS_S: Final = 0.5
+"""How often a request that only makes more of the same is told of: a line of it costs as much as sending a chunk."""
+
 PENDING: Final = 4096
 """Ended requests, and spans, that are kept until the next batch."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Watched:
-    """One live request. prepared, admitted: when its input was ready and when it got a slot; 0.0 before."""
+    """One live request. prepared, admitted: when its input was ready and when it got a slot; 0.0 before.
+
+    due: when its progress is told next.
+    """
 
     live: Live
     inputs: list[str]
@@ -36,6 +42,17 @@ class Watched:
     prepared: float = 0.0
     admitted: float = 0.0
     told: RequestNews | None = None
+    due: float = 0.0
+
+    def is_due(self, state: str, now: float) -> bool:
+        """Whether something may be new that is worth telling now."""
+        told, presenter = self.told, self.presenter
+        if told is None or told.state != state:
+            return True
+        if presenter is None:
+            return False  # most of a long queue: nothing can be new
+        is_first = told.ttft_s is None and presenter.first_at is not None
+        return is_first or (told.ttfa_s is None and presenter.first_sound_at is not None) or now >= self.due
 
 
 @dataclass(slots=True)
@@ -76,7 +93,7 @@ class Feed:
     def shown(self, live: Live, presenter: Presenter, prompt_tokens: int) -> None:
         """Its answer goes through this presenter."""
         watched = self._watched[live.handle]
-        watched.presenter, watched.prompt_tokens = presenter, prompt_tokens
+        watched.presenter, watched.prompt_tokens, watched.due = presenter, prompt_tokens, 0.0
 
     def ended(self, live: Live, status: str, code: str) -> None:
         """It is over. status: finished, failed or cancelled; code: of its error."""
@@ -101,11 +118,12 @@ class Feed:
         """News and spans since the last call. What was told before and is as it was is left out."""
         news, self._ended = self._ended, []
         spans, self._spans = self._spans, []
+        now = self.clock()
         for watched in self._watched.values():
             state = STATES.get(watched.live.state, watched.live.state)
-            if watched.told is not None and watched.presenter is None and watched.told.state == state:
-                continue  # most of a long queue: nothing can be new
-            made = self._news(watched, state)
+            if not watched.is_due(state, now):
+                continue
+            made, watched.due = self._news(watched, state), now + PROGRESS_S
             if made != watched.told:
                 watched.told = made
                 news.append(made)

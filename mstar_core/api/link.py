@@ -33,7 +33,7 @@ from mstar_core.messages.life import (
 )
 from mstar_core.messages.requests import CancelRequest, NewRequest, RequestFailed, RequestFinished
 from mstar_core.messages.telemetry import RequestNews, Span
-from mstar_core.messages.tensors import TensorRef
+from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.child import SUPERVISOR, ChildLife
 from mstar_core.transport import Courier, Mailbox, Malformed, OutboxLimits, loan_of, open_transport
@@ -247,7 +247,9 @@ class Link:
             self._metrics.late.inc()
             return
         try:
-            array = self._tensors.copy(output.ref)
+            # What came in the message is this message's own: it need not be copied to be kept.
+            is_inline = isinstance(output.ref, InlineTensor)
+            array = self._tensors.get(output.ref) if is_inline else self._tensors.copy(output.ref)
         except MstarError as error:
             log.error("an output of %s could not be read: %s", worker, error)
             live.fail(EngineError("an output was lost", node=worker))

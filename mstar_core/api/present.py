@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
+import numpy as np
 from prometheus_client import Histogram
 
 from mstar_core.api.metrics import Metrics
@@ -20,6 +21,7 @@ from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
 
 AT_ONCE_BYTES: Final = 1 << 20
+PCM16: Final = np.dtype("<i2")
 RAW: Final = NumberForm()
 
 Postprocess = Callable[[Array, str], Awaitable[tuple[bytes, dict[str, Any]]]]
@@ -84,16 +86,24 @@ class Presenter:
         """Sound that went out."""
         return self.samples / self.rate if self.rate else 0.0
 
-    async def chunks(self, item: Item) -> list[Chunk]:
-        """The chunks of one item; none when its text completes no character."""
-        self._note(item.modality)
-        made, facts = await self._made(item), self._facts.get(item.modality)
-        return made if not facts else [replace(chunk, metadata={**chunk.metadata, **facts}) for chunk in made]
+    async def chunks(self, items: Sequence[Item]) -> list[Chunk]:
+        """The chunks of some items; none of one whose text completes no character."""
+        chunks: list[Chunk] = []
+        for item in items:
+            now = self._clock()
+            self._note(item.modality, now)
+            if item.modality == "audio" and item.array.dtype == PCM16:
+                made = [self._sound(item.array.tobytes(), {}, now)]
+            else:
+                made = await self._made(item)
+            facts = self._facts.get(item.modality)
+            chunks += made if not facts else [replace(each, metadata={**each.metadata, **facts}) for each in made]
+        return chunks
 
     async def _made(self, item: Item) -> list[Chunk]:
         match item.modality:
             case "audio":
-                return [await self._audio(item)]
+                return [self._sound(*await self._postprocess(widened(item), "audio"), self._clock())]
             case "text":
                 return self._text(item)
             case "action" | "scalar" | "tensor":
@@ -124,12 +134,7 @@ class Presenter:
             data, metadata = packed(item, self._numbers)
         return Chunk(modality=item.modality, data=data, metadata=metadata)
 
-    async def _audio(self, item: Item) -> Chunk:
-        extra: Mapping[str, Any] = {}
-        if item.array.dtype == "<i2":
-            data = item.array.tobytes()
-        else:
-            data, extra = await self._postprocess(widened(item), "audio")
+    def _sound(self, data: bytes, extra: Mapping[str, Any], now: float) -> Chunk:
         samples = len(data) // (2 * self.channels)
         metadata = {
             **extra,
@@ -138,7 +143,7 @@ class Presenter:
             "samples": samples,
             "offset_samples": self.samples,
         }
-        self._note_playback()
+        self._note_playback(now)
         self.samples += samples
         self._metrics.audio_seconds.inc(samples / self.rate if self.rate else 0)
         return Chunk(modality="audio", data=data, metadata=metadata)
@@ -163,8 +168,7 @@ class Presenter:
             pieces.append(stops.push(detokenizer.push([value])))
         return [Chunk(modality="text", data=piece.encode()) for piece in pieces if piece]
 
-    def _note(self, modality: str) -> None:
-        now = self._clock()
+    def _note(self, modality: str, now: float) -> None:
         before = self._last.get(modality)
         if before is None:
             self._gaps[modality] = self._metrics.chunk_gap_s.labels(modality)
@@ -176,8 +180,7 @@ class Presenter:
         if modality == "audio" and self.first_sound_at is None:
             self.first_sound_at = now
 
-    def _note_playback(self) -> None:
-        now = self._clock()
+    def _note_playback(self, now: float) -> None:
         if not self.samples:
             self._started_playing = now
         elif self.rate:

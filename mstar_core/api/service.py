@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from mstar_core.api.admission import Admission, Held, Place
 from mstar_core.api.call import Call
+from mstar_core.api.chunked import Burst
 from mstar_core.api.errors import Stalled, reply_of
 from mstar_core.api.feed import Feed
 from mstar_core.api.fetch import Fetcher
@@ -78,7 +79,7 @@ class Session:
             if left <= 0:
                 raise timed_out(self.live)
             items = await self._outbox.take(min(pace, left))
-            chunks = [chunk for item in items for chunk in await self.presenter.chunks(item)]
+            chunks = await self.presenter.chunks(items) if items else []
             self._note_first(items[0].modality if items else "")
             self._ending = self._outbox.ending
             if self.presenter.is_stopped:
@@ -100,6 +101,7 @@ class Session:
             self._service.model, self.presenter, prompt_tokens=prompt, cached_tokens=self._ending.cached_tokens,
             counts=self._ending.counts, media=media,
         )  # fmt: skip
+        usage |= self._inputs.usage
         warnings = self.warnings
         if "audio" in self.call.outputs and not self.presenter.samples:
             warnings = (*warnings, "the answer is too short for any sound; the audio is empty")
@@ -167,6 +169,7 @@ class Service:
         self.fetcher = fetcher
         self.limits = media_limits(api)
         self._detokenizer = detokenizer
+        self.burst = Burst()
         self.feed = Feed(clock, lambda: f"all {self.admission.slots} slots are taken")
         self.feed.on_end = metrics.ended
         link.gauges, link.news = self._gauges, self.feed.take

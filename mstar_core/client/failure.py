@@ -31,6 +31,8 @@ EXIT_CODES: Final[Mapping[int, ExitCode]] = {
     401: ExitCode.REFUSED,
     403: ExitCode.REFUSED,
     404: ExitCode.NOT_FOUND,
+    429: ExitCode.UNREACHABLE,
+    499: ExitCode.INTERRUPTED,
     503: ExitCode.UNREACHABLE,
     504: ExitCode.TIMED_OUT,
 }

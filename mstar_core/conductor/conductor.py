@@ -135,8 +135,9 @@ class Conductor:
         tokens = self._max_seq_len if limit is None else min(self._max_seq_len, message.prompt_tokens + int(limit))
         rows = 1
         for wish in (wish for run in request.partitions.values() for wish in run.wanted):
-            if wish.row_tokens and wish.rows > rows:
-                rows, tokens = wish.rows, wish.rows * wish.row_tokens
+            kept = self._kept_by_a_row(wish)
+            if kept and wish.rows > rows:
+                rows, tokens = wish.rows, wish.rows * kept
         opened = OpenRequest(
             handle=message.handle,
             params=message.params,
@@ -148,6 +149,14 @@ class Conductor:
         )
         for rank in sorted(request.homes.ranks):
             self._send.send(worker_name(rank), opened)
+
+    def _kept_by_a_row(self, wish: Run) -> int:
+        """Tokens that each row of a run keeps beside those that all share; 0 where they take turns."""
+        if not wish.row_passes:
+            return wish.row_tokens
+        _, walk = self.spec.walk(wish.walk)
+        each = [use.attend.tokens or 0 for use in graph_nodes(walk) if use.attend is not None and use.attend.write]
+        return wish.row_passes * max(each, default=0)
 
     # -- its programs go on -----------------------------------------------------------------------------------
 

@@ -114,6 +114,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     run directory). log_stats: write one line per finished request to stats_file (None: stats.ndjson beside the logs).
     needed_bytes: of weights, at least (0: not known before they are found); free_bytes: of the plan's devices when it
     was made. nvtx: mark steps for Nsight Systems. unused: options that were given and have no effect, and why.
+    cautions: what is served otherwise than the options suggest, and what to name instead.
     graph: the model's, as it is declared (a `Graph` of observe/frames.py), for screens until the conductor has read the
     checkpoint.
     """
@@ -156,6 +157,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int = 0
     nvtx: bool = False
     unused: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
     graph: dict[str, Any] = {}
 
     @property

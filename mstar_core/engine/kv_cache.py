@@ -126,10 +126,11 @@ class KVCacheEngine:
         needed = self._state.pool.pages_for(-(-max_tokens // rows)) * rows
         if max_tokens > limit or needed > self._state.pool.total:
             raise TooLarge(
-                f"the request can never fit the cache of node {self.name}",
+                f"the request can never fit the cache of node {self.name}"
+                + (f": {rows} candidates need {needed} pages of {self._state.pool.total}" if rows > 1 else ""),
                 f"it may hold {max_tokens} tokens ({needed} pages); the pool has {self._state.pool.total} pages of "
                 f"{self._state.pool.page_size}, a sequence at most {self._state.tables.max_tokens} tokens",
-                "shorten the input, lower the output limit, or give the deployment more cache",
+                ("shorten the input" if rows == 1 else "ask for less") + ", or give the deployment more cache",
                 value=max_tokens,
                 allowed=min(limit, self._state.pool.total * self._state.pool.page_size),
             )

@@ -155,14 +155,14 @@ class StatelessEngine:
         self._submitted += 1
         entry = _Entry(job, request, self._clock(), {}, rank=(-job.urgency, self._submitted))
         try:
-            entry.inputs = {name: self._ports.taken(name, value) for name, value in (job.inputs | job.numbers).items()}
+            entry.inputs = {name: self._taken(name, value) for name, value in (job.inputs | job.numbers).items()}
             self._spread(entry, entry.inputs)
             if job.loop is None:
                 entry.key = self._batch_key(entry)
         except (MstarError, RuntimeError) as error:
             self._fail(self._ready, entry, error)
             return
-        if self._stream is not None and any(_is_on_gpu(value) for value in entry.inputs.values()):
+        if self._stream is not None and any(_is_on_gpu(value) for value in job.inputs.values()):
             entry.made = torch.cuda.current_stream(self._device).record_event()
         request.queue.append(entry)
 
@@ -244,6 +244,13 @@ class StatelessEngine:
 
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def _taken(self, name: str, value: Tensor | Number) -> Tensor | Number:
+        """See BatchPorts. What comes from the host travels on the own stream: the worker's may be long busy."""
+        if _is_on_gpu(value):
+            return self._ports.taken(name, value)
+        with self._on_stream():
+            return self._ports.taken(name, value)
 
     def _await_inputs(self, batch: list[_Entry]) -> None:
         """Let the own stream wait for inputs that the worker's stream makes; the host does not."""

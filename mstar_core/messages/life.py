@@ -83,7 +83,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True, tag="service_state
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
-    """Supervisor to child, each second: a child that misses five has lost its supervisor and ends."""
+    """Supervisor to child, each second: a child that misses ten has lost its supervisor and ends."""
 
     seq: int
 

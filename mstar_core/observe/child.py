@@ -27,8 +27,11 @@ from mstar_core.observe.logs import REQUEST_ID
 
 HELLO_S: Final = 0.2
 BEAT_S: Final = 1.0
-PING_LIMIT_S: Final = 5.0
-"""Silence of the supervisor after which a child ends: five pings."""
+PING_LIMIT_S: Final = 10.0
+"""Silence of the supervisor after which a child ends: ten pings, as long as the supervisor waits for a child's beat.
+
+The kernel ends children of a supervisor that died; this is for one that hangs, and no moment of a busy host is that.
+"""
 
 SUPERVISOR: Final = "supervisor"
 _PR_SET_PDEATHSIG: Final = 1  # prctl(2)

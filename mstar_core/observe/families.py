@@ -88,7 +88,7 @@ _ALL: Final = (
     _socket("gauge", "mstar_node_waiting", "Jobs without a slot or pages.", "node", "rank"),
     _socket("gauge", "mstar_node_busy", "Share of time in steps.", "node", "rank"),
     _socket("gauge", "mstar_node_steps_per_second", "Steps a second.", "node", "rank"),
-    _socket("gauge", "mstar_node_step_seconds", "Time of a step, of the last 256.", "node", "rank", "quantile"),
+    _socket("gauge", "mstar_node_step_seconds", "Time of a step, of the last 256.", "node", "rank", "percentile"),
     _socket("gauge", "mstar_node_pages", "Pages of a node's cache on a rank by state.", "node", "rank", "state"),
     _socket("counter", "mstar_node_preempted", "Requests whose pages were taken.", "node", "rank"),
     _socket("gauge", "mstar_rank_busy", "Share of time in steps.", "rank"),

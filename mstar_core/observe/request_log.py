@@ -213,8 +213,10 @@ class RequestLog:
     def _news(self, child: str, news: RequestNews, now: float) -> None:
         known = self.live.get(news.handle)
         if known is None:
-            if news.handle in self.ended:
-                return  # it ended a while ago
+            if (over := self.ended.get(news.handle)) is not None:  # it ended a while ago, and this was told late
+                if child == CONDUCTOR:
+                    over.conductor = news
+                return
             known = self.live[news.handle] = Known(handle=news.handle, seen=now)
         before, audio = known.tokens(), known.api.audio_s or 0.0
         if child == API:

@@ -54,6 +54,7 @@ def spec_to_json(spec: ModelSpec) -> Json:
         "streams": [stream_to_json(stream) for stream in spec.streams],
         "partitions": [_partition_to_json(partition) for partition in spec.partitions],
         "bind": None if spec.bind is None else name_of(spec.bind),
+        "misfit": None if spec.misfit is None else name_of(spec.misfit),
         "weights": {name: {**dataclasses.asdict(ref), "files": list(ref.files)} for name, ref in spec.weights.items()},
         "walk_aliases": dict(spec.walk_aliases),
         "samples": [_sample_to_json(sample) for sample in spec.samples],
@@ -93,6 +94,7 @@ def spec_from_json(data: Mapping[str, Any]) -> ModelSpec:
             for item in data["partitions"]
         ),
         bind=None if data["bind"] is None else named(data["bind"]),
+        misfit=None if data["misfit"] is None else named(data["misfit"]),
         weights={name: WeightRef(**{**ref, "files": tuple(ref["files"])}) for name, ref in data["weights"].items()},
         walk_aliases=dict(data["walk_aliases"]),
         samples=tuple(_sample_from_json(item) for item in data["samples"]),

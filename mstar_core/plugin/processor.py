@@ -82,6 +82,7 @@ class Inputs:
     """What a processor returns. arrays: walk input name -> array. prompt_tokens: what the language model reads.
 
     metadata: output modality -> what a client is told of each output of it, beside shape and dtype.
+    usage: what the answer's usage tells beside tokens of prompt and answer, such as tokens of an encoder or steps.
     params: the parameters to go on with (for instance with a limit lowered to the context), None = unchanged.
     """
 
@@ -91,6 +92,7 @@ class Inputs:
     max_output_tokens: int | None = None
     params: Any = None
     metadata: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    usage: Mapping[str, int] = field(default_factory=dict)
     warnings: Sequence[str] = ()
 
 

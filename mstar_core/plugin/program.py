@@ -94,6 +94,7 @@ class Run:
     row_tokens: tokens that each row keeps beside the shared ones, where all rows exist at once: rows * row_tokens are
     counted when the request is admitted. 0: nothing is counted before, as where rows take turns (loops that an engine
     iterates alone and that keep nothing).
+    row_passes: the same counted in passes, each of as many tokens as `Attend.tokens` of the walk's KV node says.
     sample: whether a prefill samples from its last row. keep: output ports of the walk's nodes whose last value comes
     back as a signal. inputs: walk input -> request input, segment or signal.
     """
@@ -103,6 +104,7 @@ class Run:
     branches: tuple[str, ...]
     rows: int
     row_tokens: int
+    row_passes: int
     sample: bool
     keep: tuple[str, ...]
     inputs: Mapping[str, RunInput]
@@ -115,6 +117,7 @@ class Run:
         branches: Sequence[str] = (MAIN,),
         rows: int = 1,
         row_tokens: int = 0,
+        row_passes: int = 0,
         sample: bool = True,
         keep: Sequence[str] = (),
         **inputs: RunInput,
@@ -124,6 +127,7 @@ class Run:
         object.__setattr__(self, "branches", tuple(branches))
         object.__setattr__(self, "rows", rows)
         object.__setattr__(self, "row_tokens", row_tokens)
+        object.__setattr__(self, "row_passes", row_passes)
         object.__setattr__(self, "sample", sample)
         object.__setattr__(self, "keep", tuple(keep))
         object.__setattr__(self, "inputs", dict(inputs))

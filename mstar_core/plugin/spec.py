@@ -69,6 +69,8 @@ class ModelSpec:
     resolve: target "pkg.mod:function" that finds or downloads the official weights.
     openai routes: `routes`, and `surfaces` where one needs more than its name.
     notice: one line shown whenever the tiny checkpoint is used.
+    misfit: given model_kwargs, one sentence on why the official weights do not fit these options and what to name
+    instead; empty where they do.
     """
 
     name: str
@@ -94,6 +96,7 @@ class ModelSpec:
     tiny: str | None = None
     resolve: str | None = None
     notice: str = ""
+    misfit: Callable[[Mapping[str, Any]], str] | None = None
     requires: Mapping[str, Any] = field(default_factory=dict)
     max_seq_len: int = 8192
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -33,7 +33,7 @@ class Events:
         self.ring.append(event)
         if self._on_event is not None:
             self._on_event(event)
-        said = (f"{key}={value}" for key, value in facts.items() if value is not None and value != "")
+        said = (f"{key}={_plain(value)}" for key, value in facts.items() if value not in (None, "", 0))
         log.info("%s", " ".join((kind, *said)))
         if self._path is not None:
             with suppress(OSError), self._path.open("a") as file:
@@ -48,3 +48,10 @@ class Events:
     async def wait(self) -> None:
         """Return when another event came."""
         await self._changed.wait()
+
+
+def _plain(value: Any) -> str:
+    """A fact for a line of the log: the parts of one that has parts, without brackets."""
+    if isinstance(value, dict):
+        return ",".join(f"{key}:{part}" for key, part in value.items())
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -17,7 +17,7 @@ FETCHED: Final = "weights.folder"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Times of the supervisor in seconds. ping: five missed ones end a child. watch: between looks at progress.
+    """Times of the supervisor in seconds. ping: ten missed ones end a child. watch: between looks at progress.
     show: between two pictures of what goes on.
 
     stop: for children to end by themselves. backoff: before the first, second ... restart; restarts_max of them within

@@ -101,7 +101,7 @@ def report(tally: Tally, sink: Sink, who: dict[str, Any], printer: Printer) -> N
         printer.say(f"text: {sink.text}")
     first = "nothing came" if tally.first_s is None else f"time to first {sink.kind} {duration_text(tally.first_s)}"
     speed = "" if factor is None else f", real-time factor {factor:.2f}"
-    took = f"{tally.chunks} chunks, {sink.amount} in {duration_text(tally.total_s)}"
+    took = f"{tally.chunks} chunk{'' if tally.chunks == 1 else 's'}, {sink.amount} in {duration_text(tally.total_s)}"
     name = who["deployment"]
     printer.say(f"{name}: {took} ({first}{speed}; finish: {item['finish_reason']}, seed {item['seed']})")
     if sink.kind == "audio" and not tally.chunks:

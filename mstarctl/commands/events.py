@@ -18,8 +18,8 @@ from mstarctl.commands.logs import folder_of
 from mstarctl.complete import deployment_names
 from mstarctl.output import Printer
 from mstarctl.output.durations import parse_duration
+from mstarctl.output.facts import facts_text
 from mstarctl.output.options import GlobalOptions
-from mstarctl.output.table import escape
 
 FILE = "events.ndjson"
 
@@ -89,9 +89,5 @@ def show(event: dict[str, Any], printer: Printer) -> None:
         printer.line({"kind": "event", **event}, f"event/{event['n']}")
         return
     clock = datetime.fromtimestamp(float(event["time"])).astimezone().strftime("%H:%M:%S")
-    facts = " ".join(
-        f"{key}={escape(str(value))}"
-        for key, value in event.items()
-        if key not in ("n", "time", "type") and value != ""
-    )
-    printer.text(f"{clock}  {event['type']:<20}  {facts}".rstrip(), is_flushed=True)
+    facts = {key: value for key, value in event.items() if key not in ("n", "time", "type")}
+    printer.text(f"{clock}  {event['type']:<20}  {facts_text(facts)}".rstrip(), is_flushed=True)

@@ -15,12 +15,12 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.USAGE: "wrong usage",
     ExitCode.INVALID: "invalid config, plugin or input file",
     ExitCode.NOT_FOUND: "no such object",
-    ExitCode.UNREACHABLE: "deployment not reachable",
+    ExitCode.UNREACHABLE: "deployment not reachable, or it takes no request now",
     ExitCode.START_FAILED: "start failed",
     ExitCode.TIMED_OUT: "timed out or stalled",
     ExitCode.ASSERTION: "assertion or regression failed",
     ExitCode.REFUSED: "refused (peer uid, read-only)",
-    ExitCode.INTERRUPTED: "Ctrl-C",
+    ExitCode.INTERRUPTED: "Ctrl-C, or a request that was cancelled",
 }
 
 

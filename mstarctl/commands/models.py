@@ -123,7 +123,7 @@ def _text(spec: ModelSpec, plugins: Plugins) -> Iterator[str]:
     if spec.tiny is not None:
         yield f"  {spec.name}:tiny is the embedded default checkpoint" + (f": {spec.notice}" if spec.notice else "")
     yield "nodes"
-    yield from (f"  {node.name:<20} {_node(node)}" for node in spec.nodes)
+    yield from (f"  {node.name:<22} {_node(node)}" for node in spec.nodes)
     for partition in spec.partitions:
         yield f"partition {partition.name}" + (
             f"  (runs when {partition.wants} is asked for)" if partition.wants else ""
@@ -134,10 +134,10 @@ def _text(spec: ModelSpec, plugins: Plugins) -> Iterator[str]:
     yield "parameters"
     for item in param_specs(spec.params):
         default = "required" if item.required else f"default {item.default}"
-        yield f"  {item.name:<20} {item.doc}  ({item.range_text}, {default})"
+        yield f"  {item.name:<22} {item.doc}  ({item.range_text}, {default})"
     if spec.model_kwargs:
         yield "options (model_kwargs)"
-        yield from (f"  {name:<20} {value}" for name, value in spec.model_kwargs.items())
+        yield from (f"  {name:<22} {value}" for name, value in spec.model_kwargs.items())
     if facts["configs"]:
         yield f"configurations: {', '.join(facts['configs'])}; default {spec.default_config}"
     yield from (f"weights {name}: {ref.repo} ({ref.format})" for name, ref in spec.weights.items())

@@ -110,7 +110,7 @@ def up(
         argv=tuple(sys.argv[1:]),
     )
     planned = make_planned(wanted)
-    for sentence in planned.spec.unused:
+    for sentence in (*planned.spec.unused, *planned.spec.cautions):
         printer.warn(sentence)
     show_plan(planned, printer)
     if is_dry:

@@ -53,6 +53,13 @@ def unused_options(
     return tuple(found)
 
 
+def weights_cautions(model: ModelSpec, config: ResolvedConfig) -> tuple[str, ...]:
+    """What the operator should know of the weights: official ones that were not made for the options."""
+    is_official = not config.is_tiny and not config.weights
+    told = model.misfit(config.model_kwargs) if is_official and model.misfit is not None else ""
+    return (told,) if told else ()
+
+
 def check_placement(model: ModelSpec, config: ResolvedConfig, plan: Plan) -> None:
     """Raises ConfigError for tensor parallelism, and for a KV node whose walks run on different ranks."""
     for group in config.node_groups:

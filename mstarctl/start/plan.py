@@ -32,7 +32,7 @@ from mstar_core.plugin import ModelSpec, Plugins
 from mstarctl.commands.version import client_version
 from mstarctl.start.accelerator import gpu_processes, gpus
 from mstarctl.start.devices import Devices, choose_devices, count_gpus, torch_version
-from mstarctl.start.limits import check_code, check_placement, check_transport, unused_options
+from mstarctl.start.limits import check_code, check_placement, check_transport, unused_options, weights_cautions
 from mstarctl.start.room import check_free, check_memory, free_bytes, gpu_keys, weights_bytes
 
 
@@ -148,6 +148,7 @@ def make_planned(wanted: Wanted) -> Planned:
             network=wanted.transfer_device,
             is_marked=wanted.nvtx,
         ),
+        cautions=weights_cautions(model, config),
         graph=msgspec.to_builtins(graph_of(model, plan)),
     )
     walks = sum(len(partition.walks) for partition in model.partitions)

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import Final
 from xml.sax.saxutils import escape
 
+from mstarctl.top.drawn import CELL_H, CELL_W, rectangle, runs, stroke
 from mstarctl.top.line import Line, cells
 from mstarctl.top.theme import GROUND, style_of
 
-CELL_W: Final = 8.43
-CELL_H: Final = 16.5
 FONT_PX: Final = 14
 MARGIN: Final = 12.0
 BAR_H: Final = 30.0
-"""Box-drawing glyphs are 1.16 times the size of the font high: rows at that distance join."""
+BAR_INSET: Final = 1.5
+"""Bars of neighbouring rows stand apart; charts and small histories, which grow upward, do not."""
+
+GROWING: Final = ("chart.", "spark")
 
 FONTS: Final = "'JetBrains Mono','Cascadia Mono','SF Mono',Menlo,'DejaVu Sans Mono',Consolas,monospace"
 
@@ -32,32 +34,48 @@ def svg(rows: Sequence[Line], title: str = "") -> str:
             for n, colour in enumerate(("#ff6159", "#ffbd2e", "#28c941"))
         ),
         f'<text x="50%" y="20" text-anchor="middle" fill="#7f8a9a" font-size="13">{escape(title)}</text>',
-        f'<g transform="translate({MARGIN:.0f},{BAR_H:.0f})" xml:space="preserve">',
     ]
+    rects, marks = [], []
     for number, row in enumerate(rows):
-        found += _row(row, number * CELL_H)
-    return "\n".join([*found, "</g>", "</svg>", ""])
+        areas, others = _row(row, number * CELL_H)
+        rects += areas
+        marks += others
+    at = f'transform="translate({MARGIN:.0f},{BAR_H:.0f})"'
+    # Blocks meet without a seam only when their edges are not blurred.
+    found += [f'<g {at} shape-rendering="crispEdges">', *rects, "</g>"]
+    return "\n".join([*found, f'<g {at} xml:space="preserve">', *marks, "</g>", "</svg>", ""])
 
 
-def _row(row: Line, y: float) -> list[str]:
-    grounds, texts = [], []
+def _row(row: Line, y: float) -> tuple[list[str], list[str]]:
+    """Areas, and what stands on them."""
+    rects, marks = [], []
     x = 0
     for text, role in row.spans:
         style = style_of(role, "true")
-        wide = cells(text)
         fg, ground = (style.bg, style.fg) if style.reverse else (style.fg, style.bg)
         if ground and ground != GROUND:
-            area = f'width="{wide * CELL_W:.1f}" height="{CELL_H}"'
-            grounds.append(f'<rect x="{x * CELL_W:.1f}" y="{y:.1f}" {area} fill="{ground}"/>')
-        for start, piece in _pieces(text):
-            weight = ' font-weight="bold"' if style.bold else ""
-            size = cells(piece)
-            texts.append(
-                f'<text x="{(x + start) * CELL_W:.1f}" y="{y + 12.7:.1f}" textLength="{size * CELL_W:.1f}" '
-                f'lengthAdjust="spacingAndGlyphs" fill="{fg}"{weight}>{escape(piece)}</text>'
-            )
-        x += wide
-    return grounds + texts
+            area = f'width="{cells(text) * CELL_W:.1f}" height="{CELL_H}"'
+            rects.append(f'<rect x="{x * CELL_W:.1f}" y="{y:.1f}" {area} fill="{ground}"/>')
+        for kind, run in runs(text):
+            match kind:
+                case "block":
+                    rects.append(rectangle(run, x * CELL_W, y, fg, 0.0 if role.startswith(GROWING) else BAR_INSET))
+                case "text":
+                    marks += _words(run, x, y, fg, is_bold=style.bold)
+                case _:
+                    marks.append(stroke(kind, run, x * CELL_W, y, fg))
+            x += cells(run)
+    return rects, marks
+
+
+def _words(text: str, x: int, y: float, colour: str, *, is_bold: bool) -> list[str]:
+    """Runs of letters, each with its width."""
+    weight = ' font-weight="bold"' if is_bold else ""
+    return [
+        f'<text x="{(x + start) * CELL_W:.1f}" y="{y + 12.7:.1f}" textLength="{cells(piece) * CELL_W:.1f}" '
+        f'lengthAdjust="spacingAndGlyphs" fill="{colour}"{weight}>{escape(piece)}</text>'
+        for start, piece in _pieces(text)
+    ]
 
 
 def _pieces(text: str) -> list[tuple[int, str]]:

@@ -141,7 +141,7 @@ async def serving(*, blocked_s: float = 30.0, gid: int | None = None) -> AsyncIt
     await server.start()
     try:
         transport = httpx.AsyncHTTPTransport(uds=str(path))
-        async with httpx.AsyncClient(transport=transport, base_url="http://admin", timeout=10) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin", timeout=60) as client:
             yield Admin(deployment, client, path)
     finally:
         await server.stop()

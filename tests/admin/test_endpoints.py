@@ -82,13 +82,13 @@ async def test_a_wrong_read_is_refused_with_what_to_try(
 async def test_requests_are_filtered_sorted_and_cut_and_the_rest_is_counted(admin: Admin) -> None:
     now = admin.deployment.hub.now()
     for handle, ttft in ((1, 0.3), (2, 0.1), (3, None), (4, 0.2)):
-        admin.deployment.request(handle, ttft_s=ttft, started=now - handle)
+        admin.deployment.request(handle, ttft_s=ttft, started=now - 1000 * handle)
     found = await admin.get("/v1/requests?sort=-ttft&limit=3")
     assert [item["handle"] for item in found["items"]] == [1, 4, 2]
     assert found["truncated"] == 1
     found = await admin.get("/v1/requests?filter=ttft>150&sort=age")
     assert [item["handle"] for item in found["items"]] == [1, 4]
-    found = await admin.get("/v1/requests?since=2.5")
+    found = await admin.get("/v1/requests?since=2500")
     assert [item["handle"] for item in found["items"]] == [2, 1]
 
 
@@ -176,9 +176,10 @@ async def test_the_configuration_names_where_values_are_from_and_hides_keys(admi
 
 
 async def test_the_clock_is_the_one_of_frames(admin: Admin) -> None:
+    before = admin.deployment.hub.now(), time.time()
     clock = await admin.get("/v1/clock")
-    assert clock["monotonic"] == pytest.approx(admin.deployment.hub.now(), abs=5)
-    assert clock["time"] == pytest.approx(time.time(), abs=5)
+    assert before[0] <= clock["monotonic"] <= admin.deployment.hub.now()
+    assert before[1] - 1 <= clock["time"] <= time.time() + 1, "which may be set anew meanwhile"
 
 
 async def test_metrics_are_those_of_the_table_and_say_what_the_api_says(admin: Admin) -> None:

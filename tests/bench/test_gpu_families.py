@@ -47,19 +47,21 @@ def measured(out: Path, *words: str) -> dict[str, Any]:
 
 
 def test_the_policy_at_its_engines(tmp_path: Path) -> None:
-    words = ("--part", "engines", "--vision", "float32", "--batch", "1", "2", "--repeats", "3")
+    words = ("--part", "engines", "--vision", "float32", "--batch", "1", "2", "--repeats", "3", "--clients", "3")
     report = measured(tmp_path / "pi05.json", "bench.gpu_pi05", *words)
-    places = report["engines"]["places"]
-    assert set(places) == {"float32_captured", "float32_plain"}
-    hits = places["float32_captured"]["counters"]
+    sections, metrics = report["sections"], report["metrics"]
+    assert not any("error" in section for section in sections.values())
+    hits = sections["float32_torch_captured_rows_2"]["result"]["counters"]
     assert hits["LLM"]["graph_hits"] >= 3 and hits["vit_encoder"]["graph_hits"] >= 3
-    assert places["float32_plain"]["counters"]["LLM"] == {}
-    for label in places:
+    assert sections["float32_torch_plain_rows_1"]["result"]["counters"]["LLM"] == {}
+    for label in ("float32_torch_captured", "float32_torch_plain"):
         names = {f"engines_{label}_rows_1", f"engines_{label}_rows_2", f"engines_{label}_two_cameras"}
         names |= {f"part_{label}_{part}" for part in ("cameras", "prefix", "flow")}
-        assert names <= set(report["metrics"])
-        assert sum(places[label]["profile"]["by_family_s"].values()) > 0
-        assert all(value > 0 for value in places[label]["floors_s"].values())
+        assert names | {f"engines_{label}_chunks_per_s_clients_3"} <= set(metrics)
+        for part in ("cameras", "prefix", "flow", "request"):
+            profile = sections[f"{label}_profile_{part}"]["result"]
+            assert profile["launches"] > 0 and profile["slowest"]
+        assert all(value > 0 for value in sections[f"{label}_parts"]["result"]["floors_s"].values())
 
 
 def test_the_policy_at_its_server(tmp_path: Path) -> None:
@@ -67,7 +69,8 @@ def test_the_policy_at_its_server(tmp_path: Path) -> None:
     report = measured(tmp_path / "pi05.json", "bench.gpu_pi05", *words, "--port", str(free_port()))
     assert report["metrics"]["server_float32_alone"]["n"] == 2
     assert report["metrics"]["server_float32_clients_2"]["n"] == 4
-    assert not report["server"]["float32"]["held"] and not report["server"]["float32"]["captured_while_measured"]
+    found = report["sections"]["server_float32"]["result"]
+    assert not found["held"] and not found["captured_while_measured"]
 
 
 def test_the_world_model(tmp_path: Path) -> None:

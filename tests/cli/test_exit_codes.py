@@ -126,11 +126,14 @@ def test_completion_waits_no_longer_than_its_limit(cli: Cli, short: Path, monkey
     run = short / "slow"
     run.mkdir()
     (run / "spec.json").write_text("{}")
-    with (run / "lock").open("w") as lock, canned(run / "admin.sock", {"/v1/requests": (200, {"items": []})}, wait_s=2):
+    with (
+        (run / "lock").open("w") as lock,
+        canned(run / "admin.sock", {"/v1/requests": (200, {"items": []})}, wait_s=60),
+    ):
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write("1")
         lock.flush()
         begun = time.monotonic()
         assert complete.request_ids("r") == [] and complete.described("node/") == []
-        assert time.monotonic() - begun < 1.5, "each may wait 0.15 s; the socket answers after 2"
+        assert time.monotonic() - begun < 30, "each may wait 0.15 s; the socket answers after 60"
         assert complete.deployment_names("s") == ["slow"]

@@ -48,22 +48,20 @@ def test_help_imports_no_verb_and_nothing_heavy(fresh_mstarctl: Callable[..., An
         assert verb.name in fresh.stdout and verb.help.split(".")[0][:20] in fresh.stdout
 
 
+def user_s(body: str) -> float:
+    """User time of a new interpreter that runs this: the best of five is steady on a loaded host."""
+    command = [sys.executable, "-c", f"import os, sys\n{body}\nprint(os.times().user, file=sys.stderr)"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    runs = (
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr for _ in range(5)
+    )
+    return min(map(float, runs))
+
+
 def test_help_costs_little_processor_time() -> None:
-    """The budget is 200 ms; the best of five runs in user time is steady on a loaded host."""
-    code = "import os, sys\nfrom mstarctl.main import run\nrun(['--help'])\nprint(os.times().user, file=sys.stderr)"
-    spent = [
-        float(
-            subprocess.run(
-                [sys.executable, "-c", code],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stderr
-        )
-        for _ in range(5)
-    ]
-    assert min(spent) < 0.2, spent
+    """The budget is 200 ms. A slower machine is known by what the standard library's own `asyncio` costs there."""
+    spent = user_s("from mstarctl.main import run\nrun(['--help'])")
+    assert spent < 0.2 or spent < 3 * user_s("import asyncio"), spent
 
 
 def test_no_words_at_all_show_the_help(cli: Cli) -> None:

@@ -39,19 +39,22 @@ def test_the_second_is_told_who_holds_it_and_takes_nothing() -> None:
 
 def test_a_killed_holder_leaves_nothing_behind() -> None:
     body = (
-        "import sys, time\nfrom mstar_core.config.gpu_locks import acquire_gpus\n"
-        "kept = acquire_gpus({'cuda:0': 'GPU-aaaa'}, 'other')\nprint('held', flush=True)\ntime.sleep(60)\n"
+        "import sys\nfrom mstar_core.config.gpu_locks import acquire_gpus\n"
+        "kept = acquire_gpus({'cuda:0': 'GPU-aaaa'}, 'other')\nprint('held', flush=True)\nsys.stdin.read()\n"
     )
     path = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen(
-        [sys.executable, "-c", body], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, "-c", body],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()
         holder = gpu_holder("GPU-aaaa")
         assert holder is not None and (holder.pid, holder.name) == (other.pid, "other")
         other.kill()
-        other.wait(10)
+        other.wait(60)
     assert gpu_holder("GPU-aaaa") is None
     release(acquire_gpus({"cuda:0": "GPU-aaaa"}, "next"))
 

@@ -162,7 +162,7 @@ def shell(tmp_path: Path) -> Iterator[Callable[[str], str]]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
@@ -175,7 +175,7 @@ def shell(tmp_path: Path) -> Iterator[Callable[[str], str]]:
         shutil.rmtree(runtime, ignore_errors=True)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_tour_and_the_operators_commands_run(shell: Callable[[str], str], tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("runs where curl is installed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -23,6 +22,7 @@ def canned(path: Path, answers: Mapping[str, tuple[int, Any]], *, wait_s: float 
     A list as body is a stream, one JSON object a line. wait_s: before each answer.
     """
     asked: list[str] = []
+    over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -33,7 +33,8 @@ def canned(path: Path, answers: Mapping[str, tuple[int, Any]], *, wait_s: float 
 
         def _answer(self) -> None:
             asked.append(f"{self.command} {self.path}")
-            time.sleep(wait_s)
+            if over.wait(wait_s):
+                return  # who asked has long gone
             status, body = answers.get(
                 self.path.partition("?")[0], (404, {"code": "not_found", "title": "no such path"})
             )
@@ -60,5 +61,6 @@ def canned(path: Path, answers: Mapping[str, tuple[int, Any]], *, wait_s: float 
         try:
             yield asked
         finally:
+            over.set()
             server.shutdown()
             thread.join()

@@ -70,6 +70,15 @@ def test_horizon_and_candidates_come_from_the_request() -> None:
     assert last_run("vjepa2_ac", "rollout, many candidates").rows == 64
 
 
+def test_candidates_that_are_scored_are_counted_with_all_their_frames_before_they_begin() -> None:
+    """The others take turns: their frames go with their share of the rollout."""
+    for sample in ("rollout, many candidates", "rollout, scored"):
+        run = last_run("vjepa2_ac", sample)
+        assert run.row_passes == run.max_iters, sample
+    for sample in ("rollout, three context frames", "plan"):
+        assert last_run("vjepa2_ac", sample).row_passes == 0, sample
+
+
 def test_who_asks_for_video_gets_the_latents_of_many_candidates_too() -> None:
     many = sample_of("vjepa2_ac", "rollout, many candidates")
     request = sample_request(SPECS["vjepa2_ac"], replace(many, outputs=frozenset({"video", "scalar"})))

@@ -77,6 +77,22 @@ def test_a_step_waits_for_inputs_that_the_workers_stream_makes(cuda: torch.devic
     assert bool((engine.collect(running).done[0].outputs["y"] == 10.0).all())
 
 
+def test_a_large_input_from_the_host_does_not_wait_for_the_workers_stream(cuda: torch.device) -> None:
+    """A clip on its way to the encoder, while a long rollout runs."""
+    engine, clip = warmed(cuda, Slow(0)), torch.full((1 << 20,), 7.0)
+    for number in range(1, 4):  # getting pinned memory may wait for the device
+        submit(engine, number, clip)
+        running = engine.launch()
+        assert running is not None and engine.collect(running).done
+    torch.cuda._sleep(4 * LONG)
+    busy = torch.cuda.current_stream().record_event()
+    submit(engine, 0, clip)
+    running = engine.launch()
+    assert running is not None
+    assert bool((engine.collect(running).done[0].outputs["y"] == 14.0).all())
+    assert not busy.query(), "the step waited for the worker's stream, or the host did"
+
+
 def test_outputs_that_stay_on_the_device_are_there_for_the_workers_stream(cuda: torch.device) -> None:
     engine = engine_of(cuda, Slow())
     submit(engine, 0, torch.ones(4), ("y", "z"))

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from bench.families.policy import Place
 from bench.families.world import Rolling, random_nodes, trial
+from mstar_core.engine.attention.passes import PassShape
 from mstar_core.engine.captured import Captures
 from mstar_core.engine.device import prepare_device
+from mstar_core.worker.warm import warm_module
 from mstar_vjepa2.encoder import FrameEncoder
 from mstar_vjepa2.facts import ActionFacts, VitFacts, encoder_of
 from mstar_vjepa2.rotary import Rotary3D, rotate, rotate_plain
@@ -101,3 +104,49 @@ def test_the_kernel_turns_as_plain_operations_do(
         found, expected = rotate(query, rotation), rotate_plain(query.double().float(), rotation)
         assert difference(found, expected.cpu(), is_relative=True) < (1e-6 if dtype == torch.float32 else 4e-3)
         assert not found.isnan().any() and found.shape == query.shape
+
+
+@pytest.mark.parametrize("shares", [None, 1, 3, 8])
+@pytest.mark.parametrize(("rows", "cached"), [(1, [37]), (2, [0, 9]), (9, list(range(9)))])
+def test_attention_of_frames_against_float64(
+    rows: int, cached: list[int], shares: int | None, cuda: torch.device
+) -> None:
+    """Frames of 258 tokens behind others, in pages that lie anywhere; one row of the bucket is nobody's."""
+    from mstar_core.engine.attention.paged import PagedFixedPasses
+
+    page, heads, width, most = 258, 4, 64, 40
+    generator = torch.Generator(cuda).manual_seed(rows)
+    pool = torch.randn(rows * most + 1, 2, page, heads, width, device=cuda, generator=generator).to(torch.bfloat16)
+    tables = np.random.default_rng(rows).permutation(rows * most).reshape(rows, most).astype(np.int32)
+    shape = PassShape(rows=rows + 1, tokens=page, pages=most, writes=True)
+    passes = PagedFixedPasses([pool], page, shape, shares)
+    passes.prepare(np.arange(rows), np.array(cached, dtype=np.int64) * page, tables)
+    joined = torch.randn((rows + 1) * page, 3 * heads, width, device=cuda, generator=generator).to(torch.bfloat16)
+    query, key, value = joined.chunk(3, dim=1)
+    found = passes.attend(0, query, key, value).view(rows + 1, page, heads, width)
+    assert not found[rows].any()
+    for row, frames in enumerate(cached):
+        pages = torch.from_numpy(tables[row, : frames + 1].astype(np.int64)).to(cuda)
+        keys, values = pool[pages].double().transpose(0, 1).flatten(1, 2)
+        assert torch.equal(keys[-page:].to(torch.bfloat16), key.view(rows + 1, page, heads, width)[row])
+        own = query.view(rows + 1, page, heads, width)[row].double()
+        score = torch.einsum("qhw,khw->hqk", own, keys) * width**-0.5
+        expected = torch.einsum("hqk,khw->qhw", score.softmax(-1), values)
+        assert difference(found[row], expected.cpu(), is_relative=True) < 1e-2, (row, frames)
+
+
+def test_rollouts_of_different_horizons_share_graphs(cuda: torch.device) -> None:
+    here = replace(place(cuda), attention="flashinfer")
+    rolling = Rolling(WIDE, random_nodes(WIDE, here), here, 12)
+    rolling.whole(trial(WIDE, 1, 1, 3))
+    rolling.turner.capture()
+    before = rolling.counters()["ac_predictor"]
+    for horizon in (5, 2, 11):
+        rolling.whole(trial(WIDE, 1, 1, horizon))
+    after = rolling.counters()["ac_predictor"]
+    assert after["graph_hits"] - before["graph_hits"] == 18 and after["graph_misses"] == before["graph_misses"]
+
+
+def test_nodes_are_warmed_as_a_worker_warms_them(cuda: torch.device) -> None:
+    for node in random_nodes(WIDE, place(cuda)).values():
+        warm_module(node)

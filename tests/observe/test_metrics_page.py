@@ -73,7 +73,7 @@ def test_everything_that_operators_ask_for_is_on_the_dashboard() -> None:
     asked = {
         "mstar_requests_total", "mstar_queue_seconds_bucket", "mstar_ttft_seconds_bucket", "mstar_ttfa_seconds_bucket",
         "mstar_inter_chunk_seconds_bucket", "mstar_real_time_factor_bucket", "mstar_step_seconds_bucket",
-        "mstar_step_rows_bucket", "mstar_kv_pages", "mstar_graph_steps", "mstar_transport_bytes_total",
+        "mstar_step_rows_sum", "mstar_kv_pages", "mstar_graph_steps", "mstar_transport_bytes_total",
         "mstar_restarts_total",
     }  # fmt: skip
     assert asked <= {name for _, query in QUERIES for name in NAME.findall(query)}

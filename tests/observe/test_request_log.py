@@ -59,6 +59,8 @@ def test_an_ended_request_lingers_and_then_is_remembered() -> None:
     assert found is not None and len(found.spans) == 1
     tell(log, "worker-0", 9.0, handle=7, tokens=99)
     assert shown(log) == {}
+    tell(log, "conductor", 9.0, handle=7, walks={"prefill": 1})  # as a process that had to wait for the processor does
+    assert found.request("m").walks == {"prefill": 1} and shown(log) == {}
 
 
 def test_what_is_remembered_is_bounded() -> None:

@@ -64,7 +64,9 @@ async def in_thread(work: Callable[[MStarClient], T], url: str, **options: Any) 
 def told(command: list[str], folder: Path) -> str:
     """What a command prints. Fails when it does."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -6,7 +6,8 @@ import asyncio
 import pickle
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -52,8 +53,8 @@ def client(answer: Answer, **options: Any) -> MStarClient:
         (413, BadRequest, ExitCode.USAGE),
         (415, BadRequest, ExitCode.USAGE),
         (422, BadRequest, ExitCode.USAGE),
-        (429, Overloaded, ExitCode.USAGE),
-        (499, Cancelled, ExitCode.USAGE),
+        (429, Overloaded, ExitCode.UNREACHABLE),
+        (499, Cancelled, ExitCode.INTERRUPTED),
         (500, MStarError, ExitCode.INTERNAL),
         (503, Unavailable, ExitCode.UNREACHABLE),
         (504, TimedOut, ExitCode.TIMED_OUT),
@@ -121,15 +122,20 @@ async def test_a_request_id_in_flight_is_a_conflict_and_a_full_queue_is_told_wit
     assert full.code == "queue_full" and full.retry_after is not None and 1 <= full.retry_after <= 60
 
 
-def nobody() -> str:
-    """An address where nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+@contextmanager
+def nobody() -> Iterator[str]:
+    """An address where nothing listens: its port is taken, so that nobody else begins to."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 def test_where_nothing_answers_the_error_says_so() -> None:
-    with MStarClient(nobody()) as api, pytest.raises(Unavailable, match="nothing answers at http://127") as caught:
+    with (
+        nobody() as url,
+        MStarClient(url) as api,
+        pytest.raises(Unavailable, match="nothing answers at http://127") as caught,
+    ):
         api.generate(text="hi")
     assert (caught.value.code, caught.value.status, caught.value.response) == ("unreachable", 503, None)
 
@@ -223,7 +229,7 @@ async def test_a_full_queue_of_a_real_api_is_waited_for() -> None:
                 loop.call_soon_threadsafe(lambda: api.fake.finish(api.fake.requests[0].handle))
                 list(first)
 
-            http = Http(url, timeout_s=30, retries=9, sleep=sleep)
+            http = Http(url, timeout_s=60, retries=9, sleep=sleep)
             with Stream(http, http.open(second), "raise") as stream:
                 next(stream)
             http.close()
@@ -250,7 +256,7 @@ def test_errors_are_those_of_requests_too_where_a_program_has_loaded_it() -> Non
             api.generate(text="hi")
     error = caught.value
     assert isinstance(error, Overloaded) and error.response.status_code == 429 and error.response.json() == body
-    with MStarClient(nobody()) as api, pytest.raises(requests.ConnectionError) as gone:
+    with nobody() as url, MStarClient(url) as api, pytest.raises(requests.ConnectionError) as gone:
         api.generate(text="hi")
     assert isinstance(gone.value, Unavailable) and gone.value.code == "unreachable"
     with (

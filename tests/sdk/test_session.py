@@ -56,8 +56,8 @@ async def test_closing_a_stream_over_a_requests_session_cancels(api: Api) -> Non
 
 
 def test_failures_of_requests_are_ours() -> None:
-    with pytest.raises(Unavailable) as gone:
-        MStarClient(nobody(), session=requests.Session()).generate(text="hi")
+    with nobody() as url, pytest.raises(Unavailable) as gone:
+        MStarClient(url, session=requests.Session()).generate(text="hi")
     assert gone.value.code == "unreachable"
     with answering(b"") as url, pytest.raises(TimedOut) as late:
         MStarClient(url, timeout=0.2, session=requests.Session()).generate(text="hi")
@@ -83,7 +83,7 @@ def answering(data: bytes, *, close: bool = False) -> Iterator[str]:
             self.wfile.flush()
             self.close_connection = True
             if not close:
-                over.wait(10)
+                over.wait(60)
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

@@ -9,7 +9,7 @@ from typing import Any
 
 import requests
 
-from tests.api.conftest import Api
+from tests.api.conftest import LIMIT_S, Api
 from tests.fakes.any_model import PIXELS, SOUND, png
 from tests.fakes.conductor import FakeDeployment, begin
 from tests.fakes.speech_model import RATE
@@ -137,13 +137,21 @@ async def test_a_loop_over_sound_never_meets_another_event(api: Api) -> None:
 
 @SHARED
 async def test_a_failed_stream_ends_with_one_line_that_old_clients_show_as_text(api: Api) -> None:
+    loop, has_begun = asyncio.get_running_loop(), asyncio.Event()
+
+    def read(url: str) -> list[tuple[str, Any]]:
+        earlier, events = Earlier(url), []
+        with earlier.post(True, text="hi", output_modalities="audio", model_kwargs="{}") as answer:
+            for line in answer.iter_lines():
+                events.append(earlier.event(json.loads(line)))
+                loop.call_soon_threadsafe(has_begun.set)
+        return events
+
     api.fake.script = begin
-    asking = asyncio.create_task(
-        asyncio.to_thread(Earlier(api.url).events, text="hi", output_modalities="audio", model_kwargs="{}")
-    )
-    request = await api.fake.next_request()
-    await asyncio.sleep(0.1)
-    api.fake.fail(request.handle)
+    asking = asyncio.create_task(asyncio.to_thread(read, api.url))
+    async with asyncio.timeout(LIMIT_S):
+        await has_begun.wait()
+    api.fake.fail(api.fake.requests[0].handle)
     events = await asking
     assert [kind for kind, _ in events] == ["audio", "text"] and "failed" in events[-1][1]
 

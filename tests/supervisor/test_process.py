@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mstar_core.config.deployment import ApiConfig
 from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ConfigError, ExitCode, MstarError
 from mstarctl.client import AdminClient
@@ -68,7 +70,7 @@ def test_a_second_start_of_the_name_is_refused_and_the_first_goes_on(start: Laun
     assert second.process.wait(LIMIT_S) == ExitCode.INVALID
     assert f"pid {first.process.pid}" in outcome(second)["cause"]["detail"]
     assert "already running" in caught.value.title
-    assert known(first.run).state == "ready"
+    wait_until(lambda: known(first.run).state == "ready", "the first start does not answer")
     with pytest.raises(ConfigError, match="already running"):
         first.run.acquire()
 
@@ -124,13 +126,9 @@ def test_a_taken_port_ends_the_start_before_any_child(start: Launch) -> None:
     first = start("one")
     wait_ready(first, nothing)
     with pytest.raises(MstarError, match="is taken") as caught:
-        import socket
-
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            from mstar_core.config.deployment import ApiConfig
-
             second = start("two", api=ApiConfig(host="127.0.0.1", port=taken.getsockname()[1]))
             wait_ready(second, nothing)
     assert caught.value.exit_code is ExitCode.START_FAILED
@@ -139,7 +137,7 @@ def test_a_taken_port_ends_the_start_before_any_child(start: Launch) -> None:
 def test_the_socket_shows_events_logs_and_errors(start: Launch) -> None:
     started = start()
     wait_ready(started, nothing)
-    with AdminClient.of(started.run) as admin:
+    with AdminClient.of(started.run, LIMIT_S) as admin:
         kinds = [item["type"] for item in admin.lines("/v1/events") if item is not None]
         assert kinds[0] == "deployment.starting" and "deployment.ready" in kinds
         assert "supervisor" in {item["from"] for item in admin.lines("/v1/logs") if item is not None}

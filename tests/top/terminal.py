@@ -11,7 +11,7 @@ import subprocess
 import termios
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from mstarctl.top.line import cells
@@ -22,6 +22,7 @@ TOKEN: Final = re.compile(
     r"|\x1b[()][0-9A-Za-z]|\x1b[=>78cDEM]"
     r"|(?P<control>[\x00-\x1a\x1c-\x1f\x7f])|(?P<text>[^\x00-\x1f\x7f]+)"
 )
+LIMIT_S: Final = 60.0
 KEYS: Final = {"down": "\x1b[B", "up": "\x1b[A", "enter": "\r", "escape": "\x1b"}
 
 
@@ -60,20 +61,26 @@ class Terminal:
             os.write(self._master, KEYS.get(key, key).encode())
             time.sleep(0.15)  # an escape that is followed at once is the start of a longer key
 
-    def shows(self, text: str, within_s: float = 15.0) -> float:
-        """Wait until the screen holds `text`, and return how long that took. Fails with what stands there instead."""
-        begun = time.monotonic()
-        while text not in self.text:
-            assert time.monotonic() - begun < within_s, f"no {text!r} within {within_s:g} s on\n{self.text}"
-            assert self.process.poll() is None or text in self.text, f"it ended with\n{self.text}"
+    def shows(self, text: str, within_s: float = LIMIT_S) -> None:
+        """Wait until the screen holds `text`. Fails with what stands there instead."""
+        self._wait(lambda: text in self.text, f"no {text!r}", within_s)
+
+    def hides(self, text: str, within_s: float = LIMIT_S) -> None:
+        """Wait until the screen no longer holds `text`."""
+        self._wait(lambda: text not in self.text, f"still {text!r}", within_s)
+
+    def _wait(self, is_so: Callable[[], bool], otherwise: str, within_s: float) -> None:
+        end = time.monotonic() + within_s
+        while not is_so():
+            assert time.monotonic() < end, f"{otherwise} after {within_s:g} s on\n{self.text}"
+            assert self.process.poll() is None or is_so(), f"it ended with\n{self.text}"
             time.sleep(0.02)
-        return time.monotonic() - begun
 
     def close(self) -> None:
         """End the command and free the terminal."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(LIMIT_S)
         os.close(self._slave)
         os.close(self._master)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -65,7 +66,9 @@ async def test_an_error_ends_the_app_and_is_kept() -> None:
     async def fail() -> TopApp:
         async with running() as screen:
             screen.feed.failure = RuntimeError("a bug")
-            await screen.pilot.pause(0.3)
+            async with asyncio.timeout(60):
+                while screen.app.failure is None:  # noqa: ASYNC110  the app's own look at its feed has no event
+                    await asyncio.sleep(0.02)
             return screen.app
 
     with pytest.raises(RuntimeError, match="a bug"):

@@ -9,7 +9,8 @@ import pytest
 
 from mstar_core.observe.frames import Event
 from mstar_core.observe.store import Store
-from mstarctl.top.layout.events import facts_text, feed
+from mstarctl.output.facts import facts_text
+from mstarctl.top.layout.events import feed
 from mstarctl.top.layout.scroll import Window
 from mstarctl.top.view import View
 
@@ -66,4 +67,4 @@ def test_a_text_without_an_end_takes_three_lines() -> None:
 
 def test_lists_sizes_and_times_of_an_event_are_told_in_words() -> None:
     facts = {"ranks": ["0 cpu: LLM", "1 cpu: codec"], "free_bytes": 3 << 30, "phases_s": {"kv": 0.22, "fetch": 21.4}}
-    assert facts_text(facts) == "ranks 0 cpu: LLM, 1 cpu: codec free 3.0 GiB kv 220 ms, fetch 21.4 s"
+    assert facts_text(facts) == "ranks 0 cpu: LLM, 1 cpu: codec free 3.0 GiB (kv 220 ms, fetch 21.4 s)"

@@ -17,17 +17,20 @@ from mstar_core.errors import MstarError
 from mstar_core.observe.filter import Filter
 from mstar_core.observe.frames import Request
 from mstar_core.observe.store import Store
+from mstarctl.output.facts import facts_text
 from mstarctl.top.bars import area, bar, nice_top, resample, spark, stacked
+from mstarctl.top.drawn import BLOCKS, CELL_H, CELL_W
 from mstarctl.top.export import export, perfetto, table_csv
 from mstarctl.top.figures import age, amount, ms, rate
 from mstarctl.top.glyphs import ASCII, UNICODE
 from mstarctl.top.layout.bench import bench_page
 from mstarctl.top.layout.curves import Curve, chart
-from mstarctl.top.layout.events import facts_text
 from mstarctl.top.layout.requests import SORTS, Sort, choose, chosen, note
 from mstarctl.top.layout.scroll import Window, moved, scrolled
 from mstarctl.top.layout.waterfall import Bar, Lane, Zoom, cells, scale, waterfall
+from mstarctl.top.line import line
 from mstarctl.top.spans import lanes
+from mstarctl.top.svg import svg
 from mstarctl.top.view import View
 from tests.top.pictures import painted, view_of
 from tests.top.recorded import span
@@ -283,6 +286,30 @@ def test_an_export_can_be_read_again(form: str, tmp_path: object) -> None:
         case "svg":
             assert "qwen3_omni" in "".join(ElementTree.fromstring(text).itertext())
     assert export(form, view, Sort(), rows, tmp_path) != path  # type: ignore[arg-type]  # a path
+
+
+def test_a_picture_draws_blocks_and_lines_itself_cell_by_cell() -> None:
+    """Fonts leave seams between them; what is drawn needs none, and fills the same cells."""
+    drawn = {*"".join((UNICODE.steps, UNICODE.eighths, UNICODE.lines, UNICODE.heavy, UNICODE.frame, UNICODE.box))}
+    text = "".join(sorted(drawn | {UNICODE.full, UNICODE.rest, UNICODE.cursor, *UNICODE.spans.values()} - {" "}))
+    picture = ElementTree.fromstring(svg([line("ab " + text + " cd")]))
+    areas, marks = picture.findall("{*}g")
+    assert [mark.text for mark in marks.findall("{*}text")] == ["ab", "cd"]
+    ends = [float(mark.attrib["x"]) + float(mark.attrib["textLength"]) for mark in marks.findall("{*}text")]
+    assert ends[1] == pytest.approx((len(text) + 6) * CELL_W, abs=0.2)
+    blocks, paths = areas.findall("{*}rect"), marks.findall("{*}path")
+    assert len(blocks) == sum(char in BLOCKS for char in text) and paths
+    for block in blocks:
+        top, height = float(block.attrib["y"]), float(block.attrib["height"])
+        assert 0 <= top and 0 < height and top + height <= CELL_H + 0.01
+
+
+def test_rows_of_a_chart_meet_without_a_seam() -> None:
+    rows = [line((row, "chart.0")) for row in ("▂█", "██", "██")]
+    areas = ElementTree.fromstring(svg(rows)).findall("{*}g")[0].findall("{*}rect")
+    edges = {float(a.attrib["y"]) for a in areas}
+    ends = {round(float(a.attrib["y"]) + float(a.attrib["height"]), 2) for a in areas}
+    assert {16.5, 33.0} <= edges & ends and max(ends) == 49.5
 
 
 def test_an_export_that_cannot_be_written_says_where(tmp_path: object) -> None:

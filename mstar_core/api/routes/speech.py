@@ -13,6 +13,7 @@ from mstar_core.api.audio import AudioFormat, Encoder, audio_format, content_typ
 from mstar_core.api.call import Call
 from mstar_core.api.exchange import Exchange
 from mstar_core.api.fields import read_body
+from mstar_core.api.present import Chunk
 from mstar_core.api.schema.audio import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
 from mstar_core.api.service import Session
 from mstar_core.api.sse import EVENTS, PING, event, fail_events
@@ -85,7 +86,7 @@ async def _stream(exchange: Exchange, session: Session, form: AudioFormat) -> No
     encoder = await _encoder(session, form)
     try:
         async for ready in session.chunks():
-            pcm = b"".join(chunk.data for chunk in ready if chunk.modality == "audio")
+            pcm = _sound_of(ready)
             data = await _push(encoder, form, pcm) if pcm else b""
             if data:
                 await exchange.write(data, kind, session.live.deadline - exchange.service.clock())
@@ -102,7 +103,7 @@ async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> No
     encoder = await _encoder(session, form)
     try:
         async for ready in session.chunks():
-            pcm = b"".join(chunk.data for chunk in ready if chunk.modality == "audio")
+            pcm = _sound_of(ready)
             data = await _push(encoder, form, pcm) if pcm else b""
             if data:
                 await exchange.write(_delta(data), EVENTS, session.live.deadline - exchange.service.clock())
@@ -124,6 +125,11 @@ async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> No
         await fail_events(exchange, error)
         raise
     await exchange.end()
+
+
+def _sound_of(chunks: list[Chunk]) -> bytes:
+    pcm = [chunk.data for chunk in chunks if chunk.modality == "audio"]
+    return pcm[0] if len(pcm) == 1 else b"".join(pcm)
 
 
 async def _encoder(session: Session, form: AudioFormat) -> Encoder:

@@ -9,7 +9,7 @@ from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed, scrolled
 from mstarctl.top.line import Line, fit, left, line, right, safe, wrap
 from mstarctl.top.view import View
 
-HINT = "no load test records here; start one with: mstarctl bench run"
+HINT = "no load test records against this deployment"
 
 
 def bench_page(view: View, width: int, height: int, window: Window) -> tuple[list[Line], list[str]]:

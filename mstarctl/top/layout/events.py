@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from mstar_core.observe.frames import Event
-from mstarctl.output.units import duration_text, size_text
+from mstarctl.output.facts import facts_text
 from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed, scrolled
 from mstarctl.top.line import Line, cells, clip, fit, left, line, safe, take, wrap
 from mstarctl.top.view import View
 
 BAD: Final = ("died", "failed", "fatal", "unhealthy", "lost", "stall", "killed")
 WORN: Final = ("preempt", "refused", "restart", "degraded", "drain", "stale", "cut")
-AMOUNTS: Final = ("pages", "requests", "rows", "tokens", "bytes")
-SUBJECTS: Final = ("request", "child", "node")
 GOOD: Final = ("ready", "resumed", "finished")
 TOLD_LINES: Final = 3
 INDENT: Final = "   "
@@ -27,42 +25,6 @@ def role_of(kind: str) -> str:
     if any(word in kind for word in WORN):
         return "warn"
     return "ok" if any(word in kind for word in GOOD) else "accent"
-
-
-def facts_text(facts: dict[str, Any]) -> str:
-    """`r-7f11 96 pages (pool full)`: whom it is about, the rest as `key value`, the reason. Zeros say nothing."""
-    if "phase" in facts and "after" in facts:
-        return _phase_text(facts)
-    words = [str(facts[key]) for key in SUBJECTS if facts.get(key) not in (None, "")]
-    for key, value in facts.items():
-        if key in (*SUBJECTS, "why", "cause") or value in (None, "", 0, [], {}):
-            continue
-        words.append(_fact(key, value))
-    why = facts.get("why") or facts.get("cause")
-    if isinstance(why, dict):
-        why = why.get("message") or why.get("reason")
-    return safe(" ".join(words) + (f" ({why})" if why else "")).strip()
-
-
-def _phase_text(facts: dict[str, Any]) -> str:
-    """`worker-0 enters device (cpu)   spawn took 5.1 s`: a step of a start, and how long the one before was."""
-    detail, took = facts.get("detail"), facts.get("after_s")
-    text = f"{facts.get('child', '')} enters {facts['phase']}" + (f" ({detail})" if detail else "")
-    return safe(text + (f"   {facts['after']} took {duration_text(float(took))}" if took else "")).strip()
-
-
-def _fact(key: str, value: Any) -> str:
-    if isinstance(value, float) and key.endswith("_s"):
-        return f"{key.removesuffix('_s').replace('_', ' ')} {duration_text(value)}"
-    if isinstance(value, dict) and key.endswith("_s"):
-        return ", ".join(f"{name} {duration_text(float(part))}" for name, part in value.items())
-    if isinstance(value, list):
-        return f"{key.replace('_', ' ')} {', '.join(str(part) for part in value)}"
-    if isinstance(value, int) and key.endswith("_bytes"):
-        return f"{key.removesuffix('_bytes').replace('_', ' ')} {size_text(value)}"
-    if isinstance(value, int) and key in AMOUNTS:
-        return f"{value} {key}"
-    return f"{key.replace('_', ' ')} {value}"
 
 
 def short(view: View, event: Event) -> Line:

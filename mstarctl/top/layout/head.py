@@ -104,7 +104,7 @@ def _sums(view: View, size: int) -> list[Line]:
     else:
         ttft = line(("TTFT ", "dim"), (f"{p50}/{p99}", "value"), (" ms", "dim"))
     found = [load, ttft]
-    if head.tokens_s or not head.audio_x:
+    if head.tokens_s:
         found.append(
             _pair("text", figures.rate(head.tokens_s), unit="tok/s")
             if wide
@@ -112,9 +112,18 @@ def _sums(view: View, size: int) -> list[Line]:
         )
     if head.audio_x:
         found.append(line(("audio " if wide else "", "dim"), (f"{head.audio_x:.1f}x", "value")))
+    if not (head.tokens_s or head.audio_x):  # idle, or a model of actions or latents
+        found.append(line(("answers " if wide else "", "dim"), (figures.rate(head.requests_s), "value"), ("/s", "dim")))
     if wide:
         found.append(_pair("err", str(head.failed), "bad" if head.failed else "value"))
     return found
+
+
+def _speed(head: Deployment) -> str:
+    """Tokens, seconds of sound, or answers: the first that there are."""
+    if head.tokens_s:
+        return f"{figures.rate(head.tokens_s)}t/s"
+    return f"{head.audio_x:.1f}x" if head.audio_x else f"{figures.rate(head.requests_s)}/s"
 
 
 def _second(view: View, width: int, size: int) -> Line:
@@ -155,7 +164,7 @@ def _tiny(view: View, width: int) -> Line:
     parts = [
         line(" ", (clip(safe(head.name), 14), "strong"), " ", glyph, " ", load),
         line(("TTFT ", "dim"), (figures.whole_ms(head.ttft_p50_ms), "value")),
-        line((f"{figures.rate(head.tokens_s)}t/s" if head.tokens_s else f"{head.audio_x:.1f}x", "value")),
+        line((_speed(head), "value")),
     ]
     return spread(take(parts, width - end.width - 1, "  "), end, width)
 

@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from mstarctl.output.facts import facts_text
+from mstarctl.output.units import size_text
 from mstarctl.top import figures
 from mstarctl.top.glyphs import in_ascii
 from mstarctl.top.layout import bench, events, graph, logs, rank_page, ranks, requests, waterfall
 from mstarctl.top.layout.foot import Hint, foot
 from mstarctl.top.layout.head import head
 from mstarctl.top.layout.state import State
-from mstarctl.top.line import Line, fit, line, safe, window
+from mstarctl.top.line import Line, cells, fit, line, safe, window, wrap
 from mstarctl.top.view import LEAST_HEIGHT, LEAST_WIDTH, NORMAL, TINY, View, size_of
 
 Hits = dict[int, tuple[str, str]]
@@ -76,7 +78,7 @@ def _status(view: View, state: State, width: int, size: int) -> Line:
     return fit(
         text
         + (
-            line((safe(newest.type), events.role_of(newest.type)), (f" {events.facts_text(newest.facts)}", "dim"))
+            line((safe(newest.type), events.role_of(newest.type)), (f" {facts_text(newest.facts)}", "dim"))
             if newest
             else line()
         ),
@@ -142,21 +144,32 @@ def request_body(view: View, state: State, width: int, height: int, size: int) -
 
 
 def describe(view: View, names: Sequence[str], values: dict[str, object], width: int) -> list[Line]:
-    """Fields with their values, in as many columns as fit."""
-    known = [(name, values[name]) for name in names if values[name] not in (None, "", [], {}, 0, 0.0, False)]
+    """Fields with their values, in as many columns as fit; then the long ones, each on lines of its own."""
     each = 36
+    known = [worded(name, values[name]) for name in names if values[name] not in (None, "", [], {}, 0, 0.0, False)]
+    short = [pair for pair in known if cells(" ".join(pair)) <= each - 2]
     across = max(1, (width - 2) // each)
     rows = []
-    for start in range(0, len(known), across):
+    for start in range(0, len(short), across):
         row = line(" ")
-        for name, value in known[start : start + across]:
-            row = (
-                row
-                + fit(line((f"{name.replace('_', ' ')} ", "dim"), (shown_value(value), "value")), each - 2)
-                + line("  ")
-            )
+        for name, text in short[start : start + across]:
+            row = row + fit(line((f"{name} ", "dim"), (text, "value")), each - 2) + line("  ")
         rows.append(fit(row, width))
+    for name, text in (pair for pair in known if pair not in short):
+        first, *more = wrap(text, max(8, width - cells(name) - 3))
+        rows.append(fit(line(" ", (f"{name} ", "dim"), (first, "value")), width))
+        rows += [fit(line(" " * (cells(name) + 2), (part, "value")), width) for part in more]
     return rows
+
+
+def worded(name: str, value: object) -> tuple[str, str]:
+    """`waited_ms`, 1698 as (waited, 1698 ms): a field's name in words, and its value with its unit."""
+    for end in ("_ms", "_s"):
+        if name.endswith(end) and isinstance(value, int | float):
+            return name.removesuffix(end).replace("_", " "), f"{shown_value(value)} {end[1:]}"
+    if name.endswith("_bytes") and isinstance(value, int):
+        return name.removesuffix("_bytes").replace("_", " "), size_text(value)
+    return name.replace("_", " "), shown_value(value)
 
 
 def shown_value(value: object) -> str:

@@ -302,3 +302,13 @@ def test_extrinsics_are_needed_where_they_are_used(ac: Any, tmp_path: Path) -> N
     assert refused(own, picture(), **rolling(2), extrinsics=[[0.0] * 6]).field == "extrinsics"
     made = ask(own, film(2), **{**rolling(3), "states": [POSE] * 2}, context_frames=2, extrinsics=[[0.1] * 6] * 3)
     assert (shapes(made)["extrinsics"], shapes(made)["past_extrinsics"]) == ((ROOM, 6), (1, 6))
+
+
+def test_what_a_request_costs_is_told(processor: Processor) -> None:
+    """Tokens of the encoder, those of all candidates that pass the predictor, and steps of a rollout or a plan."""
+    each = FRAME + 2
+    assert ask(processor, film(3)).usage == {"encoder_tokens": 3 * FRAME, "predictor_tokens": 0}
+    rolled = ask(processor, film(3), **{**rolling(4, 5), "states": [POSE] * 2, "context_frames": 2, "horizon": 3}).usage
+    assert rolled == {"encoder_tokens": 2 * FRAME, "predictor_tokens": (1 + 5 * 3) * each, "steps": 3}
+    planned = ask(processor, picture(), **PLAN).usage
+    assert planned == {"encoder_tokens": FRAME, "predictor_tokens": 3 * 6 * 2 * each, "steps": 3}

@@ -193,3 +193,12 @@ def test_latents_as_video_are_bare_floats(processor: Processor) -> None:
     value = floats(1)[0].astype(np.float64)
     data, told = processor.postprocess(value, "video")
     assert data == value.astype("<f4").tobytes() and told == {"shape": [3, CROP, CROP], "dtype": "float32"}
+
+
+def test_what_a_request_costs_is_told(processor: Processor) -> None:
+    """Tokens of the encoder, those that pass the predictor, and steps."""
+    clip, both = npy(floats()), 2 * 2 * FRAME
+    assert ask(processor, clip).usage == {"encoder_tokens": 2 * FRAME, "predictor_tokens": 0}
+    assert ask(processor, clip, task="predict").usage == {"encoder_tokens": 2 * FRAME, "predictor_tokens": both}
+    rolled = {"encoder_tokens": 2 * FRAME, "predictor_tokens": 3 * 3 * FRAME, "steps": 3}
+    assert ask(processor, clip, task="rollout", horizon=3).usage == rolled

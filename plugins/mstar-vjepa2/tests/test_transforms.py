@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from fractions import Fraction
 from typing import Any
 
@@ -14,7 +15,7 @@ from PIL import Image
 from mstar_core.errors import BadMedia, MstarError, RequestError, TooLarge
 from mstar_core.plugin.processor import MediaPart
 from mstar_vjepa2 import media
-from mstar_vjepa2.media import read_image, read_video
+from mstar_vjepa2.media import THREADS, ahead, read_image, read_video
 from mstar_vjepa2.pixels import STD
 from mstar_vjepa2.sampling import Sampling, spread
 from mstar_vjepa2.transforms import cropped, normalised, shortest_edge, squared
@@ -240,3 +241,19 @@ def test_what_is_no_image_is_refused(data: bytes) -> None:
     with pytest.raises(BadMedia) as error:
         read_image(MediaPart(modality="image", data=data))
     assert error.value.field == "image"
+
+
+def test_frames_become_pixels_side_by_side_and_keep_their_order() -> None:
+    """Each waits for the others of its turn: one thread alone would wait until the barrier breaks."""
+    together = threading.Barrier(THREADS, timeout=20)
+
+    def keep(frame: np.ndarray) -> float:
+        together.wait()
+        return float(frame.mean())
+
+    clip = read_video(film(2 * THREADS), lambda total, rate: range(total), keep)
+    assert len(clip.frames) == 2 * THREADS and clip.frames == sorted(clip.frames)
+
+
+def test_few_large_frames_are_held_at_once() -> None:
+    assert [ahead(1920, 1080), ahead(3840, 2160), ahead(5000, 4000), ahead(8000, 5000)] == [4, 4, 2, 1]

@@ -12,6 +12,7 @@ import pytest
 
 from mstarctl.main import run
 from tests.fakes.deployment import make_spec, play, runtime, start
+from tests.fakes.ports import free_port
 
 __all__ = ["make_spec", "play", "runtime", "start"]
 
@@ -47,3 +48,8 @@ def tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capture
         return Said(int(code), said.out, said.err)
 
     return call
+
+
+def own_port() -> tuple[str, str]:
+    """Options of an api that takes no port of anybody else: the usual one may be taken on any machine."""
+    return "--port", str(free_port())

@@ -16,7 +16,7 @@ from mstarctl.start.launch import Started, wait_ready
 from mstarctl.top.feed import Feed, LogFeed
 from mstarctl.top.others import Others
 from mstarctl.top.session import LiveSession
-from tests.fakes.deployment import free_port
+from tests.fakes.ports import free_port
 
 Cli = Callable[..., Any]
 Launch = Callable[..., Started]

@@ -16,6 +16,7 @@ from mstar_core.config.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
 from mstar_core.errors import ExitCode
 from mstarctl.start.accelerator import Gpu, parse_processes, parse_smi
 from mstarctl.start.room import free_bytes, gpu_keys, visible_gpus, weights_bytes
+from tests.cli.life.conftest import own_port
 
 Cli = Callable[..., Any]
 GIB = 1 << 30
@@ -54,27 +55,27 @@ def checkpoint(folder: Path, gib: float) -> Path:
 
 def test_a_gpu_of_another_deployment_is_refused_with_its_holder(tool: Cli, two_gpus: Path) -> None:
     held = acquire_gpus({"cuda:1": "GPU-bbbb"}, "bagel")
-    said = tool("up", "orpheus:tiny", "--gpus", "1", "--dry-run")
+    said = tool("up", "orpheus:tiny", "--gpus", "1", "--dry-run", *own_port())
     assert said.code == ExitCode.START_FAILED
     assert "GPU 1 is in use" in said.err and f"deployment 'bagel' (pid {os.getpid()}" in said.err
     assert "mstarctl down bagel" in said.err
-    assert tool("up", "orpheus:tiny", "--gpus", "0", "--dry-run").code == 0
+    assert tool("up", "orpheus:tiny", "--gpus", "0", "--dry-run", *own_port()).code == 0
     release(held)
-    assert tool("up", "orpheus:tiny", "--gpus", "1", "--dry-run").code == 0
+    assert tool("up", "orpheus:tiny", "--gpus", "1", "--dry-run", *own_port()).code == 0
 
 
 def test_weights_that_cannot_fit_name_who_holds_the_memory(tool: Cli, two_gpus: Path) -> None:
     folder = checkpoint(two_gpus / "weights", 58.9)
-    said = tool("up", "orpheus", "--weights", str(folder), "--gpus", "0", "--dry-run")
+    said = tool("up", "orpheus", "--weights", str(folder), "--gpus", "0", "--dry-run", *own_port())
     assert said.code == ExitCode.START_FAILED, said.err
     assert "orpheus does not fit on 1 GPU" in said.err
     assert "weights need 58.9 GiB; 46.2 GiB of 79.1 GiB are free" in said.err
     assert f"27.4 GiB are held by pid {os.getpid()} (" in said.err and "--gpus 1" in said.err
-    assert tool("up", "orpheus", "--weights", str(folder), "--gpus", "1", "--dry-run").code == 0
+    assert tool("up", "orpheus", "--weights", str(folder), "--gpus", "1", "--dry-run", *own_port()).code == 0
 
 
 def test_gpus_out_of_range_are_counted(tool: Cli, two_gpus: Path) -> None:
-    said = tool("up", "orpheus:tiny", "--gpus", "5", "--dry-run")
+    said = tool("up", "orpheus:tiny", "--gpus", "5", "--dry-run", *own_port())
     assert (said.code, "there is no GPU 5" in said.err, "0 to 1" in said.err) == (ExitCode.INVALID, True, True)
 
 

@@ -62,8 +62,8 @@ def test_a_running_deployment_is_listed_described_drained_and_stopped(tool: Cli,
     assert "it runs rank 0 on cpu" in no_gpu.err and "try: mstarctl describe rank/0; mstarctl doctor" in no_gpu.err
     assert tool("logs", "--from", "wrker").code == ExitCode.NOT_FOUND
 
-    assert tool("down", "--grace", "5s").code == 0
-    assert started.process.wait(10) == 0
+    assert tool("down", "--grace", "60s").code == 0
+    assert started.process.wait(60) == 0
     again = tool("down", "fake")
     assert (again.code, "nothing to stop" in again.err) == (ExitCode.NOT_FOUND, True)
     assert tool("ps").code == 0 and tool("ps", "fake", "-o", "json").items[0]["state"] == "stopped"
@@ -86,9 +86,9 @@ def test_a_failed_start_stays_visible_with_its_cause(tool: Cli, start: Launch, p
 def test_a_start_that_stands_still_is_exit_7(tool: Cli, start: Launch, play: Callable[..., None]) -> None:
     play(worker_0={"phase": "kv", "how": "hang"})
     with pytest.raises(MstarError) as stalled:
-        wait_ready(start(stall_s=3.0), nothing)  # the others may take so long on a busy machine
+        wait_ready(start(stall_s=10.0), nothing)  # the others may take so long on a busy machine
     assert stalled.value.exit_code is ExitCode.TIMED_OUT and stalled.value.code == "stalled"
-    assert "worker-0 made no progress in phase kv for 3 s" in stalled.value.title
+    assert "worker-0 made no progress in phase kv for 10 s" in stalled.value.title
     assert tool("ps", "fake", "-o", "json").items[0]["cause"]["code"] == "stalled"
 
 
@@ -96,7 +96,7 @@ def test_what_a_killed_supervisor_left_is_called_stale(tool: Cli, start: Launch)
     started = start()
     wait_ready(started, nothing)
     os.kill(started.process.pid, signal.SIGKILL)
-    started.process.wait(10)
+    started.process.wait(60)
     said = tool("ps")
     assert "stale" in said.out and "mstarctl up cleans it" in said.err
     assert RunDirectory.of("fake").holder() is None

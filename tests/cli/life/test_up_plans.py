@@ -18,7 +18,8 @@ from mstar_core.config.run_dir import deployments
 from mstar_core.errors import ConfigError, ExitCode, PluginError, UsageError
 from mstarctl.start.devices import choose_devices
 from mstarctl.start.limits import unused_options
-from tests.fakes.deployment import free_port
+from tests.cli.life.conftest import own_port
+from tests.fakes.ports import free_port
 
 Cli = Callable[..., Any]
 
@@ -52,7 +53,7 @@ Cli = Callable[..., Any]
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_cannot_run_is_refused_with_the_reason(tool: Cli, argv: list[str], code: ExitCode, words: str) -> None:
-    said = tool("up", *argv)
+    said = tool("up", *argv, *own_port())
     assert (said.code, words in said.err) == (code, True), said.err
     assert list(deployments()) == []
 
@@ -131,19 +132,31 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(tool: Cli, runtime: Path) -
 
 
 def test_an_open_address_without_a_key_is_warned_of(tool: Cli) -> None:
-    open_to_all = tool("up", "orpheus:tiny", "--dry-run")
-    with_key = tool("up", "orpheus:tiny", "--dry-run", "--api-key", "secret")
+    open_to_all = tool("up", "orpheus:tiny", "--dry-run", *own_port())
+    with_key = tool("up", "orpheus:tiny", "--dry-run", "--api-key", "secret", *own_port())
     assert "--api-key" in open_to_all.err
     assert "--api-key" not in with_key.err and "secret" not in with_key.out + with_key.err
 
 
 def test_every_option_without_effect_is_named(tool: Cli) -> None:
     given = ("--mooncake-port", "9000", "--tcp-transfer-device", "eth0", "--enable-nvtx")
-    said = tool("up", "orpheus:tiny", "--dry-run", *given)
+    said = tool("up", "orpheus:tiny", "--dry-run", *given, *own_port())
     assert said.code == 0
     for flag in ("--mooncake-port 9000", "--tcp-transfer-device eth0", "--enable-nvtx"):
         assert f"{flag} has no effect" in said.err
-    assert "no effect" not in tool("up", "orpheus:tiny", "--dry-run").err
+    assert "no effect" not in tool("up", "orpheus:tiny", "--dry-run", *own_port()).err
+
+
+def test_weights_that_were_not_made_for_a_robot_are_said_with_what_to_name(tool: Cli, tmp_path: Path) -> None:
+    dry = ("--dry-run", "--device", "cpu", "--port", str(free_port()))
+    said = tool("up", "pi05_droid", *dry)
+    assert said.code == 0, said.err
+    assert "not trained for robot droid" in said.err and "--weights DIR" in said.err and "pi05_droid, conv" in said.err
+    for words in (("pi05:tiny", "--set", "model_kwargs.robot=droid"), ("pi05",), ("orpheus",)):
+        assert "not trained" not in tool("up", *words, *dry).err
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert "not trained" not in tool("up", "pi05_droid", *dry, "--weights", str(tmp_path)).err
 
 
 def test_marks_have_an_effect_where_a_rank_is_on_a_gpu() -> None:
@@ -167,7 +180,7 @@ def test_a_run_directory_that_cannot_be_made_is_named(
 
 def test_a_path_too_long_for_sockets_says_how_long_it_is(tool: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MSTAR_RUNTIME_DIR", "/tmp/" + "x" * 120)
-    said = tool("up", "orpheus:tiny", "-d", "--host", "127.0.0.1")
+    said = tool("up", "orpheus:tiny", "-d", "--host", "127.0.0.1", *own_port())
     assert (said.code, "at most 107" in said.err, "MSTAR_RUNTIME_DIR" in said.err) == (ExitCode.INVALID, True, True)
 
 

@@ -20,15 +20,18 @@ import pytest
 from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ExitCode, MstarError
 from mstarctl.client import AdminClient
-from tests.fakes.deployment import free_port
+from tests.fakes.ports import free_port
 from tests.runtime.deployment import cache_dir
 
 Cli = Callable[..., Any]
 SOUND = ("--param", "max_output_tokens=160", "--param", "ignore_eos=true")
 """160 ids are 22 whole frames: enough for several windows of sound with any weights."""
 
-LONG = ("--param", "max_output_tokens=4000", "--param", "ignore_eos=true")
-WAIT_S = 60.0
+LONG = ("--param", "max_output_tokens=8000", "--param", "ignore_eos=true")
+WAIT_S = 100.0
+STARTS = 4
+
+pytestmark = pytest.mark.timeout(400)  # several waits of a test may be long on a busy machine
 
 
 def mstarctl(runtime: Path, *words: str, **how: Any) -> subprocess.Popen[str]:
@@ -107,7 +110,7 @@ def test_a_sentence_becomes_a_file(here: Cli) -> None:
     assert here("call", "--text", "x", "--out", "no/such/folder.wav").code == ExitCode.INVALID
     assert here("call", "--text", "x", "--out", "a.png").code == ExitCode.USAGE
     assert here("call").code == ExitCode.USAGE
-    second = here("up", "orpheus:tiny", "-d")
+    second = here("up", "orpheus:tiny", "-d", "--port", str(free_port()))
     assert (second.code, "already running" in second.err) == (ExitCode.INVALID, True)
 
 
@@ -134,7 +137,11 @@ def test_a_request_is_listed_traced_and_described(here: Cli, tmp_path: Path, dep
     assert here("requests", "--sort", "colour").code == ExitCode.USAGE
     assert len(here("requests", "--limit", "1", "-o", "json").items) == 1
 
-    lines = here("trace", "r-7f3a").out.splitlines()
+    def traced() -> list[str]:
+        text = here("trace", "r-7f3a").out
+        return text.splitlines() if "159 steps" in text and "snac_decoder" in text else []
+
+    lines = until(traced, "all spans of its trace")
     assert lines[0].startswith("r-7f3a   orpheus   text -> audio") and "TTFT" in lines[0]
     assert any("LLM decode" in line and "###" in line and "159 steps" in line for line in lines), lines
     assert any("snac_decoder" in line for line in lines)
@@ -165,7 +172,7 @@ def test_a_long_request_is_watched_and_cancelled(here: Cli, deployed: Path, tmp_
         done = here("cancel", "long")
         assert done.code == 0, done.err
         _, err = calling.communicate(timeout=WAIT_S)
-        assert calling.returncode == ExitCode.USAGE and "cancelled" in err
+        assert calling.returncode == ExitCode.INTERRUPTED and "cancelled" in err
         watching.send_signal(signal.SIGINT)
         watching.communicate(timeout=WAIT_S)
     assert watching.returncode == ExitCode.INTERRUPTED
@@ -208,13 +215,18 @@ def test_names_are_completed_from_the_socket(here: Cli, deployed: Path, monkeypa
     ):
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
-        with mstarctl(deployed) as asked:
-            out, err = asked.communicate(timeout=WAIT_S)
-        assert (out.split(), err) == ([wanted], ""), line
+
+        def completed() -> list[str]:
+            with mstarctl(deployed) as asked:
+                out, err = asked.communicate(timeout=WAIT_S)
+            assert err == ""
+            return out.split()  # empty where the socket took longer than a completion waits
+
+        assert until(completed, f"a completion of {line!r}") == [wanted]
 
 
 def test_logs_and_events_are_searched(here: Cli) -> None:
-    assert "answered" in here("logs", "--request", "r-7f3a", "--from", "api").out
+    until(lambda: "answered" in here("logs", "--request", "r-7f3a", "--from", "api").out, "its line in the log")
     assert here("logs", "--since", "1h", "--level", "error").out == ""
     assert here("logs", "--grep", "deployment.ready", "-o", "json").out.count("\n") == 1
     kinds = [
@@ -236,13 +248,25 @@ def test_a_killed_worker_is_named_everywhere_and_comes_back(here: Cli, deployed:
         watching.kill()
     assert (worse["kind"], worse["state"]) == ("deployment", "degraded")
     assert "worker-0 was killed by SIGKILL" in worse["cause"]["message"] and "SIGKILL" in worse["note"]
-    assert "SIGKILL" in here("events", "--type", "child.died").out
+    until(lambda: "SIGKILL" in here("events", "--type", "child.died").out, "the event of its end")
     until(lambda: here("ps", "-o", "json").items[0]["state"] == "ready", "ready again")
     assert "SIGKILL" in here("ps", "-o", "wide").out, "the cause stays until the next start"
     assert "SIGKILL" in here("describe", "deployment/orpheus").out
 
 
 def test_a_worker_killed_during_the_start_is_the_last_thing_that_up_says() -> None:
+    for _ in range(STARTS):
+        code, err = started_without_its_worker()
+        if code:
+            break  # else the start was over before the signal came
+    last = err.splitlines()[-5:]
+    assert code == ExitCode.START_FAILED, err
+    assert any("error: worker-0 was killed by SIGKILL" in line and "exit 6" in line for line in last), err
+    assert "log: " in last[-1] and "worker-0.log" in last[-1]
+
+
+def started_without_its_worker() -> tuple[int, str]:
+    """What a start ends with, and says, whose worker is killed as soon as it is there."""
     folder = Path(tempfile.mkdtemp(prefix="mst-"))
     words = ("up", "orpheus:tiny", "-d", "--name", "other", "--host", "127.0.0.1", "--port", str(free_port()))
     with mstarctl(folder, *words, "--cache-dir", str(cache_dir())) as up:
@@ -256,8 +280,7 @@ def test_a_worker_killed_during_the_start_is_the_last_thing_that_up_says() -> No
 
         os.kill(until(worker, "a worker"), signal.SIGKILL)
         _, err = up.communicate(timeout=WAIT_S)
-    last = err.splitlines()[-5:]
-    assert up.returncode == ExitCode.START_FAILED, err
-    assert any("error: worker-0 was killed by SIGKILL" in line and "exit 6" in line for line in last), err
-    assert "log: " in last[-1] and "worker-0.log" in last[-1]
+    with mstarctl(folder, "down", "--all", "--now") as down:
+        down.communicate(timeout=WAIT_S)
     shutil.rmtree(folder, ignore_errors=True)
+    return up.returncode, err

@@ -71,6 +71,7 @@ def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
         processor="mstar_pi05.processor:Processor",
         model="mstar_pi05.model:Pi05",
         bind=bind,
+        misfit=misfit,
         configs="mstar_pi05:configs",
         default_config="pi05",
         weights={
@@ -97,6 +98,17 @@ def bind(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any])
     if folder is not None:
         find_statistics(folder, deployment.norm_stats)
     return replace(spec(sizes, deployment), model_kwargs={**MODEL_KWARGS, **model_kwargs})
+
+
+def misfit(model_kwargs: Mapping[str, Any]) -> str:
+    """Why `lerobot/pi05_base` does not fit a robot, and what does. Raises ConfigError for options."""
+    robot = read_deployment(model_kwargs).robot
+    if robot is None:
+        return ""
+    return (
+        f"these are the weights of {WEIGHTS_REPO}, which were not trained for robot {robot.name}: give the folder of "
+        f"a fine-tune with --weights DIR ({robot.checkpoint})"
+    )
 
 
 def _with_sizes(sample: Sample, sizes: Sizes) -> Sample:

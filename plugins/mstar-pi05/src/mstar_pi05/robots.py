@@ -12,6 +12,7 @@ class Robot:
     """One mapping. state, actions: values. is_delta: per action, whether the model gives a difference to the state.
 
     mirrors: whether states and actions are turned into the joint convention that the model was trained in.
+    checkpoint: which fine-tune knows this robot, in words.
     """
 
     name: str
@@ -19,6 +20,7 @@ class Robot:
     actions: int
     is_delta: tuple[bool, ...] = ()
     mirrors: bool = False
+    checkpoint: str = "one of your own"
 
 
 ALOHA_ARM: Final = (True,) * 6 + (False,)
@@ -26,6 +28,6 @@ ALOHA_ARM: Final = (True,) * 6 + (False,)
 
 ROBOTS: Final[Mapping[str, Robot]] = {
     "aloha": Robot(name="aloha", state=14, actions=14, is_delta=ALOHA_ARM * 2, mirrors=True),
-    "droid": Robot(name="droid", state=8, actions=8),
-    "libero": Robot(name="libero", state=8, actions=7),
+    "droid": Robot(name="droid", state=8, actions=8, checkpoint="openpi's pi05_droid, converted by its script"),
+    "libero": Robot(name="libero", state=8, actions=7, checkpoint="openpi's pi05_libero, converted by its script"),
 }

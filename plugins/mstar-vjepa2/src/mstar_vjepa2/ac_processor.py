@@ -73,7 +73,8 @@ class Processor:
                     arrays |= planning(params)
         notes += self._beyond_training(task, params)
         tokens = (len(frames) + ("goal_frame" in arrays)) * self._facts.encoder.frame_tokens
-        return Inputs(arrays=arrays, prompt_tokens=tokens, warnings=notes, metadata=self._told(params))
+        usage = {"encoder_tokens": tokens, **self._predicted(task, params, len(frames))}
+        return Inputs(arrays=arrays, prompt_tokens=tokens, warnings=notes, metadata=self._told(params), usage=usage)
 
     def postprocess(self, output: Array, modality: str) -> tuple[bytes, dict[str, Any]]:
         """Latents that go out under their earlier name, video, as float32."""
@@ -84,6 +85,18 @@ class Processor:
         encoder = self._facts.encoder
         facts = {"crop": encoder.crop, "grid": [encoder.grid] * 2, "normalize_reps": params.normalize_reps}
         return {"tensor": facts}
+
+    def _predicted(self, task: str, params: ActionParams, frames: int) -> dict[str, int]:
+        """Tokens that pass the predictor, of all candidates together, and the steps of a rollout or a plan."""
+        each = self._facts.conditions + self._facts.encoder.frame_tokens
+        match task:
+            case "rollout":
+                passes, steps = params.candidates * params.steps, params.steps
+            case "plan":
+                passes, steps = params.cem_steps * params.samples * params.plan_steps, params.cem_steps
+            case _:
+                return {"predictor_tokens": frames * each if task == "predict" else 0}
+        return {"predictor_tokens": (params.context_frames - 1 + passes) * each, "steps": steps}
 
     # -- sizes --------------------------------------------------------------------------------------------------
 

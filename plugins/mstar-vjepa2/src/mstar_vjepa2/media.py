@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +31,11 @@ MOST_FRAMES: Final = 20_000
 """Frames of a clip that are looked through: over ten minutes at 30 a second."""
 
 THREADS: Final = 4
+"""Of a clip's decoder, and as many that turn frames into pixels: all of it releases the interpreter."""
+
+MOST_AHEAD: Final = MOST_PIXELS
+"""Pixels of frames that are held whole at once."""
+
 Choose = Callable[[int, float], Sequence[int]]
 """Which frames to take, ascending, of so many at so many a second (0: not known)."""
 
@@ -63,7 +70,7 @@ def read_image(part: MediaPart) -> Frame:
 
 
 def read_video(part: MediaPart, choose: Choose, keep: Callable[[Frame], Any], *, needs_total: bool = True) -> Clip:
-    """Take frames from a video, one after the other, so that no more than one is held whole.
+    """Take frames from a video, in order, few of which are ever held whole.
 
     choose: called with the number of frames and the rate; raises RequestError where they do not do. keep: called with
     each chosen frame, uint8 RGB [H, W, 3]. needs_total: what is chosen depends on the number of frames; otherwise
@@ -84,23 +91,34 @@ def read_video(part: MediaPart, choose: Choose, keep: Callable[[Frame], Any], *,
 def _decoded(
     part: MediaPart, chosen: Sequence[int], keep: Callable[[Frame], Any], *, is_partial: bool
 ) -> tuple[list[Any], int]:
-    wanted = list(chosen)
+    wanted = deque(chosen)
     found: list[Any] = []
+    pending: deque[Future[Any]] = deque()
     seen = 0
     try:
-        for frame in _frames(part):
-            while len(found) < len(wanted) and wanted[len(found)] == seen:
-                found.append(keep(_upright(frame)))
-            seen += 1
-            if seen > MOST_FRAMES:
-                raise _too_many(seen)
-            if is_partial and len(found) == len(wanted):
-                break
+        with ThreadPoolExecutor(THREADS) as pool:
+            for frame in _frames(part):
+                while wanted and wanted[0] == seen:
+                    wanted.popleft()
+                    pending.append(pool.submit(lambda frame: keep(_upright(frame)), frame))
+                    if len(pending) >= ahead(frame.width, frame.height):
+                        found.append(pending.popleft().result())
+                seen += 1
+                if seen > MOST_FRAMES:
+                    raise _too_many(seen)
+                if is_partial and not wanted:
+                    break
+            found += [each.result() for each in pending]
     except RequestError:
         raise
     except Exception as error:
         raise _unreadable("video", error) from error
     return found, seen
+
+
+def ahead(width: int, height: int) -> int:
+    """How many frames of this size may become pixels at once. Resizing one takes longer than decoding ten."""
+    return max(1, min(THREADS, MOST_AHEAD // (width * height)))
 
 
 def _frames(part: MediaPart) -> Iterator[Any]:

@@ -69,7 +69,10 @@ class Processor:
             arrays["layers"] = np.asarray(params.layers, dtype=np.int64)
         if task in ("predict", "rollout"):
             arrays |= self._masks(task, params, clip, tokens)
-        return Inputs(arrays=arrays, prompt_tokens=tokens, warnings=list(clip.notes), metadata=self._told(tokens))
+        return Inputs(
+            arrays=arrays, prompt_tokens=tokens, warnings=list(clip.notes), metadata=self._told(tokens),
+            usage=_counted(arrays, tokens, params.steps if task == "rollout" else 0),
+        )  # fmt: skip
 
     def postprocess(self, output: Array, modality: str) -> tuple[bytes, dict[str, Any]]:
         """Latents that go out under their earlier name, video, as float32."""
@@ -193,6 +196,13 @@ class Processor:
             )
         encoder = self._facts.encoder
         return encoder.frame_tokens * int(params.anticipation_s * rate / encoder.tubelet)
+
+
+def _counted(arrays: Mapping[str, Array], tokens: int, steps: int) -> dict[str, int]:
+    """Tokens of encoder and predictor, and steps of a rollout: what a request costs."""
+    seen = sum(len(arrays[name]) for name in ("context_mask", "target_mask") if name in arrays)
+    found = {"encoder_tokens": tokens, "predictor_tokens": seen * max(1, steps)}
+    return {**found, "steps": steps} if steps else found
 
 
 def _ids(given: Sequence[int], limit: int, field: str) -> Array:

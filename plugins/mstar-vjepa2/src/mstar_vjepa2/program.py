@@ -78,7 +78,10 @@ def _context(request: ProgramRequest) -> list[Run]:
 def _rollout(request: ProgramRequest) -> Run:
     params = request.params
     inputs = _given(request, CLIP, "state", "states", "actions", "extrinsics", *GOALS)
-    return Run(_rollout_walk(request), max_iters=params.steps, rows=params.candidates, sample=False, **inputs)
+    walk = _rollout_walk(request)
+    # A scorer stands between the steps of a scored rollout, so that all candidates keep their frames at once.
+    kept = params.steps if "scored" in walk or walk == "rollout_energies" else 0
+    return Run(walk, max_iters=params.steps, rows=params.candidates, row_passes=kept, sample=False, **inputs)
 
 
 def _rollout_walk(request: ProgramRequest) -> str:

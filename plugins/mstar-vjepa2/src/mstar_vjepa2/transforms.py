@@ -60,10 +60,11 @@ def squared(frame: Frame, crop: int) -> Pixels:
     height, width = frame.shape[:2]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
-    square = frame[top : top + side, left : left + side].astype(np.float32)
+    square = frame[top : top + side, left : left + side]
     first, second, share = _taps(side, crop)
     weight = share[:, None, None]
-    rows = square[first] * (1 - weight) + square[second] * weight
+    # Rows are chosen before they become floats: of a large frame most are not looked at.
+    rows = square[first].astype(np.float32) * (1 - weight) + square[second].astype(np.float32) * weight
     weight = share[None, :, None]
     return normalised((rows[:, first] * (1 - weight) + rows[:, second] * weight).transpose(2, 0, 1))
 

@@ -1,0 +1,48 @@
+"""Facts of an event in short words, for `mstarctl events` and `top` alike. Pure functions."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mstarctl.output.table import escape
+from mstarctl.output.units import duration_text, size_text
+
+AMOUNTS: Final = ("pages", "requests", "rows", "tokens", "bytes")
+SUBJECTS: Final = ("request", "child", "node")
+
+
+def facts_text(facts: dict[str, Any]) -> str:
+    """`r-7f11 96 pages (pool full)`: whom it is about, the rest as `key value`, the reason. Zeros say nothing."""
+    if "phase" in facts and "after" in facts:
+        return _phase_text(facts)
+    words = [str(facts[key]) for key in SUBJECTS if facts.get(key) not in (None, "")]
+    for key, value in facts.items():
+        if key in (*SUBJECTS, "why", "cause") or value in (None, "", 0, [], {}):
+            continue
+        words.append(_fact(key, value))
+    why = facts.get("why") or facts.get("cause")
+    if isinstance(why, dict):
+        why = why.get("message") or why.get("reason")
+    return escape(" ".join(words) + (f" ({why})" if why else "")).strip()
+
+
+def _phase_text(facts: dict[str, Any]) -> str:
+    """`worker-0 enters device (cpu)   spawn took 5.1 s`: a step of a start, and how long the one before was."""
+    detail, took = facts.get("detail"), facts.get("after_s")
+    text = f"{facts.get('child', '')} enters {facts['phase']}" + (f" ({detail})" if detail else "")
+    return escape(text + (f"   {facts['after']} took {duration_text(float(took))}" if took else "")).strip()
+
+
+def _fact(key: str, value: Any) -> str:
+    if isinstance(value, float) and key.endswith("_s"):
+        return f"{key.removesuffix('_s').replace('_', ' ')} {duration_text(value)}"
+    if isinstance(value, dict) and key.endswith("_s"):
+        parts = ", ".join(f"{name} {duration_text(float(part))}" for name, part in value.items())
+        return f"({parts})"
+    if isinstance(value, list):
+        return f"{key.replace('_', ' ')} {', '.join(str(part) for part in value)}"
+    if isinstance(value, int) and key.endswith("_bytes"):
+        return f"{key.removesuffix('_bytes').replace('_', ' ')} {size_text(value)}"
+    if isinstance(value, int) and key in AMOUNTS:
+        return f"{value} {key}"
+    return f"{key.replace('_', ' ')} {value}"

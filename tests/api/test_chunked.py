@@ -1,0 +1,81 @@
+"""The parts of streamed answers on their way to the connection: order, framing, turns, and who has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mstar_core.api.chunked import LARGE_BYTES, Burst, ChunkedBody
+
+
+class Connection:
+    """A Sanic protocol and its transport, as far as a body knows them. written: each call of `write`."""
+
+    def __init__(self) -> None:
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self.transport: Any = self
+        self.written: list[bytes] = []
+        self.is_closed = False
+        self.is_broken = False
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def write(self, data: bytes) -> None:
+        if self.is_broken:
+            raise RuntimeError("the socket is broken")
+        self.written.append(data)
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+
+async def test_parts_of_all_streams_are_written_in_the_next_turn_each_once_and_in_order() -> None:
+    burst, connections = Burst(), [Connection() for _ in range(3)]
+    bodies = [ChunkedBody(each, burst) for each in connections]
+    for part in (b"a", b"bc" * 8):
+        assert all(body.write(part) for body in bodies)
+    assert [each.written for each in connections] == [[]] * 3
+    await asyncio.sleep(0)
+    assert [each.written for each in connections] == [[b"1\r\na\r\n10\r\n" + b"bc" * 8 + b"\r\n"]] * 3
+    bodies[0].write(b"d")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [len(each.written) for each in connections] == [2, 1, 1]
+
+
+async def test_a_large_part_goes_at_once_behind_what_was_held() -> None:
+    burst, connection = Burst(), Connection()
+    body = ChunkedBody(connection, burst)
+    body.write(b"small")
+    body.write(b"x" * LARGE_BYTES)
+    assert b"".join(connection.written) == b"5\r\nsmall\r\n4000\r\n" + b"x" * LARGE_BYTES + b"\r\n"
+    await asyncio.sleep(0)
+    assert len(connection.written) == 1
+
+
+async def test_a_client_that_does_not_read_is_told_apart_from_one_that_left() -> None:
+    burst, connection = Burst(), Connection()
+    body = ChunkedBody(connection, burst)
+    connection._can_write.clear()
+    assert not body.write(b"late")
+    connection._can_write.set()
+    body.write(b"held")
+    connection.abort()
+    with pytest.raises(asyncio.CancelledError):
+        body.write(b"more")
+    await asyncio.sleep(0)
+    assert connection.written == []
+
+
+async def test_a_connection_that_cannot_be_written_costs_no_other_its_part() -> None:
+    burst, connections = Burst(), [Connection() for _ in range(3)]
+    connections[1].is_broken = True
+    for each in connections:
+        ChunkedBody(each, burst).write(b"a")
+    await asyncio.sleep(0)
+    assert [each.written for each in connections] == [[b"1\r\na\r\n"], [], [b"1\r\na\r\n"]]
+    assert connections[1].is_closed
