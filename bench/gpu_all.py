@@ -94,14 +94,14 @@ def steps() -> dict[str, Step]:
 def tree_steps() -> dict[str, Step]:
     """Steps of another tree, which runs in turn with this one where figures are compared."""
     tests = ("tests/gpu", "-k", "kernels or decode or advance or nucleus or engine or prefill")
+    step = ("bench/gpu_orpheus.py", "--steps", "200", "--out", "{out}")
     loads = ("--closed", "1:8,32:2,64:3", "--compare-tree", "{tree}", "--out", "{out}")
     return {
         "tree_tests": Step(
             words=("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *tests), limit_s=240, is_other=True
         ),
-        "tree_step": Step(
-            words=("bench/gpu_orpheus.py", "--steps", "200", "--out", "{out}"), limit_s=120, is_other=True
-        ),
+        "own_step": Step(words=step, limit_s=120),
+        "tree_step": Step(words=step, limit_s=120, is_other=True),
         "tree_server": Step(words=(*SERVER, *loads), limit_s=240),
     }
 

@@ -261,6 +261,25 @@ def test_replicas_are_chosen_by_load(post: Post, clock: Clock) -> None:
     assert [r.homes.by_node["lm"] for r in conductor.requests.values()] == [0, 1, 0, 1]
 
 
+def test_a_walk_goes_to_the_rank_that_holds_its_node_for_it(post: Post, clock: Clock) -> None:
+    """What `graph_walks` of a group does to a request: another home in that walk, and the plain one in others."""
+    plan = placed((0,), codec=0)
+    scoped = (
+        NodePlacement(node="lm", replicas=((0,),), walks=("prefill",)),
+        NodePlacement(node="lm", replicas=((1,),), walks=("decode",)),
+    )
+    ranks = (*plan.ranks, RankPlan(rank=1, device="cpu", nodes=()))
+    conductor = Conductor(
+        MODEL, Plan(ranks=ranks, placements=(*scoped, plan.placements[1])), post, max_seq_len=64, clock=clock
+    )
+    for rank in (0, 1):
+        conductor.on(PeerReady(name=f"worker-{rank}", incarnation=1))
+    conductor.on(request())
+    (homes,) = (found.homes for found in conductor.requests.values())
+    assert (homes.by_node["lm"], homes.by_walk) == (0, {"decode": {"lm": 1}})
+    assert homes.ranks == {0, 1}
+
+
 def test_messages_for_unknown_requests_are_counted_and_dropped(conductor: Conductor, post: Post) -> None:
     conductor.on(WalkDone(handle=7, run=1, rank=0))
     conductor.on(CancelRequest(handle=7))

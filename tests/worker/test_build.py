@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
+import msgspec
 import pytest
 import torch
 
@@ -59,6 +60,8 @@ def test_dtypes_and_attention_follow_the_device() -> None:
     assert compute_dtype(None, CPU) is torch.float32 and attention_of(spec(), CPU) == "torch"
     assert compute_dtype(None, torch.device("cuda")) is torch.bfloat16
     assert attention_of(spec(), torch.device("cuda")) == "flashinfer"
+    assert compute_dtype("float16", CPU) is torch.float16  # what the file says goes before the device
+    assert attention_of(msgspec.structs.replace(spec(), attention="torch"), torch.device("cuda")) == "torch"
     with pytest.raises(ConfigError, match="bfloat17"):
         compute_dtype("bfloat17", CPU)
 

@@ -245,7 +245,7 @@ def test_what_is_no_image_is_refused(data: bytes) -> None:
 
 def test_frames_become_pixels_side_by_side_and_keep_their_order() -> None:
     """Each waits for the others of its turn: one thread alone would wait until the barrier breaks."""
-    together = threading.Barrier(THREADS, timeout=20)
+    together = threading.Barrier(THREADS, timeout=60)
 
     def keep(frame: np.ndarray) -> float:
         together.wait()
