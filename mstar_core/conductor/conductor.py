@@ -37,6 +37,7 @@ from mstar_core.messages.work import (
     WalkDone,
     WorkFailed,
 )
+from mstar_core.observe.cleanup import attempt
 from mstar_core.plugin.program import Answer, Run
 from mstar_core.plugin.spec import ModelSpec, Partition
 
@@ -284,15 +285,12 @@ class Conductor:
     def _end(self, request: Request) -> None:
         """The one place where a request leaves: forget it, free its ranks, end its generators."""
         del self.requests[request.handle]
-        self.news.ended(request)
-        self.router.closed(request.homes)
+        attempt(self.news.ended, request)
+        attempt(self.router.closed, request.homes)
         for rank in request.homes.ranks:
-            self._send.send(worker_name(rank), CloseRequest(handle=request.handle))
+            attempt(self._send.send, worker_name(rank), CloseRequest(handle=request.handle))
         for run in request.partitions.values():
-            try:
-                run.generator.close()
-            except Exception:  # isolation boundary: clean-up of one program must not stop the others
-                log.exception("a program raised while it was closed")
+            attempt(run.generator.close)
 
     # -- peers come and go ------------------------------------------------------------------------------------
 

@@ -65,7 +65,8 @@ class InnerGraphs:
         self._learn(kind)
         bucket = self._bucket(kind, len(rows))
         if bucket is None:
-            self._captures.counts.misses += 1
+            # What is not worth a graph is not missed.
+            self._captures.counts.misses += self._is_worth(tuple(rows.shape))
             return self._function(rows)
         bucket.given[: len(rows)].copy_(rows)
         if bucket.graph is not None:

@@ -48,8 +48,8 @@ FUSED_TOKENS: Final = 65536
 class KVCacheEngine:
     """Runs one KV node on one device. Owned by the worker; every call comes from its one thread.
 
-    A module may name `host_outputs`, outputs of loops that leave the device: they travel within the step, and the step
-    is done when they are there. Few steps are in flight at once, so what comes meanwhile shares the next one.
+    A module may name `host_outputs`, outputs of loops that leave the device (`told_outputs`: when an iteration is told,
+    not at the end): they travel within the step, which is done when they are there. Few steps are in flight at once.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class KVCacheEngine:
         self._branch_names = spec.kv.branches
         self._lookahead = lookahead
         self._to_host = to_host
-        self._host_outputs: frozenset[str] = frozenset(getattr(module, "host_outputs", ()))
+        self._ended, self._told = (frozenset[str](getattr(module, n, ())) for n in ("host_outputs", "told_outputs"))
         self._opened = 0
         pool = PagePool(num_pages, page_size)
         tables = PageTables(pool, max_slots, max_seq_len)
@@ -231,7 +231,7 @@ class KVCacheEngine:
         running = KVRunning([], result, started)
         if self._state.decode is not None or pieces:
             self._run(running, pieces)
-            running.bring(self._host_outputs, self._to_host)
+            running.bring(self._ended, self._told, self._to_host)
         elif not (result.done or result.failed or result.emissions):
             return None
         self._state.in_flight.append(running)

@@ -57,10 +57,15 @@ class KVRunning:
         ids = (part.host_ids for part in self.parts if part.host_ids is not None)
         return all(each.is_done for each in ids) and all(each.is_done for each in self.arriving)
 
-    def bring(self, ports: frozenset[str], to_host: Callable[[Tensor], Arriving]) -> None:
-        """Send what loops gave on these ports to the host, behind the step and before all that is launched later."""
-        for outputs in (item.outputs for items in (self.result.done, self.result.emissions) for item in items):
-            for port in ports & outputs.keys():
+    def bring(self, ports: frozenset[str], told: frozenset[str], to_host: Callable[[Tensor], Arriving]) -> None:
+        """Send what loops gave on these ports to the host, behind the step and before all that is launched later.
+
+        ports: of loops that ended and of iterations that are told; told: of the latter alone.
+        """
+        wanted = [(item.outputs, ports) for item in self.result.done]
+        wanted += [(item.outputs, ports | told) for item in self.result.emissions]
+        for outputs, names in wanted:
+            for port in names & outputs.keys():
                 self.arriving.append(to_host(outputs[port]))
                 outputs[port] = self.arriving[-1].pending
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 FEW_ROWS: Final = 64
 """Up to this many rows the skinny kernels are at least as fast as cuBLAS: bench/results/gpu/linear_h100.json."""
 
+FEWEST_GATED: Final = 100
+"""Programs below which a gated matrix is cut into blocks of half the size, so that they fill an H100."""
+
 Activation = Literal["silu", "gelu_tanh"]
 """What opens a gate."""
 
@@ -141,6 +144,8 @@ def shape_of(matrix: Matrix, *, whole: bool = False, is_gated: bool = False) -> 
 
     outputs, inputs = matrix.values.shape
     if is_gated and matrix.scale is None:
+        if outputs < 128 * FEWEST_GATED:
+            return Shape(block=64, step=128, stages=6, ahead_bytes=512)
         return Shape(block=128, step=128, stages=4, ahead_bytes=512)
     splits = 1 if whole or is_gated else max(1, min(round(SLICED_PROGRAMS * 64 / outputs), inputs // 256))
     if matrix.scale is not None:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,9 @@ from mstar_core.supervisor.child import Child
 from mstar_core.supervisor.log_file import LogFile
 
 LATELY_S: Final = 3.0
+LAST_WORDS_S: Final = 60.0
+"""A log line that is older says nothing of an end."""
+
 MIB: Final = 1 << 20
 
 
@@ -78,7 +82,7 @@ def death_record(child: Child, run: RunDirectory, status: int, known: Circumstan
         "class": "ProcessDied",
         "code": "process_died",
         "message": f"{child.name} {describe_status(status)}",
-        "detail": "; ".join(word for word in (memory, _last_words(child.log)) if word),
+        "detail": "; ".join(word for word in (memory, _last_words(child.log, time.time())) if word),
         "hint": _hint(status, known.memory_kills),
         "status": status,
         "signal": signal_name(status),
@@ -121,11 +125,14 @@ def _hint(status: int, memory_kills: int | None) -> str:
     return ""
 
 
-def _last_words(log: LogFile) -> str:
+def _last_words(log: LogFile, now: float) -> str:
+    """What it said last, unless that was long before: then it has nothing to do with the end. now: wall clock."""
     for line in reversed(log.tail):
         with suppress(ValueError):
-            message = json.loads(line).get("message")
-            return f"its last words: {message}"
+            facts = json.loads(line)
+            said = facts.get("time")
+            is_old = bool(said) and now - datetime.fromisoformat(said).timestamp() > LAST_WORDS_S
+            return "" if is_old else f"its last words: {facts.get('message')}"
         if line.strip():
             return f"its last words: {line.strip()[:300]}"
     return ""

@@ -39,6 +39,7 @@ from mstar_core.messages.flow import StreamItems, StreamTensor, Value
 from mstar_core.messages.requests import error_info
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalks, SignalRef, WalkDone
+from mstar_core.observe.cleanup import attempt
 from mstar_core.observe.graph import graph_of, stream_ends
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.transport import TensorTransport
@@ -176,16 +177,16 @@ class Executor:
         request = self.requests.pop(handle, None)
         if request is None:
             return
-        self.edges.closed(request)
-        self.tracer.transfers(request, request.inboxes.values())
+        attempt(self.edges.closed, request)
+        attempt(self.tracer.transfers, request, request.inboxes.values())
         for run in request.active.values():
-            run.state.cancel()
-        self._jobs.forget(request)
+            attempt(run.state.cancel)
+        attempt(self._jobs.forget, request)
         for item in (item for items in request.early.values() for item in items):
             if item.ref is not None:
-                self._outbox.read(item.ref)  # nobody will: its run has not begun here
+                attempt(self._outbox.read, item.ref)  # nobody will: its run has not begun here
         for runner in self._runners.values():
-            runner.close(handle)
+            attempt(runner.close, handle)
 
     @property
     def under_way(self) -> Collection[UnderWay]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from mstar_core.conductor.conductor import Conductor
+from mstar_core.conductor.router import Router
 from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
 from mstar_core.graph import (
     CLIENT,
@@ -243,6 +245,44 @@ def test_cancel_at_any_point_leaves_nothing(conductor: Conductor, post: Post, af
         conductor.on(message)
     outcomes = [m for name, m in post.take() if name == "api"]
     assert not conductor.requests and len(outcomes) == (1 if after else 0)
+
+
+@pytest.mark.parametrize("broken", ["news", "router", "send", "program"])
+def test_a_step_of_a_cancel_that_fails_costs_no_other_request_and_no_other_step(
+    broken: str, conductor: Conductor, post: Post, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken on purpose")
+
+    def stubborn() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            fail()
+
+    for handle in (1, 2):
+        conductor.on(request(handle))
+    post.take()
+    with pytest.MonkeyPatch.context() as faults:
+        match broken:
+            case "news":
+                faults.setattr(conductor.news, "ended", fail)
+            case "router":
+                faults.setattr(Router, "closed", fail)
+            case "send":
+                faults.setattr(post, "send", lambda name, message: fail() if name == "worker-0" else post.sent.append(
+                    (name, message)))  # fmt: skip
+            case "program":
+                for run in conductor.requests[1].partitions.values():  # type: ignore[index]  # a plain number
+                    generator = stubborn()
+                    next(generator)
+                    run.generator = generator  # type: ignore[assignment]  # it is only closed
+        conductor.on(CancelRequest(handle=1))
+    assert list(conductor.requests) == [2] and "broken on purpose" in caplog.text
+    closed = {name for name, message in post.take() if isinstance(message, CloseRequest)}
+    assert closed == ({"worker-1"} if broken == "send" else {"worker-0", "worker-1"})
+    conductor.on(CancelRequest(handle=2))
+    assert not conductor.requests
 
 
 def test_a_deadline_fails_what_the_api_forgot(conductor: Conductor, post: Post, clock: Clock) -> None:

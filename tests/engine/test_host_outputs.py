@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -12,9 +13,10 @@ from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.kv_cache import KVCacheEngine
 from mstar_core.graph.nodes import Attend
 from tests.engine.recorded import RecordedCaptures
+from tests.engine.test_kv_rows import context, near, roll
 from tests.engine.test_pass_graphs import FLOWING, READ, captured, flow, flows
-from tests.engine.tiny_engine import Driver, TinyLM, make_engine, prompt
-from tests.engine.tiny_world import numbers
+from tests.engine.tiny_engine import WIDTH, Driver, TinyLM, make_engine, prompt
+from tests.engine.tiny_world import TinyWorld, make_world, numbers
 
 
 class Acting(TinyLM):
@@ -44,12 +46,13 @@ class Copy:
 
 @dataclass
 class Device:
-    """Where copies are begun. copies: in order."""
+    """Where copies are begun. copies: in order. is_quick: they arrive at once."""
 
     copies: list[Copy] = field(default_factory=list)
+    is_quick: bool = False
 
     def __call__(self, value: Tensor) -> Copy:
-        self.copies.append(Copy(value))
+        self.copies.append(Copy(value, there=self.is_quick))
         return self.copies[-1]
 
 
@@ -135,3 +138,25 @@ def test_values_of_emitting_loops_travel_too() -> None:
     )
     driver.run()
     assert len(device.copies) == 3 and all(copy.waited for copy in device.copies)
+
+
+class Telling(TinyWorld):
+    told_outputs = ("next_frame",)
+
+
+@pytest.mark.parametrize("candidates", [1, 3])
+def test_iterations_that_are_told_travel_while_the_next_ones_run_and_the_end_stays(candidates: int) -> None:
+    """Frames of a rollout go to the client one by one; its last one may be another node's input."""
+    device, actions = Device(is_quick=True), numbers(3, candidates, 4, WIDTH)
+    found = []
+    for module in (TinyWorld(), Telling()):
+        driver = Driver(make_world(module=module, lookahead=1, to_host=device), lookahead=1)
+        driver.open(0, max_tokens=12)
+        context(driver, 0)
+        key = roll(driver, 0, actions, 4, emit=("next_frame",))
+        driver.run()
+        told = torch.stack([item.outputs["next_frame"] for item in driver.emissions[key]])
+        found.append((told, driver.done[key].outputs["next_frame"]))
+    assert len(device.copies) == 4 * candidates, "each candidate's frame of each step, and no last one again"
+    near(found[1][0], found[0][0])
+    near(found[1][1], found[0][1])

@@ -54,7 +54,9 @@ def test_what_is_not_worth_a_graph_and_shapes_beyond_the_limit_stay_plain() -> N
         graphs(rows(1, width))
     captured(graphs)
     assert len(graphs.sizes) == 8 and sum(map(len, graphs.sizes.values())) == len(captures.graphs) == 8 + 3
+    missed = graphs.counters()["graph_misses"]
     assert torch.equal(graphs(rows(4, 5)), doubled(rows(4, 5)))
+    assert graphs.counters()["graph_misses"] == missed, "what is not worth a graph is not missed"
 
 
 def test_one_that_does_not_fit_is_said_and_runs_plainly(caplog: pytest.LogCaptureFixture) -> None:

@@ -26,7 +26,7 @@ LANES: Final = 4
 """Steps between which the streams are spread, as a worker's batches would."""
 
 LARGE: Final = 64
-"""A prompt of `large` makes chunks so many times longer: sound that comes faster than anybody can listen."""
+"""A prompt of `large` makes chunks so many times longer, without end: sound that nobody can listen to."""
 
 
 def chunk(index: int, stamp_ns: int, times: int = 1) -> np.ndarray:
@@ -48,7 +48,7 @@ class Spoken:
 
 
 class PacedDeployment(FakeDeployment):
-    """Answers every request with `chunks` chunks. pace_s None: all of them at once.
+    """Answers every request with `chunks` chunks, large ones until it is cancelled. pace_s None: all of them at once.
 
     sent: chunks so far. behind_s: how much later than planned each step came, which is the load of the machine.
     """
@@ -123,7 +123,7 @@ class PacedDeployment(FakeDeployment):
         self.sent += len(items)
         for stream in streams:
             stream.index += 1
-            stream.left -= 1
+            stream.left -= stream.times == 1
             if not stream.left:
                 del self._streams[stream.handle]
                 self._seq[stream.handle] = stream.index

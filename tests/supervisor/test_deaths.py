@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +37,13 @@ def test_a_killed_process_has_its_signal_memory_and_last_words(run: RunDirectory
     assert "counts no process" in record["hint"]
     written = json.loads((run.children / "worker-0.fatal.json").read_text())
     assert written == record
+
+
+@pytest.mark.parametrize(("age_s", "words"), [(5.0, "its last words: serving"), (3600.0, "")])
+def test_words_of_long_before_say_nothing_of_an_end(run: RunDirectory, age_s: float, words: str) -> None:
+    said = datetime.fromtimestamp(time.time() - age_s, UTC).isoformat(timespec="milliseconds")
+    line = json.dumps({"time": said, "message": "serving"})
+    assert death_record(child(line), run, -signal.SIGKILL, Circumstances())["detail"] == words
 
 
 def test_the_kernels_own_kill_is_named_with_what_to_try(run: RunDirectory) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -205,6 +207,59 @@ def test_close_at_any_turn_leaves_nothing(after: int) -> None:
     assert bench.pcm(2) == windows(ids(35))
     bench.executor.close(Handle(2))
     assert not bench.executor._jobs.under_way and not bench.lm.open_handles
+
+
+CLOSING = (
+    "mstar_core.worker.edges.Edges.closed", "mstar_core.worker.tracing.Tracer.transfers",
+    "mstar_core.graph.readiness.WalkState.cancel", "mstar_core.worker.jobs.Jobs.forget",
+    "tests.fakes.runner.FakeRunner.close",
+)  # fmt: skip
+"""Every step that ends a request on a rank, as a fault point."""
+
+
+@pytest.mark.parametrize("step", CLOSING, ids=[step.rpartition(".")[2] for step in CLOSING])
+def test_a_step_of_a_cancel_that_fails_costs_no_other_request_and_no_other_step(
+    step: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench({1: [*ids(60), STOP], 2: [*ids(35), STOP]})
+    for handle in (1, 2):
+        bench.open(handle)
+        bench.walk(handle, "SNAC", 1, "snac_chunk")
+        bench.walk(handle, "LLM", 2, "prefill", inputs={"tokens": inline(np.arange(3))})
+    bench.turn()
+    for handle in (1, 2):
+        bench.walk(handle, "LLM", 3, "decode", max_iters=99)
+    bench.turn()
+    tried: list[str] = []
+    with pytest.MonkeyPatch.context() as faults:
+        for name in CLOSING:
+            faults.setattr(name, fault(name, tried) if name == step else counted(name, tried))
+        bench.executor.close(Handle(1))
+    assert set(tried) == set(CLOSING), "the steps after the one that failed were taken too"
+    assert f"{step.rpartition('.')[2]}" in caplog.text and "broken on purpose" in caplog.text
+    bench.turns()
+    assert list(bench.executor.requests) == [2] and bench.pcm(2) == windows(ids(35))
+    bench.executor.close(Handle(2))
+    assert not bench.executor.requests and 2 not in bench.lm.open_handles
+
+
+def fault(name: str, tried: list[str]) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        tried.append(name)
+        raise RuntimeError(f"{name} is broken on purpose")
+
+    return fail
+
+
+def counted(name: str, tried: list[str]) -> Callable[..., object]:
+    """The step itself, noted."""
+    step: Callable[..., object] = pkgutil.resolve_name(name)
+
+    def take(*arguments: object) -> object:
+        tried.append(name)
+        return step(*arguments)
+
+    return take
 
 
 def test_a_stream_to_another_rank_is_one_message_a_step() -> None:

@@ -22,6 +22,7 @@ import torch
 from mstar_core.engine.attention.backend import PackedRows
 from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.static import Staging, places_of
+from mstar_core.engine.attention.turns import Turns, pinned_turns
 from mstar_core.engine.upload import upload
 from mstar_core.errors import StartError
 
@@ -68,6 +69,7 @@ class FlashInferAttention:
         self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pools[0].device)
         self._decode_wrappers: dict[bool, Any] = {}
         self._prefill_wrappers: dict[bool, Any] = {}
+        self._turns: dict[int, Turns[Tensor]] = {}
 
     def plan(self, packed: PackedRows) -> FlashInferView:
         """Prepare one forward; the kernels are planned when the first layer attends and the head count is known."""
@@ -145,6 +147,17 @@ class FlashInferAttention:
                 self.workspace, "NHD", backend="fa2"
             )
         return self._prefill_wrappers[is_causal]
+
+    def plan_kernel(self, wrapper: Any, *given: object, **kind: object) -> None:
+        """Plan a wrapper outside of graphs, from pinned memory that no earlier plan still leaves from."""
+
+        def write(buffer: Tensor) -> None:
+            wrapper._pin_memory_int_workspace_buffer = buffer
+            wrapper.plan(*given, **kind)
+
+        if id(wrapper) not in self._turns:  # the wrappers live as long as this object
+            self._turns[id(wrapper)] = pinned_turns(wrapper._pin_memory_int_workspace_buffer)
+        self._turns[id(wrapper)].plan(write)
 
     def graph_wrapper(self, groups: int, fields: dict[str, Tensor]) -> Any:
         """A decode wrapper over buffers that stay where they are."""
@@ -240,7 +253,7 @@ class FlashInferView:
         if len(packed.decode):
             wrapper = self._attention.decode_wrapper(heads // kv_heads)
             pages = self._pages(packed.decode, packed.cached + 1)
-            wrapper.plan(*pages, heads, kv_heads, width, self._attention.page_size, **kind)
+            self._attention.plan_kernel(wrapper, *pages, heads, kv_heads, width, self._attention.page_size, **kind)
             self._decode = wrapper
         for is_causal in (True, False):
             chosen = [segment for segment in self._writing if segment.is_causal == is_causal]
@@ -253,7 +266,8 @@ class FlashInferView:
             wrapper = self._attention.prefill_wrapper(is_causal)
             pages = self._pages(rows, held)
             size = self._attention.page_size
-            wrapper.plan(starts, *pages, heads, kv_heads, width, size, causal=is_causal, **kind)
+            shape = (heads, kv_heads, width, size)
+            self._attention.plan_kernel(wrapper, starts, *pages, *shape, causal=is_causal, **kind)
             self._groups.append((wrapper, self._tokens(chosen)))
 
     def _tokens(self, segments: list[Segment]) -> Tensor | slice:

@@ -156,7 +156,7 @@ def test_a_connection_that_breaks_is_made_again_without_a_question(
 
 @contextmanager
 def answering(path: Path) -> Iterator[None]:
-    """A server at `path` that answers every connection: that of a test, and those that only look whether it is there."""
+    """A server at `path` that answers every connection, also those that only look whether it is there."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()

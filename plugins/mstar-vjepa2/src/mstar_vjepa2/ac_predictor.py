@@ -42,6 +42,8 @@ Rows = Union["Tensor", list["Tensor"]]
 class ActionPredictor(nn.Module):
     """The next frame of every row from this one, its action and state, and the frames in its cache."""
 
+    told_outputs: Final = ("next_frame", "next_state")  # what a loop ends with may go on to the scorer
+
     row: Tensor
     column: Tensor
 
