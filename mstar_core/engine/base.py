@@ -153,12 +153,14 @@ class StepResult:
 class Pressure:
     """What waits at a runner. ready: rows that could run now. waiting: jobs without a slot or pages.
 
-    oldest_s: monotonic time at which the oldest ready row became ready (inf when none).
+    oldest_s: monotonic time at which the oldest ready row became ready (inf when none). is_patient: the ready rows may
+    wait for others that are about to come, while other nodes have steps on the device; a fuller step costs it less.
     """
 
     ready: int = 0
     waiting: int = 0
     oldest_s: float = float("inf")
+    is_patient: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

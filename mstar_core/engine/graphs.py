@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from mstar_core.engine import rng, sampler
+from mstar_core.engine import advance, rng, sampler
 from mstar_core.engine.attention.static import FixedRows, Staging
 from mstar_core.engine.captured import Buckets, fill_parameters, parameter_fields
 from mstar_core.engine.columns import Columns
@@ -194,20 +194,9 @@ class DecodeGraphs:
     def _step(self, bucket: _Bucket) -> Tensor:
         """One decode step over the bucket's buffers. Returns what it drew: int64 [rows]."""
         slots, rows = self._slots, bucket.parameters.device["slots"]
-        last = slots.device_last.index_select(0, rows)
-        # A row without an id yet has none to look up; the spare slot is such a row.
-        ports: dict[str, Tensor] = {self._id_port: last.clamp(min=0)}
+        ports: dict[str, Tensor] = {self._id_port: advance.last_ids(slots, rows)}
         hidden = self._module(kv=bucket.attention.view, positions=bucket.staging.device["positions"], **ports)["hidden"]
-        ids = bucket.draw(self._logits(hidden))
-        stopped = slots.device_stopped.index_select(0, rows)
-        drawn = torch.where(stopped, last, ids)
-        hit = (drawn[:, None] == self._stop_ids.index_select(0, rows)).any(dim=1)
-        slots.device_stopped.index_copy_(0, rows, stopped | hit)
-        slots.device_last.index_copy_(0, rows, drawn)
-        if self._sees:
-            flat = rows * slots.device_seen.shape[1] + drawn.clamp(min=0)
-            slots.device_seen.view(-1).index_fill_(0, flat, True)
-        return drawn
+        return advance.advance(slots, rows, bucket.draw(self._logits(hidden)), sees=self._sees)
 
     def drawer(self, rows: int, staging: Staging, parameters: Staging) -> Callable[[Tensor], Tensor]:
         """Hidden states [rows, width] to drawn ids int64 [rows], for the steps of other graphs of this node."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +20,21 @@ class KVView(Protocol):
 
         query: [T, heads, head_dim]; key, value: [T, kv_heads, head_dim]; scale: default head_dim ** -0.5.
         Returns [T, heads, head_dim] in the query's dtype.
+        """
+
+
+@runtime_checkable
+class PackedView(KVView, Protocol):
+    """A view that can also rotate and append what a joined projection gave, in one kernel with the attention."""
+
+    def attend_packed(
+        self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None
+    ) -> Tensor | None:
+        """Rotation, append and attention of one layer.
+
+        packed: [T, (heads + 2 * kv_heads) * head_dim], queries first, then keys and values; or float32 slices of it
+        to be summed, [S, T, ...]. rotation: cosine and sine, float32 [T, 1, head_dim].
+        Returns [T, heads, head_dim] in the cache's dtype, or None where this view cannot: then the caller takes apart.
         """
 
 

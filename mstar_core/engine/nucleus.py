@@ -1,10 +1,10 @@
-"""Draws ids from logits in six kernels, without sorting and without asking the host: the sampler of captured steps.
+"""Draws ids from logits in seven kernels, without sorting and without asking the host: the sampler of captured steps.
 
 The same distribution and the same random numbers as `sampler.sample` for rows that use temperature, top-p, penalty or
-the arg-max. Two elements of the descending order are looked for: the edge of the nucleus, then the drawn one. Both are
-found by narrowing an interval of keys (the float32 number line as integers) that holds them: once over the whole
-row, once over what the first narrowing left, then to the end by one program per row over the few that are left.
-Shares are summed as integers, so no sum depends on its order, on the number of programs or on the bucket of rows.
+the arg-max. Two elements of the descending order are looked for: the edge of the nucleus, then the drawn one. A count
+of the whole row by distance from its largest value says in which bins they must lie; what is in these bins is listed
+and narrowed once more, and one program per row finds both among the few that are left. Masses are sums of integers,
+so no result depends on the order of a sum, on the number of programs or on the bucket of rows.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
-from mstar_core.engine.nucleus_search import STATE, collect_kernel, finish_kernel, narrow_kernel, ordered
+from mstar_core.engine.nucleus_bins import BINS, INFINITY, OUTSIDE, choose_kernel, count_kernel, ordered
+from mstar_core.engine.nucleus_search import STATE, SUMS, collect_kernel, finish_kernel, gather_kernel, narrow_kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_INFINITY: Final = tl.constexpr(float("inf"))
 
 UNIT_BITS: Final = 44
 """Fraction bits of a share, relative to the largest of its row: 2 ** 18 of them fit a sum with a bit to spare."""
@@ -32,9 +31,9 @@ LIST_PARTS: Final = 32
 
 @triton.jit
 def _scale_kernel(
-    logits, seen, ids, slots, penalty, temperature, keys, peaks, places, masses, counts,
+    logits, seen, ids, slots, penalty, temperature, keys, peaks, places, histogram, masses, counts, extents,
     vocab, chunks, logits_stride, seen_stride, is_penalised: tl.constexpr, is_restricted: tl.constexpr,
-    chunk: tl.constexpr, ways: tl.constexpr,
+    chunk: tl.constexpr, bins: tl.constexpr, ways: tl.constexpr,
 ):  # fmt: skip
     """Penalise, divide by the temperature, write as keys; the largest logit (with its place) and value of each chunk.
 
@@ -43,8 +42,8 @@ def _scale_kernel(
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     at = part * chunk + tl.arange(0, chunk)
     inside = at < vocab
-    x = tl.load(logits + row * logits_stride + at, mask=inside, other=-_INFINITY).to(tl.float32)
-    x = tl.where(x != x, _INFINITY, x)
+    x = tl.load(logits + row * logits_stride + at, mask=inside, other=-INFINITY).to(tl.float32)
+    x = tl.where(x != x, INFINITY, x)
     if is_penalised:
         weight = tl.load(penalty + row)
         id_of = tl.load(ids + at, mask=inside, other=0) if is_restricted else at
@@ -58,8 +57,11 @@ def _scale_kernel(
     tl.store(peaks + cell * 2 + 1, tl.max(y, axis=0))
     tl.store(places + cell, tl.min(tl.where(inside & (x == best), at, 0x7FFFFFFF), axis=0))
     if part == 0:
-        tl.store(masses + row * 2 * ways + tl.arange(0, 2 * ways), tl.zeros((2 * ways,), tl.int64))
+        tl.store(histogram + row * bins + tl.arange(0, bins), tl.zeros((bins,), tl.int32))
+        tl.store(masses + row * (4 + ways) + tl.arange(0, 4), tl.zeros((4,), tl.int64))
+        tl.store(masses + row * (4 + ways) + 4 + tl.arange(0, ways), tl.zeros((ways,), tl.int64))
         tl.store(counts + row * 2 + tl.arange(0, 2), tl.zeros((2,), tl.int32))
+        tl.store(extents + row * 4 + tl.arange(0, 4), tl.full((4,), OUTSIDE, tl.int32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +70,12 @@ class Pieces:
 
     scale: int = 1024
     scale_warps: int = 4
-    narrow: int = 512
-    narrow_warps: int = 1
+    count: int = 2048
+    count_warps: int = 2
+    gather: int = 512
+    gather_warps: int = 1
+    narrow: int = 256
     collect: int = 512
-    collect_warps: int = 1
     finish: int = 2048
     finish_warps: int = 8
     ways: int = 32
@@ -100,31 +104,40 @@ class NucleusSampler:
         rows, vocab, unit, cut = self.rows, self.vocab, self._unit, self.pieces
         assert logits.shape == (rows, vocab) and logits.stride(1) == 1, (logits.shape, logits.stride())
         chunks = triton.cdiv(vocab, cut.scale)
+        cells, ways = triton.next_power_of_2(chunks), cut.ways
         # Made here, not kept: while a graph is captured they come from its pool, which all buckets share.
         keys, first, second = (self._made(torch.int32, rows, vocab) for _ in range(3))
         peaks, places = self._made(torch.float32, rows, chunks, 2), self._made(torch.int32, rows, chunks)
-        masses, counts = self._made(torch.int64, rows, 2, cut.ways), self._made(torch.int32, rows, 2)
-        states, drawn = self._made(torch.int64, rows, 2, STATE), self._made(torch.int64, rows)
+        histogram, chosen = self._made(torch.int32, rows, BINS), self._made(torch.int32, rows, 4)
+        masses, counts = self._made(torch.int64, rows, SUMS + ways), self._made(torch.int32, rows, 2)
+        extents, states = self._made(torch.int32, rows, 4), self._made(torch.int64, rows, STATE)
+        drawn = self._made(torch.int64, rows)
         marks, flags = logits if seen is None else seen.view(torch.uint8), greedy.view(torch.uint8)
         ids, is_restricted = (drawn, False) if self._ids is None else (self._ids, True)
         _scale_kernel[(chunks, rows)](
-            logits, marks, ids, slots, penalty, temperature, keys, peaks, places, masses, counts, vocab, chunks,
-            logits.stride(0), marks.stride(0), is_penalised=seen is not None, is_restricted=is_restricted,
-            chunk=cut.scale, ways=cut.ways, num_warps=cut.scale_warps,
+            logits, marks, ids, slots, penalty, temperature, keys, peaks, places, histogram, masses, counts, extents,
+            vocab, chunks, logits.stride(0), marks.stride(0), is_penalised=seen is not None,
+            is_restricted=is_restricted, chunk=cut.scale, bins=BINS, ways=ways, num_warps=cut.scale_warps,
         )  # fmt: skip
-        cells = triton.next_power_of_2(chunks)
-        for level, (taken, left) in enumerate(((keys, first), (first, second))):
-            # The second level reads a list whose length only the device knows: as many programs as a long one needs.
-            parts = [triton.cdiv(vocab, piece) for piece in (cut.narrow, cut.collect)]
-            narrow, collect = parts if level == 0 else [min(part, LIST_PARTS) for part in parts]
-            narrow_kernel[(narrow, rows)](
-                keys, taken, peaks, flags, masses, counts, states, vocab, chunks, unit,
-                is_first=level == 0, cells=cells, chunk=cut.narrow, ways=cut.ways, num_warps=cut.narrow_warps,
-            )  # fmt: skip
-            collect_kernel[(collect, rows)](
-                keys, taken, left, peaks, flags, masses, counts, states, top_p, chance, vocab, chunks,
-                is_first=level == 0, cells=cells, chunk=cut.collect, ways=cut.ways, num_warps=cut.collect_warps,
-            )  # fmt: skip
+        count_kernel[(triton.cdiv(vocab, cut.count), rows)](
+            keys, peaks, flags, histogram, vocab, chunks,
+            bins=BINS, cells=cells, chunk=cut.count, num_warps=cut.count_warps,
+        )  # fmt: skip
+        choose_kernel[(rows,)](histogram, top_p, chance, chosen, bins=BINS, num_warps=1)
+        gather_kernel[(triton.cdiv(vocab, cut.gather), rows)](
+            keys, first, peaks, flags, chosen, masses, counts, extents, vocab, chunks, unit,
+            bins=BINS, cells=cells, chunk=cut.gather, ways=ways, num_warps=cut.gather_warps,
+        )  # fmt: skip
+        # The lists' lengths are known to the device alone: as many programs as a long one needs.
+        narrow, collect = (min(triton.cdiv(vocab, piece), LIST_PARTS) for piece in (cut.narrow, cut.collect))
+        narrow_kernel[(narrow, rows)](
+            keys, first, peaks, flags, masses, counts, extents, vocab, chunks, unit,
+            cells=cells, chunk=cut.narrow, ways=ways, num_warps=1,
+        )  # fmt: skip
+        collect_kernel[(collect, rows)](
+            keys, first, second, masses, counts, extents, states, top_p, chance, vocab,
+            chunk=cut.collect, ways=ways, num_warps=1,
+        )  # fmt: skip
         finish_kernel[(rows,)](
             keys, second, ids, peaks, places, flags, counts, states, top_p, chance, drawn, vocab, chunks, unit,
             is_restricted=is_restricted, cells=cells, chunk=cut.finish, num_warps=cut.finish_warps,

@@ -1,11 +1,11 @@
-"""Narrows the interval of keys that holds an element of a row's descending order. Kernels of `nucleus`.
+"""Narrows what the bins left, to one key and one place. Kernels of `nucleus`.
 
-A goal is a mass; its element is the first, from the largest key down, at which the running sum of shares reaches it.
 A bracket is an interval of keys, both ends in, with the mass above it, that is known to hold the element of a goal.
-
-State of a row after a narrowing, int64 [8]: bracket of the drawn element (low, high, mass above), bracket of the
-nucleus' edge (the same), the edge's goal, one unused. Without top-p the edge's bracket is empty and its goal the
-whole mass.
+The masses of a row, int64 [4 + ways]: above the drawn element's bracket, above the edge's, of all, unused; then the
+sums of the second narrowing. Its extents, int32 [4]:
+-1 - low and high of both brackets, the drawn element's first. Its
+state after the second narrowing, int64 [8]: bracket of the drawn element (low, high, mass above), bracket of the edge
+(the same), the edge's goal, one unused. Without top-p the edge's bracket is empty and its goal is the whole mass.
 """
 
 from __future__ import annotations
@@ -15,53 +15,23 @@ from typing import Final
 import triton
 import triton.language as tl
 
+from mstar_core.engine.nucleus_bins import INFINITY, LEAST, OUTSIDE, bin_of, peak_of, share_of
+
 STATE: Final = 8
 """Numbers in the state of a row."""
 
-LEAST: Final = tl.constexpr(-2139095041)
-"""Key of minus infinity: every element is at or above it. Places outside of a row get a key below."""
+SUMS: Final = 4
+"""Masses of a row before those of the second narrowing."""
 
-_OUTSIDE: Final = tl.constexpr(-(1 << 31))
-_INFINITY: Final = tl.constexpr(float("inf"))
-_STEP: Final = tl.constexpr(0.3125)  # exact times a small integer, so that a fused multiply changes nothing
+_TOP: Final = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def ordered(x):
-    """int32 that orders as the float32 does; -0 counts as 0."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def _share(key, peak, unit):
-    """exp(value - peak) in fixed point, int64: 0 to unit."""
-    bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key)
-    return (tl.exp(bits.to(tl.float32, bitcast=True) - peak) * unit).to(tl.int64)
-
-
-@triton.jit
-def _peak(peaks, row, chunks, cells: tl.constexpr):
-    """The largest value of a row."""
-    cell = tl.arange(0, cells)
-    return tl.max(tl.load(peaks + (row * chunks + cell) * 2 + 1, mask=cell < chunks, other=-_INFINITY), axis=0)
-
-
-@triton.jit
-def _coarse(peak, way, ways: tl.constexpr):
-    """Thresholds of the first narrowing, from the largest value down, the last below everything. way: scalar or [n]."""
-    # Even where most draws fall, then wider, to twenty nats below: hardly anything may be left to the last one.
-    far = tl.maximum(way - 24, 0)
-    limit = ordered(peak - (way + far * far).to(tl.float32) * _STEP)
-    return tl.where(way == ways - 1, LEAST, limit)
-
-
-@triton.jit
-def _fine(state, way, ways: tl.constexpr):
-    """Thresholds of the second: half for each bracket, of which the first is just above it and the last its low end."""
+def _fine(extents, way, ways: tl.constexpr):
+    """Thresholds of the second narrowing: half for each bracket, the first just above it and the last its low end."""
     steps: tl.constexpr = ways // 2 - 1
     side, step = way // (ways // 2), way % (ways // 2)
-    low, high = tl.load(state + side * 3), tl.load(state + side * 3 + 1)
+    low, high = -1 - tl.load(extents + side * 2).to(tl.int64), tl.load(extents + side * 2 + 1).to(tl.int64)
     inner = low + (high - low) * (steps - step) // steps
     return tl.where(step == 0, high + 1, inner)
 
@@ -84,110 +54,117 @@ def _goal(mass, chance):
 
 
 @triton.jit
-def _brackets(limits, sums, way, start, top, above, edge_goal, kept, chance, ways: tl.constexpr):
-    """The bracket of the drawn element when the kept mass lies between edge_goal and kept: low, high, mass above."""
-    least, most = _first(sums, way, _goal(edge_goal, chance), ways), _first(sums, way, _goal(kept, chance), ways)
-    low = _at(limits, way, most)
-    high = tl.where(least == start, top, _at(limits, way, least - 1) - 1)
-    return low, high, tl.where(least == start, above, _at(sums, way, least - 1))
+def _edge_goal(total, limit):
+    """What the nucleus must reach; the whole mass without top-p."""
+    wanted = tl.ceil(tl.minimum(limit, 1.0) * total.to(tl.float64)).to(tl.int64)
+    return tl.where(limit > 1, total, tl.minimum(wanted, total))
 
 
 @triton.jit
-def _after_first(masses, peak, row, limit, chance, ways: tl.constexpr):
-    """State of a row from the sums over all of it."""
-    way = tl.arange(0, ways)
-    sums = tl.load(masses + row * 2 * ways + way)
-    limits = _coarse(peak, way, ways).to(tl.int64)
-    total = _at(sums, way, ways - 1)
-    is_whole = limit > 1
-    wanted = tl.minimum(tl.ceil(tl.where(is_whole, 1.0, limit) * total.to(tl.float64)).to(tl.int64), total)
-    edge_goal = tl.where(is_whole, total, wanted)
-    edge = _first(sums, way, edge_goal, ways)
-    top = ordered(peak).to(tl.int64)
-    edge_low = tl.where(is_whole, top + 1, _at(limits, way, edge))
-    edge_high = tl.where(edge == 0, top, _at(limits, way, edge - 1) - 1)
-    edge_above = tl.where(edge == 0, 0, _at(sums, way, edge - 1))
-    low, high, above = _brackets(limits, sums, way, 0, top, total * 0, edge_goal, _at(sums, way, edge), chance, ways)
-    return low, high, above, edge_low, tl.where(is_whole, top, edge_high), edge_above, edge_goal
+def gather_kernel(
+    keys, left, peaks, greedy, chosen, masses, counts, extents, vocab, chunks, unit,
+    bins: tl.constexpr, cells: tl.constexpr, chunk: tl.constexpr, ways: tl.constexpr,
+):  # fmt: skip
+    """List the places in the chosen bins, in no order; add up the mass of all and that above both brackets."""
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    peak = peak_of(peaks, row, chunks, cells)
+    if (tl.load(greedy + row) == 0) & (tl.abs(peak) < INFINITY):
+        first, last = tl.load(chosen + row * 4), tl.load(chosen + row * 4 + 1)
+        edge_first, edge_last = tl.load(chosen + row * 4 + 2), tl.load(chosen + row * 4 + 3)
+        at = part * chunk + tl.arange(0, chunk)
+        inside = at < vocab
+        key = tl.load(keys + row * vocab + at, mask=inside, other=LEAST)
+        share = tl.where(inside, share_of(key, peak, unit), 0)
+        place = bin_of(key, peak, bins)
+        each = tl.arange(0, 4)
+        above = tl.sum(tl.where(place < first, share, 0), axis=0)
+        edge_above = tl.where(edge_last < 0, 0, tl.sum(tl.where(place < edge_first, share, 0), axis=0))
+        sums = tl.where(each == 0, above, tl.where(each == 1, edge_above, tl.sum(share, axis=0)))
+        tl.atomic_add(masses + row * (4 + ways) + each, sums, mask=(each < 3) & (sums != 0), sem="relaxed")
+        held = inside & (place >= first) & (place <= last)
+        edged = inside & (place >= edge_first) & (place <= edge_last)
+        many = tl.sum((held | edged).to(tl.int32), axis=0)
+        if many > 0:
+            base = tl.atomic_add(counts + row * 2, many, sem="relaxed")
+            to = base + tl.cumsum((held | edged).to(tl.int32), axis=0) - 1
+            tl.store(left + row * vocab + to, at, mask=held | edged)
+            # Lows are kept with their sign turned, so that one operation widens all four ends.
+            ends = tl.where(each == 0, tl.max(tl.where(held, -1 - key, OUTSIDE), axis=0), OUTSIDE)
+            ends = tl.where(each == 1, tl.max(tl.where(held, key, OUTSIDE), axis=0), ends)
+            ends = tl.where(each == 2, tl.max(tl.where(edged, -1 - key, OUTSIDE), axis=0), ends)
+            ends = tl.where(each == 3, tl.max(tl.where(edged, key, OUTSIDE), axis=0), ends)
+            tl.atomic_max(extents + row * 4 + each, ends, mask=ends != OUTSIDE, sem="relaxed")
 
 
 @triton.jit
-def _after_second(masses, state, row, limit, chance, ways: tl.constexpr):
-    """State of a row from the sums over what the first narrowing left."""
-    half: tl.constexpr = ways // 2
-    way = tl.arange(0, half)
-    drawn = tl.load(masses + (row * 2 + 1) * ways + way)
-    edged = tl.load(masses + (row * 2 + 1) * ways + half + way)
-    edge_goal = tl.load(state + 6)
-    # The first threshold stands above the bracket: what lies there is in the mass above it already.
-    edged = tl.where(way == 0, -1, edged - _at(edged, way, 0) + tl.load(state + 5))
-    drawn = tl.where(way == 0, -1, drawn - _at(drawn, way, 0) + tl.load(state + 2))
-    edge_limits, limits = _fine(state, half + way, ways), _fine(state, way, ways)
-    is_whole = limit > 1
-    edge = _first(edged, way, edge_goal, half)
-    kept = tl.where(is_whole, edge_goal, _at(edged, way, edge))
-    low, high, above = _brackets(
-        limits, drawn, way, 1, tl.load(state + 1), tl.load(state + 2), edge_goal, kept, chance, half
-    )
-    edge_high = tl.where(edge == 1, tl.load(state + 4), _at(edge_limits, way, edge - 1) - 1)
-    edge_above = tl.where(edge == 1, tl.load(state + 5), _at(edged, way, edge - 1))
-    edge_low = tl.where(is_whole, tl.load(state + 3), _at(edge_limits, way, edge))
-    return low, high, above, edge_low, edge_high, edge_above, edge_goal
-
-
-@triton.jit
-def _keys_at(keys, taken, row, at, count, vocab, is_first: tl.constexpr):
+def _keys_at(keys, taken, row, at, count, vocab):
     """Places in the row of the elements `at` of the list, and their keys; outside of the list a key below all."""
     inside = at < count
-    place = at if is_first else tl.load(taken + row * vocab + at, mask=inside, other=0)
-    return place, tl.load(keys + row * vocab + place, mask=inside, other=_OUTSIDE)
+    place = tl.load(taken + row * vocab + at, mask=inside, other=0)
+    return place, tl.load(keys + row * vocab + place, mask=inside, other=OUTSIDE)
 
 
 @triton.jit
 def narrow_kernel(
-    keys, taken, peaks, greedy, masses, counts, states, vocab, chunks, unit,
-    is_first: tl.constexpr, cells: tl.constexpr, chunk: tl.constexpr, ways: tl.constexpr,
+    keys, taken, peaks, greedy, masses, counts, extents, vocab, chunks, unit,
+    cells: tl.constexpr, chunk: tl.constexpr, ways: tl.constexpr,
 ):  # fmt: skip
-    """Add up the mass at or above each threshold, over the row (first) or over what the first narrowing left."""
+    """Add up, over what the bins left, the mass at or above each threshold."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    peak = _peak(peaks, row, chunks, cells)
-    if (tl.load(greedy + row) == 0) & (tl.abs(peak) < _INFINITY):
-        count = vocab if is_first else tl.load(counts + row * 2)
+    count = tl.load(counts + row * 2)
+    if part * chunk < count:
+        peak = peak_of(peaks, row, chunks, cells)
         way = tl.arange(0, ways)
-        state = states + row * 16
         sums = tl.zeros((ways,), tl.int64)
         for start in range(part * chunk, count, tl.num_programs(0) * chunk):
-            _, key = _keys_at(keys, taken, row, start + tl.arange(0, chunk), count, vocab, is_first)
-            share = tl.where(key >= LEAST, _share(tl.maximum(key, LEAST), peak, unit), 0)
+            _, key = _keys_at(keys, taken, row, start + tl.arange(0, chunk), count, vocab)
+            share = tl.where(key >= LEAST, share_of(tl.maximum(key, LEAST), peak, unit), 0)
             for each in tl.static_range(ways):
-                index = tl.full((), each, tl.int32)
-                limit = _coarse(peak, index, ways) if is_first else _fine(state, index, ways)
+                limit = _fine(extents + row * 4, tl.full((), each, tl.int32), ways)
                 sums += tl.where(way == each, tl.sum(tl.where(key >= limit, share, 0), axis=0), 0)
-        cell = masses + (row * 2 + (0 if is_first else 1)) * ways + way
-        tl.atomic_add(cell, sums, mask=sums != 0, sem="relaxed")
+        tl.atomic_add(masses + row * (4 + ways) + 4 + way, sums, mask=sums != 0, sem="relaxed")
+
+
+@triton.jit
+def _refined(masses, extents, limit, chance, ways: tl.constexpr):
+    """State of a row from the sums of the second narrowing."""
+    half: tl.constexpr = ways // 2
+    way = tl.arange(0, half)
+    drawn, edged = tl.load(masses + 4 + way), tl.load(masses + 4 + half + way)
+    above, edge_above, total = tl.load(masses), tl.load(masses + 1), tl.load(masses + 2)
+    # The first threshold stands above the bracket: what lies there is in the mass above it already.
+    drawn = tl.where(way == 0, -1, drawn - _at(drawn, way, 0) + above)
+    edged = tl.where(way == 0, -1, edged - _at(edged, way, 0) + edge_above)
+    limits, edge_limits = _fine(extents, way, ways), _fine(extents, half + way, ways)
+    is_whole = limit > 1
+    edge_goal = _edge_goal(total, limit)
+    edge = _first(edged, way, edge_goal, half)
+    kept = tl.where(is_whole, edge_goal, _at(edged, way, edge))
+    least, most = _first(drawn, way, _goal(edge_goal, chance), half), _first(drawn, way, _goal(kept, chance), half)
+    low = _at(limits, way, most)
+    # Just below the threshold before; the first one stands just above the bracket.
+    high = _at(limits, way, least - 1) - 1
+    above = tl.where(least == 1, above, _at(drawn, way, least - 1))
+    edge_high = _at(edge_limits, way, edge - 1) - 1
+    edge_above = tl.where(edge == 1, edge_above, _at(edged, way, edge - 1))
+    edge_low = tl.where(is_whole, edge_high + 1, _at(edge_limits, way, edge))
+    return low, high, above, edge_low, edge_high, edge_above, edge_goal
 
 
 @triton.jit
 def collect_kernel(
-    keys, taken, left, peaks, greedy, masses, counts, states, top_p, chance, vocab, chunks,
-    is_first: tl.constexpr, cells: tl.constexpr, chunk: tl.constexpr, ways: tl.constexpr,
+    keys, taken, left, masses, counts, extents, states, top_p, chance, vocab,
+    chunk: tl.constexpr, ways: tl.constexpr,
 ):  # fmt: skip
-    """List the places whose keys lie in a bracket, in no order; write the row's state."""
+    """List those of a list whose keys lie in a refined bracket, in no order; write the row's state."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    peak = _peak(peaks, row, chunks, cells)
-    if (tl.load(greedy + row) == 0) & (tl.abs(peak) < _INFINITY):
-        limit, at_chance = tl.load(top_p + row), tl.load(chance + row)
-        state = states + row * 16
-        if is_first:
-            low, high, above, edge_low, edge_high, edge_above, goal = _after_first(
-                masses, peak, row, limit, at_chance, ways
-            )
-        else:
-            low, high, above, edge_low, edge_high, edge_above, goal = _after_second(
-                masses, state, row, limit, at_chance, ways
-            )
+    count = tl.load(counts + row * 2)
+    if part * chunk < count:
+        low, high, above, edge_low, edge_high, edge_above, goal = _refined(
+            masses + row * (4 + ways), extents + row * 4, tl.load(top_p + row), tl.load(chance + row), ways
+        )
         if part == 0:
-            own = state if is_first else state + 8
+            own = states + row * 8
             tl.store(own, low)
             tl.store(own + 1, high)
             tl.store(own + 2, above)
@@ -195,14 +172,12 @@ def collect_kernel(
             tl.store(own + 4, edge_high)
             tl.store(own + 5, edge_above)
             tl.store(own + 6, goal)
-        count = vocab if is_first else tl.load(counts + row * 2)
-        counter = counts + row * 2 + (0 if is_first else 1)
         for start in range(part * chunk, count, tl.num_programs(0) * chunk):
-            place, key = _keys_at(keys, taken, row, start + tl.arange(0, chunk), count, vocab, is_first)
+            place, key = _keys_at(keys, taken, row, start + tl.arange(0, chunk), count, vocab)
             held = (key >= low) & (key <= high) | (key >= edge_low) & (key <= edge_high)
             many = tl.sum(held.to(tl.int32), axis=0)
             if many > 0:
-                base = tl.atomic_add(counter, many, sem="relaxed")
+                base = tl.atomic_add(counts + row * 2 + 1, many, sem="relaxed")
                 to = base + tl.cumsum(held.to(tl.int32), axis=0) - 1
                 tl.store(left + row * vocab + to, place, mask=held)
 
@@ -210,12 +185,12 @@ def collect_kernel(
 @triton.jit
 def _extent(keys, taken, row, count, low, high, vocab, chunk: tl.constexpr):
     """The least and the largest key that are there between low and high."""
-    least, most = tl.full((chunk,), 0x7FFFFFFF, tl.int32), tl.full((chunk,), _OUTSIDE, tl.int32)
+    least, most = tl.full((chunk,), _TOP, tl.int32), tl.full((chunk,), OUTSIDE, tl.int32)
     for start in range(0, count, chunk):
-        _, key = _keys_at(keys, taken, row, start + tl.arange(0, chunk), count, vocab, False)
+        _, key = _keys_at(keys, taken, row, start + tl.arange(0, chunk), count, vocab)
         held = (key >= low) & (key <= high)
-        least = tl.minimum(least, tl.where(held, key, 0x7FFFFFFF))
-        most = tl.maximum(most, tl.where(held, key, _OUTSIDE))
+        least = tl.minimum(least, tl.where(held, key, _TOP))
+        most = tl.maximum(most, tl.where(held, key, OUTSIDE))
     return tl.min(least, axis=0).to(tl.int64), tl.max(most, axis=0).to(tl.int64)
 
 
@@ -229,9 +204,9 @@ def _searched(keys, taken, row, count, low, high, above, goal, peak, unit, vocab
         sums = tl.zeros((ways,), tl.int64)
         limits = high - (high - low) * way // (ways - 1)
         for start in range(0, count, chunk):
-            _, key = _keys_at(keys, taken, row, start + tl.arange(0, chunk), count, vocab, False)
+            _, key = _keys_at(keys, taken, row, start + tl.arange(0, chunk), count, vocab)
             inside = (key >= low) & (key <= high)
-            share = tl.where(inside, _share(tl.maximum(key, LEAST), peak, unit), 0)
+            share = tl.where(inside, share_of(tl.maximum(key, LEAST), peak, unit), 0)
             for each in tl.static_range(ways):
                 limit = high - (high - low) * each // (ways - 1)
                 sums += tl.where(way == each, tl.sum(tl.where(key >= limit, share, 0), axis=0), 0)
@@ -247,33 +222,30 @@ def _searched(keys, taken, row, count, low, high, above, goal, peak, unit, vocab
 @triton.jit
 def _tied(keys, taken, row, count, wanted, tie, vocab, chunk: tl.constexpr):
     """The place of the tie-th, in order of place, of the elements with one key."""
-    ways: tl.constexpr = 16
-    way = tl.arange(0, ways)
-    low, high = tie * 0, tie * 0 + vocab - 1
-    # Up to `high` there are more than `tie` of them, below `low` at most that many.
     many = tl.zeros((chunk,), tl.int32)
-    only = tl.full((chunk,), 0x7FFFFFFF, tl.int32)
+    least = tl.full((chunk,), _TOP, tl.int32)
     for start in range(0, count, chunk):
-        place, key = _keys_at(keys, taken, row, start + tl.arange(0, chunk), count, vocab, False)
+        place, key = _keys_at(keys, taken, row, start + tl.arange(0, chunk), count, vocab)
         many += (key == wanted).to(tl.int32)
-        only = tl.minimum(only, tl.where(key == wanted, place, 0x7FFFFFFF))
-    if (tl.sum(many, axis=0) == 1) | (tie == 0):
-        low = tl.min(only, axis=0).to(tl.int64)
-        high = low
-    while low < high:
-        numbers = tl.zeros((ways,), tl.int64)
-        for start in range(0, count, chunk):
-            place, key = _keys_at(keys, taken, row, start + tl.arange(0, chunk), count, vocab, False)
-            equal = key == wanted
-            for each in tl.static_range(ways):
-                limit = low + (high - low) * each // (ways - 1)
-                here = tl.sum((equal & (place <= limit)).to(tl.int32), axis=0).to(tl.int64)
-                numbers += tl.where(way == each, here, 0)
-        found = tl.min(tl.where(numbers > tie, way, ways - 1), axis=0)
-        limits = low + (high - low) * way // (ways - 1)
-        low = tl.where(found == 0, low, _at(limits, way, found - 1) + 1)
-        high = _at(limits, way, found)
-    return low
+        least = tl.minimum(least, tl.where(key == wanted, place, _TOP))
+    low = tl.min(least, axis=0)
+    if (tl.sum(many, axis=0) > 1) & (tie > 0):
+        # Eight bits of the place at a time, from the highest: places have 24 at most.
+        low = tl.zeros((), tl.int32)
+        left = tie.to(tl.int32)
+        each = tl.arange(0, 256)
+        for step in tl.static_range(3):
+            found = tl.zeros((256,), tl.int32)
+            for start in range(0, count, chunk):
+                place, key = _keys_at(keys, taken, row, start + tl.arange(0, chunk), count, vocab)
+                digit = (place - low) >> (16 - 8 * step)
+                equal = (key == wanted) & (digit >= 0) & (digit < 256)
+                found += tl.histogram(tl.where(equal, digit, 0), 256, mask=equal)
+            before = tl.cumsum(found, axis=0) - found
+            at = tl.max(tl.where(before <= left, tl.where(found > 0, each, 0), 0), axis=0)
+            left -= tl.sum(tl.where(each == at, before, 0), axis=0)
+            low += at << (16 - 8 * step)
+    return low.to(tl.int64)
 
 
 @triton.jit
@@ -285,27 +257,27 @@ def finish_kernel(
     row = tl.program_id(0).to(tl.int64)
     cell = tl.arange(0, cells)
     there = cell < chunks
-    best = tl.load(peaks + (row * chunks + cell) * 2, mask=there, other=-_INFINITY)
+    best = tl.load(peaks + (row * chunks + cell) * 2, mask=there, other=-INFINITY)
     highest = tl.max(best, axis=0)
-    place = tl.load(places + row * chunks + cell, mask=there, other=0x7FFFFFFF)
-    found = tl.min(tl.where(best == highest, place, 0x7FFFFFFF), axis=0).to(tl.int64)
-    peak = _peak(peaks, row, chunks, cells)
-    is_good = tl.abs(highest) < _INFINITY
+    place = tl.load(places + row * chunks + cell, mask=there, other=_TOP)
+    found = tl.min(tl.where(best == highest, place, _TOP), axis=0).to(tl.int64)
+    peak = peak_of(peaks, row, chunks, cells)
+    is_good = tl.abs(highest) < INFINITY
     if tl.load(greedy + row) == 0:
-        is_good = is_good & (tl.abs(peak) < _INFINITY)
+        is_good = is_good & (tl.abs(peak) < INFINITY)
         if is_good:
-            state = states + row * 16 + 8
+            state = states + row * 8
             count = tl.load(counts + row * 2 + 1)
             kept = tl.load(state + 6)
             if tl.load(top_p + row) <= 1:
                 low, high, above = tl.load(state + 3), tl.load(state + 4), tl.load(state + 5)
                 key, above = _searched(keys, taken, row, count, low, high, above, kept, peak, unit, vocab, chunk)
-                share = tl.maximum(_share(key, peak, unit), 1)
+                share = tl.maximum(share_of(key, peak, unit), 1)
                 kept = above + (kept - above + share - 1) // share * share
             goal = _goal(kept, tl.load(chance + row))
             low, high, above = tl.load(state), tl.load(state + 1), tl.load(state + 2)
             key, above = _searched(keys, taken, row, count, low, high, above, goal, peak, unit, vocab, chunk)
-            tie = (goal - above - 1) // tl.maximum(_share(key, peak, unit), 1)
+            tie = (goal - above - 1) // tl.maximum(share_of(key, peak, unit), 1)
             found = _tied(keys, taken, row, count, key, tie, vocab, chunk)
     if is_restricted:
         found = tl.load(ids + found, mask=is_good, other=0).to(tl.int64)

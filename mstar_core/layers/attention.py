@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from mstar_core.engine.kv_view import PackedView
 from mstar_core.layers.matrix import matrix_of, parts, summed
 from mstar_core.layers.mlp import GatedMLP
 from mstar_core.layers.norm import RMSNorm
@@ -73,6 +74,10 @@ class Attention(nn.Module):
         spec, tokens = self.spec, x.shape[0]
         if self._joined is not None and rotation[0].shape[-1] == spec.head_dim and is_fused(x):
             packed = parts(x, self._joined)
+            if isinstance(kv, PackedView):
+                together = kv.attend_packed(self.layer, packed, rotation, spec.heads, spec.scale)
+                if together is not None:
+                    return self._output(together.view(tokens, -1))
             query, key, value = kernels().rotate_pair(packed, spec.heads, spec.kv_heads, *rotation, x.dtype)
             mixed = kv.attend(self.layer, query, key, value, spec.scale)
             return self._output(mixed.reshape(tokens, -1))

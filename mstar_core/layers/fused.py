@@ -113,6 +113,20 @@ def _rotate_kernel(
 
 
 @triton.jit
+def _angles_kernel(positions, frequencies, cosine, sine, half_width, half: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, half)
+    inside = at < half_width
+    position = tl.load(positions + row).to(tl.float32)
+    angle = position * tl.load(frequencies + at, mask=inside, other=0.0).to(tl.float32)
+    c, s, into = tl.cos(angle), tl.sin(angle), row * 2 * half_width + at
+    tl.store(cosine + into, c, mask=inside)
+    tl.store(cosine + half_width + into, c, mask=inside)
+    tl.store(sine + into, s, mask=inside)
+    tl.store(sine + half_width + into, s, mask=inside)
+
+
+@triton.jit
 def _widen_kernel(values, scale, out, inputs, block: tl.constexpr, overlaps: tl.constexpr):
     output = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
@@ -198,6 +212,17 @@ def widen(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         values, scale, out, inputs, block=block, num_warps=4, **launch(values.device)
     )
     return out
+
+
+def angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of each token's angles, each pair of dimensions twice: float32 [T, 1, 2 * pairs].
+
+    positions: int64 [T], contiguous; frequencies: [pairs], radians per token.
+    """
+    rows, half = len(positions), len(frequencies)
+    made = [torch.empty((rows, 1, 2 * half), dtype=torch.float32, device=positions.device) for _ in range(2)]
+    _angles_kernel[(rows,)](positions, frequencies, *made, half, half=triton.next_power_of_2(half), num_warps=1)
+    return made[0], made[1]
 
 
 def rotate_pair(

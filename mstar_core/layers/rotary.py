@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from mstar_core.errors import ConfigError
+from mstar_core.layers.packing import kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,6 +82,9 @@ class Rotary(nn.Module):
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions: int64 [T]. Returns cosine and sine, float32 [T, 1, width]."""
+        if positions.is_cuda and positions.dim() == 1 and positions.is_contiguous():
+            made: tuple[Tensor, Tensor] = kernels().angles(positions, self.frequencies)
+            return made
         angles = positions[:, None].float() * self.frequencies.float()[None]
         both = torch.cat([angles, angles], dim=-1)[:, None]
         return both.cos(), both.sin()

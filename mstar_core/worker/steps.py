@@ -57,7 +57,7 @@ class Steps:
         if not self.lookahead:
             runner = self.scheduler.choose()
             return [runner.name] if runner is not None and self._launch(runner) else []
-        return [name for name, runner in self.runners.items() if runner.pressure().ready and self._launch(runner)]
+        return [name for name, runner in self.runners.items() if self._may(runner) and self._launch(runner)]
 
     def collect(self, launched: list[str]) -> Iterator[StepResult]:
         """Collect the oldest step of each node that is done. launched: nodes whose newest step began in this turn.
@@ -92,6 +92,13 @@ class Steps:
                 break
             time.sleep(nap)
         self.waited_s += time.monotonic() - started
+
+    def _may(self, runner: NodeRunner) -> bool:
+        """Whether a node has rows for a step and does not wait for more of them, which only others' steps can bring."""
+        pressure = runner.pressure()
+        if not pressure.ready:
+            return False
+        return not (pressure.is_patient and any(steps for name, steps in self.in_flight.items() if name != runner.name))
 
     def _launch(self, runner: NodeRunner) -> bool:
         started = self.clock()

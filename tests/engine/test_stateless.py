@@ -385,3 +385,26 @@ def test_a_wrong_output_is_an_error_of_the_node() -> None:
     play.submit(0, torch.ones(3))
     play.run()
     assert "7 rows of 1" in str(play.failed[1].error)
+
+
+def test_few_rows_can_wait_while_their_clients_have_sound_and_for_a_moment_only() -> None:
+    """One in four of the open requests is enough for a step; so is one that runs dry, or waits too long."""
+    now = [10.0]
+    play = player(handles=16, clock=lambda: now[0])
+    for handle in range(3):
+        play.submit(handle, torch.ones(3), urgency=-1.0)
+    assert play.engine.pressure().is_patient
+    now[0] += 0.03
+    assert not play.engine.pressure().is_patient
+    play.run()
+    play.submit(3, torch.ones(3), urgency=-1.0)
+    assert play.engine.pressure().is_patient
+    play.submit(4, torch.ones(3), urgency=-0.05)
+    assert not play.engine.pressure().is_patient
+    play.run()
+    for handle in range(4):
+        play.submit(handle, torch.ones(3), urgency=-1.0)
+    assert not play.engine.pressure().is_patient
+    alone = player(handles=2)
+    alone.submit(0, torch.ones(3), urgency=-1.0)
+    assert not alone.engine.pressure().is_patient

@@ -22,6 +22,7 @@ class SlowRunner:
         self.launched = 0
         self.collected: list[int] = []
         self.done: set[int] = set()
+        self.is_patient = False
         self._lookahead = lookahead
 
     def open(self, *_: Any) -> None: ...
@@ -37,7 +38,8 @@ class SlowRunner:
 
     def pressure(self) -> Pressure:
         in_flight = self.launched - len(self.collected)
-        return Pressure(ready=0 if in_flight > self._lookahead else self.ready, oldest_s=time.monotonic())
+        ready = 0 if in_flight > self._lookahead else self.ready
+        return Pressure(ready=ready, oldest_s=time.monotonic(), is_patient=self.is_patient)
 
     def launch(self) -> int | None:
         self.ready -= 1
@@ -112,6 +114,19 @@ def test_without_lookahead_one_node_steps_at_a_time_and_shares_are_fair() -> Non
     for _ in range(6):
         assert turn(steps) == 1 and steps.count == 0
     assert lm.collected and codec.collected
+
+
+def test_rows_that_can_wait_do_so_while_others_run_and_no_longer() -> None:
+    lm, codec = SlowRunner("LLM", ready=1), SlowRunner("codec", lookahead=0)
+    codec.is_patient = True
+    steps = steps_of(lm, codec)
+    turn(steps)
+    turn(steps)
+    assert (lm.launched, codec.launched) == (1, 0)
+    lm.done.add(1)
+    turn(steps)
+    turn(steps)
+    assert (lm.collected, codec.launched) == ([1], 1)
 
 
 def test_waiting_ends_with_a_step_that_is_done_or_with_a_call() -> None:

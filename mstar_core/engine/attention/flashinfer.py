@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.backend import Segment
+    from mstar_core.engine.attention.decode import DecodeRows
     from mstar_core.engine.attention.eager import EagerView
     from mstar_core.engine.attention.paged import PagedFixedSegments
     from mstar_core.engine.attention.passes import FixedPasses, PassShape
@@ -299,6 +300,7 @@ class FlashInferFixedRows:
         }
         self._staging = Staging(fields, attention.pools[0].device)
         self._wrapper: Any = None
+        self._decode: DecodeRows | None = None
         self._sizes = (0, 0, 0)
         self._scale: float | None = None
         self._starts = self._pages = np.zeros(0, dtype=np.int32)
@@ -345,6 +347,20 @@ class FlashInferFixedRows:
         append(pool, self._attention.page_size, self._staging.device["places"], key, value)
         out: Tensor = self._wrapper.run(query, pool)
         return out
+
+    def attend_packed(
+        self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None
+    ) -> Tensor | None:
+        """See PackedView. A kernel of its own: it asks for no plan, and its cache lines while projections run."""
+        from mstar_core.engine.attention.decode import DecodeRows, takes
+
+        pool = self._attention.pools[layer]
+        if not takes(heads, pool):
+            return None
+        if self._decode is None:
+            self._decode = DecodeRows(self._rows, heads, pool)
+        factor = pool.shape[4] ** -0.5 if scale is None else scale
+        return self._decode.attend(pool, packed, rotation, self._staging.device, factor)
 
     def _first_plan(self, sizes: tuple[int, int, int], scale: float | None) -> None:
         fields, dtype = self._staging.device, self._attention.pools[0].dtype

@@ -1,0 +1,207 @@
+"""One token per row: rotate, append and attend in one kernel. Used by captured decode steps on CUDA; needs triton.
+
+The keys of a row are cut into as many chunks as fill the chip; the program that ends last puts the chunks together, in
+their order, so that the same inputs give the same bits. Nothing is planned on the host: lengths and pages are read from
+the buffers. Keys and values of earlier tokens are asked for while the projections before still run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mstar_core.layers.fused import launch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PROGRAMS: Final = 512
+"""Programs to aim at: four for each of an H100's multiprocessors."""
+
+MOST_CHUNKS: Final = 16
+KEYS: Final = 32
+"""Keys of one pass of the inner loop."""
+
+MOST_GROUPS: Final = 16
+"""Query heads per key head that one matrix instruction takes."""
+
+_LOG2E: Final = 1.4426950408889634
+
+
+@triton.jit
+def _ask_for(pointers, inside, size):
+    """Bring `size` bytes from each pointer into the second-level cache; nothing waits for them."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
+        "=r,l,r,r",
+        [pointers.to(tl.int64), inside.to(tl.int32), size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _half(packed, stride, at, inside, parts: tl.constexpr, dtype: tl.constexpr):
+    """Half of some heads: the sum of the slices, rounded once as a projection would."""
+    total = tl.load(packed + at, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, parts):
+        total += tl.load(packed + part * stride + at, mask=inside, other=0.0).to(tl.float32)
+    return total.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def decode_kernel(
+    packed, cosine, sine, pool, out, starts, pages, last, places, partial, arrived, factor, across, kv_heads,
+    groups: tl.constexpr, width: tl.constexpr, page: tl.constexpr, parts: tl.constexpr, chunks: tl.constexpr,
+    keys: tl.constexpr, padded: tl.constexpr, overlaps: tl.constexpr,
+):  # fmt: skip
+    """Grid: (rows, kv_heads, chunks)."""
+    row, head, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    half: tl.constexpr = width // 2
+    dtype: tl.constexpr = pool.dtype.element_ty
+    line = kv_heads * width
+    first_page = tl.load(starts + row)
+    cached = (tl.load(starts + row + 1) - first_page - 1) * page + tl.load(last + row) - 1
+    place = tl.load(places + row)
+    size = tl.cdiv(tl.cdiv(cached, chunks), page) * page
+    begin = chunk * size
+    end = tl.minimum(begin + size, cached)
+    own = pool + head * width
+    key_at = tl.arange(0, keys)
+    if overlaps:
+        gdc_launch_dependents()
+        # Earlier steps wrote these; what this step changes is not among them.
+        at = begin + key_at
+        inside = at < end
+        number = tl.load(pages + first_page + at // page, mask=inside, other=0).to(tl.int64)
+        lines = own + (number * (2 * page) + at % page) * line
+        _ask_for(lines, inside, width * 2)
+        _ask_for(lines + page * line, inside, width * 2)
+        gdc_wait()
+
+    group = tl.arange(0, padded)
+    low = tl.arange(0, half)
+    stride = tl.num_programs(0).to(tl.int64) * across
+    given = packed + row.to(tl.int64) * across
+    c = tl.load(cosine + row * width + low)
+    s = tl.load(sine + row * width + low)
+    known = (group < groups)[:, None] & (low >= 0)[None, :]
+    at_query = (head * groups + group)[:, None] * width + low[None, :]
+    first = _half(given, stride, at_query, known, parts, dtype)
+    second = _half(given, stride, at_query + half, known, parts, dtype)
+    q_first = (first * c[None, :] - second * s[None, :]).to(dtype)
+    q_second = (second * c[None, :] + first * s[None, :]).to(dtype)
+
+    top = tl.full((padded,), -1.0e30, tl.float32)
+    total = tl.zeros((padded,), tl.float32)
+    at = tl.arange(0, width)
+    mixed = tl.zeros((padded, width), tl.float32)
+    if chunk == 0:
+        # The new token: its key and value go into the cache, and are the first that this program attends to.
+        at_key = (kv_heads * groups + head) * width + low
+        all_low = low >= 0
+        new_first = _half(given, stride, at_key, all_low, parts, dtype)
+        new_second = _half(given, stride, at_key + half, all_low, parts, dtype)
+        k_first = (new_first * c - new_second * s).to(dtype)
+        k_second = (new_second * c + new_first * s).to(dtype)
+        value = _half(given, stride, (kv_heads * (groups + 1) + head) * width + at, at >= 0, parts, dtype)
+        into = own + place * line
+        tl.store(into + low, k_first, mask=all_low & (place >= 0))
+        tl.store(into + half + low, k_second, mask=all_low & (place >= 0))
+        tl.store(into + page * line + at, value.to(dtype), mask=(at >= 0) & (place >= 0))
+        own_score = tl.sum(q_first.to(tl.float32) * k_first.to(tl.float32)[None, :], axis=1)
+        own_score += tl.sum(q_second.to(tl.float32) * k_second.to(tl.float32)[None, :], axis=1)
+        top = own_score * factor
+        total += 1.0
+        mixed += value[None, :]
+
+    for start in tl.range(begin, end, keys):
+        place_of = start + key_at
+        seen = place_of < end
+        number_of = tl.load(pages + first_page + place_of // page, mask=seen, other=0).to(tl.int64)
+        offset = (number_of * (2 * page) + place_of % page) * line
+        k_at = own + offset[None, :] + low[:, None]
+        score = tl.dot(q_first, tl.load(k_at, mask=seen[None, :], other=0.0))
+        score = tl.dot(q_second, tl.load(k_at + half, mask=seen[None, :], other=0.0), score) * factor
+        score = tl.where(seen[None, :], score, -1.0e30)
+        v = tl.load(own + offset[:, None] + page * line + at[None, :], mask=seen[:, None], other=0.0)
+        higher = tl.maximum(top, tl.max(score, axis=1))
+        share = tl.exp2(score - higher[:, None])
+        shrink = tl.exp2(top - higher)
+        total = total * shrink + tl.sum(share, axis=1)
+        mixed = mixed * shrink[:, None] + tl.dot(share.to(dtype), v)
+        top = higher
+
+    given_out = out + (row.to(tl.int64) * kv_heads + head) * groups * width
+    stored = (group < groups)[:, None] & (at >= 0)[None, :]
+    if chunks == 1:
+        tl.store(given_out + group[:, None] * width + at[None, :], (mixed / total[:, None]).to(dtype), mask=stored)
+    else:
+        # Per chunk and query head: `width` sums, then the total and the maximum.
+        here = partial + (row * kv_heads + head).to(tl.int64) * (chunks * groups * (width + 2))
+        mine = here + (chunk * groups + group) * (width + 2)
+        tl.store(mine[:, None] + at[None, :], mixed, mask=stored)
+        tl.store(mine + width, total, mask=group < groups)
+        tl.store(mine + width + 1, top, mask=group < groups)
+        tl.debug_barrier()
+        turn = tl.atomic_add(arrived + row * kv_heads + head, 1, sem="acq_rel", scope="gpu")
+        if turn == chunks - 1:
+            tl.debug_barrier()
+            each = tl.arange(0, chunks)
+            for one in tl.static_range(groups):
+                lane = here + (each * groups + one) * (width + 2)
+                sums = tl.load(lane + width, cache_modifier=".cg")
+                tops = tl.load(lane + width + 1, cache_modifier=".cg")
+                rows = tl.load(lane[:, None] + at[None, :], cache_modifier=".cg")
+                weight = tl.exp2(tops - tl.max(tops, axis=0))
+                result = tl.sum(rows * weight[:, None], axis=0) / tl.sum(sums * weight, axis=0)
+                tl.store(given_out + one * width + at, result.to(dtype))
+            tl.store(arrived + row * kv_heads + head, 0)
+
+
+class DecodeRows:
+    """The kernel with its scratch memory, for one bucket of rows. Owned by the bucket's view.
+
+    pool: any layer's [pages, 2, page, kv_heads, head_dim]; the layers run one after the other and share the scratch.
+    """
+
+    def __init__(self, rows: int, heads: int, pool: Tensor) -> None:
+        _, _, self._page, kv_heads, self._width = pool.shape
+        self._groups = heads // kv_heads
+        self._chunks = chunks_of(rows, kv_heads)
+        size = rows * heads * self._chunks * (self._width + 2)
+        self._partial = torch.empty(size, dtype=torch.float32, device=pool.device)
+        self._arrived = torch.zeros(rows * kv_heads, dtype=torch.int32, device=pool.device)
+
+    def attend(
+        self, pool: Tensor, packed: Tensor, rotation: tuple[Tensor, Tensor], fields: dict[str, Tensor], scale: float
+    ) -> Tensor:
+        """See PackedView. fields: `starts`, `pages`, `last` and `places` as the backends keep them."""
+        rows, across, kv_heads = packed.shape[-2], packed.shape[-1], pool.shape[3]
+        heads = self._groups * kv_heads
+        out = torch.empty((rows, heads, self._width), dtype=pool.dtype, device=pool.device)
+        decode_kernel[(rows, kv_heads, self._chunks)](
+            packed, *rotation, pool, out, fields["starts"], fields["pages"], fields["last"], fields["places"],
+            self._partial, self._arrived, scale * _LOG2E, across, kv_heads, groups=self._groups, width=self._width,
+            page=self._page, parts=packed.shape[0] if packed.dim() == 3 else 1, chunks=self._chunks, keys=KEYS,
+            padded=MOST_GROUPS, num_warps=4, num_stages=2, **launch(pool.device),
+        )  # fmt: skip
+        return out
+
+
+def chunks_of(rows: int, kv_heads: int) -> int:
+    """Chunks that each row's keys are cut into: a power of two."""
+    wanted = max(1, min(MOST_CHUNKS, PROGRAMS // (rows * kv_heads)))
+    return 1 << (wanted.bit_length() - 1)
+
+
+def takes(heads: int, pool: Tensor) -> bool:
+    """Whether the kernel knows these heads and this cache."""
+    page, kv_heads, width = pool.shape[2:]
+    known = heads % kv_heads == 0 and heads // kv_heads <= MOST_GROUPS and width in (64, 128, 256)
+    return known and pool.dtype in (torch.bfloat16, torch.float16) and page & (page - 1) == 0
