@@ -59,18 +59,13 @@ def environment(tree: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
 
 
-def gpu_tests() -> list[str]:
-    """Where tests that need a GPU are."""
-    return ["tests/gpu", *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("plugins/*/tests/test_gpu*.py")))]
-
-
 def steps() -> dict[str, Step]:
     """Every step by name, in the order in which they run when none is named."""
     loads = ("--closed", "1:20,8:4,32:3,64:3", "--open", "32:30", "--burst", "32:3")
     compared = ("--closed", "1:6,32:2,64:2", "--out", "{out}", "--compare")
     crowded = ("--closed", "32:2,64:3", "--open", "32:20", "--burst", "32:2", "--out", "{out}", "--compare")
     return {
-        "tests": Step(words=("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *gpu_tests()), limit_s=300),
+        "tests": Step(words=("scripts/gpu_tests.py", "--limit", "390"), limit_s=400),
         "server": Step(words=(*SERVER[:3], *loads, "--out", "{out}"), limit_s=300),
         "fp8": Step(words=(*SERVER, *compared, "quantization=fp8"), limit_s=200),
         "head": Step(words=(*SERVER, *compared, "model_kwargs.restrict_vocabulary=true"), limit_s=200),
