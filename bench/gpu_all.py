@@ -73,7 +73,7 @@ def steps() -> dict[str, Step]:
         "storm": Step(
             words=(*SERVER, "--closed", "", "--storm", "10000:64", "--storm-ids", "40", "--out", "{out}"), limit_s=240
         ),
-        "sanitize": Step(words=("scripts/sanitize.py",), limit_s=300),
+        "sanitize": Step(words=("scripts/sanitize.py", "--limit", "320"), limit_s=330),
         "linear": Step(words=("bench/gpu_linear.py", "--out", "{out}"), limit_s=150),
         "draw": Step(words=("bench/gpu_draw.py", "--out", "{out}"), limit_s=100),
         "prefill": Step(words=("bench/gpu_prefill.py", "--out", "{out}"), limit_s=150),

@@ -32,6 +32,9 @@ UNPOOLED: Final = {"memcheck": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}}
 FOUND: Final = 99
 """Exit status of compute-sanitizer when it found something and the tests passed."""
 
+LAUNCH_S: Final = 120
+"""For Python to come as far as CUDA; three at once that import torch from a cold disk take longer than the default."""
+
 OWN: Final = "^[a-z_]+_kernel$"
 """Names of own kernels: Triton keeps that of the function; C++ has digits and capitals in its mangled ones."""
 
@@ -82,7 +85,7 @@ def main() -> int:
     """Returns 1 when a tool found something, a test failed, or compute-sanitizer is not there."""
     parser = argparse.ArgumentParser(description="run the GPU kernels under compute-sanitizer")
     parser.add_argument("tools", nargs="*", default=list(TOOLS), help=f"which of {', '.join(TOOLS)}; default: all")
-    parser.add_argument("--limit", type=int, default=170, help="seconds that all tools together may take")
+    parser.add_argument("--limit", type=int, default=300, help="seconds that all tools together may take")
     parser.add_argument("--logs", type=Path, help="a folder for all that the tools print")
     options = parser.parse_args()
     if unknown := sorted(set(options.tools) - set(TOOLS)):
@@ -114,7 +117,8 @@ def watched(program: str, tool: str) -> list[str]:
     """compute-sanitizer with its options: after an error in one kernel the others still run."""
     return [
         program, "--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "application-only",
-        "--kernel-name", f"regex={OWN}", "--destroy-on-device-error", "kernel", "--print-limit", "1000",
+        "--launch-timeout", str(LAUNCH_S), "--kernel-name", f"regex={OWN}", "--destroy-on-device-error", "kernel",
+        "--print-limit", "1000",
     ]  # fmt: skip
 
 

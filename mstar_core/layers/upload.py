@@ -155,7 +155,9 @@ class _Upload:
 
     def _work(self) -> None:
         try:
-            self._read_chunks()
+            # The mode is a thread's own; places that were made in it may be written in it alone.
+            with torch.inference_mode():
+                self._read_chunks()
         except BaseException as error:  # noqa: BLE001 what ends a thread is raised by the one that waits for it
             with self._moved:
                 self._error = self._error or error

@@ -71,6 +71,16 @@ def test_a_place_that_is_a_view_across_rows_is_filled(tmp_path: Path) -> None:
     assert not whole[:, :5].any() and not whole[:, 24:].any()
 
 
+def test_places_of_an_inference_mode_are_filled_and_cast(tmp_path: Path) -> None:
+    values = write(tmp_path / "w.safetensors", ["a.wide", "c.float"])
+    stored = stored_tensors(tmp_path / "w.safetensors")
+    with torch.inference_mode():
+        places = {tensor.name: torch.zeros(tensor.shape, dtype=torch.float16) for tensor in stored}
+        upload([Target(stored=tensor, place=places[tensor.name]) for tensor in stored])
+    for name, value in values.items():
+        assert torch.equal(places[name], value.half()), name
+
+
 def test_several_files_report_growing_progress(tmp_path: Path) -> None:
     targets = []
     for number in range(3):

@@ -25,7 +25,7 @@ def test_kernels_are_all_run_here(reference: Any) -> None:
     size = vocoder.snac.config.codebook_size
     for frames, rows in ((4, 1), (4, 3), (4, 9)):
         slots = torch.arange(7 * frames) % 7 * size
-        window = (vocoder.audio_offset + slots + torch.randint(0, size, (rows, 7 * frames))).to(device)
+        window = vocoder.audio_offset + slots + torch.randint(0, size, (rows, 7 * frames))
         facts = {"step": torch.arange(rows), "seed": torch.arange(rows), "first": torch.arange(rows) == 0}
         facts["noise"] = torch.full((rows,), NOISE_MODES.index("seeded"))
         facts["last"] = facts["first"]
