@@ -22,7 +22,7 @@ from mstar_core.engine.loop_rules import carried_values, stops
 from mstar_core.engine.ports import keyword, names, takes
 from mstar_core.engine.rows import Dealer
 from mstar_core.engine.sampler import to_int64
-from mstar_core.engine.stateless_ports import BatchPorts, Number
+from mstar_core.engine.stateless_ports import BatchPorts, Number, is_on_gpu
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.graph.nodes import STEP
 
@@ -162,7 +162,7 @@ class StatelessEngine:
         except (MstarError, RuntimeError) as error:
             self._fail(self._ready, entry, error)
             return
-        if self._stream is not None and any(_is_on_gpu(value) for value in job.inputs.values()):
+        if self._stream is not None and any(is_on_gpu(value) for value in job.inputs.values()):
             entry.made = torch.cuda.current_stream(self._device).record_event()
         request.queue.append(entry)
 
@@ -247,7 +247,7 @@ class StatelessEngine:
 
     def _taken(self, name: str, value: Tensor | Number) -> Tensor | Number:
         """See BatchPorts. What comes from the host travels on the own stream: the worker's may be long busy."""
-        if _is_on_gpu(value):
+        if not self._ports.is_sent(name, value):  # to enter a stream costs more than all the rest here
             return self._ports.taken(name, value)
         with self._on_stream():
             return self._ports.taken(name, value)
@@ -498,7 +498,3 @@ class StatelessEngine:
         tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
         dealt = [name for name, value in tensors.items() if self._dealer.is_dealt(name, value, rows)]
         entry.dealt, entry.width = frozenset(dealt), rows if dealt else 1
-
-
-def _is_on_gpu(value: Tensor | Number) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_cuda

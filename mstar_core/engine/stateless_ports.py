@@ -59,6 +59,12 @@ class BatchPorts:
             found = self._words[name] = (word, word in self._host_words)
         return found
 
+    def is_sent(self, name: str, value: Tensor | Number) -> bool:
+        """Whether an input is copied to the device as soon as it is taken; asked for every input of every job."""
+        if not isinstance(value, torch.Tensor) or value.is_cuda or self.is_host(name):
+            return False
+        return value.numel() > SMALL
+
     def taken(self, name: str, value: Tensor | Number) -> Tensor | Number:
         """A job's input as it waits in the queue: on the device in the node's dtype, or small and on the host."""
         if self.is_host(name):
@@ -128,6 +134,11 @@ def _host_array(values: Sequence[Tensor | Number], rows: Sequence[tuple[int, boo
     dtype = np.float64 if _is_float(values[0]) else np.int64
     made: np.ndarray = np.fromiter(values, dtype=dtype, count=len(values))
     return made if max(counts) == 1 else np.repeat(made, counts)
+
+
+def is_on_gpu(value: Tensor | Number) -> bool:
+    """Whether a value is a tensor of a GPU."""
+    return isinstance(value, torch.Tensor) and value.is_cuda
 
 
 def _is_number(value: Tensor | Number) -> bool:

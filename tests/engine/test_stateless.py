@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mstar_core.engine import rng
 from mstar_core.engine.base import Done, Failed, Handle, Job, JobKey, LoopSpec, SamplingParams, StepResult
 from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.engine.stateless_ports import SMALL, BatchPorts
 from mstar_core.graph.nodes import STATELESS, NodeSpec
 
 SPEC = NodeSpec(name="codec", engine=STATELESS, ports={"x": "f32[n]", "y": "f32[n]"})
@@ -324,6 +325,21 @@ def test_numbers_of_host_ports_arrive_as_one_array_each_and_a_row_may_give_nothi
     assert [str(each.dtype) for each in (step, gain)] == ["int64", "float64"]
     assert play.done[first].outputs["y"].tolist() == [1, 2]
     assert "y" not in play.done[second].outputs
+
+
+def test_only_what_travels_at_once_is_taken_on_the_own_stream() -> None:
+    """A stream is dear to enter, and a window has six inputs."""
+    node = NodeSpec(name="N", engine=STATELESS, ports={"big": "f32[n]", "few": "f32[n]", "told": "f32[n]", "at": "i64"})
+    module = nn.Identity()
+    module.host_ports = ("told",)  # type: ignore[assignment]
+    ports = BatchPorts(node, module, torch.device("cpu"), torch.float32)
+    given: dict[str, Tensor | int] = {
+        "big": torch.zeros(SMALL + 1),
+        "few": torch.zeros(SMALL),
+        "told": torch.zeros(SMALL + 1),
+        "at": 3,
+    }
+    assert [name for name, value in given.items() if ports.is_sent(name, value)] == ["big"]
 
 
 def test_host_ports_of_different_shapes_come_as_a_list() -> None:
