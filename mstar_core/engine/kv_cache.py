@@ -110,7 +110,8 @@ class KVCacheEngine:
             )  # fmt: skip
             self._graphs.capture(buckets, self._runner)
         elif (buckets.decode or buckets.prefill) and spec.capture_sizes and not spec.sampling:
-            self._runner.passes = PassGraphs(spec, module, attends, tables, max_slots, captures or Captures(device))
+            by = captures or Captures(device)
+            self._runner.passes = PassGraphs(spec, module, attends, tables, max_slots, by, token_budget)
         self._loops = Loops(slots, tables, Intake(spec, module, device, dtype), spec, vocab)
         self._rows = Rows(spec, self._state)
         self._admission = Admission(spec, self._state, self._loops, self._rows, self._runner, token_budget)
@@ -279,8 +280,7 @@ class KVCacheEngine:
     @property
     def graph_counts(self) -> GraphCounts | None:
         """Hits and misses of captured steps; None where nothing is captured."""
-        graphs = self._graphs or self._runner.passes
-        return graphs.counts if graphs is not None else None
+        return graphs.counts if (graphs := self._graphs or self._runner.passes) is not None else None
 
     def idle(self) -> bool:
         """See WorksWhenIdle: captures the next bucket that is still missing."""
@@ -291,7 +291,7 @@ class KVCacheEngine:
     def counters(self) -> dict[str, float]:
         """See Counted and NodeGraphs.counters; empty where nothing is captured."""
         graphs = self._graphs or self._runner.passes
-        return graphs.counters() if graphs is not None else {}
+        return graphs.counters() if graphs else {}
 
     def memory(self) -> MemoryUse:
         """See NodeRunner."""

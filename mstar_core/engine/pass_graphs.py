@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from mstar_core.engine.attention.passes import Block, FixedPasses, PassShape
+from mstar_core.engine.packed_graphs import PackedGraphs
 from mstar_core.engine.ports import keyword
 from mstar_core.graph.nodes import STEP
 
@@ -100,7 +101,7 @@ class PassGraphs:
 
     def __init__(
         self, spec: NodeSpec, module: KVModule, attention: AttentionBackend, tables: PageTables, slots: int,
-        captures: Captures,
+        captures: Captures, budget: int = 1 << 30,
     ) -> None:  # fmt: skip
         enough = [rows for rows in sorted(spec.capture_sizes) if rows >= slots][:1]
         self._rows = [rows for rows in sorted(spec.capture_sizes) if rows < slots] + enough
@@ -113,11 +114,12 @@ class PassGraphs:
         self._buckets: dict[PassKind, dict[tuple[int, int], _Bucket]] = {}
         self._later: list[tuple[PassKind, PassShape]] = []
         self.counts = captures.counts
+        self.packed = PackedGraphs(spec, module, attention, tables, captures, budget)
 
     @property
     def is_complete(self) -> bool:
         """Whether every bucket of every kind met so far is there."""
-        return not self._later
+        return not self._later and self.packed.is_complete
 
     @property
     def kinds(self) -> dict[PassKind, list[tuple[int, int]]]:
@@ -155,7 +157,8 @@ class PassGraphs:
                 done.append((batch, self._replay(bucket, batch)))
         self.counts.hits += len(done)
         self.counts.misses += missed
-        return done, rest
+        prefixes, rest = self.packed.run(rest)
+        return done + prefixes, rest
 
     def capture_next(self) -> bool:
         """Capture the smallest bucket that is missing. True when more are left.
@@ -174,7 +177,9 @@ class PassGraphs:
             except Exception as error:  # noqa: BLE001 a module that cannot be captured still runs plainly
                 self._later = [each for each in self._later if each[0] != kind]
                 log.error("node %s runs %s plainly: %s: %s", self._name, kind, type(error).__name__, error)
-        return bool(self._later)
+        elif not self.packed.is_complete:
+            self.packed.capture_next()
+        return not self.is_complete
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 

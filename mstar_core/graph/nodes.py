@@ -142,6 +142,8 @@ class NodeSpec:
     ports: name -> port type text. batch_key: names of ports whose shapes must agree inside one batch.
     capture_sizes: rows of a batch for which a GPU captures a node that draws no ids: the passes of its loops (KV), or
     its whole forward (STATELESS). Empty: none. Nodes that draw ids have buckets of their own.
+    capture_tokens: (KV) packed tokens for which a GPU captures passes outside loops that see all of themselves, of a
+    node that draws no ids: prefixes. Empty: none.
     of: for `on_branch` nodes, the node whose weights and ranks they share unless the config places them.
     sequence: (KV) ports whose values are the tokens of a segment, in the order they are put together; ids count one
     token each, features one per vector of the last axis. Empty: the only port that a use takes.
@@ -162,6 +164,7 @@ class NodeSpec:
     dtype: str | None = None
     batch_key: tuple[str, ...] = ()
     capture_sizes: tuple[int, ...] = ()
+    capture_tokens: tuple[int, ...] = ()
     tensor_parallel: bool = False
     branch: str = MAIN
     of: NodeSpec | None = None

@@ -13,7 +13,7 @@ import torch
 
 from mstar_core.engine import rng, sampler
 from mstar_core.engine.attention.backend import backend, make_pools
-from mstar_core.engine.attention.passes import PassShape
+from mstar_core.engine.attention.passes import Block, PassShape
 from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.engine.node_graphs import NodeGraphs
 from mstar_core.engine.page_table import PageTables
@@ -153,6 +153,25 @@ def reads(cuda: torch.device, rows: int, cached: int) -> None:
     assert out.shape == query.shape and torch.isfinite(out).all()
 
 
+def packed(cuda: torch.device, counts: tuple[int, ...], bucket: int) -> None:
+    """Attention of packed prefixes in fixed shapes: with its own rotation, and behind another's."""
+    from mstar_core.engine.attention.packed_kernels import PagedFixedPacked
+
+    page, most, pieces = 16, 16, len(counts)
+    tables = np.arange((pieces + 1) * most, dtype=np.int32).reshape(pieces + 1, most)[:, ::-1].copy()
+    pool = torch.randn(tables.size, 2, page, 2, 128, device=cuda, dtype=torch.bfloat16)
+    fixed = PagedFixedPacked([pool], page, bucket, pieces + 1)
+    block, none = Block(fixed.fields, cuda), np.zeros(pieces, dtype=np.int64)
+    given = {"rows": np.arange(pieces, dtype=np.int64), "counts": np.array(counts, dtype=np.int64), "cached": none}
+    block.send(fixed.values(PackedPrompts(tables=tables, **given)))
+    view, turn = fixed.view(block.device), torch.randn(2, bucket, 1, 128, device=cuda).unbind()
+    query, key, value = (torch.randn(bucket, heads, 128, device=cuda, dtype=torch.bfloat16) for heads in (6, 2, 2))
+    together = view.attend_packed(0, torch.cat([query, key, value], dim=1).flatten(1), (turn[0], turn[1]), 6)
+    for out in (view.attend(0, query, key, value), together):
+        assert out is not None and out.shape == query.shape and torch.isfinite(out).all()
+        assert not out[sum(counts) :].any()
+
+
 def fixed_rows(cuda: torch.device, rows: int, cached: int) -> None:
     """A decode step over fixed shapes, as it is captured, without the graph around it."""
     module, page, most = WideLM(vocab=1001).to(cuda, torch.bfloat16), 16, 16
@@ -177,6 +196,8 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "later": lambda cuda: later(cuda, 5, 48),
     "prompts-short": lambda cuda: prompts(cuda, (1, 33, 7), (0, 5, 200), 64),
     "prompts-long": lambda cuda: prompts(cuda, (129, 65), (17, 0), 300),
+    "packed-one": lambda cuda: packed(cuda, (33,), 48),
+    "packed-many": lambda cuda: packed(cuda, (130, 1, 64), 300),
     "passes-few": lambda cuda: passes(cuda, 2, 0),
     "passes-many": lambda cuda: passes(cuda, 150, 75),
     "reads-few": lambda cuda: reads(cuda, 2, 0),

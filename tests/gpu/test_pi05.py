@@ -11,10 +11,13 @@ import pytest
 import torch
 
 from bench.families.policy import Acting, Place, observation, random_modules
-from mstar_core.engine.attention.passes import PassShape, TorchFixedPasses
+from mstar_core.engine.attention.packed import TorchFixedPacked
+from mstar_core.engine.attention.passes import Block, PassShape, TorchFixedPasses
+from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.engine.captured import Captures
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.rehearsal import Rehearses, rehearse
+from mstar_core.layers.rotary import rotate
 from mstar_pi05.expert import AdaNorm, Modulation
 from mstar_pi05.flow import TimeTable
 from mstar_pi05.policy import Policy
@@ -108,6 +111,39 @@ def test_reading_a_cached_prefix_in_one_kernel_equals_the_torch_form(
             first = out.clone()
             graph.replay()
             assert torch.equal(first, out)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "half"])
+@pytest.mark.parametrize(("counts", "tokens"), [((828,), 832), ((276, 828, 1), 1152), ((64, 65), 192)])
+def test_a_packed_prefix_in_two_kernels_equals_the_torch_form(
+    counts: tuple[int, ...], tokens: int, dtype: torch.dtype, cuda: torch.device
+) -> None:
+    """Rotation, append and attention; pages that are not theirs hold what is no number before and after."""
+    from mstar_core.engine.attention.packed_kernels import PagedFixedPacked
+
+    page, rows, heads = 16, len(counts), 8
+    tables = torch.randperm(rows * 64, generator=torch.Generator().manual_seed(5)).view(rows, 64).int().numpy()
+    order, none = np.arange(rows)[::-1].copy(), np.zeros(rows, dtype=np.int64)
+    given = PackedPrompts(rows=order, counts=np.array(counts), cached=none, tables=tables)
+    packed = torch.randn(tokens, (heads + 2) * 256, device=cuda).to(dtype)
+    angle = torch.randn(tokens, 1, 128, device=cuda).repeat(1, 1, 2)
+    rotation = angle.cos(), angle.sin()
+    pools = [torch.full((rows * 64 + 1, 2, page, 1, 256), float("nan"), dtype=dtype, device=cuda) for _ in range(2)]
+    fixed, plain = PagedFixedPacked([pools[0]], page, tokens, rows), TorchFixedPacked([pools[1]], page, tokens)
+    own, other = Block(fixed.fields, cuda), Block(plain.fields, cuda)
+    own.send(fixed.values(given))
+    other.send(plain.values(given))
+    out = fixed.view(own.device).attend_packed(0, packed, rotation, heads)
+    query, key, value = packed.view(tokens, -1, 256).split([heads, 1, 1], dim=1)
+    turned = rotate(query, *rotation), rotate(key, *rotation)
+    expected = plain.view(other.device).attend(0, *turned, value)
+    used, places = sum(counts), given.places(page, sum(counts), 0)
+    assert out is not None and out.isfinite().all() and not out[used:].any()
+    assert difference(out[:used], expected[:used].cpu(), is_relative=True) < 5e-3
+    for offset in (0, page):
+        found, wanted = (pool.view(-1, 256)[torch.from_numpy(places + offset).to(cuda)] for pool in pools)
+        assert difference(found, wanted.cpu(), is_relative=True) < 5e-3
+    assert (~pools[0].isnan()).sum() == 2 * used * 256
 
 
 def test_the_first_request_of_an_expected_kind_is_replayed(cuda: torch.device) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from mstar_core.engine.attention.packed import FixedPacked
     from mstar_core.engine.attention.passes import FixedPasses, PassShape
     from mstar_core.engine.attention.segments import FixedSegments
     from mstar_core.engine.attention.static import FixedRows
@@ -75,6 +76,9 @@ class AttentionBackend(Protocol):
 
     def fixed_passes(self, shape: PassShape) -> FixedPasses:
         """Attention of passes of so many tokens a row, in fixed shapes for captured steps."""
+
+    def fixed_packed(self, tokens: int, rows: int) -> FixedPacked:
+        """Attention of up to `rows` whole passes on empty rows, packed into `tokens` tokens, for captured steps."""
 
     def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
         """Pages of a row for which passes need a bucket each, ascending; the last is `most_pages`."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from mstar_core.engine.attention.packed import TorchFixedPacked
 from mstar_core.engine.attention.passes import TorchFixedPasses, page_buckets
 from mstar_core.engine.attention.segments import TorchFixedSegments
 from mstar_core.engine.attention.static import TorchFixedRows
@@ -55,6 +56,10 @@ class EagerAttention:
     def fixed_passes(self, shape: PassShape) -> TorchFixedPasses:
         """Attention of one bucket of passes in fixed shapes."""
         return TorchFixedPasses(self._pools, self._page_size, shape)
+
+    def fixed_packed(self, tokens: int, rows: int) -> TorchFixedPacked:
+        """Attention of one bucket of packed passes in fixed shapes."""
+        return TorchFixedPacked(self._pools, self._page_size, tokens)
 
     def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
         """See AttentionBackend: every page of a bucket is read, so there are several."""

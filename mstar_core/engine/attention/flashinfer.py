@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.backend import Segment
     from mstar_core.engine.attention.decode import DecodeRows
     from mstar_core.engine.attention.eager import EagerView
+    from mstar_core.engine.attention.packed import FixedPacked
     from mstar_core.engine.attention.paged import PagedFixedSegments
     from mstar_core.engine.attention.passes import FixedPasses, PassShape
     from mstar_core.engine.page_table import PageCopy
@@ -103,6 +104,12 @@ class FlashInferAttention:
         from mstar_core.engine.attention.reading import PagedFixedReads
 
         return PagedFixedReads(self._pools, self._page_size, shape)
+
+    def fixed_packed(self, tokens: int, rows: int) -> FixedPacked:
+        """Attention of one bucket of packed passes for a captured step, by kernels that need no plan on the host."""
+        from mstar_core.engine.attention.packed_kernels import PagedFixedPacked
+
+        return PagedFixedPacked(self._pools, self._page_size, tokens, rows)
 
     def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
         """See AttentionBackend: the kernels read what a row holds and no more, so one bucket of pages is enough."""

@@ -67,16 +67,15 @@ class PrefixBlock(nn.Module):
         self.post_attention_layernorm = GemmaNorm(tower.width, eps)
         self.mlp = GatedMLP(tower.width, tower.mlp, activation="gelu_tanh")
 
-    def forward(self, x: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
-        """x: [T, width]. Returns the same shape."""
-        branch = self.self_attn.branch(self.input_layernorm(x), kv, rotation)
-        x, normed = self.post_attention_layernorm.after_add(x, branch)
-        out: Tensor = x + self.mlp(normed)
-        return out
+    def forward(
+        self, x: Tensor, normed: Tensor, kv: KVView, rotation: Rotation, after: GemmaNorm
+    ) -> tuple[Tensor, Tensor]:
+        """The block between norms: `normed` is x after `input_layernorm`, and the last sum is normed by `after`.
 
-    def read(self, x: Tensor, kv: KVView, rotation: Rotation) -> None:
-        """Only leave keys and values in the cache."""
-        self.self_attn.branch(self.input_layernorm(x), kv, rotation)
+        Returns [T, width] twice: the sum, and its norm.
+        """
+        x, inner = self.post_attention_layernorm.after_add(x, self.self_attn.branch(normed, kv, rotation))
+        return after.after_add(x, self.mlp.branch(inner))
 
 
 class Language(nn.Module):
@@ -105,13 +104,19 @@ class Language(nn.Module):
         x: [T, width] of all rows packed.
         """
         *blocks, last = cast("list[PrefixBlock]", list(self.layers))
-        for block in blocks:
-            x = block(x, kv, rotation)
-        last.read(x, kv, rotation)
+        normed = self._through(blocks, x, last.input_layernorm, kv, rotation)
+        last.self_attn.branch(normed, kv, rotation)
 
     def hidden(self, x: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
         """`read` to the end: normed hidden states [T, width], which acting has no use for."""
-        for block in self.layers:
-            x = block(x, kv, rotation)
-        normed: Tensor = self.norm(x)
+        return self._through(cast("list[PrefixBlock]", list(self.layers)), x, self.norm, kv, rotation)
+
+    def _through(
+        self, blocks: list[PrefixBlock], x: Tensor, after: GemmaNorm, kv: KVView, rotation: Rotation
+    ) -> Tensor:
+        """Some blocks one after the other, from before the first one's norm to behind the norm `after`: [T, width]."""
+        norms = [*(block.input_layernorm for block in blocks), after]
+        normed: Tensor = norms[0](x)
+        for block, following in zip(blocks, norms[1:], strict=True):
+            x, normed = block(x, normed, kv, rotation, following)
         return normed

@@ -62,6 +62,7 @@ def build(sizes: Sizes, action_dim: int, vision_dtype: str = "float32") -> Polic
         sequence=("tokens", "actions"),
         batch_key=("actions",),
         capture_sizes=(1, 2, 4, 8, 16),
+        capture_tokens=(),
         doc="language model for the prefix, action expert for the flow; requests of a batch may be at different steps",
     )  # fmt: skip
     cameras = GraphNode(vit, ("images", "tokens"), (GraphEdge("features", llm, into="embeds"),))
@@ -74,3 +75,10 @@ def build(sizes: Sizes, action_dim: int, vision_dtype: str = "float32") -> Polic
         "action_gen": Loop("flow", flow, carry={"actions": "actions"}, fused=True, outputs=(acts,)),
     }
     return PolicyGraph(nodes=(vit, llm), walks=walks)
+
+
+def prefixes(sizes: Sizes) -> tuple[int, ...]:
+    """Packed tokens of captured prefixes: fine steps for one request, coarser ones for up to four of three cameras."""
+    step = max(1, sizes.vision.tokens // 4)
+    return (*range(5 * step, 17 * step, step), *range(18 * step, 33 * step, 2 * step),
+            *range(36 * step, 65 * step, 4 * step))  # fmt: skip
