@@ -41,7 +41,11 @@ class PassShape:
 
 
 class FixedPasses(Protocol):
-    """Attention of one bucket of passes. Made once per captured graph."""
+    """Attention of one bucket of passes. Made once per captured graph.
+
+    Rows may be one sequence at several lengths, frames one behind the other: in each layer all rows append before any
+    attends, and no kernel may read pages of the cache before that, not even those that a row held already.
+    """
 
     @property
     def view(self) -> KVView:
