@@ -60,6 +60,11 @@ class Attention(nn.Module):
             self._joined = join([self.q_proj, self.k_proj, self.v_proj])
         return self._joined is not None
 
+    @property
+    def joined(self) -> Matrix | None:
+        """The projections of the input as one matrix, once `pack` made it."""
+        return self._joined
+
     def unpack(self) -> bool:
         """Forget the joined matrix, whose parts the projections still are. Returns whether there was one."""
         joined, self._joined = self._joined, None

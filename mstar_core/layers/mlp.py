@@ -31,6 +31,11 @@ class GatedMLP(nn.Module):
         self._joined = join([self.gate_proj, self.up_proj])
         return self._joined is not None
 
+    @property
+    def joined(self) -> Matrix | None:
+        """The gate and up as one matrix, once `pack` made it."""
+        return self._joined
+
     def unpack(self) -> bool:
         """Forget the joined matrix, whose parts the projections still are. Returns whether there was one."""
         joined, self._joined = self._joined, None

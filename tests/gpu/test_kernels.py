@@ -140,7 +140,7 @@ def passes(cuda: torch.device, rows: int, cached: int) -> None:
 
 
 def reads(cuda: torch.device, rows: int, cached: int) -> None:
-    """Attention of passes that only read, as captured flow steps use it: shared out where rows are few."""
+    """Attention of passes that only read, as captured flow steps use it: shared out by block where rows are few."""
     from mstar_core.engine.attention.reading import PagedFixedReads
 
     page, most, tokens = 37, 8, 7
@@ -201,6 +201,7 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "passes-few": lambda cuda: passes(cuda, 2, 0),
     "passes-many": lambda cuda: passes(cuda, 150, 75),
     "reads-few": lambda cuda: reads(cuda, 2, 0),
+    "reads-some": lambda cuda: reads(cuda, 30, 150),
     "reads-many": lambda cuda: reads(cuda, 70, 150),
     "rows-1": lambda cuda: fixed_rows(cuda, 1, 0),
     "rows-5": lambda cuda: fixed_rows(cuda, 5, 130),

@@ -19,7 +19,7 @@ from mstar_core.engine.device import prepare_device
 from mstar_core.engine.rehearsal import Rehearses, rehearse
 from mstar_core.layers.rotary import rotate
 from mstar_pi05.expert import AdaNorm, Modulation
-from mstar_pi05.flow import TimeTable
+from mstar_pi05.flow import TimeTable, distinct_times
 from mstar_pi05.policy import Policy
 from mstar_pi05.sizes import Sizes, Tower, Vision
 from tests.engine.golden_engines import BFLOAT16, FLOAT32, check_policy, difference, policy
@@ -257,17 +257,86 @@ def test_a_gated_norm_in_one_kernel_equals_plain_operations(
         assert difference(normed, expected[1].cpu(), is_relative=True) < limit
 
 
-@pytest.mark.parametrize("tokens", [1, 50, 413])
-def test_the_end_of_a_step_in_one_kernel_equals_plain_operations(tokens: int, cuda: torch.device) -> None:
-    """num_steps comes as one value for all tokens of a request, or as one for each."""
-    from mstar_pi05 import fused
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("tokens", "width", "parts"), [(1, 100, 3), (50, 1024, 8), (413, 1024, 1)])
+def test_both_ends_of_a_step_in_a_kernel_each_equal_plain_operations(
+    tokens: int, width: int, parts: int, dtype: torch.dtype, cuda: torch.device
+) -> None:
+    """num_steps and step come as one value for all tokens of a request, or as one for each."""
+    from mstar_pi05 import ends
 
-    actions, velocity, scale, offset = torch.randn(4, tokens, 32, device=cuda).unbind()
-    for num_steps in (torch.tensor(7, device=cuda).expand(tokens), torch.randint(1, 20, (tokens,), device=cuda)):
-        moved, robot = fused.land(actions, velocity, num_steps, scale, offset)
-        expected = torch.addcmul(actions, velocity, -1.0 / num_steps.float()[:, None])
-        assert difference(moved, expected.cpu(), is_relative=True) < 1e-6
-        assert difference(robot, torch.addcmul(offset, expected, scale).cpu(), is_relative=True) < 1e-6
+    times, places = distinct_times(8)
+    table = TimeTable(torch.randn(5, len(times), 3 * width, device=cuda), places.to(cuda))
+    into, out_of = (torch.nn.Linear(*sizes, device=cuda).requires_grad_(False) for sizes in ((32, width), (width, 32)))
+    frequencies, norm = torch.rand(128, device=cuda), AdaNorm(width, 1e-6)
+    outside = ends.Ends(into=into, out_of=out_of, table=table, frequencies=frequencies, eps=norm.eps, dtype=dtype)
+    actions, scale, offset = torch.randn(3, tokens, 32, device=cuda).unbind()
+    slices = torch.randn(parts, tokens, width, device=cuda)
+    branch, positions = slices if parts > 1 else slices[0].to(dtype), torch.arange(tokens, device=cuda) + 828
+    for num_steps in (torch.tensor(7, device=cuda).expand(tokens), torch.randint(5, 9, (tokens,), device=cuda)):
+        step = torch.tensor(4, device=cuda).expand(tokens)
+        asked = ends.Asked(actions=actions, scale=scale, offset=offset, step=step, num_steps=num_steps)
+        begun = ends.begin(outside, asked, positions)
+        rows = table.at(num_steps, step)
+        modulation, x = Modulation(table, rows, dtype), into(actions)
+        assert torch.equal(begun.rows, rows) and begun.normed.dtype == dtype
+        assert difference(begun.x, x.cpu(), is_relative=True) < 1e-6
+        normed = modulation.normed_plain(x, None, norm, 0, dtype)[1]
+        assert difference(begun.normed, normed.cpu(), is_relative=True) < (2e-6 if dtype == torch.float32 else 4e-3)
+        angles = (positions[:, None].float() * frequencies).repeat(1, 2)[:, None]
+        for found, wanted in zip(begun.rotation, (angles.cos(), angles.sin()), strict=True):
+            assert difference(found, wanted.cpu(), is_relative=False) < 2e-4, "angles of some hundred radians"
+        moved, robot = ends.land(outside, asked, begun.rows, begun.x, branch)
+        last = modulation.normed_plain(x, branch, norm, len(table.modulations) - 1, torch.float32)[1]
+        expected = actions - out_of(last) / num_steps[:, None]
+        # In half precision slices are added in another order, so that some round to the neighbour.
+        limit = 2e-3 if dtype != torch.float32 and parts > 1 else 2e-6
+        assert difference(moved, expected.cpu(), is_relative=True) < limit
+        assert difference(robot, torch.addcmul(offset, expected, scale).cpu(), is_relative=True) < limit
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "half"])
+@pytest.mark.parametrize(("tokens", "width", "inner"), [(50, 1024, 4096), (1, 128, 512), (64, 256, 1024)])
+def test_products_that_hold_their_weights_equal_plain_ones(
+    tokens: int, width: int, inner: int, dtype: torch.dtype, cuda: torch.device
+) -> None:
+    """Captured one behind the other, as they run, and again over other inputs; twice the same bits."""
+    from mstar_pi05 import held
+
+    heads, kv_heads, head_dim = 8, 1, 256
+
+    def drawn(outputs: int, inputs: int) -> torch.Tensor:
+        return torch.randn(outputs, inputs, device=cuda).div(inputs**0.5).to(dtype)
+
+    packed, up, down = drawn((heads + 2 * kv_heads) * head_dim, width), drawn(2 * inner, width), drawn(width, inner)
+    across = drawn(width, heads * head_dim)
+    x = torch.randn(tokens, width, device=cuda).to(dtype)
+    angle = torch.randn(tokens, 1, head_dim // 2, device=cuda).repeat(1, 1, 2)
+    rotation = angle.cos(), angle.sin()
+    assert held.takes(x, inner, heads * head_dim, head_dim)
+
+    def run() -> tuple[torch.Tensor, ...]:
+        query, key, value = held.turned(x, packed, rotation, heads, kv_heads)
+        opened = held.opened(x, up)
+        return query, key, value, held.slices(query.view(tokens, -1), across), opened, held.slices(opened, down)
+
+    with torch.inference_mode():
+        graph, found = Captures(cuda).graph(run)
+        assert found is not None
+        for _ in range(2):
+            x.normal_()
+            graph.replay()
+            query, key, value = (x @ packed.T).view(tokens, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+            gate, rise = (x @ up.T).chunk(2, dim=-1)
+            opened = torch.nn.functional.gelu(gate, approximate="tanh") * rise
+            turned = [rotate(each.float(), *rotation).to(dtype) for each in (query, key)]
+            expected = (*turned, value, found[0].view(tokens, -1) @ across.T, opened, found[4] @ down.T)
+            for made, wanted in zip(found, expected, strict=True):
+                whole = made if made.dtype == dtype else made.sum(0)
+                assert difference(whole, wanted.cpu(), is_relative=True) < 1e-2
+            first = [each.clone() for each in found]
+            graph.replay()
+            assert all(torch.equal(a, b) for a, b in zip(first, found, strict=True))
 
 
 def test_replays_of_the_same_requests_give_the_same_bits(cuda: torch.device) -> None:

@@ -37,6 +37,12 @@ MOST_SHARES: Final = 16
 JOINED: Final = 4
 """Lines of one program that joins shares."""
 
+HELD_FOLDED: Final = 32
+"""Queries of one tile where every program has one block of keys."""
+
+HELD_KEYS: Final = 128
+"""Keys of that block: with their values 128 KiB, which arrive while the projections in front still run."""
+
 
 @triton.jit
 def _read_kernel(
@@ -99,6 +105,58 @@ def _read_kernel(
 
 
 @triton.jit
+def _hold_kernel(
+    query, key, value, pool, mixed_out, top_out, total_out, ends, tables, scale,
+    query_stride, key_stride, value_stride, tokens, max_pages, kv_heads, lines,
+    page: tl.constexpr, width: tl.constexpr, groups: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
+    overlaps: tl.constexpr,
+):  # fmt: skip
+    """A share of one block of keys: what the cache has of it is here before the queries are."""
+    share = tl.program_id(1)
+    row = tl.program_id(2) // kv_heads
+    kv_head = tl.program_id(2) % kv_heads
+    if overlaps:
+        gdc_launch_dependents()
+    end = tl.load(ends + row)
+    place = share * keys + tl.arange(0, keys)
+    at = tl.arange(0, width)
+    is_cached = place < end
+    number = tl.load(tables + row * max_pages + place // page, mask=is_cached, other=0).to(tl.int64)
+    line = kv_heads * width
+    cached = pool + kv_head * width + (number * (2 * page) + place % page) * line
+    k = tl.load(cached[None, :] + at[:, None], mask=is_cached[None, :], other=0.0)
+    v = tl.load((cached + page * line)[:, None] + at[None, :], mask=is_cached[:, None], other=0.0)
+    if overlaps:
+        gdc_wait()
+    folded = tl.program_id(0) * block + tl.arange(0, block)
+    inside = folded < tokens * groups
+    token = row * tokens + folded // groups
+    head = kv_head * groups + folded % groups
+    load = query + (token * query_stride + head * width)[:, None] + at[None, :]
+    q = tl.load(load, mask=inside[:, None], other=0.0)
+    known = place < end + tokens
+    if (share + 1) * keys > end:
+        # What is not in the pages is the pass's own, at its number behind them; what was read of it is zero.
+        mine = known & (place >= end)
+        own_at = row * tokens + place - end
+        k += tl.load(
+            key + kv_head * width + (own_at * key_stride)[None, :] + at[:, None], mask=mine[None, :], other=0.0
+        )
+        v += tl.load(
+            value + kv_head * width + (own_at * value_stride)[:, None] + at[None, :], mask=mine[:, None], other=0.0
+        )
+    score = tl.where(known[None, :], tl.dot(q, k) * scale, -1.0e30)
+    top = tl.max(score, axis=1)
+    # A share behind the last key has nothing but such scores, of which no difference may be taken.
+    weight = tl.where(known[None, :], tl.exp2(score - top[:, None]), 0.0)
+    mixed = tl.dot(weight.to(v.dtype), v)
+    own = share.to(tl.int64) * lines + token * (kv_heads * groups) + head
+    tl.store(mixed_out + own[:, None] * width + at[None, :], mixed, mask=inside[:, None])
+    tl.store(top_out + own, top, mask=inside)
+    tl.store(total_out + own, tl.sum(weight, axis=1), mask=inside)
+
+
+@triton.jit
 def _join_kernel(
     mixed_in, top_in, total_in, out, lines, shares, width: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr
 ):
@@ -120,6 +178,27 @@ def _join_kernel(
         mixed += weight[:, None] * tl.load(mixed_in + own[:, None] * width + at[None, :], mask=inside[:, None], other=0)
     store = out + line[:, None] * width + at[None, :]
     tl.store(store, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def _gather_kernel(
+    mixed_in, top_in, total_in, out, lines, shares, width: tl.constexpr, most: tl.constexpr, overlaps: tl.constexpr
+):
+    """The same for few shares: one line, all of whose shares are asked for at once."""
+    line = tl.program_id(0).to(tl.int64)
+    share = tl.arange(0, most)
+    at = tl.arange(0, width)
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    own = share * lines + line
+    known = share < shares
+    top = tl.load(top_in + own, mask=known, other=-1.0e30)
+    total = tl.load(total_in + own, mask=known, other=0.0)
+    mixed = tl.load(mixed_in + own[:, None] * width + at[None, :], mask=known[:, None], other=0.0)
+    weight = tl.exp2(top - tl.max(top, axis=0))
+    made = tl.sum(weight[:, None] * mixed, axis=0) / tl.sum(weight * total, axis=0)
+    tl.store(out + line * width + at, made.to(out.dtype.element_ty))
 
 
 def shares_of(tiles: int) -> int:
@@ -159,15 +238,33 @@ class PagedFixedReads:
         groups, lines = heads // kv_heads, query.shape[0] * heads
         tiles = triton.cdiv(shape.tokens * groups, FOLDED)
         shares = shares_of(tiles * shape.rows * kv_heads)
+        blocks = triton.cdiv(shape.pages * self._page_size + shape.tokens, HELD_KEYS)
+        held = triton.cdiv(shape.tokens * groups, HELD_FOLDED)
+        is_held = held * blocks * shape.rows * kv_heads <= PROGRAMS and width <= 256
+        if is_held:
+            tiles, shares = held, blocks
         out = torch.empty((query.shape[0], heads, width), dtype=query.dtype, device=query.device)
         mixed, top, total = out, out, out
-        if shares > 1:
+        if shares > 1 or is_held:
             mixed = torch.empty((shares, lines, width), dtype=torch.float32, device=query.device)
             top, total = torch.empty((2, shares, lines), dtype=torch.float32, device=query.device).unbind()
         factor = (width**-0.5 if scale is None else scale) * LOG2E
-        _read_kernel[(tiles, shares, shape.rows * kv_heads)](
-            query, key, value, pool, out, mixed, top, total, fields["ends"], fields["tables"], factor,
+        given = (
+            query, key, value, pool, mixed, top, total, fields["ends"], fields["tables"], factor,
             query.stride(0), key.stride(0), value.stride(0), shape.tokens, shape.pages, kv_heads, lines,
+        )  # fmt: skip
+        if is_held:
+            _hold_kernel[(tiles, shares, shape.rows * kv_heads)](
+                *given, page=self._page_size, width=width, groups=groups, block=HELD_FOLDED, keys=HELD_KEYS,
+                num_warps=8, **launch(query.device),
+            )  # fmt: skip
+            _gather_kernel[(lines,)](
+                mixed, top, total, out, lines, shares, width=width, most=triton.next_power_of_2(shares), num_warps=2,
+                **launch(query.device),
+            )  # fmt: skip
+            return out
+        _read_kernel[(tiles, shares, shape.rows * kv_heads)](
+            query, key, value, pool, out, mixed, top, total, *given[7:],
             page=self._page_size, width=width, groups=groups, block=FOLDED, keys=KEYS, is_whole=shares == 1,
             num_warps=8, num_stages=2, **launch(query.device),
         )  # fmt: skip

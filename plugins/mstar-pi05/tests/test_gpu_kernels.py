@@ -28,18 +28,45 @@ def test_kernels_of_gated_norms(tokens: int, width: int, parts: int, dtype: torc
 
 
 @pytest.mark.parametrize("tokens", [1, 33])
-def test_kernels_of_the_end_of_a_step(tokens: int) -> None:
-    from mstar_pi05 import fused
+def test_kernels_of_the_ends_of_a_step(tokens: int) -> None:
+    from mstar_pi05 import ends
+    from mstar_pi05.flow import TimeTable, distinct_times
 
-    actions, velocity, scale, offset = torch.randn(4, tokens, 32, device="cuda:0").unbind()
-    for num_steps in (torch.tensor(7, device="cuda:0").expand(tokens), torch.arange(1, tokens + 1, device="cuda:0")):
-        assert all(value.isfinite().all() for value in fused.land(actions, velocity, num_steps, scale, offset))
+    device, width = torch.device("cuda", 0), 100
+    times, places = distinct_times(4)
+    table = TimeTable(torch.randn(3, len(times), 3 * width, device=device), places.to(device))
+    into, out_of = (
+        torch.nn.Linear(*sizes, device=device).requires_grad_(False) for sizes in ((32, width), (width, 32))
+    )
+    outside = ends.Ends(
+        into=into, out_of=out_of, table=table, frequencies=torch.rand(12, device=device), eps=1e-6, dtype=torch.bfloat16
+    )
+    actions, scale, offset = torch.randn(3, tokens, 32, device=device).unbind()
+    for num_steps in (torch.tensor(3, device=device).expand(tokens), torch.arange(tokens, device=device) % 2 + 3):
+        step = torch.tensor(2, device=device).expand(tokens)
+        asked = ends.Asked(actions=actions, scale=scale, offset=offset, step=step, num_steps=num_steps)
+        begun = ends.begin(outside, asked, torch.arange(tokens, device=device))
+        made = ends.land(outside, asked, begun.rows, begun.x, torch.randn(3, tokens, width, device=device))
+        assert all(value.isfinite().all() for value in (begun.x, begun.normed, *begun.rotation, *made))
+
+
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_kernels_that_hold_their_weights(tokens: int) -> None:
+    from mstar_pi05 import held
+
+    device, width, inner = torch.device("cuda", 0), 128, 512
+    x, angle = torch.randn(tokens, width, device=device).bfloat16(), torch.randn(tokens, 1, 64, device=device)
+    made = held.turned(x, torch.randn(10 * 64, width, device=device).bfloat16(), (angle, angle), 8, 1)
+    opened = held.opened(x, torch.randn(2 * inner, width, device=device).bfloat16())
+    summed = held.slices(opened, torch.randn(width, inner, device=device).bfloat16())
+    assert all(value.isfinite().all() for value in (*made, opened, summed))
 
 
 def test_kernels_are_all_run_here() -> None:
     """A kernel that is new has to be reached from here: else nobody looks for its errors."""
     test_kernels_of_gated_norms(7, 100, 3, torch.bfloat16)
-    test_kernels_of_the_end_of_a_step(5)
+    test_kernels_of_the_ends_of_a_step(5)
+    test_kernels_that_hold_their_weights(5)
     torch.cuda.synchronize()
     found = launched("mstar_pi05")
     assert found and all(found.values()), {name for name, has_run in found.items() if not has_run}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from functools import cache
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import nn
@@ -13,11 +15,19 @@ from mstar_core.layers import Attention, GatedMLP
 from mstar_pi05.gemma import Rotation, attention_spec
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from torch import Tensor
 
     from mstar_core.engine.kv_view import KVView
     from mstar_pi05.flow import TimeTable
     from mstar_pi05.sizes import Sizes, Tower
+
+
+log = logging.getLogger(__name__)
+
+GLUON: Final = "3.6."
+"""The triton whose Gluon the kernels of `held` were measured with: it is not a stable language yet."""
 
 
 class AdaNorm(nn.Module):
@@ -38,7 +48,10 @@ class AdaNorm(nn.Module):
 
 
 class ExpertBlock(nn.Module):
-    """x + gate * attention(norm(x)), then x + gate * mlp(norm(x)): its parts, which `Expert` runs."""
+    """x + gate * attention(norm(x)), then x + gate * mlp(norm(x)): its parts, which `Expert` runs.
+
+    On Hopper, few rows go through products that hold their weights before the rows are there.
+    """
 
     def __init__(self, tower: Tower, layer: int, eps: float) -> None:
         super().__init__()
@@ -46,6 +59,36 @@ class ExpertBlock(nn.Module):
         self.self_attn = Attention(attention_spec(tower), layer)
         self.post_attention_layernorm = AdaNorm(tower.width, eps)
         self.mlp = GatedMLP(tower.width, tower.mlp, activation="gelu_tanh")
+        self._tower = tower
+
+    def attended(self, normed: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
+        """The attention's branch: [T, width], or slices of it to be summed, float32 [S, T, width]."""
+        attention, held = self.self_attn, self._held(normed)
+        joined = attention.joined
+        if held is None or joined is None:
+            return attention.branch(normed, kv, rotation)
+        query, key, value = held.turned(normed, joined.values, rotation, self._tower.heads, self._tower.kv_heads)
+        mixed = kv.attend(attention.layer, query, key, value, attention.spec.scale)
+        branch: Tensor = held.slices(mixed.reshape(len(normed), -1), attention.o_proj.weight)
+        return branch
+
+    def fed(self, normed: Tensor) -> Tensor:
+        """The feed-forward part's branch, likewise."""
+        held, joined = self._held(normed), self.mlp.joined
+        if held is None or joined is None:
+            return self.mlp.branch(normed)
+        branch: Tensor = held.slices(held.opened(normed, joined.values), self.mlp.down_proj.weight)
+        return branch
+
+    def _held(self, normed: Tensor) -> ModuleType | None:
+        """The kernels that hold their weights, where they take these rows."""
+        tower, weight = self._tower, self.mlp.down_proj.weight
+        if not normed.is_cuda or weight.dtype != normed.dtype:
+            return None
+        held = _holding()
+        if held is None or not held.takes(normed, tower.mlp, tower.heads * tower.head_dim, tower.head_dim):
+            return None
+        return held
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +157,37 @@ class Expert(nn.Module):
 
     def forward(self, x: Tensor, modulation: Modulation, kv: KVView, rotation: Rotation) -> Tensor:
         """x: float32 [T, width], all rows packed. Returns float32 [T, width]."""
-        blocks = cast("list[ExpertBlock]", list(self.layers))
+        first = cast("ExpertBlock", self.layers[0]).input_layernorm
+        x, normed = modulation.normed(x, None, first, 0)
+        x, branch = self.between(x, normed, modulation, kv, rotation)
+        return modulation.normed(x, branch, self.norm, 2 * len(self.layers))[1]
+
+    def between(
+        self, x: Tensor, normed: Tensor, modulation: Modulation, kv: KVView, rotation: Rotation
+    ) -> tuple[Tensor, Tensor]:
+        """From the first norm to what the last one reads: the sum before the last branch, and that branch.
+
+        x: float32 [T, width]; normed: its first norm. Returns float32 [T, width], and [T, width] or slices to be
+        summed [S, T, width].
+        """
         branch: Tensor | None = None
-        for number, block in enumerate(blocks):
-            x, normed = modulation.normed(x, branch, block.input_layernorm, 2 * number)
-            branch = block.self_attn.branch(normed, kv, rotation)
+        for number, block in enumerate(cast("list[ExpertBlock]", list(self.layers))):
+            if branch is not None:
+                x, normed = modulation.normed(x, branch, block.input_layernorm, 2 * number)
+            branch = block.attended(normed, kv, rotation)
             x, normed = modulation.normed(x, branch, block.post_attention_layernorm, 2 * number + 1)
-            branch = block.mlp.branch(normed)
-        return modulation.normed(x, branch, self.norm, 2 * len(blocks))[1]
+            branch = block.fed(normed)
+        assert branch is not None, "a tower has blocks"
+        return x, branch
+
+
+@cache
+def _holding() -> ModuleType | None:
+    """The kernels that hold their weights; none, which is said once, where another triton is installed."""
+    found = importlib.import_module("triton").__version__
+    if found.startswith(GLUON):
+        return importlib.import_module("mstar_pi05.held")
+    log.warning(
+        "flows of one request take the slower products: their kernels need triton %sx, this is %s", GLUON, found
+    )
+    return None

@@ -1,5 +1,5 @@
-"""Triton kernels of a flow step: gated sums with their adaptive norm, and the step's end. Used by `expert` and `policy`
-on CUDA; importing it needs triton.
+"""Triton kernels of a flow step's gated sums with their adaptive norm. Used by `expert` and `ends` on CUDA; importing
+it needs triton.
 
 In plain torch a norm with its gate is some fifteen passes over 200 kB: 1.7 us of launch each, 37 norms a step. What a
 norm reads of the flow's time is taken from the table inside of the kernel.
@@ -21,7 +21,25 @@ if TYPE_CHECKING:
 
 Dtypes = tuple[torch.dtype, torch.dtype]
 
-_DTYPES: Final = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+DTYPES: Final = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@triton.jit
+def gated_sum(x, branch, gates, token, at, inside, width, parts: tl.constexpr, dtype: tl.constexpr):
+    """x + gate * the branch's slices, rounded to dtype once they are summed: float32. gates: those of one norm."""
+    value = tl.load(x + token * width + at, mask=inside, other=0.0)
+    gate = tl.load(gates + at, mask=inside, other=0.0)
+    stride = tl.num_programs(0).to(tl.int64) * width
+    return value + gate * summed_slices(branch + token * width, stride, at, inside, parts, dtype)
+
+
+@triton.jit
+def adapted(value, own, at, inside, width, eps):
+    """The adaptive norm of a row in float32. own: scale, then shift, of this norm and time."""
+    scale = tl.load(own + at, mask=inside, other=0.0)
+    shift = tl.load(own + width + at, mask=inside, other=0.0)
+    scaled = value * tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
+    return scaled * (1.0 + scale) + shift
 
 
 @triton.jit(do_not_specialize=["number"])
@@ -36,37 +54,15 @@ def _modulate_kernel(
         gdc_launch_dependents()
         gdc_wait()
     time = tl.load(rows + token)
-    value = tl.load(x + token * width + at, mask=inside, other=0.0)
     if parts > 0:
         # The gate of a branch comes with the norm in front of it: scale, shift, gate.
         before = table + ((number - 1) * times + time) * 3 * width + 2 * width
-        gate = tl.load(before + at, mask=inside, other=0.0)
-        stride = tl.num_programs(0).to(tl.int64) * width
-        value += gate * summed_slices(branch + token * width, stride, at, inside, parts, dtype)
+        value = gated_sum(x, branch, before, token, at, inside, width, parts, dtype)
         tl.store(summed + token * width + at, value, mask=inside)
-    own = table + (number * times + time) * 3 * width
-    scale = tl.load(own + at, mask=inside, other=0.0)
-    shift = tl.load(own + width + at, mask=inside, other=0.0)
-    scaled = value * tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
-    tl.store(out + token * width + at, (scaled * (1.0 + scale) + shift).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _land_kernel(
-    actions, velocity, num_steps, stride, scale, offset, moved, robot, size, width,
-    block: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    inside = at < size
-    if overlaps:
-        gdc_launch_dependents()
-        gdc_wait()
-    steps = tl.load(num_steps + at // width * stride, mask=inside, other=1).to(tl.float32)
-    value = tl.load(actions + at, mask=inside, other=0.0)
-    value += tl.load(velocity + at, mask=inside, other=0.0) * (-1.0 / steps)
-    tl.store(moved + at, value, mask=inside)
-    factor = tl.load(scale + at, mask=inside, other=0.0)
-    tl.store(robot + at, tl.load(offset + at, mask=inside, other=0.0) + value * factor, mask=inside)
+    else:
+        value = tl.load(x + token * width + at, mask=inside, other=0.0)
+    normed = adapted(value, table + (number * times + time) * 3 * width, at, inside, width, eps)
+    tl.store(out + token * width + at, normed.to(out.dtype.element_ty), mask=inside)
 
 
 def modulate(
@@ -82,26 +78,16 @@ def modulate(
     tokens, width = x.shape
     inner, outer = dtypes
     out = torch.empty(x.shape, dtype=outer, device=x.device)
-    parts = 0 if branch is None else branch.shape[0] if branch.dim() == 3 else 1
     summed = x if branch is None else torch.empty_like(x)
     block = triton.next_power_of_2(width)
     _modulate_kernel[(tokens,)](
         x, x if branch is None else branch, modulations, rows, summed, out, number, modulations.shape[1], width, eps,
-        parts=parts, dtype=_DTYPES[inner], block=block, num_warps=warps(block), **launch(x.device),
+        parts=0 if branch is None else slices_of(branch), dtype=DTYPES[inner], block=block, num_warps=warps(block),
+        **launch(x.device),
     )  # fmt: skip
     return summed, out
 
 
-def land(actions: Tensor, velocity: Tensor, num_steps: Tensor, scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-    """The end of a step: actions - velocity / num_steps, and that times scale plus offset.
-
-    actions, velocity, scale, offset: float32 [T, 32]; num_steps: int64 [T], one value for many where that is how it
-    came. Returns float32 [T, 32] twice.
-    """
-    actions, velocity, scale, offset = (value.contiguous() for value in (actions, velocity, scale, offset))
-    moved, robot, block = torch.empty_like(actions), torch.empty_like(actions), 1024
-    _land_kernel[(triton.cdiv(actions.numel(), block),)](
-        actions, velocity, num_steps, num_steps.stride(0), scale, offset, moved, robot, actions.numel(),
-        actions.shape[1], block=block, **launch(actions.device),
-    )  # fmt: skip
-    return moved, robot
+def slices_of(branch: Tensor) -> int:
+    """How many slices a branch came in: [T, width] is one, [S, T, width] so many."""
+    return branch.shape[0] if branch.dim() == 3 else 1
