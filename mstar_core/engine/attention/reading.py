@@ -2,7 +2,9 @@
 
 The keys of a pass are those of its row's pages and, behind them, its own, which are read where the projections left
 them: nothing is gathered, folded or copied. Few rows make few tiles, so their keys are shared out among programs and a
-second kernel joins what they found. Sums have a fixed order: the same inputs give the same bits.
+second kernel joins what they found. Where that makes few programs even with one block of keys for each, they read what
+the cache has of it while the projections in front still run. Sums have a fixed order: the same inputs give the same
+bits.
 """
 
 from __future__ import annotations
@@ -235,41 +237,61 @@ class PagedFixedReads:
         pool, fields, shape = self._pools[layer], self._block.device, self._shape
         heads, width = query.shape[1:]
         kv_heads = pool.shape[3]
-        groups, lines = heads // kv_heads, query.shape[0] * heads
-        tiles = triton.cdiv(shape.tokens * groups, FOLDED)
-        shares = shares_of(tiles * shape.rows * kv_heads)
-        blocks = triton.cdiv(shape.pages * self._page_size + shape.tokens, HELD_KEYS)
-        held = triton.cdiv(shape.tokens * groups, HELD_FOLDED)
-        is_held = held * blocks * shape.rows * kv_heads <= PROGRAMS and width <= 256
-        if is_held:
-            tiles, shares = held, blocks
+        folded = shape.tokens * (heads // kv_heads)
+        tiles, blocks = self._held_grid(folded)
+        is_held = tiles * blocks * shape.rows * kv_heads <= PROGRAMS
+        if not is_held:
+            tiles = triton.cdiv(folded, FOLDED)
+        shares = blocks if is_held else shares_of(tiles * shape.rows * kv_heads)
         out = torch.empty((query.shape[0], heads, width), dtype=query.dtype, device=query.device)
-        mixed, top, total = out, out, out
-        if shares > 1 or is_held:
-            mixed = torch.empty((shares, lines, width), dtype=torch.float32, device=query.device)
-            top, total = torch.empty((2, shares, lines), dtype=torch.float32, device=query.device).unbind()
+        mixed, top, total = _found(shares, out) if is_held or shares > 1 else (out, out, out)
         factor = (width**-0.5 if scale is None else scale) * LOG2E
         given = (
-            query, key, value, pool, mixed, top, total, fields["ends"], fields["tables"], factor,
-            query.stride(0), key.stride(0), value.stride(0), shape.tokens, shape.pages, kv_heads, lines,
+            fields["ends"], fields["tables"], factor, query.stride(0), key.stride(0), value.stride(0), shape.tokens,
+            shape.pages, kv_heads, query.shape[0] * heads,
         )  # fmt: skip
+        options = {"page": self._page_size, "width": width, "groups": heads // kv_heads, "num_warps": 8}
+        grid = (tiles, shares, shape.rows * kv_heads)
         if is_held:
-            _hold_kernel[(tiles, shares, shape.rows * kv_heads)](
-                *given, page=self._page_size, width=width, groups=groups, block=HELD_FOLDED, keys=HELD_KEYS,
-                num_warps=8, **launch(query.device),
-            )  # fmt: skip
-            _gather_kernel[(lines,)](
-                mixed, top, total, out, lines, shares, width=width, most=triton.next_power_of_2(shares), num_warps=2,
+            _hold_kernel[grid](
+                query, key, value, pool, mixed, top, total, *given, block=HELD_FOLDED, keys=HELD_KEYS, **options,
                 **launch(query.device),
             )  # fmt: skip
-            return out
-        _read_kernel[(tiles, shares, shape.rows * kv_heads)](
-            query, key, value, pool, out, mixed, top, total, *given[7:],
-            page=self._page_size, width=width, groups=groups, block=FOLDED, keys=KEYS, is_whole=shares == 1,
-            num_warps=8, num_stages=2, **launch(query.device),
+            return _gathered(mixed, top, total, out)
+        _read_kernel[grid](
+            query, key, value, pool, out, mixed, top, total, *given, block=FOLDED, keys=KEYS, is_whole=shares == 1,
+            num_stages=2, **options, **launch(query.device),
         )  # fmt: skip
-        if shares > 1:
-            _join_kernel[(triton.cdiv(lines, JOINED),)](
-                mixed, top, total, out, lines, shares, width=width, block=JOINED, num_warps=4, **launch(query.device)
-            )
-        return out
+        return out if shares == 1 else _joined(mixed, top, total, out)
+
+    def _held_grid(self, folded: int) -> tuple[int, int]:
+        """Tiles of so many queries, and blocks of keys, for each of which there could be a program of its own."""
+        most = self._shape.pages * self._page_size + self._shape.tokens
+        return triton.cdiv(folded, HELD_FOLDED), triton.cdiv(most, HELD_KEYS)
+
+
+def _found(shares: int, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for what each share finds: sums [S, lines, width], highest scores and totals [S, lines], float32."""
+    lines, width = out.shape[0] * out.shape[1], out.shape[2]
+    mixed = torch.empty((shares, lines, width), dtype=torch.float32, device=out.device)
+    top, total = torch.empty((2, shares, lines), dtype=torch.float32, device=out.device).unbind()
+    return mixed, top, total
+
+
+def _gathered(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> Tensor:
+    """`out`, of few shares of few lines."""
+    shares, lines, width = mixed.shape
+    _gather_kernel[(lines,)](
+        mixed, top, total, out, lines, shares, width=width, most=triton.next_power_of_2(shares), num_warps=2,
+        **launch(out.device),
+    )  # fmt: skip
+    return out
+
+
+def _joined(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> Tensor:
+    """`out`, of any number of either."""
+    shares, lines, width = mixed.shape
+    _join_kernel[(triton.cdiv(lines, JOINED),)](
+        mixed, top, total, out, lines, shares, width=width, block=JOINED, num_warps=4, **launch(out.device)
+    )
+    return out
