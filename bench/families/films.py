@@ -29,6 +29,7 @@ from safetensors.torch import save_file
 from bench.families.sections import Sections
 from bench.serving.deployment import Plan, Served, gpu_state
 from bench.serving.figures import ROOT, Figures
+from bench.serving.watch import note_stations, watched
 from mstar_vjepa2 import names
 from mstar_vjepa2.ac_predictor import ActionPredictor
 from mstar_vjepa2.encoder import Encoder
@@ -126,7 +127,9 @@ def _measured(
         _at_once(port, ask, load.clients, 1)
         captured = running.wait_captured(quiet_s=1.5, limit_s=40)
     before = running.captures()
-    alone = _one_by_one(port, ask, load.alone)
+    with watched(running, figures, f"{label}_alone") as spent:
+        alone = _one_by_one(port, ask, load.alone)
+    note_stations(running, figures, f"{label}_alone", load.alone)
     figures.add(f"{label}_alone", [each.whole_s for each in alone])
     figures.add(f"{label}_alone_first", [each.first_s for each in alone])
     start = time.monotonic()
@@ -135,7 +138,7 @@ def _measured(
     figures.add(f"{label}_clients_{load.clients}", [each.whole_s for each in crowd])
     figures.add(f"{label}_per_s_clients_{load.clients}", [len(crowd) / span], "1/s")
     answers[label] = {"bytes": alone[0].size_bytes, "usage": alone[0].usage}
-    return {"captured": captured, "captured_while_measured": running.captures() != before}
+    return {"captured": captured, "captured_while_measured": running.captures() != before, "alone": spent}
 
 
 def clip_kinds(load: Load) -> dict[str, Ask]:

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 
 from bench.serving.deployment import Plan, Served, gpu_state
 from bench.serving.figures import Figures
+from bench.serving.watch import note_stations, watched
 from mstar_pi05.published import names, policy_target, shapes
 from mstar_pi05.sizes import Sizes
 from mstar_pi05.tiny import write_tiny
@@ -56,16 +57,22 @@ def served(
             _one_by_one(port, images, 3)
             captured = running.wait_captured()
         before = running.captures()
-        figures.add(f"server_{label}_alone", _one_by_one(port, images, load.alone))
-        start = time.monotonic()
-        answered = _at_once(port, images, load.clients, load.each)
-        span = time.monotonic() - start
-        figures.add(f"server_{label}_clients_{load.clients}", answered)
+        alone, crowd = f"server_{label}_alone", f"server_{label}_clients_{load.clients}"
+        with watched(running, figures, alone) as one:
+            figures.add(alone, _one_by_one(port, images, load.alone))
+        note_stations(running, figures, alone, load.alone)
+        with watched(running, figures, crowd) as many:
+            start = time.monotonic()
+            answered = _at_once(port, images, load.clients, load.each)
+            span = time.monotonic() - start
+        note_stations(running, figures, crowd, load.clients * load.each)
+        figures.add(crowd, answered)
         figures.add(f"server_{label}_chunks_per_s_clients_{load.clients}", [len(answered) / span], "1/s")
         is_clean = running.captures() == before
         return {
             "ready_s": round(running.ready_s, 2), "phases_s": begun["deployment"]["phases_s"], "captured": captured,
-            "captured_while_measured": not is_clean, "resident_bytes": running.resident_bytes(),
+            "captured_while_measured": not is_clean, "alone": one, "clients": many,
+            "resident_bytes": running.resident_bytes(),
             "gpu_at_end": gpu_state(), "held": running.wait_clean(),
             "values": {name: value for name, value in running.values().items() if "graph" in name},
         }  # fmt: skip

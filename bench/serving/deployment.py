@@ -117,6 +117,18 @@ class Served:
             time.sleep(0.02)
         return now
 
+    def traces(self, count: int) -> list[dict[str, Any]]:
+        """Where the time of the newest finished requests went, at most `count` of them."""
+        assert self._client is not None
+        rows = self._client.get("http://admin/v1/requests").raise_for_status().json()["items"]
+        ended = sorted((row for row in rows if row["state"] == "finished"), key=lambda row: row["ended"])
+        found = []
+        for row in ended[-count:]:
+            answer = self._client.get(f"http://admin/v1/requests/{row['id']}/trace")
+            answer.raise_for_status()
+            found.append(answer.json())
+        return found
+
     def metrics(self) -> dict[str, float]:
         """The api's own counters, by series with labels."""
         text = httpx.get(f"http://127.0.0.1:{self.plan.port}/metrics", timeout=60).text

@@ -18,10 +18,7 @@ from bench.serving.deployment import Served, gpu_state
 from bench.serving.figures import Figures
 from bench.serving.load import Storm, Target
 from bench.serving.playback import dry_moments
-from bench.serving.spent import note_spent
-
-TELEMETRY_S: Final = 0.3
-"""Longer than the tenth of a second in which every process reports."""
+from bench.serving.watch import TELEMETRY_S, watched
 
 BUFFERS_S: Final = (0.0, 0.1)
 """How long a player may wait after the first sound before it begins."""
@@ -172,29 +169,12 @@ class Run:
     @contextmanager
     def section(self, label: str) -> Iterator[dict[str, Any]]:
         """Note what every process spent while the block ran. Yields the section's facts, for the block to add to."""
-        time.sleep(TELEMETRY_S)
-        facts: dict[str, Any] = {}
-        values = self.served.fresh_values()
-        cpu, own, start = self.served.cpu_s(), time.process_time(), time.monotonic()
-        yield facts
-        own = time.process_time() - own
-        loaded_s = time.monotonic() - start
-        now = self.served.cpu_s()
-        # A pool process that ended has taken its seconds along, so a sum over processes may shrink.
-        spent = {name: max(0.0, now[name] - cpu.get(name, 0.0)) for name in now} | {"client": own}
-        time.sleep(TELEMETRY_S)
-        after = self.served.fresh_values()
-        changed = {name: value - values.get(name, 0.0) for name, value in after.items()}
-        elapsed_s = time.monotonic() - start
-        note_spent(self.figures, label, spent=spent, changed=changed, loaded_s=loaded_s, elapsed_s=elapsed_s)
-        captured = sum(value for name, value in changed.items() if name.endswith(".graphs_captured"))
+        with watched(self.served, self.figures, label) as facts:
+            yield facts
+        facts["gpu"] = gpu_state()
+        captured = sum(value for name, value in facts["telemetry"].items() if name.endswith(".graphs_captured"))
         if captured:
             self.errors["captured_while_timed"] += int(captured)
-        facts |= {
-            "loaded_s": round(loaded_s, 3), "elapsed_s": round(elapsed_s, 3), "gpu": gpu_state(),
-            "cpu_s": {name: round(seconds, 2) for name, seconds in spent.items()},
-            "telemetry": {name: round(value, 4) for name, value in changed.items() if value},
-        }  # fmt: skip
         self.sections[label] = facts
 
 

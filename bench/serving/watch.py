@@ -1,0 +1,60 @@
+"""What a deployment does while a load runs: seconds of every process, and the stations of its requests."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from bench.serving.deployment import Served
+from bench.serving.figures import Figures
+from bench.serving.spent import note_spent
+
+TELEMETRY_S: Final = 0.3
+"""Longer than the tenth of a second in which every process reports."""
+
+MOST_TRACES: Final = 60
+
+
+@contextmanager
+def watched(served: Served, figures: Figures, label: str) -> Iterator[dict[str, Any]]:
+    """Note what every process spent while the block ran. Yields the section's facts, for the block to add to."""
+    time.sleep(TELEMETRY_S)
+    facts: dict[str, Any] = {}
+    values = served.fresh_values()
+    cpu, own, start = served.cpu_s(), time.process_time(), time.monotonic()
+    yield facts
+    own = time.process_time() - own
+    loaded_s = time.monotonic() - start
+    now = served.cpu_s()
+    # A pool process that ended has taken its seconds along, so a sum over processes may shrink.
+    spent = {name: max(0.0, now[name] - cpu.get(name, 0.0)) for name in now} | {"client": own}
+    time.sleep(TELEMETRY_S)
+    after = served.fresh_values()
+    changed = {name: value - values.get(name, 0.0) for name, value in after.items()}
+    elapsed_s = time.monotonic() - start
+    note_spent(figures, label, spent=spent, changed=changed, loaded_s=loaded_s, elapsed_s=elapsed_s)
+    facts |= {
+        "loaded_s": round(loaded_s, 3), "elapsed_s": round(elapsed_s, 3),
+        "cpu_s": {name: round(seconds, 3) for name, seconds in spent.items()},
+        "telemetry": {name: round(value, 4) for name, value in changed.items() if value},
+    }  # fmt: skip
+
+
+def note_stations(served: Served, figures: Figures, label: str, count: int) -> None:
+    """Add where the newest requests were when, by their traces: seconds from arrival to begin and to end of each.
+
+    count: how many requests the load had; at most 60 are read. A station is a process with its node and walk.
+    """
+    begins: dict[str, list[float]] = defaultdict(list)
+    ends: dict[str, list[float]] = defaultdict(list)
+    for trace in served.traces(min(count, MOST_TRACES)):
+        for found in trace["sums"]:
+            station = "_".join(filter(None, (found["process"], found["node"], found["walk"])))
+            begins[station].append(found["start_ms"] / 1e3)
+            ends[station].append(found["end_ms"] / 1e3)
+    for station, seconds in begins.items():
+        figures.add(f"station_{station}_begin_{label}", seconds)
+        figures.add(f"station_{station}_end_{label}", ends[station])
