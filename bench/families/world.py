@@ -32,7 +32,6 @@ from mstar_vjepa2.model import Vjepa2Ac
 from mstar_vjepa2.params import POSE
 from mstar_vjepa2.plugin import mstar_models
 from mstar_vjepa2.program import CLIP
-from mstar_vjepa2.trajectories import ROOM
 
 Attending = Callable[[], Tensor]
 
@@ -145,10 +144,7 @@ class Rolling:
     def roll(self, handle: Handle, trial: Trial, latents: Tensor) -> Tensor:
         """Roll all candidates out: last frames [K, 1, S, width], or [1, S, width] of one."""
         tokens, rows = self.facts.encoder.frame_tokens + self.facts.conditions, len(trial.candidates)
-        # As long as the processor makes them, so that all horizons share graphs.
-        behind = -trial.candidates.shape[1] % ROOM
-        padded = torch.nn.functional.pad(trial.candidates, (0, 0, 0, behind))
-        actions = padded if rows > 1 else padded[0]
+        actions = trial.candidates if rows > 1 else trial.candidates[0]
         inputs = {
             "frame": latents[-1:], "state": trial.states[-1], "actions": actions, NORMALIZE: torch.tensor(True),
             STEP: torch.tensor(0),

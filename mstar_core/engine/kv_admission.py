@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from mstar_core.engine.batching import Offer, share_budget, youngest
-from mstar_core.engine.kv_rows import iterations_ahead
+from mstar_core.engine.kv_rows import tokens_ahead
 from mstar_core.engine.kv_sequence import Branch, Firing
 from mstar_core.engine.kv_step import Piece, StepRunner, decode_rows
 from mstar_core.engine.pages import OutOfPages
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from mstar_core.engine.kv_state import KVState
     from mstar_core.engine.page_table import PageCopy
     from mstar_core.graph.nodes import NodeSpec
+
+
+ROWS: Final = 32
+"""Rows of captured passes that a step takes: enough to fill a device while the host prepares others.
+
+Rows of which each iteration is told are not counted.
+"""
 
 
 class Admission:
@@ -43,7 +50,9 @@ class Admission:
         self._state.is_blocked = False
         chosen: list[Branch] = []
         ahead = [branch for _, branch in sorted(self._state.pending.items(), reverse=True)]
-        while ahead:
+        passes = self._runner.passes
+        most_rows, rows = min(ROWS, passes.most_rows) if passes is not None else 0, 0
+        while ahead and (not most_rows or rows < most_rows):
             branch = ahead.pop()
             if branch.in_flight or not self._has_slots(branch):
                 continue
@@ -60,10 +69,14 @@ class Admission:
                     self._join_decode(branch)
                 else:
                     chosen.append(branch)
+                    # Rows whose iterations are told together stay together: the last one decides when.
+                    rows += 0 if branch.is_told else branch.current.iterations
         budget, prompts = self._budget, self._runner.prompts
         if prompts is not None and prompts.most_tokens:
             # No more than one replay takes: rows that decode wait for one of them at most, and its buffers take turns.
             budget, chosen = min(budget, prompts.most_tokens), chosen[: prompts.most_rows]
+        if most_rows and all(firing.per_row for firing in _currents(chosen)):
+            budget = max(budget, sum(firing.left for firing in _currents(chosen)))  # their number is bound enough
         offers = [Offer(tokens=f.left, must_be_whole=f.must_be_whole) for f in _currents(chosen)]
         budget = max(budget - len(self._state.active), self._state.pool.page_size)
         counts = share_budget(offers, budget)
@@ -73,7 +86,7 @@ class Admission:
     def piece(self, branch: Branch, count: int) -> Piece:
         firing = branch.current
         assert firing is not None
-        piece = Piece(branch, firing, count, branch.job, is_last=count == firing.left)
+        piece = Piece(branch, firing, count, branch.job, is_last=count == firing.left, iterations=firing.iterations)
         if not firing.is_replay and branch.job is not None:
             piece.wants = self._loops.wanted(branch.job)
             piece.samples = piece.is_last and branch.job.sample and self._spec.sampling is not None
@@ -158,7 +171,7 @@ class Admission:
             wanted += branch.firing.left
             if branch.trunk is not None:
                 # All that its loop will need: a row that has begun ends, and then others take its place.
-                wanted = min(wanted + branch.firing.tokens * iterations_ahead(branch), self._room(branch))
+                wanted = min(wanted + tokens_ahead(branch), self._room(branch))
         wanted += branch.is_decoding
         if self._would_thrash(branch, wanted):
             self._state.is_blocked = True

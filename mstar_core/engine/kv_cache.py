@@ -112,8 +112,9 @@ class KVCacheEngine:
         elif (buckets.decode or buckets.prefill) and spec.capture_sizes and not spec.sampling:
             by = captures or Captures(device)
             self._runner.passes = PassGraphs(spec, module, attends, tables, max_slots, by, token_budget)
-        self._loops = Loops(slots, tables, Intake(spec, module, device, dtype), spec, vocab)
-        self._rows = Rows(spec, self._state)
+        intake = Intake(spec, module, device, dtype)
+        self._loops = Loops(slots, tables, intake, spec, vocab)
+        self._rows = Rows(spec, self._state, intake.on_device)
         self._admission = Admission(spec, self._state, self._loops, self._rows, self._runner, token_budget)
 
     # -- the worker's calls ------------------------------------------------------------------------------------------
@@ -334,7 +335,7 @@ class KVCacheEngine:
         result = running.result
         count = len(part.decode.branches) if part.decode else 0
         result.rows += count + len(part.pieces)
-        result.tokens += count + sum(piece.count * piece.iterations for piece in part.pieces)
+        result.tokens += count + sum(piece.computed for piece in part.pieces)
         for branch, error in part.failed:
             if branch.job is not None:
                 self._state.fail(result, branch, branch.job, error)

@@ -36,17 +36,20 @@ class Intake:
     the axis is the one its type calls `n`, else the first. A pass that joins several ports, or puts tokens around
     them, runs whole and alone; so does one with an input that is neither a number nor of that length. A pass with ports
     of which a row has one value (`NodeSpec.row_ports`) runs whole, beside those of other rows. Numbers (0-d inputs such
-    as STEP) reach the module as one value per packed token, under `ports.keyword` of their name.
+    as STEP) reach the module as one value per packed token, under `ports.keyword` of their name; those on the host stay
+    there until a step takes them, so that they travel with those of all other rows.
     """
 
     def __init__(self, spec: NodeSpec, module: KVModule, device: torch.device, dtype: torch.dtype) -> None:
         self._spec = spec
-        self._device = device
+        self._device = torch.empty(0, device=device).device  # with its index
         self._dtype = dtype
         self._types: dict[str, PortType] = {name: spec.port(name) for name in spec.ports}
+        self._fixed = {name for name, port in self._types.items() if port.dtype not in ("any", "bf16", "f16")}
         self.id_port = id_port(spec)
         self.takes_step = takes(module, keyword(STEP))
-        self._row_ports = frozenset(map(keyword, spec.row_ports))
+        self.row_ports = frozenset(map(keyword, spec.row_ports))
+        self._step_ports = frozenset(spec.step_ports)
         self._id_names = {self.id_port, *((spec.sampling.port,) if spec.sampling else ())}
 
     def is_id_port(self, name: str) -> bool:
@@ -55,13 +58,15 @@ class Intake:
 
     def on_device(self, name: str, value: Tensor) -> Tensor:
         """A port's value on this node's device; floats that are not declared otherwise come in the node's dtype."""
-        declared = self._types.get(name)
-        is_free = declared is None or declared.dtype in ("any", "bf16", "f16")
-        dtype = self._dtype if value.is_floating_point() and is_free else value.dtype
-        return upload(value, self._device).to(dtype)
+        return self._typed(name, value if value.device == self._device else upload(value, self._device))
 
-    def firing(self, inputs: dict[str, Tensor], attend: Attend, position: int, base: int) -> Firing:
-        """Make the pass for these inputs. Raises EngineError when their sizes contradict each other."""
+    def firing(
+        self, inputs: dict[str, Tensor], attend: Attend, position: int, base: int, *, step: int = 0, iterations: int = 1
+    ) -> Firing:
+        """Make the pass for these inputs. Raises EngineError when their sizes contradict each other.
+
+        step: the iteration of a loop that it is; iterations: how many it holds from that one on, as `Firing` says.
+        """
         found = dict(inputs)
         given = found.pop(POSITIONS, None) if attend.positions == "given" else None
         after = int(given.max()) + 1 if given is not None and given.numel() else 0
@@ -71,8 +76,7 @@ class Intake:
         if ids is not None and given is None:
             ports, axes, tokens = {self.id_port: ids}, {self.id_port: 0}, len(ids)
         else:
-            placed = {name: self.on_device(name, value) for name, value in found.items()}
-            ports, axes, tokens = self._measured(placed, attend)
+            ports, axes, tokens = self._measured(found, attend, step, iterations)
         if tokens < 1:
             raise EngineError(f"node {self._spec.name} got an empty input", "0 tokens", node=self._spec.name)
         if attend.positions == "given" and (given is None or given.shape[-1] != tokens):
@@ -83,7 +87,8 @@ class Intake:
             )
         return Firing(
             ports=ports, axes=axes, tokens=tokens, attend=attend, position=position, base=base, given=given,
-            after=after, is_ids=ids is not None and given is None, per_row=self._row_ports & set(ports),
+            after=after, is_ids=ids is not None and given is None, per_row=self.row_ports & ports.keys(),
+            iterations=iterations,
         )  # fmt: skip
 
     def replayed(self, entry: Logged, base: int, history: np.ndarray) -> Firing:
@@ -94,11 +99,19 @@ class Intake:
                 ports={self.id_port: ids}, axes={self.id_port: 0}, tokens=entry.tokens, attend=Attend(),
                 position=entry.position, base=base, is_ids=True, is_replay=True,
             )  # fmt: skip
-        old = entry.firing
-        return Firing(
-            ports=old.ports, axes=old.axes, tokens=old.tokens, attend=old.attend, position=old.position, base=base,
-            given=old.given, after=old.after, is_ids=old.is_ids, is_replay=True, per_row=old.per_row,
-        )  # fmt: skip
+        again = entry.firing.bare(is_replay=True)
+        again.base = base
+        return again
+
+    def holds_iterations(self, inputs: dict[str, Tensor], attend: Attend) -> bool:
+        """Whether a pass of these inputs can be several iterations of a loop: all but numbers are of rows.
+
+        Each appends before any attends, so that it sees those before it as in passes of their own.
+        """
+        is_known = attend.write and attend.tokens is not None and not attend.extra
+        if not is_known or attend.mask != "full" or attend.positions == "given" or not self._step_ports & inputs.keys():
+            return False
+        return all(name in self.row_ports or not value.dim() for name, value in inputs.items())
 
     def _only_ids(self, ports: dict[str, Tensor], attend: Attend) -> Tensor | None:
         """The ids of a pass that consists of nothing else, int64 [n]."""
@@ -110,29 +123,63 @@ class Intake:
         return value.reshape(-1).to(torch.int64)
 
     def _measured(
-        self, ports: dict[str, Tensor], attend: Attend
+        self, inputs: dict[str, Tensor], attend: Attend, step: int, iterations: int
     ) -> tuple[dict[str, Tensor], dict[str, int | None], int]:
         """Ports as keywords, the axis that each is cut along, and the tokens of the pass."""
-        numbers = {n: value for n, value in ports.items() if not value.dim() and n not in self._row_ports}
-        whole = {n: value for n, value in ports.items() if n in self._row_ports}
-        solid = {name: value for name, value in ports.items() if value.dim() and name not in whole}
+        made: dict[str, Tensor] = {}
+        axes: dict[str, int | None] = {}
+        solid: dict[str, Tensor] = {}
+        for name, value in inputs.items():
+            if name in self.row_ports:
+                made[name] = self._of_row(name, value, step, iterations)
+                axes[name] = None
+            elif value.dim():
+                solid[name] = self.on_device(name, value)
+        tokens, is_cut = self._counted(solid, attend, iterations, ", ".join(inputs))
+        for name, value in solid.items():
+            made[keyword(name)] = value
+            axes[keyword(name)] = self._axis(name, value, tokens) if is_cut else None
+        for name, value in inputs.items():
+            if not value.dim() and name not in made:
+                key = keyword(name)
+                made[key] = self._number(name, value, tokens, iterations)
+                axes[key] = 0
+        return made, axes, tokens
+
+    def _counted(self, solid: dict[str, Tensor], attend: Attend, iterations: int, names: str) -> tuple[int, bool]:
+        """Tokens of a pass, and whether it can be cut. solid: its ports that are neither rows' nor numbers."""
         sequence = [name for name in self._spec.sequence if name in solid] or list(solid)[:1]
         if not sequence and attend.tokens is None:
-            raise EngineError(
-                f"node {self._spec.name} got a job without tokens", ", ".join(ports), node=self._spec.name
-            )
+            raise EngineError(f"node {self._spec.name} got a job without tokens", names, node=self._spec.name)
         counted = sum(self._tokens(name, solid[name]) for name in sequence) + attend.extra
-        tokens = counted if attend.tokens is None else attend.tokens
-        is_cut = len(sequence) == 1 and not attend.extra and tokens == counted
-        axes: dict[str, int | None] = {}
-        for name, value in solid.items():
-            axes[keyword(name)] = self._axis(name, value, tokens) if is_cut else None
-        made = {keyword(name): value for name, value in (solid | whole).items()}
-        axes |= dict.fromkeys(map(keyword, whole))
-        for name, value in numbers.items():
-            made[keyword(name)] = value.expand(tokens)
-            axes[keyword(name)] = 0
-        return made, axes, tokens
+        tokens = counted if attend.tokens is None else attend.tokens * iterations
+        return tokens, len(sequence) == 1 and not attend.extra and tokens == counted
+
+    def _of_row(self, name: str, value: Tensor, step: int, iterations: int) -> Tensor:
+        """What the rows that the pass is get of a port: of several iterations with these on a first axis."""
+        value = self.on_device(name, value)
+        if name not in self._step_ports or value.dim() != len(self._types[name].shape):
+            return value if iterations == 1 else value.expand(iterations, *value.shape)
+        if step + iterations > value.shape[0]:
+            raise EngineError(
+                f"port {name!r} of node {self._spec.name} ends before its loop",
+                f"it holds {value.shape[0]} entries, {step + iterations} iterations ask for one each",
+                node=self._spec.name,
+            )
+        own = value[step : step + iterations]
+        return own if iterations == 1 else own.unsqueeze(1)
+
+    def _number(self, name: str, value: Tensor, tokens: int, iterations: int) -> Tensor:
+        """A number for each token; of several iterations the step goes on with each."""
+        typed = self._typed(name, value)
+        if iterations > 1 and name == STEP:
+            return (typed + torch.arange(iterations, device=typed.device)).repeat_interleave(tokens // iterations)
+        return typed.expand(tokens)
+
+    def _typed(self, name: str, value: Tensor) -> Tensor:
+        if name in self._fixed or value.dtype == self._dtype or not value.is_floating_point():
+            return value
+        return value.to(self._dtype)
 
     def _tokens(self, name: str, value: Tensor) -> int:
         """Tokens of a sequence port: one per id, one per vector of the last axis."""

@@ -6,8 +6,7 @@ sequence of firings whose outputs are carried to the next one.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -30,6 +29,17 @@ if TYPE_CHECKING:
     from mstar_core.graph.nodes import NodeSpec
 
 
+MOST_AHEAD: Final = 16
+"""Iterations of a loop that one pass holds at most: the rows of a small batch."""
+
+
+class _Numbers(dict[int, "Tensor"]):
+    """0-d tensors of whole numbers on the host, made once each."""
+
+    def __missing__(self, number: int) -> Tensor:
+        return self.setdefault(number, torch.tensor(number, dtype=torch.int64))
+
+
 class Loops:
     """Starts and advances the jobs of one node. Holds no state of its own beyond the engine's arrays."""
 
@@ -41,6 +51,8 @@ class Loops:
         self._vocab = vocab
         self._port = spec.sampling.port if spec.sampling else None
         self._sees_input = spec.sampling is not None and spec.sampling.history == "all"
+        self._steps = _Numbers()
+        self._most_ahead = min(MOST_AHEAD, max(spec.capture_sizes, default=MOST_AHEAD))
 
     def wanted(self, job: Job) -> frozenset[str]:
         """Ports, other than the sampled one, that the module has to give for this job."""
@@ -53,7 +65,8 @@ class Loops:
         """Prepare a job; a Done when there is nothing to run. Raises MstarError when it cannot be run."""
         self._keep_or_drop(branch, job)
         if job.loop is None:
-            branch.firing = self._first_firing(branch, job, job.inputs)
+            step = job.inputs.get(STEP)
+            branch.firing = self._first_firing(branch, job, job.inputs, 0 if step is None else int(step))
             return None
         if self._is_resident(branch, job, job.loop):
             return self._start_resident(branch, job, job.loop)
@@ -106,7 +119,7 @@ class Loops:
         """Remember how a stretch of the cache was made."""
         attend = firing.attend
         is_plain = firing.is_ids and attend.mask == "causal" and attend.positions == "running"
-        kept = None if is_plain else replace(firing, parts={}, done=0)
+        kept = None if is_plain else firing.bare()
         branch.record(Logged(tokens=firing.tokens, position=firing.position, firing=kept))
 
     def sync_log(self, branch: Branch) -> None:
@@ -132,10 +145,12 @@ class Loops:
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
-    def _first_firing(self, branch: Branch, job: Job, inputs: dict[str, Tensor]) -> Firing:
+    def _first_firing(
+        self, branch: Branch, job: Job, inputs: dict[str, Tensor], step: int = 0, iterations: int = 1
+    ) -> Firing:
         slot = branch.slot
         position = int(self._slots.next_position[slot])
-        firing = self._intake.firing(inputs, job.attend, position, branch.logged)
+        firing = self._intake.firing(inputs, job.attend, position, branch.logged, step=step, iterations=iterations)
         if firing.attend.write and firing.base + firing.tokens > self._tables.max_tokens:
             raise TooLarge(
                 f"the sequence outgrows node {self._spec.name}",
@@ -144,18 +159,15 @@ class Loops:
                 value=firing.base + firing.tokens,
                 allowed=self._tables.max_tokens,
             )
-        ids = np.full(firing.tokens, NO_ID, dtype=np.int32)
-        if firing.is_ids:
-            ids = self._take_ids(slot, firing)
+        ids = self._take_ids(slot, firing) if firing.is_ids else None
         if firing.attend.write:
-            self._slots.history[slot, firing.base : firing.base + firing.tokens] = ids
-            self._chain(branch, job, ids)
+            self._slots.history[slot, firing.base : firing.base + firing.tokens] = NO_ID if ids is None else ids
+            if job.attend.keep != "loop":  # what will be dropped again is not part of the page keys
+                self._chain(branch, job, np.full(firing.tokens, NO_ID, dtype=np.int32) if ids is None else ids)
         return firing
 
     def _chain(self, branch: Branch, job: Job, ids: np.ndarray) -> None:
-        """Extend the page keys of the branch; what will be dropped again is not part of them."""
-        if job.attend.keep == "loop":
-            return
+        """Extend the page keys of the branch."""
         seed = job.tokens_hash_seed
         kind = f"{job.attend.mask},{job.attend.positions};".encode()
         branch.chain.extend(ids, None if seed is None else kind + seed)
@@ -266,14 +278,20 @@ class Loops:
         if is_stopped or loop.max_iters <= 0:
             kept = {port: value for port, value in start.items() if port in job.outputs}
             return Done(job=job, outputs=kept, reason="stop" if is_stopped else "length")
-        branch.loop = LoopState(carried=carried, limit=loop.max_iters)
+        branch.loop = LoopState(carried=carried, limit=loop.max_iters, ahead=self._ahead(job, loop))
         branch.firing = self._iteration(branch, job, branch.loop)
         return None
+
+    def _ahead(self, job: Job, loop: LoopSpec) -> int:
+        """Iterations that one pass may hold: several where none waits for what another gives, and nobody asks."""
+        is_free = loop.fused and not loop.carry and loop.stop_port is None and not self.wanted(job)
+        return self._most_ahead if is_free and self._intake.holds_iterations(job.inputs, job.attend) else 1
 
     def _iteration(self, branch: Branch, job: Job, loop: LoopState) -> Firing:
         inputs = {**job.inputs, **loop.carried}
         inputs.pop(STEP, None)
         is_only_ids = all(map(self._intake.is_id_port, inputs))  # as in the decode rows, which count no steps
         if STEP in job.inputs or (self._intake.takes_step and not is_only_ids):
-            inputs[STEP] = torch.tensor(loop.iteration, dtype=torch.int64)
-        return self._first_firing(branch, job, inputs)
+            inputs[STEP] = self._steps[loop.iteration]
+        many = min(loop.ahead, loop.limit - loop.iteration)
+        return self._first_firing(branch, job, inputs, loop.iteration, many)

@@ -7,7 +7,7 @@ what they give is put together again here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -93,9 +93,11 @@ class RowSet:
 class Rows:
     """Opens rows, gives them their work and frees them. Holds no state of its own beyond the engine's."""
 
-    def __init__(self, spec: NodeSpec, state: KVState) -> None:
+    def __init__(self, spec: NodeSpec, state: KVState, place: Callable[[str, Tensor], Tensor]) -> None:
+        """place: brings a port's value to the device of the node."""
         assert spec.kv is not None
         self._spec = spec
+        self._place = place
         self._kv = spec.kv
         self._state = state
         self._dealer = Dealer(spec)
@@ -152,6 +154,8 @@ class Rows:
         if job.loop is not None:
             held = trunk.request.held
             inputs |= {i: held[port] for port, i in job.loop.carry.items() if i not in inputs and port in held}
+        # Once for all rows: they get views of what is there.
+        inputs |= {name: self._place(name, inputs[name]) for name in self._spec.row_ports if name in inputs}
         shares = self._dealer.deal(inputs, job.rows)
         group.begin(job)
         now = self._state.clock()
@@ -199,7 +203,8 @@ class Rows:
             request.slots += taken
             request.spare += taken
         row.slot = request.spare.pop()
-        slots.sampling[row.slot] = _sampling_of(request.sampling, int(row.name.rpartition("#")[2]))
+        if self._spec.sampling is not None:
+            slots.sampling[row.slot] = _sampling_of(request.sampling, int(row.name.rpartition("#")[2]))
         slots.copy(trunk.slot, row.slot)
         return True
 
@@ -230,7 +235,7 @@ class Rows:
             return
         pool, count = self._state.pool, len(job.group.branches)
         shared = row.base // pool.page_size
-        own = pool.pages_for(row.logged + firing.tokens * (1 + iterations_ahead(row))) - shared
+        own = pool.pages_for(row.logged + firing.tokens + tokens_ahead(row)) - shared
         if shared + own * count > pool.total:
             raise TooLarge(
                 f"{count} rows can never fit the cache of node {self._spec.name} together",
@@ -356,12 +361,12 @@ def takes_turns(job: Job) -> bool:
     return not job.attend.write or (job.loop is not None and job.attend.keep == "loop")
 
 
-def iterations_ahead(row: Branch) -> int:
-    """Iterations of its loop after the present one, where that is known: 0 without a loop or with a stop rule."""
-    job, loop = row.job, row.loop
-    if job is None or job.loop is None or loop is None or job.loop.stop_port is not None:
+def tokens_ahead(row: Branch) -> int:
+    """Tokens of its loop after the present pass, where that is known: 0 without a loop or with a stop rule."""
+    job, loop, firing = row.job, row.loop, row.firing
+    if job is None or job.loop is None or loop is None or firing is None or job.loop.stop_port is not None:
         return 0
-    return loop.limit - loop.iteration - 1
+    return firing.row_tokens * (loop.limit - loop.iteration - firing.iterations)
 
 
 def stacked(shares: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ A branch keeps a log of what its cache was made of, so that it can be computed a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,9 @@ class Firing:
     per_row: ports of which the row has one value, which go to the module stacked with those of other rows.
     Ids stay where they came from until a step takes them, so that they travel once and with all others.
     given: positions as a port brought them, tokens on the last axis. base: tokens in the cache before this pass.
-    after: where given positions go on, known when they came.
+    after: where given positions go on, known when they came. iterations: of a loop that it holds, one behind the other
+    in the cache: each is a row of the module's own and sees itself and those before, and ports in per_row have them on
+    a first axis where there is more than one.
     parts: outputs of the chunks so far. is_replay: made from the log; it answers no job.
     """
 
@@ -43,6 +45,7 @@ class Firing:
     is_ids: bool = False
     is_replay: bool = False
     per_row: frozenset[str] = frozenset()
+    iterations: int = 1
     done: int = 0
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
 
@@ -50,6 +53,23 @@ class Firing:
     def left(self) -> int:
         """Tokens still to compute."""
         return self.tokens - self.done
+
+    def of_rows(self, name: str) -> Sequence[Tensor]:
+        """A port's value for each row of the module that this pass is."""
+        return self.ports[name].unbind(0) if self.iterations > 1 else (self.ports[name],)
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of each row of the module that this pass is."""
+        return self.tokens // self.iterations
+
+    def bare(self, *, is_replay: bool = False) -> Firing:
+        """The same pass, not yet computed. is_replay: as the log has it computed again."""
+        return Firing(
+            ports=self.ports, axes=self.axes, tokens=self.tokens, attend=self.attend, position=self.position,
+            base=self.base, given=self.given, after=self.after, is_ids=self.is_ids, is_replay=is_replay,
+            per_row=self.per_row, iterations=self.iterations,
+        )  # fmt: skip
 
     @property
     def must_be_whole(self) -> bool:
@@ -64,7 +84,7 @@ class Firing:
             case "running":
                 return self.position + self.tokens
             case "shared":
-                return self.position + 1
+                return self.position + self.iterations
             case "given":
                 return self.after
 
@@ -85,12 +105,15 @@ class Logged:
 
 @dataclass(slots=True, kw_only=True)
 class LoopState:
-    """A loop in progress. carried: input port -> value of the next iteration."""
+    """A loop in progress. carried: input port -> value of the next iteration.
+
+    ahead: most iterations that one pass may hold.
+    """
 
     carried: dict[str, Tensor]
     iteration: int = 0
     limit: int = 0
-    outputs: dict[str, Tensor] = field(default_factory=dict)
+    ahead: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +164,11 @@ class Branch:
     def current(self) -> Firing | None:
         """The pass to compute next."""
         return self.replay[0] if self.replay else self.firing
+
+    @property
+    def is_told(self) -> bool:
+        """Whether each iteration of its loop is told as it ends."""
+        return self.job is not None and self.job.loop is not None and bool(self.job.loop.emit)
 
     @property
     def has_work(self) -> bool:

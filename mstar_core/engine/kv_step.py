@@ -17,6 +17,7 @@ from mstar_core.engine import sampler
 from mstar_core.engine.attention import PackedRows, Segment
 from mstar_core.engine.columns import Columns
 from mstar_core.engine.device import HostCopy
+from mstar_core.engine.positions import positions_of
 from mstar_core.engine.sampler import SamplingRows
 from mstar_core.engine.upload import upload
 from mstar_core.errors import EngineError, MstarError
@@ -112,6 +113,11 @@ class Piece:
     sampled_at: int = -1
     is_last: bool = False
     iterations: int = 1
+
+    @property
+    def computed(self) -> int:
+        """Tokens that pass the module: those of the piece, once for each iteration over the same ones."""
+        return self.count * self.iterations // self.firing.iterations
 
 
 @dataclass(slots=True)
@@ -224,6 +230,8 @@ class StepRunner:
 
     def _grouped(self, pieces: Sequence[Piece]) -> dict[tuple[object, ...], list[Piece]]:
         """Pieces that one forward can take together; ids share theirs with the decode rows under the key ()."""
+        if len(pieces) == 1 and not pieces[0].firing.is_ids:
+            return {("alone",): [*pieces]}
         groups: dict[tuple[object, ...], list[Piece]] = {}
         for piece in pieces:
             groups.setdefault(_signature(piece.firing, self._spec.batch_key), []).append(piece)
@@ -284,13 +292,14 @@ class StepRunner:
         segments = []
         for piece in pieces:
             attend, row = piece.firing.attend, piece.branch.slot
-            cached = int(self._tables.length[row])
-            segment = Segment(
-                start=start, count=piece.count, row=row, cached=cached,
-                is_causal=attend.mask == "causal", writes=attend.write,
-            )  # fmt: skip
-            segments.append(segment)
-            start += piece.count
+            cached, count = int(self._tables.length[row]), piece.count // piece.firing.iterations
+            for before in range(0, piece.count, count):
+                segment = Segment(
+                    start=start, count=count, row=row, cached=cached + before, is_causal=attend.mask == "causal",
+                    writes=attend.write,
+                )  # fmt: skip
+                segments.append(segment)
+                start += count
         return segments
 
     def _packed(
@@ -307,15 +316,15 @@ class StepRunner:
         ports: dict[str, Tensor | list[Tensor]] = {}
         for name, axis in first.axes.items():
             if name in first.per_row:
-                ports[name] = _of_rows([piece.firing.ports[name] for piece in pieces])
+                ports[name] = _of_rows([value for piece in pieces for value in piece.firing.of_rows(name)])
                 continue
             cuts = [_cut(piece, piece.firing.ports[name], piece.firing.axes[name]) for piece in pieces]
-            if first.is_ids:
+            if cuts[0].dim() == 1:  # ids and numbers may still be on the host
                 cuts = _together(cuts, slots.device)
             if ids is not None:
                 cuts.insert(0, ids)
             ports[name] = cuts[0] if len(cuts) == 1 else torch.cat(cuts, dim=axis or 0)
-        where = [positions_of(piece) for piece in pieces]
+        where = [positions_of(piece.firing, piece.count) for piece in pieces]
         if all(piece.firing.given is None for piece in pieces):
             where = _together(where, slots.device)
         if own is not None:
@@ -474,15 +483,4 @@ def _together(values: list[Tensor], device: torch.device) -> list[Tensor]:
     """Ids or positions of several pieces as one tensor on the device, copied at once where they are on the host."""
     if any(value.device.type != "cpu" for value in values):
         return [upload(value, device) for value in values]
-    return [upload(values[0] if len(values) == 1 else torch.cat(values), device)]
-
-
-def positions_of(piece: Piece) -> Tensor:
-    """Positions of the tokens of a piece: int64 [tokens], or as a port gave them."""
-    firing = piece.firing
-    if firing.given is not None:
-        return firing.given.narrow(-1, firing.done, piece.count)
-    if firing.attend.positions == "shared":
-        return torch.full((piece.count,), firing.position, dtype=torch.int64)
-    start = firing.position + firing.done
-    return torch.arange(start, start + piece.count, dtype=torch.int64)
+    return [upload(values[0].contiguous() if len(values) == 1 else torch.cat(values), device)]

@@ -184,8 +184,10 @@ class PackedGraphs:
             values = [piece.firing.ports[name] for piece in pieces]
             if len(values) == 1:
                 target[:total].copy_(values[0])
-            else:
+            elif all(value.device == target.device for value in values):
                 torch.cat(values, out=target[:total])
+            else:  # numbers that are still on the host
+                target[:total].copy_(torch.cat(values))
         where = [np.arange(piece.count) + (piece.firing.position + piece.firing.done) for piece in pieces]
         counts = np.array([piece.count for piece in pieces], dtype=np.int64)
         rows = np.array([piece.branch.slot for piece in pieces], dtype=np.int64)

@@ -58,6 +58,8 @@ class PageTables:
                 f"{length} tokens are cached and {tokens} more exceed {self.max_tokens}",
                 "shorten the input or raise max_seq_len",
             )
+        if length + tokens <= self.capacity[row]:
+            return []
         tail = self._shared_tail(row)
         held = int(self.count[row])
         extra = max(0, wanted - held)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,7 @@ import torch
 from mstar_core.engine.attention.passes import Block, FixedPasses, PassShape
 from mstar_core.engine.packed_graphs import PackedGraphs
 from mstar_core.engine.ports import keyword
+from mstar_core.engine.positions import positions_of_whole
 from mstar_core.graph.nodes import STEP
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.attention import AttentionBackend
     from mstar_core.engine.captured import Captures
+    from mstar_core.engine.kv_sequence import Firing
     from mstar_core.engine.kv_step import Piece
     from mstar_core.engine.kv_view import KVModule
     from mstar_core.engine.page_table import PageTables
@@ -36,8 +38,14 @@ log = logging.getLogger(__name__)
 KINDS: Final = 16
 """Kinds of passes that a node captures; later ones stay plain, and are counted as misses."""
 
+KNOWN: Final = 1024
+"""Forms of passes whose kinds are remembered."""
+
 MOST_ITERATIONS: Final = 64
 """Iterations of a loop that one graph holds at most; a longer one runs plainly."""
+
+SPARE: Final = 2048
+"""Tokens of padding that cost more than one replay more would: they keep a device busy for longer than its weights."""
 
 MOST_BYTES: Final = 256 << 20
 """Bytes of one bucket's inputs: passes that bring whole clips for each row are captured for few rows."""
@@ -59,6 +67,11 @@ class Port:
         """Bytes of one value."""
         return self.dtype.itemsize * math.prod(self.shape)
 
+    @property
+    def is_number(self) -> bool:
+        """Whether it holds a number for each token, which the host can send with others. numpy knows no bfloat16."""
+        return not self.is_per_row and not self.shape and self.dtype != torch.bfloat16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassKind:
@@ -69,6 +82,10 @@ class PassKind:
     writes: bool
     iterations: int = 1
     carry: tuple[tuple[str, str], ...] = ()
+
+    def __hash__(self) -> int:
+        """Few of what differs: it is asked for several times a replay, and all ports would take as long as the rest."""
+        return hash((self.tokens, self.writes, self.iterations, len(self.ports)))
 
     def sizes(self, rows: Sequence[int]) -> list[int]:
         """Of these numbers of rows, the smallest and those whose inputs are not too large."""
@@ -82,12 +99,12 @@ class PassKind:
 
 @dataclass(slots=True)
 class _Bucket:
-    """One graph with its buffers."""
+    """One graph with its buffers. facts: positions, and the ports that hold a number for each token."""
 
     kind: PassKind
     shape: PassShape
     attention: FixedPasses
-    positions: Block
+    facts: Block
     ports: dict[str, Tensor]
     graph: Any = None
     outputs: dict[str, Tensor] | None = None
@@ -113,6 +130,7 @@ class PassGraphs:
         self._captures = captures
         self._buckets: dict[PassKind, dict[tuple[int, int], _Bucket]] = {}
         self._later: list[tuple[PassKind, PassShape]] = []
+        self._known: dict[tuple[object, ...], PassKind | None] = {}
         self.counts = captures.counts
         self.packed = PackedGraphs(spec, module, attention, tables, captures, budget)
 
@@ -120,6 +138,11 @@ class PassGraphs:
     def is_complete(self) -> bool:
         """Whether every bucket of every kind met so far is there."""
         return not self._later and self.packed.is_complete
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the largest bucket of a kind that appends; 0 without one."""
+        return max((rows for kind, found in self._buckets.items() if kind.writes for rows, _ in found), default=0)
 
     @property
     def kinds(self) -> dict[PassKind, list[tuple[int, int]]]:
@@ -138,22 +161,26 @@ class PassGraphs:
         done: list[tuple[list[Piece], dict[str, Tensor]]] = []
         rest: list[Piece] = []
         by_kind: dict[PassKind, list[Piece]] = {}
+        last, same = None, list["Piece"]()
         for piece in pieces:
-            kind = kind_of(piece)
+            kind = self._kind(piece)
             if kind is None:
                 rest.append(piece)
-            else:
-                by_kind.setdefault(kind, []).append(piece)
+                continue
+            if kind is not last:  # hashing one looks at all its ports
+                last, same = kind, by_kind.setdefault(kind, [])
+            same.append(piece)
         missed = any(_is_of_loop(piece) for piece in rest)
         for kind, group in by_kind.items():
             self._learn(kind)
             while group:
                 bucket = self._bucket(kind, group)
-                if bucket is None:
+                count = 0 if bucket is None else _fitting(group, bucket.shape.rows)
+                if bucket is None or not count:
                     rest += group
                     missed = True
                     break
-                batch, group = group[: bucket.shape.rows], group[bucket.shape.rows :]
+                batch, group = group[:count], group[count:]
                 done.append((batch, self._replay(bucket, batch)))
         self.counts.hits += len(done)
         self.counts.misses += missed
@@ -183,6 +210,22 @@ class PassGraphs:
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
+    def _kind(self, piece: Piece) -> PassKind | None:
+        """The kind of a pass that a graph could run: one of a loop, whole, unmasked, inputs per token or per row."""
+        if not _is_graphable(piece):
+            return None
+        firing, job = piece.firing, piece.job
+        shapes = tuple([(name, value.dtype, value.shape) for name, value in firing.ports.items()])
+        key = (shapes, firing.tokens, firing.iterations, firing.attend.write)
+        if key not in self._known:
+            if len(self._known) >= KNOWN:
+                self._known.clear()
+            self._known[key] = _one_pass(firing)
+        one = self._known[key]
+        if one is None or firing.attend.write or job is None or job.loop is None or not job.loop.fused or job.loop.emit:
+            return one
+        return _whole_loop(piece, one)
+
     def _learn(self, kind: PassKind) -> None:
         """Note the buckets of a kind that is met for the first time, the smallest first."""
         if kind in self._buckets or len(self._buckets) >= KINDS:
@@ -197,52 +240,63 @@ class PassGraphs:
         self._later.sort(key=lambda each: (each[1].rows, each[1].pages))
 
     def _bucket(self, kind: PassKind, group: Sequence[Piece]) -> _Bucket | None:
-        """The smallest bucket for these pieces; where none takes them all, the one with the most rows."""
+        """The smallest bucket for these pieces; where none takes them all, or much of it is spare, one that is full."""
         rows = np.array([piece.branch.slot for piece in group], dtype=np.int64)
-        held = self._tables.length[rows] + (kind.tokens if kind.writes else 0)
+        held = self._tables.length[rows] + [piece.count if kind.writes else 0 for piece in group]
         pages = -(-int(held.max()) // self._tables.pool.page_size)
         fits = [key for key in self._buckets.get(kind, ()) if key[1] >= pages]
         if not fits:
             return None
-        whole = [key for key in fits if key[0] >= len(group)]
-        most = max(key[0] for key in fits)
-        chosen = min(whole) if whole else min(key for key in fits if key[0] == most)
-        return self._buckets[kind][chosen]
+        count = sum(piece.firing.iterations for piece in group)
+        taken = rows_taken(count, kind.tokens if kind.writes else 0, {rows for rows, _ in fits})
+        return self._buckets[kind][min(key for key in fits if key[0] == taken)]
 
     # -- running -----------------------------------------------------------------------------------------------------
 
     def _replay(self, bucket: _Bucket, pieces: Sequence[Piece]) -> dict[str, Tensor]:
         """One replay for these pieces. Returns the outputs that some of them want, packed, as tensors of their own."""
-        from mstar_core.engine.kv_step import positions_of
-
-        count, tokens = len(pieces), bucket.kind.tokens
-        for port in bucket.kind.ports:
-            values = [piece.firing.ports[port.name] for piece in pieces]
-            target = bucket.ports[port.name]
-            if port.is_per_row:
-                torch.stack(values, out=target[:count])
-            else:
-                torch.cat(values, out=target[: count * tokens])
-        where = [positions_of(piece).numpy() for piece in pieces]
-        bucket.positions.send({"positions": np.concatenate(where)})
-        rows = np.array([piece.branch.slot for piece in pieces], dtype=np.int64)
-        bucket.attention.prepare(rows, self._tables.length[rows], self._tables.ids)
+        count = self._fill(bucket, pieces)
         if bucket.graph is not None:
             bucket.graph.replay()
         else:
             bucket.outputs = self._step(bucket)
         assert bucket.outputs is not None
         for piece in pieces:
-            piece.iterations = bucket.kind.iterations
+            piece.iterations = bucket.kind.iterations * piece.firing.iterations
         wanted = frozenset[str]().union(*(piece.wants for piece in pieces))
         return {
             name: _share(value, bucket.shape, count).clone() for name, value in bucket.outputs.items() if name in wanted
         }
 
+    def _fill(self, bucket: _Bucket, pieces: Sequence[Piece]) -> int:
+        """Bring what these pieces say to the bucket, positions and numbers in one copy. Returns its rows in use."""
+        kind, facts = bucket.kind, {"positions": positions_of_whole([piece.firing for piece in pieces])}
+        late: list[tuple[Tensor, Tensor]] = []
+        for port in kind.ports:
+            values = [value for piece in pieces for value in _values(piece, port)]
+            target = bucket.ports[port.name]
+            if port.is_per_row:
+                gather(values, target[: len(values)])
+            elif port.name in bucket.facts.device and all(value.device.type == "cpu" for value in values):
+                facts[port.name] = torch.cat(values).numpy()
+            else:
+                late.append((torch.cat(values), target))
+        bucket.facts.send(facts)
+        for value, target in late:  # behind what was sent, which clears the rest
+            target[: len(value)].copy_(value)
+        slots = np.array([piece.branch.slot for piece in pieces], dtype=np.int64)
+        often = np.array([piece.firing.iterations for piece in pieces], dtype=np.int64)
+        cached = self._tables.length[slots]
+        if len(pieces) < (count := int(often.sum())):
+            before = np.concatenate([np.arange(each) for each in often]) * kind.tokens
+            slots, cached = np.repeat(slots, often), np.repeat(cached, often) + before
+        bucket.attention.prepare(slots, cached, self._tables.ids)
+        return count
+
     def _step(self, bucket: _Bucket) -> dict[str, Tensor]:
         """All iterations over the bucket's buffers. Returns the outputs of the last, packed for the whole bucket."""
         bucket.attention.forget()
-        positions, carried = bucket.positions.device["positions"], dict[str, "Tensor"]()
+        positions, carried = bucket.facts.device["positions"], dict[str, "Tensor"]()
         outputs: dict[str, Tensor] = {}
         for iteration in range(bucket.kind.iterations):
             given = {**bucket.ports, **carried}
@@ -256,40 +310,42 @@ class PassGraphs:
     # -- making ------------------------------------------------------------------------------------------------------
 
     def _make(self, kind: PassKind, shape: PassShape) -> None:
+        tokens = shape.rows * kind.tokens
+        told = {port.name: (port.dtype, tokens) for port in kind.ports if port.is_number}
+        facts = Block({"positions": (torch.int64, tokens), **told}, self._device)
         ports = {
-            port.name: torch.zeros(
-                (shape.rows if port.is_per_row else shape.rows * kind.tokens, *port.shape),
-                dtype=port.dtype, device=self._device,
+            port.name: facts.device[port.name] if port.is_number else torch.zeros(
+                (shape.rows if port.is_per_row else tokens, *port.shape), dtype=port.dtype, device=self._device
             )
             for port in kind.ports
         }  # fmt: skip
         attention = self._attention.fixed_passes(shape)
-        positions = Block({"positions": (torch.int64, shape.rows * kind.tokens)}, self._device)
-        bucket = _Bucket(kind, shape, attention, positions, ports)
+        bucket = _Bucket(kind, shape, attention, facts, ports)
         none = np.zeros(0, dtype=np.int64)
         attention.prepare(none, none, self._tables.ids)
         bucket.graph, bucket.outputs = self._captures.graph(lambda: self._step(bucket))
         self._buckets[kind][shape.rows, shape.pages] = bucket
 
 
-def kind_of(piece: Piece) -> PassKind | None:
-    """The kind of a pass that a graph could run: one of a loop, whole, unmasked, each input per token or per row."""
-    firing, job = piece.firing, piece.job
+def _is_graphable(piece: Piece) -> bool:
+    """Whether this is one pass of a loop, whole and unmasked."""
+    firing = piece.firing
     if firing.is_ids or firing.is_replay or firing.given is not None or piece.samples or piece.count != firing.tokens:
-        return None
-    if firing.attend.mask != "full" or job is None or not _is_of_loop(piece):
-        return None
+        return False
+    return firing.attend.mask == "full" and _is_of_loop(piece)
+
+
+def _one_pass(firing: Firing) -> PassKind | None:
+    """What graphs of such passes agree in; None where an input is neither per token nor per row."""
     ports = []
     for name in sorted(firing.ports):
         value, is_per_row = firing.ports[name], name in firing.per_row
         if not is_per_row and (firing.axes[name] != 0 or value.shape[0] != firing.tokens):
             return None
-        shape = tuple(value.shape) if is_per_row else tuple(value.shape[1:])
+        leads = not is_per_row or firing.iterations > 1
+        shape = tuple(value.shape[1:]) if leads else tuple(value.shape)
         ports.append(Port(name=name, dtype=value.dtype, shape=shape, is_per_row=is_per_row))
-    one = PassKind(tokens=firing.tokens, ports=tuple(ports), writes=firing.attend.write)
-    if firing.attend.write or job.loop is None or not job.loop.fused or job.loop.emit:
-        return one
-    return _whole_loop(piece, one)
+    return PassKind(tokens=firing.row_tokens, ports=tuple(ports), writes=firing.attend.write)
 
 
 def _is_of_loop(piece: Piece) -> bool:
@@ -311,3 +367,41 @@ def _whole_loop(piece: Piece, one: PassKind) -> PassKind | None:
 def _share(value: Tensor, shape: PassShape, count: int) -> Tensor:
     """The first `count` rows of an output of the whole bucket, packed by token or by row."""
     return value[: count * shape.tokens] if value.shape[0] == shape.rows * shape.tokens else value[:count]
+
+
+def _values(piece: Piece, port: Port) -> Sequence[Tensor]:
+    return piece.firing.of_rows(port.name) if port.is_per_row else (piece.firing.ports[port.name],)
+
+
+def _fitting(pieces: Sequence[Piece], rows: int) -> int:
+    """How many pieces, from the first on, are no more rows than these."""
+    return int(np.searchsorted(np.cumsum([piece.firing.iterations for piece in pieces]), rows, side="right"))
+
+
+def rows_taken(count: int, tokens: int, sizes: Collection[int]) -> int:
+    """Rows of the bucket that takes some or all of so many rows of so many tokens. sizes: those that are there."""
+    holds = min((size for size in sizes if size >= count), default=max(sizes))
+    if (holds - count) * tokens < SPARE:
+        return holds
+    return max((size for size in sizes if size <= count), default=holds)
+
+
+def gather(values: Sequence[Tensor], into: Tensor) -> None:
+    """Copy values of one shape into [n, ...]: by one copy where they lie evenly apart in memory, or are all the same.
+
+    So do the shares of what a pass gave all rows together, and what all rows begin from.
+    """
+    first, apart = values[0], 0
+    if len(values) > 1:
+        storage, strides, at = first.untyped_storage().data_ptr(), first.stride(), first.data_ptr()
+        apart = values[1].data_ptr() - at
+        is_even = apart >= 0 and apart % first.element_size() == 0 and all(
+            value.data_ptr() == at + number * apart
+            and value.stride() == strides
+            and value.untyped_storage().data_ptr() == storage
+            for number, value in enumerate(values)
+        )  # fmt: skip
+        if not is_even:
+            torch.stack(list(values), out=into)
+            return
+    into.copy_(first.as_strided((len(values), *first.shape), (apart // first.element_size(), *first.stride())))

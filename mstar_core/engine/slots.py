@@ -84,9 +84,11 @@ class Slots:
 
     def copy(self, source: int, into: int) -> None:
         """Make `into` continue where `source` stands (a forked branch)."""
-        self.flush()
         for array in (self.last, self.next_position, self.drawn, self.history):
             array[into] = array[source]
+        if not self.device_seen.shape[1]:
+            return  # a node without a vocabulary draws nothing, and looks at nothing below
+        self.flush()
         self.device_last[into] = self.device_last[source]
         self.device_seen[into] = self.device_seen[source]
 
@@ -137,7 +139,8 @@ class Slots:
         self.left[slot] = self.next_position[slot] = self.drawn[slot] = 0
         # Its last id on the device is written by a draw or by `set_last` before anything reads it.
         self._moved.pop(slot, None)
-        self._blank[slot] = None
+        if self.device_seen.shape[1]:
+            self._blank[slot] = None
         self._met.pop(slot, None)
 
     def _widen(self, width: int) -> None:

@@ -130,6 +130,11 @@ class _Check:
                 self.declared.problem(
                     f"node {node.name!r} has {field}, which mean nothing to its engine", node.name, "leave them out"
                 )
+        for port in sorted({*node.step_ports} - {*node.row_ports}):
+            self.declared.problem(
+                f"step_ports of node {node.name!r} name {port!r}, which is not among its row_ports", node.name,
+                "name it in both",
+            )  # fmt: skip
         if node.of is not None and node.of.name not in self.declared.nodes:
             self.declared.problem(
                 f"node {node.name!r} is a branch of {node.of.name!r}, which is not among the nodes",

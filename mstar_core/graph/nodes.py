@@ -152,6 +152,8 @@ class NodeSpec:
     row_ports: (KV) ports, in and out, that hold one value per row and not one per token: the module gets and gives
     them stacked on a first axis, [rows of the step, ...], even for one row. Inputs that are not in `batch_key`, where
     one is given, may differ in shape and then come as a list. Passes with such ports run whole, and together.
+    step_ports: (KV) inputs among them that hold one entry for each iteration of a loop on their first axis: a pass gets
+    that of its own iteration, as a list of one. A loop that carries nothing runs several iterations in one pass then.
     ragged: (STATELESS) inputs whose shapes may differ within a batch, whatever `batch_key` says: they come as a list of
     one tensor per row wherever they do differ.
     """
@@ -172,6 +174,7 @@ class NodeSpec:
     sequence: tuple[str, ...] = ()
     per: Literal["row", "request"] = "row"
     row_ports: tuple[str, ...] = ()
+    step_ports: tuple[str, ...] = ()
     ragged: tuple[str, ...] = ()
 
     def __hash__(self) -> int:

@@ -14,7 +14,7 @@ from mstar_core.engine.attention.passes import PassShape, TorchFixedPasses, page
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.captured import Captures
 from mstar_core.engine.kv_cache import KVCacheEngine
-from mstar_core.engine.pass_graphs import PassKind, Port
+from mstar_core.engine.pass_graphs import PassKind, Port, rows_taken
 from mstar_core.graph.nodes import Attend
 from tests.engine.recorded import RecordedCaptures
 from tests.engine.test_kv_rows import CARRY, START, context, near, roll
@@ -24,6 +24,7 @@ from tests.engine.tiny_world import FRAME, PATCHES, TRIAL, WORLD, TinyWorld, mak
 
 FLOWING = replace(LM, sampling=None, capture_sizes=(1, 2, 4))
 ROLLING = replace(WORLD, capture_sizes=(1, 2, 4))
+SIZES = [1, 2, 4, 8, 16, 32]
 READ = Attend(mask="full", write=False)
 
 
@@ -264,3 +265,16 @@ def test_passes_that_bring_much_for_each_row_are_captured_for_few_rows() -> None
     huge = replace(one, ports=(replace(frame, shape=(1000, 256, 1408)), step))
     rows = [1, 2, 4, 8, 16, 32, 64, 128]
     assert (one.sizes(rows), seven.sizes(rows), huge.sizes(rows)) == (rows, [1, 2, 4, 8, 16], [1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"), [(3, [4]), (5, [8]), (24, [16, 8]), (25, [32]), (32, [32]), (40, [32, 8])], ids=str
+)
+def test_padding_that_costs_more_than_a_replay_is_not_computed(rows: int, expected: list[int]) -> None:
+    """Frames of 258 tokens: eight rows of them keep a device busy for longer than reading its weights does."""
+    taken = []
+    while rows > 0:
+        taken.append(rows_taken(rows, 258, SIZES))
+        rows -= taken[-1]
+    assert taken == expected
+    assert rows_taken(24, 4, SIZES) == 32, "short passes are padded"

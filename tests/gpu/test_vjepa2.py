@@ -78,6 +78,23 @@ def test_captured_rollouts_equal_plain_ones(candidates: int, attention: str, cud
     assert (memory.pages_used, memory.slots_used) == (0, 0)
 
 
+@pytest.mark.parametrize("attention", ["torch", "flashinfer"])
+def test_a_context_in_one_pass_equals_frame_by_frame(attention: str, cuda: torch.device) -> None:
+    """Frames are rows of one sequence: those behind read in each layer what those before them append there."""
+    here = replace(place(cuda), attention=attention)
+    modules, asked = random_nodes(WIDE, here), trial(WIDE, 8, 3, 2)
+    single = Rolling(WIDE, modules, replace(here, is_captured=False), 12)
+    single.turner.runners["ac_predictor"]._loops._most_ahead = 1  # type: ignore[attr-defined]
+    expected = single.whole(asked)
+    rolling = Rolling(WIDE, modules, here, 12)
+    plain = rolling.whole(asked)
+    rolling.turner.capture()
+    before = rolling.counters()["ac_predictor"]["graph_hits"]
+    for found in (plain, rolling.whole(asked)):
+        assert difference(found, expected.cpu(), is_relative=True) < BFLOAT16.frames
+    assert rolling.counters()["ac_predictor"]["graph_hits"] == before + 3, "seven frames, then two steps of three rows"
+
+
 def test_a_captured_frame_equals_a_plain_one(cuda: torch.device) -> None:
     node = random_nodes(WIDE, place(cuda))["video_encoder"]
     assert isinstance(node, FrameEncoder)

@@ -232,6 +232,10 @@ NODES = {
         kv_node("n", {"x": "f32", "y": "f32", "token": "i64"}, sampling="tokn"),
         "node 'n' samples into port 'tokn', which node 'n' does not have; did you mean 'token'?  @n",
     ),
+    "steps of a port that is not of rows": (
+        replace(kv_node("n", {"x": "f32", "y": "f32"}), row_ports=("x",), step_ports=("y",)),
+        "step_ports of node 'n' name 'y', which is not among its row_ports; name it in both  @n",
+    ),
     "batch key of nothing": (
         replace(plain("n", x="f32", y="f32"), batch_key=("z",)),
         "batch_key of node 'n' names port 'z', which node 'n' does not have; choose one of: x, y  @n",

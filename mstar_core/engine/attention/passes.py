@@ -75,12 +75,15 @@ class Block:
             size += -(-dtype.itemsize * length // 16) * 16
         self._block = torch.zeros(size, dtype=torch.uint8, device=device)
         self.device = {name: self._view(self._block, name) for name in fields}
+        self._kinds = {name: torch.empty(0, dtype=dtype).numpy().dtype for name, (dtype, _) in fields.items()}
 
     def send(self, values: dict[str, np.ndarray]) -> None:
         """Copy values to the device; fields are padded with zeros, those that are not named become zero."""
         host = torch.zeros(len(self._block), dtype=torch.uint8, pin_memory=self._block.is_cuda)
+        flat = host.numpy()
         for name, value in values.items():
-            self._view(host, name).numpy()[: len(value)] = value
+            kind, start = self._kinds[name], self._offsets[name]
+            flat[start : start + kind.itemsize * len(value)].view(kind)[:] = value
         self._block.copy_(host, non_blocking=True)
 
     def _view(self, block: Tensor, name: str) -> Tensor:

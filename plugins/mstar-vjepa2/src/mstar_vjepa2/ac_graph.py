@@ -40,7 +40,10 @@ _OF_ROWS = (
     "frame", "state", "actions", "states", "extrinsics", "given_frames", "given_actions", "given_states",
     "given_extrinsics",
 )  # fmt: skip
-"""Ports of the predictor that hold one value per candidate. Lists of steps may differ in length."""
+"""Ports of the predictor that hold one value per candidate."""
+
+_OF_STEPS = tuple(name for name in _OF_ROWS if name not in ("frame", "state"))
+"""Those that hold a list, one for each step. They may differ in length: a pass gets the entry of its step."""
 
 Emits = Literal["steps", "last", "nothing", "video"]
 """Which latents leave a rollout; video: each step's, by their earlier name and without states."""
@@ -144,6 +147,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
             rows=MOST_SCORED,
         ),
         row_ports=(*_OF_ROWS, "next_frame", "next_state"),
+        step_ports=_OF_STEPS,
         batch_key=("frame",),
         capture_sizes=(1, 2, 4, 8, 16, 32, 64, 128),
         doc="the next frame from this one, its action and state, and all earlier frames in the cache",

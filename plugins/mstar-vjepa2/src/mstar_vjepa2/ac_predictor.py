@@ -172,11 +172,14 @@ class _Alone:
 
 
 def _chosen(value: Rows, at: Tensor | None, rows: int, rank: int) -> Tensor:
-    """Each row's entry of a list, [R, ...]. value: as `_each` takes it; at: int64 [R], None = first."""
+    """Each row's entry of a list, [R, ...]. value: as `_each` takes it; at: int64 [R], None = first.
+
+    A list of one is that of the row's own step, as the engine cuts it.
+    """
     if isinstance(value, list):
         return _from_lists(value, at, rows, rank)
     each = _each(value, rows, rank)
-    if at is None:
+    if at is None or each.shape[1] == 1:
         return each[:, 0]
     return each[torch.arange(rows, device=each.device), at]
 

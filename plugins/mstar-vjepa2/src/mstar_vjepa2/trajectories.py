@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 MOST_CANDIDATES: Final = 4096
 
-ROOM: Final = 32
-"""Lists of steps are as long as a multiple of this: rollouts of any horizon share passes and their graphs."""
-
 
 @dataclass(frozen=True, slots=True)
 class Trajectories:
@@ -155,9 +152,8 @@ def _only(value: Array, rank: int) -> Array:
 
 
 def _cut(value: Array, start: int, count: int) -> Array:
-    """The steps that are rolled out, and zeros behind them that nobody looks at, up to a multiple of ROOM."""
-    behind = -count % ROOM
-    return np.pad(value[..., start : start + count, :], (*[(0, 0)] * (value.ndim - 2), (0, behind), (0, 0)))
+    """The steps that are rolled out."""
+    return np.ascontiguousarray(value[..., start : start + count, :])
 
 
 def _cameras(params: ActionParams, facts: ActionFacts, needed: int) -> Array | None:

@@ -1,0 +1,178 @@
+"""Loops whose iterations do not wait for each other run several in one pass, and equal one pass for each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mstar_core.engine.base import Handle, LoopSpec
+from mstar_core.engine.captured import Captures
+from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.kv_view import KVView
+from mstar_core.engine.pass_graphs import gather
+from tests.engine.recorded import RecordedCaptures
+from tests.engine.test_kv_rows import closes, near, roll
+from tests.engine.tiny_engine import WIDTH, Driver
+from tests.engine.tiny_world import FRAME, PATCHES, WORLD, TinyWorld, make_world, numbers
+
+TAUGHT = replace(
+    WORLD, ports={**WORLD.ports, "frames": f"f32[t,{PATCHES},{WIDTH}]"},
+    row_ports=(*WORLD.row_ports, "frames"), step_ports=("frames", "actions"), capture_sizes=(1, 2, 4, 8),
+)  # fmt: skip
+
+
+class Taught(TinyWorld):
+    """A world that is also shown known frames; lists of steps come as the entry of the pass's own."""
+
+    def forward(  # type: ignore[override]  # its ports are others
+        self, kv: KVView, positions: Tensor, step: Tensor, actions: Tensor, frame: Tensor | None = None,
+        frames: Tensor | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        assert actions.shape[1:] == (1, WIDTH)
+        own = frames[:, 0] if frames is not None else frame
+        assert own is not None
+        return super().forward(kv, positions, torch.zeros_like(step), own, actions)
+
+
+def taught(captures: Captures | None = None, **changes: Any) -> tuple[KVCacheEngine, Taught]:
+    module = Taught()
+    graphs = () if captures is None else (1,)
+    settings: dict[str, Any] = {"spec": TAUGHT, "module": module, "graphs": graphs, "captures": captures}
+    return make_world(**{**settings, "num_pages": 64, **changes}), module
+
+
+def show(driver: Driver, handle: int, count: int, emit: tuple[str, ...] = (), entries: int | None = None) -> int:
+    """Known frames and actions, which the engine iterates alone."""
+    inputs = {"frames": numbers(70, entries or count, PATCHES, WIDTH), "actions": numbers(71, 9, WIDTH)}
+    loop = LoopSpec(max_iters=count, fused=True, emit=emit)
+    return driver.submit(handle, inputs=inputs, attend=FRAME, sample=False, loop=loop)
+
+
+def rolled(engine: KVCacheEngine, count: int, emit: tuple[str, ...] = ()) -> Tensor:
+    """Last frames of three candidates behind so many known frames."""
+    driver = Driver(engine)
+    driver.open(0, max_tokens=60)
+    told = show(driver, 0, count, emit)
+    driver.run()
+    key = roll(driver, 0, numbers(72, 3, 4, WIDTH), 4)
+    driver.run()
+    assert not driver.failed, driver.failed
+    assert driver.done[told].iterations == count
+    engine.close(Handle(0))
+    assert engine.memory().pages_used == 0
+    return driver.done[key].outputs["next_frame"]
+
+
+@pytest.mark.parametrize("page_size", [PATCHES, 4])
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_known_frames_are_read_in_one_pass(count: int, page_size: int) -> None:
+    engine, module = taught(page_size=page_size)
+    found = rolled(engine, count)
+    assert module.passes == [count, 3, 3, 3, 3]
+    single, apart = taught(page_size=page_size)
+    near(found, rolled(single, count, emit=("norm",)))
+    assert apart.passes == [1] * count + [3] * 4, "who is told of each iteration gets one pass for each"
+
+
+def test_captured_passes_hold_several_iterations_too() -> None:
+    engine, module = taught(RecordedCaptures())
+    expected = rolled(engine, 7)
+    while engine.idle():
+        pass
+    before, hits = len(module.passes), engine.counters()["graph_hits"]
+    near(rolled(engine, 7), expected)
+    assert module.passes[before:] == [8, 4, 4, 4, 4] and engine.counters()["graph_hits"] == hits + 5
+    near(rolled(engine, 5), rolled(taught()[0], 5))
+    assert len(engine._runner.passes.kinds) == 2, "lists of any length share a kind"  # type: ignore[union-attr]
+
+
+def test_what_no_bucket_holds_at_once_takes_several_passes() -> None:
+    engine, module = taught(RecordedCaptures(), spec=replace(TAUGHT, capture_sizes=(1, 2)))
+    rolled(engine, 5)
+    assert module.passes[:3] == [2, 2, 1]
+
+
+def test_requests_read_their_frames_side_by_side() -> None:
+    engine, module = taught(RecordedCaptures())
+    rolled(engine, 2)
+    while engine.idle():
+        pass
+    driver, keys = Driver(engine), {}
+    for handle in range(3):
+        driver.open(handle, max_tokens=60)
+        show(driver, handle, 2 + handle)
+    before = len(module.passes)
+    driver.run()
+    assert module.passes[before:] == [8, 4], "two and three rows in one bucket, then four"
+    for handle in range(3):
+        keys[handle] = roll(driver, handle, numbers(72, 3, 4, WIDTH), 4)
+    driver.run()
+    for handle in range(3):
+        near(driver.done[keys[handle]].outputs["next_frame"], rolled(taught()[0], 2 + handle))
+
+
+def test_frames_of_a_preempted_request_are_read_again_and_equal_an_undisturbed_run() -> None:
+    engine, _ = taught(num_pages=16, max_slots=24)
+    driver = Driver(engine)
+    for handle in range(3):
+        driver.open(handle, max_tokens=24)
+        show(driver, handle, 4)
+    driver.run()
+    keys = {handle: roll(driver, handle, numbers(72, 3, 4, WIDTH), 4) for handle in range(3)}
+    for handle, key in keys.items():
+        driver.on_done[key] = closes(driver, handle)
+    driver.run()
+    assert not driver.failed and engine.memory().preempted > 0
+    for key in keys.values():
+        near(driver.done[key].outputs["next_frame"], rolled(taught()[0], 4))
+
+
+def test_a_list_that_ends_before_its_loop_is_named() -> None:
+    engine, _ = taught()
+    driver = Driver(engine)
+    driver.open(0, max_tokens=60)
+    key = show(driver, 0, 5, entries=4)
+    driver.run()
+    assert "'frames'" in str(driver.failed[key].error) and "4 entries" in driver.failed[key].error.detail
+
+
+def test_captured_candidates_enter_by_the_batch_whatever_the_budget() -> None:
+    """The budget keeps steps short for rows that decode; frames of a rollout have no such neighbours."""
+    engine, module = taught(RecordedCaptures(), token_budget=2 * PATCHES)
+    expected = rolled(engine, 1)
+    while engine.idle():
+        pass
+    before = len(module.passes)
+    near(rolled(engine, 1), expected)
+    assert module.passes[before:] == [1, 4, 4, 4, 4]
+
+
+def test_rows_that_are_told_together_stay_together() -> None:
+    """More candidates than a captured batch holds: an iteration is told before anybody is further."""
+    engine, _ = taught(RecordedCaptures(), spec=replace(TAUGHT, capture_sizes=(1, 2, 4)))
+    rolled(engine, 1)
+    while engine.idle():
+        pass
+    driver, told = Driver(engine), []
+    driver.open(0, max_tokens=60)
+    key = roll(driver, 0, numbers(72, 6, 4, WIDTH), 4, emit=("norm",))
+    while key not in driver.done:
+        driver.turn()
+        told.append(len(driver.emissions.get(key, [])))
+    assert told == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", ["even", "same", "apart", "one", "backwards", "strided"])
+def test_values_of_rows_come_into_one_place(kind: str) -> None:
+    whole = numbers(1, 5, 2, 3)
+    values = {
+        "even": whole.unbind(0)[1:4], "same": [whole[2]] * 3, "apart": [whole[0], whole[1], whole[4].clone()],
+        "one": [whole[3]], "backwards": [whole[2], whole[1], whole[0]], "strided": list(whole.mT.unbind(0)[::2]),
+    }[kind]  # fmt: skip
+    into = torch.empty(len(values), *values[0].shape)
+    gather(values, into)
+    assert torch.equal(into, torch.stack(list(values)))
