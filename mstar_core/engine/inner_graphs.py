@@ -83,7 +83,7 @@ class InnerGraphs:
         return {kind: sorted(buckets) for kind, buckets in self._buckets.items()}
 
     def capture_next(self) -> bool:
-        """Capture the smallest bucket that is missing. True when more are left.
+        """Capture the largest bucket that is missing, whose memory the others fit in. True when more are left.
 
         One that does not fit is left out and said to be, and its rows run plainly; so does a shape that cannot be
         captured at all.
@@ -108,7 +108,7 @@ class InnerGraphs:
             return
         self._buckets[kind] = {}
         self._later += [(kind, size) for size in self._sizes if self._is_worth((size, *kind[1]))]
-        self._later.sort(key=lambda each: each[1])
+        self._later.sort(key=lambda each: -each[1])
 
     def _bucket(self, kind: Kind, count: int) -> _Bucket | None:
         """The smallest bucket that holds so many rows. Not one that is padded by more than a third: rows cost time."""

@@ -116,7 +116,7 @@ class PackedGraphs:
         return done, rest
 
     def capture_next(self) -> bool:
-        """Capture the smallest bucket that is missing. True when more are left. One that does not fit is left out."""
+        """Capture the largest bucket that is missing. True when more are left. One that does not fit is left out."""
         if self._later:
             kind, tokens = self._later.pop(0)
             name = f"prefix graph of {tokens} tokens"
@@ -150,10 +150,10 @@ class PackedGraphs:
         return tuple(found)
 
     def _learn(self, kind: Kind) -> None:
-        """Note the buckets of a kind that is met for the first time, the smallest first."""
+        """Note the buckets of a kind that is met for the first time, the largest first: the others fit its memory."""
         if kind not in self._buckets and len(self._buckets) < KINDS:
             self._buckets[kind] = {}
-            self._later += [(kind, tokens) for tokens in self._sizes]
+            self._later += [(kind, tokens) for tokens in reversed(self._sizes)]
 
     def _batches(self, kind: Kind, pieces: Sequence[Piece]) -> list[list[Piece]]:
         """Divide passes, in order, among as few replays as the largest bucket allows."""

@@ -72,7 +72,7 @@ def act(engine: KVCacheEngine, lengths: list[int], lookahead: int = 0) -> list[t
 def ran(captures: RecordedCaptures, engine: KVCacheEngine) -> list[int]:
     """Buckets of prefixes that were replayed, in tokens."""
     sizes = engine._runner.passes.packed.sizes  # type: ignore[union-attr]
-    replays = [graph.replays for graph in captures.graphs[-len(sizes) :]]
+    replays = [graph.replays for graph in reversed(captures.graphs[-len(sizes) :])]
     return [size for size, count in zip(sizes, replays, strict=True) for _ in range(count)]
 
 

@@ -19,7 +19,7 @@ from mstar_core.plugin.embedded import STAMP
 from mstar_core.plugin.json_form import spec_from_json, spec_to_json
 from mstar_core.plugin.spec_check import check_spec
 from mstar_pi05.checkpoint import read_sizes
-from mstar_pi05.deployment import MODEL_KWARGS, read_deployment
+from mstar_pi05.deployment import MODEL_KWARGS, read_deployment, tower_dtype
 from mstar_pi05.plugin import mstar_models
 from mstar_pi05.sentencepiece import read_sentencepiece
 from mstar_pi05.sizes import Sizes
@@ -123,6 +123,17 @@ def test_a_wrong_option_is_refused_by_its_key(key: str, value: Any) -> None:
         bound(**{key: value})
     assert caught.value.facts["key"] == f"model_kwargs.{key}"
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("chosen", "is_half", "expected"),
+    [(None, True, "tf32"), (None, False, "float32"), ("float32", True, "float32"), ("bfloat16", False, "bfloat16")],
+)
+def test_the_tower_is_no_more_exact_than_what_reads_it_unless_asked(
+    chosen: str | None, is_half: bool, expected: str
+) -> None:
+    deployment = read_deployment({} if chosen is None else {"vision_dtype": chosen})
+    assert tower_dtype(deployment.vision_dtype, is_half) == expected
 
 
 def test_options_that_a_robot_brings_can_be_turned_off() -> None:

@@ -10,7 +10,7 @@ from mstar_core.engine.captured import Captures
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import Checkpoint
 from mstar_pi05.checkpoint import read_sizes
-from mstar_pi05.deployment import read_deployment
+from mstar_pi05.deployment import read_deployment, tower_dtype
 from mstar_pi05.policy import Policy
 from mstar_pi05.siglip import Cameras
 from mstar_pi05.sizes import fitted
@@ -67,7 +67,8 @@ class Pi05:
 
     def cameras(self) -> Cameras:
         """The image tower and its projection."""
-        device, kind = self._ctx.device, self._deployment.vision_dtype
+        device = self._ctx.device
+        kind = tower_dtype(self._deployment.vision_dtype, is_half=self._ctx.dtype != torch.float32)
         with building(device, torch.bfloat16 if kind == "bfloat16" else torch.float32):
             module = Cameras(self._sizes, rounds=kind == "tf32")
         load(module, self._files, CAMERAS, self._ctx.progress)

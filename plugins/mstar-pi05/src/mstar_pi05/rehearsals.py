@@ -28,14 +28,15 @@ def of_cameras(sizes: Sizes) -> Sequence[Rehearsal]:
 
 
 def of_policy(sizes: Sizes, steps: Iterable[int]) -> Sequence[Rehearsal]:
-    """A prefix of one camera, and over it a flow of each number of steps. Graphs serve any prefix."""
+    """A prefix of one camera, and over it a flow of each number of steps. Graphs serve any of them."""
     tokens = torch.cat([torch.full((sizes.vision.tokens,), IMAGE), torch.zeros(PROMPT, dtype=torch.int64)])
     embeds = torch.zeros(len(tokens), sizes.language.width)
     prefix = Act(inputs={"tokens": tokens, "embeds": embeds}, attend=Attend(mask="full"))
-    return [
+    flows = [
         Rehearsal(what=f"a flow of {count} steps", tokens=len(tokens), acts=(prefix, _flow(sizes, count)))
         for count in steps
     ]
+    return flows or [Rehearsal(what="a prefix", tokens=len(tokens), acts=(prefix,))]
 
 
 def _flow(sizes: Sizes, steps: int) -> Act:

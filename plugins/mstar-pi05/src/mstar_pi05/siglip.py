@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from mstar_pi05.sizes import Sizes, Vision
 
 
-CAPTURED: Final = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Cameras of a batch for which a GPU captures the tower; with more, kernels are long and the host runs ahead."""
+CAPTURED: Final = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48)
+"""Cameras of a batch for which a GPU captures the tower: up to sixteen requests of three."""
 
 
 class Embeddings(nn.Module):
