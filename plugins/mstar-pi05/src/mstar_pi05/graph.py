@@ -81,5 +81,5 @@ def prefixes(sizes: Sizes) -> tuple[int, ...]:
     """Packed tokens of captured prefixes: fine steps for one request, coarser ones for up to four of three cameras."""
     step = max(1, sizes.vision.tokens // 4)
     counts = (*range(5, 17), *range(18, 33, 2), *range(36, 65, 4))
-    # cuBLAS 13.0 takes 153 us for the gates of 828 tokens and 205 for those of 832, of which its choice differs.
+    # Below a multiple of 64, for there cuBLAS chooses better: 153 us for the gates of 828 tokens, 205 for 832 (H100).
     return tuple(count * step - min(4, step // 8) for count in counts)
