@@ -139,12 +139,12 @@ class PackedGraphs:
             return None
         if firing.attend.mask != "full" or not firing.attend.write or firing.attend.positions != "running":
             return None
-        if piece.count != firing.tokens or int(self._tables.length[piece.branch.slot]):
+        if piece.count != firing.tokens or firing.iterations > 1 or int(self._tables.length[piece.branch.slot]):
             return None
-        found = []
+        found, device = [], self._captures.device.type
         for name in sorted(firing.ports):
             value = firing.ports[name]
-            if firing.axes[name] != 0 or value.shape[0] != firing.tokens:
+            if firing.axes[name] != 0 or value.shape[0] != firing.tokens or value.device.type != device:
                 return None
             found.append((name, value.dtype, tuple(value.shape[1:])))
         return tuple(found)
