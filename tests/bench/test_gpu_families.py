@@ -71,6 +71,9 @@ def test_the_policy_at_its_server(tmp_path: Path) -> None:
     assert report["metrics"]["server_float32_clients_2"]["n"] == 4
     found = report["sections"]["server_float32"]["result"]
     assert not found["held"] and not found["captured_while_measured"]
+    stations = ("api_prepare", "worker-0_vit_encoder_prefill", "worker-0_LLM_prefill", "worker-0_LLM_action_gen")
+    ends = [report["metrics"][f"station_{station}_end_server_float32_alone"]["p50"] for station in stations]
+    assert 0 < ends[0] and ends == sorted(ends), "a request comes through them in this order"
 
 
 def test_the_world_model(tmp_path: Path) -> None:
