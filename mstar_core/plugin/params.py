@@ -192,21 +192,33 @@ def _length_first(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[st
 
 def check_value(spec: ParamSpec, value: Any) -> Any:
     """Convert and range-check one value. Raises RequestError."""
+    if spec.max_items is not None and isinstance(value, (list, tuple)) and len(value) > spec.max_items:
+        raise _bad(spec, f"{len(value)} items", f"at most {spec.max_items} items")
     converted = _convert(spec, value)
     if spec.choices and not spec.any_choice and converted not in spec.choices:
         hint = did_you_mean(str(converted), map(str, spec.choices)) if isinstance(converted, str) else ""
         raise _bad(spec, value, hint)
-    items = converted if isinstance(converted, tuple) else (converted,)
-    if spec.max_items is not None and isinstance(converted, tuple) and len(converted) > spec.max_items:
+    if isinstance(converted, tuple) and spec.max_items is not None and len(converted) > spec.max_items:
         raise _bad(spec, f"{len(converted)} items", f"at most {spec.max_items} items")
-    for number in items:
-        if isinstance(number, (int, float)) and not isinstance(number, bool) and not _in_range(spec, number):
+    for number in _extremes(converted):
+        if not -MOST <= number <= MOST:
+            raise _bad(spec, value, "send a finite number")
+        if not _in_range(spec, number):
             raise _bad(spec, value)
     return converted
 
 
+def _extremes(value: Any) -> tuple[int | float, ...]:
+    """The numbers of a value that are in range if all are: itself, or the least and the largest of a list."""
+    items = value if isinstance(value, tuple) else (value,)
+    if items and set(map(type, items)) <= {int, float}:
+        return min(items), max(items)
+    return ()
+
+
 def _bad(spec: ParamSpec, value: Any, hint: str = "") -> RequestError:
-    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
+    text = repr(value[:60] if isinstance(value, (str, bytes, list, tuple)) else value)
+    shown = text if len(text) <= 60 else text[:57] + "..."
     allowed = spec.range_text
     return RequestError(
         f"{spec.name} is {shown}, allowed is {allowed}", hint=hint, field=spec.name, value=shown, allowed=allowed
@@ -244,6 +256,9 @@ def _convert(spec: ParamSpec, value: Any) -> Any:
         if not isinstance(value, (list, tuple)):
             raise _bad(spec, value, f"send {_article(spec.kind)} {spec.kind}")
         item = dataclasses.replace(spec, kind=spec.kind.removeprefix("list of "))
+        numbers = _numbers(item.kind, value)
+        if numbers is not None:
+            return numbers
         return tuple(_convert(item, v) for v in value)
     match spec.kind:
         case "boolean":
@@ -259,6 +274,21 @@ def _convert(spec: ParamSpec, value: Any) -> Any:
             return value
         case _:
             return value
+
+
+_PLAIN: Final = {"number": frozenset({int, float}), "integer": frozenset({int})}
+
+
+def _numbers(kind: str, items: Sequence[Any]) -> tuple[int | float, ...] | None:
+    """Items that are finite numbers of a kind; None if one may not be. A loop over a grid of them holds the api."""
+    types_found = set(map(type, items))
+    if not types_found <= _PLAIN.get(kind, frozenset()):
+        return None
+    try:
+        made = tuple(items) if kind == "integer" or types_found == {float} else tuple(map(float, items))
+        return made if math.isfinite(sum(made)) else None
+    except OverflowError:
+        return None
 
 
 def _json_list(spec: ParamSpec, text: str) -> Any:

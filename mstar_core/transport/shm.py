@@ -25,7 +25,7 @@ class ShmTransport:
         incarnation: int,
         directory: Path,
         *,
-        segment_bytes: int = 64 * MIB,
+        segment_bytes: int = 8 * MIB,
         max_bytes: int = 4096 * MIB,
         inline_bytes: int = INLINE_BYTES,
     ) -> None:
@@ -40,6 +40,8 @@ class ShmTransport:
         self._reader = ArenaReader()
         self.arena = Arena(name, incarnation=incarnation, segment_bytes=segment_bytes, max_bytes=max_bytes)
         try:
+            # The first tensor is a request's, on a loop that others wait for.
+            self.arena.reserve(min(self.arena.segment_bytes, self.arena.max_bytes))
             self._server = FdServer(arena_path(directory, name, incarnation), self.arena)
         except BaseException:
             self.arena.close()

@@ -48,6 +48,36 @@ def test_any_value_is_refused_by_name_or_lies_in_its_range(name: str, value: Any
     assert params.ids is None or (len(params.ids) <= 4 and all(isinstance(i, int) and i >= 0 for i in params.ids))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grids:
+    floats: tuple[float, ...] | None = param(None, "numbers", ge=-4, lt=2**70)
+    free: tuple[float, ...] | None = param(None, "numbers")
+    whole: tuple[int, ...] | None = param(None, "whole numbers", gt=-4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    floats: float | None = param(None, "a number", ge=-4, lt=2**70)
+    free: float | None = param(None, "a number")
+    whole: int | None = param(None, "a whole number", gt=-4)
+
+
+ITEMS = st.integers(-6, 2**65) | st.floats() | st.booleans() | st.sampled_from(["1", "x", 2**64, 10**400, [1]])
+LISTS = st.lists(ITEMS, max_size=3) | st.lists(st.floats(-6, 6), max_size=3) | st.lists(st.integers(-6, 6), max_size=3)
+
+
+@given(st.sampled_from(["floats", "free", "whole"]), LISTS)
+def test_a_list_is_taken_as_its_items_are_one_by_one(name: str, items: list[Any]) -> None:
+    def taken(kind: type[Any], value: Any) -> Any:
+        try:
+            return getattr(parse_params(kind, {name: value}).params, name)
+        except RequestError:
+            return None
+
+    each = tuple(taken(Items, item) for item in items)
+    assert repr(taken(Grids, items)) == repr(None if None in each else each)
+
+
 @given(st.dictionaries(st.text(min_size=1, max_size=6), json_values, min_size=1, max_size=3))
 def test_unknown_names_are_errors_that_name_them(given_values: dict[str, Any]) -> None:
     unknown = [n for n, v in given_values.items() if v is not None and n not in (*NAMES, "limit", *COMMON_NAMES)]
