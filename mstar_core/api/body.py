@@ -70,13 +70,18 @@ class Upload:
         except OSError as error:
             raise storage_full(error) from error
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether it is so small that it never went to a file."""
+        return self.size <= SPOOL_BYTES
+
     def head(self, size: int = 64) -> bytes:
         """The first bytes."""
         self.file.seek(0)
         return self.file.read(size)
 
     def read(self) -> bytes:
-        """All bytes; may touch the disk, so call it on a thread."""
+        """All bytes. Touches the disk unless it is in memory, so call it on a thread then."""
         self.file.seek(0)
         return self.file.read()
 
@@ -98,10 +103,11 @@ class Uploads:
 
     def new(self, name: str, content_type: str) -> Upload:
         """An empty upload. Raises Unavailable (`storage_full`) when there can be no folder for it."""
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise storage_full(error) from error
+        if not self._open:
+            try:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise storage_full(error) from error
         spool: Any = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES, dir=str(self._folder))
         upload = Upload(name=name, content_type=content_type, file=spool)
         self._open.append(upload)

@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from mstar_core.api.pool_process import SMALL_BYTES, MakeProcess, ProcessorProcess
+from mstar_core.api.pool_pipe import SMALL_BYTES, pickled
+from mstar_core.api.pool_process import LOOP_BYTES, MakeProcess, ProcessorProcess
 from mstar_core.errors import Unavailable
 from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.processor import Inputs, PromptRequest
@@ -34,12 +34,15 @@ TOGETHER_BYTES: Final = 48 << 10
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One job. data: pickled, if it is small. answer: cancelled when whoever asked has gone."""
+    """One job. answer: cancelled when whoever asked has gone. data: pickled, if it is small. is_large: too large to be
+    pickled on the loop.
+    """
 
     name: str
     args: tuple[Any, ...]
     answer: asyncio.Future[Any]
-    data: bytes | None
+    data: bytes | None = None
+    is_large: bool = False
 
 
 class Pool:
@@ -129,7 +132,12 @@ class Pool:
             process.drop_successor()
 
     async def _job(self, name: str, *args: Any) -> Any:
-        job = _Job(name, args, asyncio.get_running_loop().create_future(), packed(name, args))
+        job = _Job(name, args, asyncio.get_running_loop().create_future())
+        size = bytes_of(args)
+        job.is_large = size > LOOP_BYTES
+        if size <= SMALL_BYTES:
+            data = pickled((name, args))
+            job.data = data if len(data) <= SMALL_BYTES else None
         self._waiting.append(job)
         self._dispatch()
         return await job.answer
@@ -182,20 +190,34 @@ class Pool:
                 for job in jobs:
                     settle(job, started.result)
                 return
-        small = [job.data for job in jobs if job.data is not None]
-        if small:
-            await self._collect(process, process.hand_over(small), deque(jobs))
+        first = jobs[0]
+        if first.data is not None:
+            process.hand_over([job.data for job in jobs if job.data is not None])
+        elif not self._begun(process, first):
+            if not first.answer.done():
+                with self._limited(process):
+                    await self._in_thread(first, process.do, first.name, first.args)
             return
-        with self._limited(process):
-            await self._in_thread(jobs[0], process.do, jobs[0].name, jobs[0].args)
+        await self._collect(process, deque(jobs))
 
-    async def _collect(self, process: ProcessorProcess, answers: int, jobs: deque[_Job]) -> None:
+    def _begun(self, process: ProcessorProcess, job: _Job) -> bool:
+        """Hand a job over without waiting. False where a thread has to, or where it failed already."""
+        if job.is_large:
+            return False
+        try:
+            return process.begin(job.name, job.args)
+        except Exception as error:  # noqa: BLE001  one job's: what it holds cannot be pickled
+            if not job.answer.done():
+                job.answer.set_exception(error)
+            return False
+
+    async def _collect(self, process: ProcessorProcess, jobs: deque[_Job]) -> None:
         while jobs and not process.is_gone:
             with self._limited(process):
-                await readable(answers)
-                if not process.has_small_answer:
+                await readable(process.answers)
+                if not process.has_quick_answer:
                     await self._in_thread(jobs.popleft(), process.result)
-                while jobs and process.has_small_answer:
+                while jobs and process.has_quick_answer:
                     settle(jobs.popleft(), process.result)
         self._waiting.extendleft(reversed(jobs))  # one killed the process; the others were not begun
 
@@ -213,8 +235,8 @@ class Pool:
         settle(job, working.result)
 
 
-def packed(name: str, args: tuple[Any, ...]) -> bytes | None:
-    """A job as it goes through the pipe, where it is small; None for one with media, large arrays, long texts."""
+def bytes_of(args: tuple[Any, ...]) -> int:
+    """About how many bytes a job has: its media, arrays and long texts."""
     size = 0
     for arg in args:
         match arg:
@@ -224,10 +246,7 @@ def packed(name: str, args: tuple[Any, ...]) -> bytes | None:
                 size += arg.nbytes
             case bytes():
                 size += len(arg)
-    if size > SMALL_BYTES:
-        return None
-    data = bytes(ForkingPickler.dumps((name, args)))
-    return data if len(data) <= SMALL_BYTES else None
+    return size
 
 
 def settle(job: _Job, result: Callable[[], Any]) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import pickle
 import resource
 import signal
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from mstar_core.api.heap import keep_heap
+from mstar_core.api.pool_pipe import PoolPipe
 from mstar_core.api.seal import deny_network
 from mstar_core.errors import MstarError, PluginError, StartError
 from mstar_core.observe.child import die_with_parent
@@ -36,10 +38,11 @@ def load_processor(target: str, folder: Path | None, model_kwargs: Mapping[str, 
     return processor
 
 
-def serve(pipe: Connection, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
+def serve(pipe: PoolPipe, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
     """The process's main. Sends one word when ready, then an answer per job: (True, value) or (False, error)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the supervisor's to handle
     die_with_parent()
+    keep_heap()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(EOFError, BrokenPipeError):
         try:
@@ -55,7 +58,12 @@ def serve(pipe: Connection, target: str, folder: Path | None, model_kwargs: Mapp
             return
         pipe.send((True, os.getpid()))
         while True:
-            pipe.send(answer(processor, pipe.recv()))
+            job, is_alone = pipe.receive()
+            told = answer(processor, job)
+            try:
+                pipe.send(told, is_alone=is_alone)
+            except (pickle.PicklingError, TypeError, AttributeError) as error:  # a plugin's own type
+                pipe.send((False, as_ours(error)), is_alone=is_alone)
 
 
 def answer(processor: Processor, job: tuple[str, tuple[Any, ...]]) -> tuple[bool, Any]:

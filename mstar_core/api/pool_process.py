@@ -5,26 +5,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
-import socket
-import struct
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.api.pool_child import serve
+from mstar_core.api.pool_pipe import PoolPipe
 from mstar_core.errors import BadMedia, StartError
 
 START_S: Final = 300.0
 
-SMALL_BYTES: Final = 16 << 10
-"""Up to here a message and its length are written by one call, so that a reader who sees its begin sees all of it.
-
-Source: multiprocessing.connection, `Connection._send_bytes`.
-"""
-
-LENGTH: Final = struct.Struct("!i")
+LOOP_BYTES: Final = 1 << 20
+"""Messages up to this size are written and read on the loop: that takes less than to wake a thread and wait for it."""
 
 log = logging.getLogger("mstar.api.pool")
 
@@ -35,7 +28,7 @@ class ProcessorProcess:
     def __init__(self, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         self._args = (target, folder, dict(model_kwargs))
         self._process: SpawnProcess | None = None
-        self._pipe: Connection | None = None
+        self._pipe: PoolPipe | None = None
         self.jobs = 0
         self.is_renewing = False
         self._successor: ProcessorProcess | None = None
@@ -49,11 +42,12 @@ class ProcessorProcess:
 
     def start(self) -> None:
         """Start the process and wait for its processor. Raises what the processor raised, or StartError."""
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs, *self._args), name="mstar-pool", daemon=True)
+        ours, theirs = PoolPipe.pair()
+        process = multiprocessing.get_context("spawn").Process(
+            target=serve, args=(theirs, *self._args), name="mstar-pool", daemon=True
+        )
         process.start()
-        theirs.close()
+        theirs.close(is_shared=True)
         self._process, self._pipe, self.jobs = process, ours, 0
         if self._is_ending:
             self.kill()  # `end` may have come before there was anything to kill
@@ -85,16 +79,26 @@ class ProcessorProcess:
             self._pipe.send((name, args))
         return self.result()
 
-    def hand_over(self, jobs: Sequence[bytes]) -> int:
-        """Give the process small pickled jobs, without waiting: they fit into an empty pipe.
+    def begin(self, name: str, args: tuple[Any, ...]) -> bool:
+        """Give the process one job without waiting for it. False, and nothing is done, where it is too large."""
+        assert self._pipe is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if not self._pipe.put((name, args)):
+                return False
+        self.jobs += 1
+        return True
 
-        Returns the descriptor on which their answers come, in order.
-        """
+    def hand_over(self, jobs: Sequence[bytes]) -> None:
+        """Give the process small pickled jobs without waiting. Their answers come one by one, in order."""
         self.jobs += len(jobs)
         assert self._pipe is not None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for job in jobs:
-                self._pipe.send_bytes(job)
+            self._pipe.send_small(jobs)
+
+    @property
+    def answers(self) -> int:
+        """The descriptor that can be read when an answer is there, or the process is gone."""
+        assert self._pipe is not None
         return self._pipe.fileno()
 
     @property
@@ -103,18 +107,9 @@ class ProcessorProcess:
         return self._pipe is None
 
     @property
-    def has_small_answer(self) -> bool:
-        """Whether a small answer lies in the pipe, whole: then `result` does not wait. False where it was cut off."""
-        if self._pipe is None:
-            return False
-        peeking = socket.socket(fileno=self._pipe.fileno())
-        try:
-            found = peeking.recv(LENGTH.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except OSError:
-            return False
-        finally:
-            peeking.detach()
-        return len(found) == LENGTH.size and 0 <= LENGTH.unpack(found)[0] <= SMALL_BYTES
+    def has_quick_answer(self) -> bool:
+        """Whether an answer lies here, whole, that is read on the loop. False where it was cut off."""
+        return self._pipe is not None and self._pipe.waits_at_most(LOOP_BYTES)
 
     def result(self) -> Any:
         """Wait for the answer of the job. Raises the job's error, or BadMedia when the process died of it."""
@@ -187,7 +182,7 @@ class ProcessorProcess:
     def _receive(self) -> tuple[bool, Any] | None:
         assert self._pipe is not None
         try:
-            answer: tuple[bool, Any] = self._pipe.recv()
+            answer: tuple[bool, Any] = self._pipe.receive()[0]
         except (EOFError, OSError):
             return None
         return answer

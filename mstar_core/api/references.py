@@ -24,11 +24,9 @@ NAME_CHARS: Final = 200
 
 async def part_of_upload(field: str, upload: Upload, wanted: str | None = None) -> MediaPart:
     """An uploaded file. wanted: the modality that the field means. Raises UnsupportedType."""
-    modality = sniff(upload.head(), upload.name, upload.content_type)
-    return MediaPart(
-        modality=checked(modality, wanted, field), data=await asyncio.to_thread(upload.read),
-        name=upload.name[:NAME_CHARS],
-    )  # fmt: skip
+    modality = checked(sniff(upload.head(), upload.name, upload.content_type), wanted, field)
+    data = upload.read() if upload.is_in_memory else await asyncio.to_thread(upload.read)
+    return MediaPart(modality=modality, data=data, name=upload.name[:NAME_CHARS])
 
 
 async def part_of_url(field: str, url: str, wanted: str, fetcher: Fetcher, allowance: Allowance) -> MediaPart:

@@ -1,0 +1,143 @@
+"""Messages between the api and a pool process: what goes through memory, what through the pipe, what stays behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pickle import PicklingError
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+
+from mstar_core.api.pool_pipe import KEPT_BYTES, MEMORY_BYTES, SMALL_BYTES, MessageMemory, PoolPipe, pickled
+from mstar_core.plugin.processor import PromptRequest
+from tests.api.test_pool import pool_of
+
+MIB = 1 << 20
+SIZES = (0, SMALL_BYTES - 200, SMALL_BYTES + 1, MIB - 100, MIB + 1, KEPT_BYTES + 5, 20 * MIB)
+QUICK = 64 * MIB
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[PoolPipe, PoolPipe]]:
+    ours, theirs = PoolPipe.pair()
+    yield ours, theirs
+    theirs.close(is_shared=True)
+    ours.close()
+
+
+def taken_bytes(end: PoolPipe) -> int:
+    """Memory behind what this end sends."""
+    memory: Any = end._to_peer
+    return os.fstat(memory._fd).st_blocks * 512
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_messages_of_every_size_arrive_both_ways(ends: tuple[PoolPipe, PoolPipe], size: int) -> None:
+    ours, theirs = ends
+    for number in range(3):
+        value: dict[str, Any] = {"data": os.urandom(size), "array": np.arange(size // 8), "number": number}
+        assert ours.put(value) and theirs.waits_at_most(QUICK)
+        got, is_alone = theirs.receive()
+        assert is_alone and got["data"] == value["data"] and np.array_equal(got["array"], value["array"])
+        theirs.send(got)
+        back, _ = ours.receive()
+        assert back["data"] == value["data"] and back["number"] == number
+        got["array"][:1] = 7  # it is the reader's own
+    assert not theirs.waits_at_most(QUICK)
+
+
+def test_a_value_stays_as_it_was_when_the_next_message_comes(ends: tuple[PoolPipe, PoolPipe]) -> None:
+    ours, theirs = ends
+    ours.put(np.zeros(MIB, np.uint8))
+    first, _ = theirs.receive()
+    ours.put(np.ones(MIB, np.uint8))
+    theirs.receive()
+    assert not first.any()
+
+
+def test_memory_of_a_large_message_is_given_back(ends: tuple[PoolPipe, PoolPipe]) -> None:
+    ours, theirs = ends
+    assert taken_bytes(ours) == 0
+    for _ in range(2):
+        ours.put(bytes(30 * MIB))
+        assert taken_bytes(ours) >= 30 * MIB
+        assert len(theirs.receive()[0]) == 30 * MIB
+        assert taken_bytes(ours) <= KEPT_BYTES
+
+
+def test_a_message_that_is_too_large_goes_through_the_pipe(ends: tuple[PoolPipe, PoolPipe]) -> None:
+    ours, theirs = ends
+    value = bytes(MEMORY_BYTES + 1)
+    assert not ours.put(value) and not theirs.poll(0)
+    sender = threading.Thread(target=ours.send, args=(value,))
+    sender.start()
+    assert theirs.poll(10) and not theirs.waits_at_most(QUICK)
+    assert theirs.receive() == (value, True)
+    sender.join()
+    assert ours.put(b"next") and theirs.receive() == (b"next", True)
+
+
+def test_a_system_without_memory_is_no_error(ends: tuple[PoolPipe, PoolPipe], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "no space")
+
+    ours, theirs = ends
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert not ours.put(bytes(MIB))
+    ours.send(b"small")
+    assert theirs.receive() == (b"small", True)
+
+
+def test_small_messages_that_go_together_leave_the_memory_alone(ends: tuple[PoolPipe, PoolPipe]) -> None:
+    ours, theirs = ends
+    ours.send_small([pickled(1), pickled(2)])
+    for number in (1, 2):
+        value, is_alone = theirs.receive()
+        assert (value, is_alone) == (number, False)
+        theirs.send(bytes(SMALL_BYTES - 200), is_alone=is_alone)  # both lie there before the first is read
+    assert taken_bytes(theirs) == 0
+    for _ in range(2):
+        assert ours.waits_at_most(SMALL_BYTES)
+        assert len(ours.receive()[0]) == SMALL_BYTES - 200
+
+
+def test_what_cannot_be_pickled_is_told_and_the_next_message_goes(ends: tuple[PoolPipe, PoolPipe]) -> None:
+    ours, theirs = ends
+    with pytest.raises((AttributeError, TypeError, PicklingError)):
+        ours.put((bytes(MIB), lambda: None))
+    assert not theirs.poll(0)
+    ours.put("next")
+    assert theirs.receive()[0] == "next"
+
+
+def test_no_descriptor_is_left_over() -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        ours, theirs = PoolPipe.pair()
+        theirs.close(is_shared=True)
+        ours.close()
+        ours.close()
+    MessageMemory().close()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+@pytest.mark.parametrize("size", [1000, 100_000, 3 * MIB, 70 * MIB])
+async def test_a_process_gets_and_gives_messages_of_every_size(size: int) -> None:
+    sound = np.random.default_rng(size).uniform(-1, 1, size // 4).astype(np.float32)
+    async with pool_of() as pool:
+        for _ in range(2):
+            data, _ = await pool.postprocess(sound, "audio")
+            assert data == (sound * 32767).astype("<i2").tobytes()
+
+
+@pytest.mark.parametrize("size", [8, 200_000, 3 * MIB])
+async def test_a_job_that_cannot_be_sent_fails_alone(size: int) -> None:
+    async with pool_of() as pool:
+        with pytest.raises((AttributeError, TypeError, PicklingError)):
+            await pool._job("postprocess", bytes(size), lambda: None)
+        assert pool.busy == 0
+        assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
