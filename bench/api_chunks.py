@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.serving.figures import ROOT, head, summary
+from bench.serving.trees import Tree
 from tests.api.listeners import spawned
 from tests.api.own_process import OwnApi, own_api, spec_in
 from tests.fakes.paced import LANES, PacedDeployment, Spoken
@@ -72,8 +72,9 @@ def main() -> None:
         return
     load = os.getloadavg()[0]
     folders = (("before", options.against), ("now", ROOT))
-    trees = [Tree(name, folder) for name, folder in folders if folder is not None]
+    trees = [Tree(name, folder, __file__) for name, folder in folders if folder is not None]
     windows = [tree.window("measure") for _ in range(options.rounds) for tree in trees]
+    costs = {tree.name: [found["us_per_chunk"] for found in windows if found["tree"] == tree.name] for tree in trees}
     profiles = {tree.name: tree.window("profile")["stages_us"] for tree in trees if options.profile}
     for tree in trees:
         tree.close()
@@ -83,46 +84,13 @@ def main() -> None:
         "workload": f"steps of {options.streams // LANES} chunks of 4,096 bytes, each when the clients have the one "
         f"before; windows of {options.steps} steps, the trees in turn",
         "load_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
-        "us_per_chunk": {tree.name: summary(tree.us_per_chunk, "us") for tree in trees},
+        "us_per_chunk": {name: summary(values, "us") for name, values in costs.items()},
         "stages_us": profiles, "windows": windows,
     }  # fmt: skip
     print(json.dumps(report, indent=1))
     if options.save:
         RESULTS.mkdir(parents=True, exist_ok=True)
         (RESULTS / f"{options.save}.json").write_text(json.dumps(report, indent=1) + "\n")
-
-
-class Tree:
-    """A process that imports the packages of one source tree: its api, the worker's stand-in, clients; in silence."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name = name
-        self.us_per_chunk: list[float] = []
-        command = [sys.executable, str(Path(__file__).resolve()), "--serve", *sys.argv[1:]]
-        env = {**os.environ, "PYTHONPATH": str(folder.resolve())}
-        self._process = subprocess.Popen(
-            command, cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._answer()
-
-    def window(self, word: str) -> dict[str, Any]:
-        """Let its streams run for a while. word: measure or profile."""
-        assert self._process.stdin is not None
-        print(word, file=self._process.stdin, flush=True)
-        found = self._answer()
-        if word == "measure":
-            self.us_per_chunk.append(found["us_per_chunk"])
-        print(self.name, found, file=sys.stderr, flush=True)
-        return {"tree": self.name, **found}
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate("")
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        found: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return found
 
 
 class Stepped(PacedDeployment):

@@ -49,7 +49,7 @@ def served(
 ) -> dict[str, Any]:  # fmt: skip
     """Start a deployment, warm it up until nothing is captured any more, ask, stop. Raises for an answer not 200."""
     plan = Plan(model=model, device=device, port=port, root=root, weights=weights, settings=settings)
-    images = _images(load.side)
+    images = images_of(load.side)
     with Served(plan) as running:
         begun = running.snapshot()
         for _ in range(2):
@@ -78,7 +78,7 @@ def served(
         }  # fmt: skip
 
 
-def _images(side: int) -> list[bytes]:
+def images_of(side: int) -> list[bytes]:
     generator = np.random.default_rng(1)
     found = []
     for _ in range(3):
@@ -91,7 +91,7 @@ def _images(side: int) -> list[bytes]:
 
 def _one_by_one(port: int, images: list[bytes], count: int) -> list[float]:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
-        return [_ask(client, images, number) for number in range(count)]
+        return [ask(client, images, number) for number in range(count)]
 
 
 def _at_once(port: int, images: list[bytes], clients: int, each: int) -> list[float]:
@@ -100,7 +100,7 @@ def _at_once(port: int, images: list[bytes], clients: int, each: int) -> list[fl
         return [seconds for load in loads for seconds in load]
 
 
-def _ask(client: httpx.Client, images: list[bytes], seed: int) -> float:
+def ask(client: httpx.Client, images: list[bytes], seed: int) -> float:
     """Seconds from before the request to after its last byte."""
     files = [("files", (f"{number}.png", data, "image/png")) for number, data in enumerate(images)]
     fields = {"text": TEXT, "robot_state": json.dumps(STATE), "seed": str(seed), "streaming": "false"}
@@ -118,6 +118,18 @@ def _ask(client: httpx.Client, images: list[bytes], seed: int) -> float:
 def write_checkpoint(folder: Path, device: str = "cuda", sizes: Sizes | None = None) -> Path:
     """A checkpoint in openpi's layout with random bfloat16 weights; tokenizer and statistics are the miniature's."""
     sizes = sizes or Sizes()
+    write_config(folder, sizes)
+    generator, found, weights = torch.Generator(device).manual_seed(1), shapes(sizes), {}
+    for name in sorted(names(sizes)):
+        place = policy_target(name)
+        if place is not None:
+            weights[name] = _drawn(name, found[place], generator, device).cpu()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def write_config(folder: Path, sizes: Sizes) -> None:
+    """What a processor reads of a checkpoint: everything but its weights."""
     tiny = write_tiny(folder.parent / f"{folder.name}.tiny" / "pi05")
     shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     config = json.loads((tiny / "config.json").read_text())
@@ -134,13 +146,6 @@ def write_checkpoint(folder: Path, device: str = "cuda", sizes: Sizes | None = N
             "kv_heads": tower.kv_heads, "head_dim": tower.head_dim,
         }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
-    generator, found, weights = torch.Generator(device).manual_seed(1), shapes(sizes), {}
-    for name in sorted(names(sizes)):
-        place = policy_target(name)
-        if place is not None:
-            weights[name] = _drawn(name, found[place], generator, device).cpu()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 def _drawn(name: str, shape: tuple[int, ...], generator: torch.Generator, device: str) -> torch.Tensor:

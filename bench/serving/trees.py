@@ -1,0 +1,46 @@
+"""Two source trees measured in turn by one script: a process each, which waits while the other is measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.serving.figures import ROOT
+
+
+class Tree:
+    """A process that imports the packages of one source tree, and what that tree lacks from this one.
+
+    It runs `script --serve` with the words of this command line, says `{}` when it is ready, and answers each line of
+    its standard input with one JSON object.
+    """
+
+    def __init__(self, name: str, folder: Path, script: str) -> None:
+        self.name = name
+        command = [sys.executable, str(Path(script).resolve()), "--serve", *sys.argv[1:]]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder.resolve()), str(ROOT)))}
+        self._process = subprocess.Popen(
+            command, cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._answer()
+
+    def window(self, word: str) -> dict[str, Any]:
+        """Let it measure once, as `word` says."""
+        assert self._process.stdin is not None
+        print(word, file=self._process.stdin, flush=True)
+        found = self._answer()
+        print(self.name, found, file=sys.stderr, flush=True)
+        return {"tree": self.name, **found}
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate("")
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        found: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return found
