@@ -23,7 +23,7 @@ import httpx
 import msgspec
 import numpy as np
 
-from bench.families.robots import ask, images_of, write_config
+from bench.robot_requests import ask, images_of, write_config
 from bench.serving.figures import ROOT, head, median, summary
 from bench.serving.trees import Tree
 from mstar_core.messages.requests import NewRequest

@@ -7,9 +7,6 @@ ends: whoever measures afterwards must not keep a device context.
 from __future__ import annotations
 
 import concurrent.futures
-import io
-import json
-import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -17,20 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
+from bench.robot_requests import ask, images_of, write_config
 from bench.serving.deployment import Plan, Served, gpu_state
 from bench.serving.figures import Figures
 from bench.serving.watch import note_stations, watched
 from mstar_pi05.published import names, policy_target, shapes
 from mstar_pi05.sizes import Sizes
-from mstar_pi05.tiny import write_tiny
-
-STATE = [0.1, -0.2, 0.3, 0.0, 0.5, -0.5, 0.25, 0.75]
-TEXT = "pick up the red block and put it on the blue plate beside the cup"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,17 +70,6 @@ def served(
         }  # fmt: skip
 
 
-def images_of(side: int) -> list[bytes]:
-    generator = np.random.default_rng(1)
-    found = []
-    for _ in range(3):
-        file = io.BytesIO()
-        pixels = generator.integers(0, 256, (side, side, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(file, "PNG", compress_level=0)
-        found.append(file.getvalue())
-    return found
-
-
 def _one_by_one(port: int, images: list[bytes], count: int) -> list[float]:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
         return [ask(client, images, number) for number in range(count)]
@@ -98,18 +79,6 @@ def _at_once(port: int, images: list[bytes], clients: int, each: int) -> list[fl
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
         loads = pool.map(lambda _: _one_by_one(port, images, each), range(clients))
         return [seconds for load in loads for seconds in load]
-
-
-def ask(client: httpx.Client, images: list[bytes], seed: int) -> float:
-    """Seconds from before the request to after its last byte."""
-    files = [("files", (f"{number}.png", data, "image/png")) for number, data in enumerate(images)]
-    fields = {"text": TEXT, "robot_state": json.dumps(STATE), "seed": str(seed), "streaming": "false"}
-    start = time.monotonic()
-    answer = client.post("/generate", data=fields, files=files)
-    seconds = time.monotonic() - start
-    if answer.status_code != 200:
-        raise RuntimeError(f"the server answered {answer.status_code}: {answer.text[:500]}")
-    return seconds
 
 
 # -- the checkpoint --------------------------------------------------------------------------------------------------
@@ -126,26 +95,6 @@ def write_checkpoint(folder: Path, device: str = "cuda", sizes: Sizes | None = N
             weights[name] = _drawn(name, found[place], generator, device).cpu()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
-
-
-def write_config(folder: Path, sizes: Sizes) -> None:
-    """What a processor reads of a checkpoint: everything but its weights."""
-    tiny = write_tiny(folder.parent / f"{folder.name}.tiny" / "pi05")
-    shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-    config = json.loads((tiny / "config.json").read_text())
-    config |= {
-        "vocab_size": sizes.vocab, "max_token_len": sizes.prompt_ids, "action_horizon": sizes.horizon,
-        "vision": {
-            "width": sizes.vision.width, "layers": sizes.vision.layers, "heads": sizes.vision.heads,
-            "mlp": sizes.vision.mlp, "image_size": sizes.vision.image_size, "patch_size": sizes.vision.patch_size,
-        },
-    }  # fmt: skip
-    for name, tower in (("language", sizes.language), ("expert", sizes.expert)):
-        config[name] = {
-            "width": tower.width, "layers": tower.layers, "mlp": tower.mlp, "heads": tower.heads,
-            "kv_heads": tower.kv_heads, "head_dim": tower.head_dim,
-        }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 def _drawn(name: str, shape: tuple[int, ...], generator: torch.Generator, device: str) -> torch.Tensor:
