@@ -3,7 +3,7 @@
 Run from the repository root: `python bench/api_cameras.py [--against FOLDER] [--save NAME]`. Prints one JSON object.
 The api is a process of its own with a real pool; conductor and worker are stand-ins in the client's process that answer
 at once, so what is measured is all that stands around the engines: body, decoding, prompt, tensors, answer. Requests
-come one after the other, each with three stored PNGs of 224 x 224 pixels. Two trees take turns.
+come one after the other, each with three images of 224 x 224 pixels. Two trees take turns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import httpx
 import msgspec
 import numpy as np
 
-from bench.robot_requests import ask, images_of, write_config
+from bench.robot_requests import FORMS, ask, images_of, write_config
 from bench.serving.figures import ROOT, head, median, summary
 from bench.serving.trees import Tree
 from mstar_core.messages.requests import NewRequest
@@ -45,11 +45,12 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="another source tree, measured in turn with this one")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--requests", type=int, default=100, help="requests of a window; each round has one per tree")
+    parser.add_argument("--form", choices=FORMS, default="png", help="how the images are sent")
     parser.add_argument("--save", metavar="NAME", help=f"also write it to {RESULTS.relative_to(ROOT)}/NAME.json")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        asyncio.run(serve(options.requests))
+        asyncio.run(serve(options.requests, options.form))
         return
     load = os.getloadavg()[0]
     folders = (("before", options.against), ("now", ROOT))
@@ -59,7 +60,8 @@ def main() -> None:
         tree.close()
     report = {
         **head(), "before": options.against.name if options.against else None,
-        "workload": f"windows of {options.requests} requests one after the other, three stored PNGs of {SIDE} pixels a "
+        "form": options.form,
+        "workload": f"windows of {options.requests} requests one after the other, three images of {SIDE} pixels a "
         "side, 453 kB; conductor and worker answer at once; the trees in turn",
         "load_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
         "ms": {tree.name: _by_figure(windows, tree.name) for tree in trees}, "ratios": _ratios(windows),
@@ -84,7 +86,7 @@ def _ratios(windows: list[dict[str, Any]]) -> dict[str, float]:
     return {name: round(median(values), 3) for name, values in pairs.items()}
 
 
-async def serve(requests: int) -> None:
+async def serve(requests: int, form: str) -> None:
     """One tree's side: a window for each line of the standard input."""
     arrived: list[float] = []
 
@@ -104,7 +106,7 @@ async def serve(requests: int) -> None:
             await fake.until(lambda: bool(fake.received))
             fake.ready()
             await api.ready()
-            images = images_of(SIDE)
+            images = images_of(SIDE, form)
             with httpx.Client(base_url=f"http://127.0.0.1:{api.port}", timeout=60) as client:
                 await asyncio.to_thread(_load, client, images, WARM)
                 print("{}", flush=True)

@@ -53,6 +53,7 @@ def served(
         with watched(running, figures, alone) as one:
             figures.add(alone, _one_by_one(port, images, load.alone))
         note_stations(running, figures, alone, load.alone)
+        figures.add(f"{alone}_npy", _one_by_one(port, images_of(load.side, "npy"), load.alone))
         with watched(running, figures, crowd) as many:
             start = time.monotonic()
             answered = _at_once(port, images, load.clients, load.each)

@@ -147,16 +147,20 @@ class MultipartParser:
         at = self._buffer.find(self._mark)
         if at >= 0:
             if at:
-                yield PartData(bytes(self._buffer[:at]))
+                yield PartData(self._first(at))
             del self._buffer[: at + len(self._mark)]
             self._state = "boundary"
             yield PartEnd()
             return True
         keep = len(self._mark) - 1  # a boundary may have begun in these bytes
         if len(self._buffer) > keep:
-            yield PartData(bytes(self._buffer[:-keep]))
+            yield PartData(self._first(len(self._buffer) - keep))
             del self._buffer[:-keep]
         return False
+
+    def _first(self, size: int) -> bytes:
+        with memoryview(self._buffer) as view:  # a slice of a bytearray would be one copy more
+            return bytes(view[:size])
 
     def _starts_part(self) -> bool:
         # The line break that ended the header belongs to the boundary only when the part is empty.
