@@ -15,15 +15,14 @@ import os
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import msgspec
 import numpy as np
 
-from bench.robot_requests import FORMS, ask, images_of, write_config
+from bench.robot_requests import FORMS, Robot, images_of, write_config
 from bench.serving.figures import ROOT, head, median, summary
 from bench.serving.trees import Tree
 from mstar_core.messages.requests import NewRequest
@@ -106,14 +105,13 @@ async def serve(requests: int, form: str) -> None:
             await fake.until(lambda: bool(fake.received))
             fake.ready()
             await api.ready()
-            images = images_of(SIDE, form)
-            with httpx.Client(base_url=f"http://127.0.0.1:{api.port}", timeout=60) as client:
-                await asyncio.to_thread(_load, client, images, WARM)
+            with closing(Robot(api.port, images_of(SIDE, form))) as robot:
+                await asyncio.to_thread(_load, robot, WARM)
                 print("{}", flush=True)
                 while (await asyncio.to_thread(sys.stdin.readline)).strip():
                     arrived.clear()
                     cpu = api.cpu_s
-                    begun, took = await asyncio.to_thread(_load, client, images, requests)
+                    begun, took = await asyncio.to_thread(_load, robot, requests)
                     found = {
                         "to_conductor_ms": [at - start for at, start in zip(arrived, begun, strict=True)],
                         "whole_ms": took, "api_cpu_ms": [(api.cpu_s - cpu) / requests],
@@ -121,11 +119,11 @@ async def serve(requests: int, form: str) -> None:
                     print(json.dumps({k: round(1000 * median(sorted(v)), 3) for k, v in found.items()}), flush=True)
 
 
-def _load(client: httpx.Client, images: list[bytes], requests: int) -> tuple[list[float], list[float]]:
+def _load(robot: Robot, requests: int) -> tuple[list[float], list[float]]:
     begun, took = [], []
     for number in range(requests):
         begun.append(time.monotonic())
-        took.append(ask(client, images, number))
+        took.append(robot.ask(number))
     return begun, took
 
 

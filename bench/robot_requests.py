@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import shutil
+import socket
 import time
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-import httpx
 import numpy as np
 from PIL import Image
 
@@ -20,6 +22,7 @@ STATE: Final = [0.1, -0.2, 0.3, 0.0, 0.5, -0.5, 0.25, 0.75]
 TEXT: Final = "pick up the red block and put it on the blue plate beside the cup"
 
 
+BOUNDARY: Final = "between-the-parts-of-a-robot"
 FORMS: Final = ("png", "npy")
 
 
@@ -38,16 +41,42 @@ def images_of(side: int, form: str = "png") -> list[bytes]:
     return found
 
 
-def ask(client: httpx.Client, images: list[bytes], seed: int) -> float:
-    """Seconds from before the request to after its last byte."""
-    files = [("files", (str(number), data, "application/octet-stream")) for number, data in enumerate(images)]
-    fields = {"text": TEXT, "robot_state": json.dumps(STATE), "seed": str(seed), "streaming": "false"}
-    start = time.monotonic()
-    answer = client.post("/generate", data=fields, files=files)
-    seconds = time.monotonic() - start
-    if answer.status_code != 200:
-        raise RuntimeError(f"the server answered {answer.status_code}: {answer.text[:500]}")
-    return seconds
+class Robot:
+    """A client over one connection that sends bytes it holds ready. Used by one thread.
+
+    It costs a quarter of what httpx does (0.8 and 3.1 ms of CPU a request): sixteen robots in one process would else be
+    what is measured.
+    """
+
+    def __init__(self, port: int, images: list[bytes]) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        self._connection.connect()
+        self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        fields = {"text": TEXT, "robot_state": json.dumps(STATE), "streaming": "false"}
+        parts = [_part(f'name="{name}"', value.encode()) for name, value in fields.items()]
+        parts += [_part(f'name="files"; filename="{number}"', data) for number, data in enumerate(images)]
+        self._parts = b"".join(parts)
+
+    def ask(self, seed: int) -> float:
+        """Seconds from before the request to after its last byte. Raises RuntimeError for an answer not 200."""
+        start = time.monotonic()
+        body = self._parts + _part('name="seed"', str(seed).encode()) + f"--{BOUNDARY}--\r\n".encode()
+        kind = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+        self._connection.request("POST", "/generate", body=body, headers=kind)
+        answer = self._connection.getresponse()
+        data = answer.read()
+        seconds = time.monotonic() - start
+        if answer.status != HTTPStatus.OK:
+            raise RuntimeError(f"the server answered {answer.status}: {data[:500].decode(errors='replace')}")
+        return seconds
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+def _part(names: str, data: bytes) -> bytes:
+    return f"--{BOUNDARY}\r\nContent-Disposition: form-data; {names}\r\n\r\n".encode() + data + b"\r\n"
 
 
 def write_config(folder: Path, sizes: Sizes) -> None:

@@ -7,17 +7,17 @@ ends: whoever measures afterwards must not keep a device context.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 from safetensors.torch import save_file
 
-from bench.robot_requests import ask, images_of, write_config
+from bench.robot_requests import Robot, images_of, write_config
 from bench.serving.deployment import Plan, Served, gpu_state
 from bench.serving.figures import Figures
 from bench.serving.watch import note_stations, watched
@@ -72,8 +72,8 @@ def served(
 
 
 def _one_by_one(port: int, images: list[bytes], count: int) -> list[float]:
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
-        return [ask(client, images, number) for number in range(count)]
+    with contextlib.closing(Robot(port, images)) as robot:
+        return [robot.ask(number) for number in range(count)]
 
 
 def _at_once(port: int, images: list[bytes], clients: int, each: int) -> list[float]:
