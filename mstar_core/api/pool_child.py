@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import pickle
 import resource
 import signal
 from collections.abc import Mapping
@@ -62,7 +61,9 @@ def serve(pipe: PoolPipe, target: str, folder: Path | None, model_kwargs: Mappin
             told = answer(processor, job)
             try:
                 pipe.send(told, is_alone=is_alone)
-            except (pickle.PicklingError, TypeError, AttributeError) as error:  # a plugin's own type
+            except OSError:
+                raise
+            except Exception as error:  # noqa: BLE001  one job's: a plugin's own type cannot be sent
                 pipe.send((False, as_ours(error)), is_alone=is_alone)
 
 

@@ -73,6 +73,10 @@ async def test_errors_come_back_as_they_are_and_others_as_ours() -> None:
         assert (long.value.field, long.value.code) == ("text", "context_length_exceeded")
         with pytest.raises(PluginError):
             await pool.prompt(PromptRequest(text="raise"))
+        (pid,) = pool.pids
+        with pytest.raises(PluginError):
+            await pool.prompt(PromptRequest(text="unsendable"))
+        assert pool.pids == [pid], "it works on"
         assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
 
 

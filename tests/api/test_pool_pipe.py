@@ -71,8 +71,9 @@ def test_memory_of_a_large_message_is_given_back(ends: tuple[PoolPipe, PoolPipe]
 
 def test_a_message_that_is_too_large_goes_through_the_pipe(ends: tuple[PoolPipe, PoolPipe]) -> None:
     ours, theirs = ends
-    value = bytes(MEMORY_BYTES + 1)
+    value = [bytes(MEMORY_BYTES // 2 + 1), bytearray(MEMORY_BYTES // 2 + 1)]
     assert not ours.put(value) and not theirs.poll(0)
+    assert taken_bytes(ours) <= KEPT_BYTES
     sender = threading.Thread(target=ours.send, args=(value,))
     sender.start()
     assert theirs.poll(10) and not theirs.waits_at_most(QUICK)
@@ -108,8 +109,8 @@ def test_small_messages_that_go_together_leave_the_memory_alone(ends: tuple[Pool
 def test_what_cannot_be_pickled_is_told_and_the_next_message_goes(ends: tuple[PoolPipe, PoolPipe]) -> None:
     ours, theirs = ends
     with pytest.raises((AttributeError, TypeError, PicklingError)):
-        ours.put((bytes(MIB), lambda: None))
-    assert not theirs.poll(0)
+        ours.put((bytes(9 * MIB), lambda: None))
+    assert not theirs.poll(0) and taken_bytes(ours) <= KEPT_BYTES
     ours.put("next")
     assert theirs.receive()[0] == "next"
 
