@@ -21,7 +21,7 @@ def keep_heap() -> bool:
     """Keep up to `KEPT_BYTES` that were freed. Returns False where the C library has no such setting.
 
     Else each image of a few hundred kilobytes is fresh memory, given back when it is freed, and the kernel hands its
-    pages out and clears them again for the next: about a tenth of the time from a robot's request to its first step.
+    pages out and clears them again for the next.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

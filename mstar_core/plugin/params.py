@@ -192,20 +192,23 @@ def _length_first(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[st
 
 def check_value(spec: ParamSpec, value: Any) -> Any:
     """Convert and range-check one value. Raises RequestError."""
-    if spec.max_items is not None and isinstance(value, (list, tuple)) and len(value) > spec.max_items:
-        raise _bad(spec, f"{len(value)} items", f"at most {spec.max_items} items")
+    _check_count(spec, value)
     converted = _convert(spec, value)
     if spec.choices and not spec.any_choice and converted not in spec.choices:
         hint = did_you_mean(str(converted), map(str, spec.choices)) if isinstance(converted, str) else ""
         raise _bad(spec, value, hint)
-    if isinstance(converted, tuple) and spec.max_items is not None and len(converted) > spec.max_items:
-        raise _bad(spec, f"{len(converted)} items", f"at most {spec.max_items} items")
+    _check_count(spec, converted)  # a list may come as text
     for number in _extremes(converted):
         if not -MOST <= number <= MOST:
             raise _bad(spec, value, "send a finite number")
         if not _in_range(spec, number):
             raise _bad(spec, value)
     return converted
+
+
+def _check_count(spec: ParamSpec, value: Any) -> None:
+    if spec.max_items is not None and isinstance(value, (list, tuple)) and len(value) > spec.max_items:
+        raise _bad(spec, f"{len(value)} items", f"at most {spec.max_items} items")
 
 
 def _extremes(value: Any) -> tuple[int | float, ...]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from safetensors.numpy import save
 
 from mstar_core.errors import MstarError, RequestError
 from mstar_core.plugin import parse_params
 from mstar_core.plugin.processor import MediaPart
-from mstar_pi05.images import ALONE_BYTES, fitted, signed
+from mstar_pi05.images import fitted, signed
 from mstar_pi05.params import Params
 from mstar_pi05.uploads import Uploads, sort_uploads
 
@@ -45,45 +43,19 @@ def test_an_array_says_by_its_axes_what_it_is() -> None:
     assert joined.robot_state == tuple(STATE.astype(np.float32).astype(float))
     assert len(made.cameras) == 2
     for number in (0, 1):
-        assert np.array_equal(made.pixels([number])[0], CAMERA)
+        assert np.array_equal(made.camera(number), CAMERA)
 
 
 def test_floats_of_a_camera_are_levels_of_the_same_picture() -> None:
     made = sent(npy((CAMERA / 255).astype(np.float16)), save({"camera": CAMERA / 255.0}))
     for number, tolerance in ((0, 2e-3), (1, 1e-6)):
-        floats = made.pixels([number])[0]
+        floats = made.camera(number)
         assert floats.dtype == np.float32
         np.testing.assert_allclose(floats, signed(CAMERA), atol=tolerance)
 
 
-def jpeg(seed: int, side: int = 320) -> bytes:
-    """A file of noise, which is large for its pixels."""
-    file = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, "JPEG", quality=95)
-    assert len(file.getvalue()) > ALONE_BYTES
-    return file.getvalue()
-
-
-def test_files_read_side_by_side_are_what_each_is_alone_and_keep_their_places() -> None:
-    files = [jpeg(1), jpeg(2, 288), jpeg(3)]
-    uploads = sort_uploads([MediaPart(modality="image", data=data) for data in files])
-    uploads = replace(uploads, cameras=(uploads.cameras[0], CAMERA, *uploads.cameras[1:]))
-    got = uploads.pixels([0, 1, 3, 2])
-    for array, wanted in zip(got, (files[0], None, files[2], files[1]), strict=True):
-        alone = CAMERA if wanted is None else np.asarray(Image.open(io.BytesIO(wanted)))
-        assert np.array_equal(array, alone)
-
-
-def test_a_damaged_file_among_others_is_named() -> None:
-    files = [jpeg(1), jpeg(2), jpeg(3)[:-40_000]]
-    uploads = sort_uploads([MediaPart(modality="image", data=data) for data in files])
-    with pytest.raises(MstarError, match="camera image 2 cannot be read"):
-        uploads.pixels([0, 1, 2])
-
-
 def test_floats_are_fitted_as_tensors_whatever_the_deployment_does_with_levels() -> None:
-    floats = sent(npy(CAMERA / 255.0)).pixels([0])[0]
+    floats = sent(npy(CAMERA / 255.0)).camera(0)
     assert np.array_equal(fitted(floats, 28, "pillow"), fitted(floats, 28, "tensor"))
     np.testing.assert_allclose(fitted(floats, 28, "pillow"), fitted(CAMERA, 28, "tensor"), atol=1e-6)
 
@@ -117,7 +89,7 @@ def test_an_array_that_is_none_names_the_upload(file: bytes, status: int, said: 
 )  # fmt: skip
 def test_a_camera_of_other_numbers_is_refused_by_its_place(camera: np.ndarray) -> None:
     with pytest.raises(RequestError, match="camera image 1") as caught:
-        sent(npy(CAMERA), npy(camera)).pixels([1])[0]
+        sent(npy(CAMERA), npy(camera)).camera(1)
     assert caught.value.facts["field"] == "files" and caught.value.facts["allowed"]
 
 

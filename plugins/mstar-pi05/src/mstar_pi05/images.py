@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
@@ -22,47 +20,29 @@ Pixels = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 FIELD: Final = "files"
-ALONE_BYTES: Final = 32 << 10
-"""JPEG files from here on are decoded side by side; Pillow holds the interpreter while it reads other kinds."""
-
 MOST_PIXELS: Final = 64_000_000
 """Of one camera; a larger file is no camera image but an attack on memory."""
 
 BLACK: Final = -1.0
 
 
-def decoded(files: Sequence[tuple[int, bytes]]) -> list[Pixels]:
-    """The pixels of uploaded files, each uint8 [height, width, 3], as they are stored: no camera turns its picture.
+def decoded(data: bytes, number: int) -> Pixels:
+    """The pixels of an uploaded file, uint8 [height, width, 3], as they are stored: no camera turns its picture.
 
-    files: which upload, from 0, and its bytes. Raises BadMedia.
+    number: which upload, from 0. Raises BadMedia.
     """
-    images = [_opened(data, number) for number, data in files]
-    numbers = [number for number, _ in files]
-    large = [len(data) >= ALONE_BYTES for _, data in files]
-    if sum(is_large and image.format == "JPEG" for is_large, image in zip(large, images, strict=True)) < 2:
-        return list(map(_pixels, images, numbers))
-    with ThreadPoolExecutor(len(images)) as side_by_side:
-        return list(side_by_side.map(_pixels, images, numbers))
-
-
-def _opened(data: bytes, number: int) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is lower
-            image = Image.open(io.BytesIO(data))
+            with Image.open(io.BytesIO(data)) as image:
+                if image.width * image.height > MOST_PIXELS:
+                    raise _bad(number, f"it has {image.width} x {image.height} pixels, at most are {MOST_PIXELS}")
+                # A conversion to what it is would be a copy of all pixels.
+                return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+    except BadMedia:
+        raise
     except Exception as error:  # a damaged file can fail in any way
-        raise _unreadable(number, error) from error
-    if image.width * image.height > MOST_PIXELS:
-        raise _bad(number, f"it has {image.width} x {image.height} pixels, at most are {MOST_PIXELS}")
-    return image
-
-
-def _pixels(image: Image.Image, number: int) -> Pixels:
-    try:
-        # A conversion to what it is would be a copy of all pixels.
-        return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-    except Exception as error:
-        raise _unreadable(number, error) from error
+        raise _bad(number, f"{type(error).__name__}: {error}") from error
 
 
 def from_array(array: npt.NDArray[Any], title: str, field: str) -> Pixels | Floats:
@@ -149,10 +129,6 @@ def _bilinear(image: Floats, size: int, axis: int) -> Floats:
 
 def _odd(title: str, what: str, field: str, allowed: str) -> RequestError:
     return RequestError(f"{title} {what}", hint=f"send {allowed}", field=field, value=what, allowed=allowed)
-
-
-def _unreadable(number: int, error: Exception) -> BadMedia:
-    return _bad(number, f"{type(error).__name__}: {error}")
 
 
 def _bad(number: int, detail: str) -> BadMedia:

@@ -57,7 +57,7 @@ class Processor:
         uploads = sort_uploads(request.media)
         params = uploads.joined(request.params)
         counts = self._counts(len(uploads.cameras), params.image_mask)
-        images = uploads.pixels([number for number, is_on in enumerate(counts) if is_on])
+        images = [uploads.camera(number) for number, is_on in enumerate(counts) if is_on]
         return self.prepare(images, replace(request, params=params))
 
     def _observed(self, message: bytes, request: PromptRequest) -> Inputs:

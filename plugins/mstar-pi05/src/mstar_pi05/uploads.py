@@ -33,15 +33,12 @@ class Uploads:
     state: np.ndarray | None = None
     noise: np.ndarray | None = None
 
-    def pixels(self, numbers: Sequence[int]) -> list[Pixels | Floats]:
-        """The pixels of some cameras: uint8, or float32 in [-1, 1], [h, w, 3]. Raises BadMedia, RequestError."""
-        given = [(number, self.cameras[number]) for number in numbers]
-        files = [(number, part.data) for number, part in given if not isinstance(part, np.ndarray)]
-        read = iter(decoded(files))
-        return [
-            from_array(part, f"camera image {number}", FIELD) if isinstance(part, np.ndarray) else next(read)
-            for number, part in given
-        ]
+    def camera(self, number: int) -> Pixels | Floats:
+        """The pixels of a camera: uint8, or float32 in [-1, 1], [h, w, 3]. Raises BadMedia, RequestError."""
+        given = self.cameras[number]
+        if isinstance(given, np.ndarray):
+            return from_array(given, f"camera image {number}", FIELD)
+        return decoded(given.data, number)
 
     def joined(self, params: Params) -> Params:
         """The parameters with the uploaded state and noise in them. Raises RequestError for one that is there twice."""
