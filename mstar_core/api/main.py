@@ -17,7 +17,6 @@ from sanic import Sanic
 from mstar_core.api.app import make_app
 from mstar_core.api.body import sweep
 from mstar_core.api.fetch import Fetcher
-from mstar_core.api.heap import keep_heap
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
 from mstar_core.api.pool import Pool
@@ -219,7 +218,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--supervisor", required=True)
     args = parser.parse_args(argv)
     prepare_process()
-    keep_heap()
     spec = DeploymentSpec.load(args.spec)
     start_logging("api", spec.log_level, secrets=spec.api.api_keys)
     return run(spec, args.incarnation, args.supervisor)

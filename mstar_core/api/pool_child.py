@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.api.heap import keep_heap
 from mstar_core.api.pool_pipe import PoolPipe
 from mstar_core.api.seal import deny_network
 from mstar_core.errors import MstarError, PluginError, StartError
@@ -41,7 +40,6 @@ def serve(pipe: PoolPipe, target: str, folder: Path | None, model_kwargs: Mappin
     """The process's main. Sends one word when ready, then an answer per job: (True, value) or (False, error)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the supervisor's to handle
     die_with_parent()
-    keep_heap()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(EOFError, BrokenPipeError):
         try:

@@ -13,7 +13,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.api.heap import keep_heap
 from mstar_core.api.main import ApiProcess
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
 from mstar_core.plugin.spec import ModelSpec
@@ -98,7 +97,6 @@ async def own_api(
 
 
 def _run(path: str, supervisor: str, module: str, pipe: Connection) -> None:
-    keep_heap()  # as the real one's main does
     model: ModelSpec = importlib.import_module(module).SPEC
     asyncio.run(_serve(ApiProcess(DeploymentSpec.load(Path(path)), 0, supervisor, model), pipe))
 
