@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -71,6 +72,23 @@ class GraphCounts:
         }
 
 
+@contextmanager
+def recording(pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
+    """Capture what the block launches. pool: memory that graphs share, as `CUDAGraph.pool` gives it; None: a new one.
+
+    Nothing but the block may touch the device while it is captured: a graph of a node that has gone, whose cycle the
+    interpreter happened to collect just then, ended the capture. Calls of other threads are no part of it.
+    """
+    graph, was_on = torch.cuda.CUDAGraph(), gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            yield graph
+    finally:
+        if was_on:
+            gc.enable()
+
+
 class Captures:
     """Makes the graphs of one node in one memory pool. Shared by its decode and prefill graphs.
 
@@ -119,8 +137,7 @@ class Captures:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         self._tell("capture")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with recording(self._pool) as graph:
             drawn = step()
         self._pool = self._pool or graph.pool()
         return graph, drawn

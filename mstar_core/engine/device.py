@@ -35,11 +35,10 @@ def resolve_device(name: str) -> torch.device:
 
 
 def prepare_device(device: torch.device) -> None:
-    """Bind this process to its device: one torch thread on the CPU, the current device on a GPU."""
-    if device.type == "cpu":
-        # Worker processes outnumber cores; spinning threads of one starve the others.
-        torch.set_num_threads(1)
-    else:
+    """Bind this process to its device: one torch thread, and the current device on a GPU."""
+    # Worker processes outnumber cores; spinning threads of one starve the others, and its own.
+    torch.set_num_threads(1)
+    if device.type == "cuda":
         torch.cuda.set_device(device)
         # Convolutions in float32 round to ten bits otherwise: a vocoder's samples were off by 4e-3.
         torch.backends.cudnn.allow_tf32 = False

@@ -158,11 +158,11 @@ def child_environment(spec: DeploymentSpec) -> dict[str, str]:
     Kernels that Triton compiles are kept in the deployment's cache folder, unless TRITON_CACHE_DIR says another.
     """
     on_cpu = all(r.device == "cpu" for r in spec.plan.ranks)
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if on_cpu else {}
     kernels = {} if on_cpu else {TRITON_CACHE: str(triton_cache(spec.cache_dir))}
     return {
         **os.environ,
-        **threads,
+        "OMP_NUM_THREADS": "1",  # more than one spin between a GPU worker's small copies: 11 cores of one worker
+        "MKL_NUM_THREADS": "1",
         **kernels,
         "PYTHONPATH": PARENT_PATH,
         "PYTHONUNBUFFERED": "1",

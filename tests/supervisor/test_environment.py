@@ -1,4 +1,4 @@
-"""The environment of children: where compiled kernels are kept."""
+"""The environment of children: where compiled kernels are kept, and how many threads compute."""
 
 from __future__ import annotations
 
@@ -28,3 +28,10 @@ def test_compiled_kernels_are_kept_in_the_cache_folder_by_version(
 def test_a_folder_that_the_user_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TRITON_CACHE, "/mine")
     assert child_environment(spec("cuda:0", tmp_path))[TRITON_CACHE] == "/mine"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_every_process_computes_with_one_thread(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "16")
+    made = child_environment(spec(device, tmp_path))
+    assert made["OMP_NUM_THREADS"] == made["MKL_NUM_THREADS"] == "1"

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from mstar_core.engine.captured import recording
+
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
@@ -51,8 +53,7 @@ class Bucket:
             for _ in range(WARM_UPS):
                 step(window, facts)
         torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
+        with recording(pool) as self.graph:
             self._made = step(window, facts)
 
     def run(self, window: np.ndarray, facts: np.ndarray) -> Tensor:

@@ -1,0 +1,49 @@
+"""Recording a graph keeps the collector off, whatever becomes of the block. The graphs themselves are a GPU's."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from mstar_core.engine.captured import recording
+
+
+@pytest.fixture
+def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+
+    @contextmanager
+    def graph(made: object, *, pool: Any, capture_error_mode: str) -> Iterator[None]:
+        found.append(capture_error_mode)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    return found
+
+
+def test_nothing_is_collected_while_a_graph_is_recorded(modes: list[str]) -> None:
+    with recording():
+        assert not gc.isenabled()
+    assert gc.isenabled() and modes == ["thread_local"]
+
+
+def test_the_collector_is_on_again_after_an_error(modes: list[str]) -> None:
+    with pytest.raises(ValueError, match="of the step"), recording():
+        raise ValueError("of the step")
+    assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off(modes: list[str]) -> None:
+    gc.disable()
+    try:
+        with recording():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
