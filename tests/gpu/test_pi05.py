@@ -114,7 +114,10 @@ def test_reading_a_cached_prefix_in_one_kernel_equals_the_torch_form(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "half"])
-@pytest.mark.parametrize(("counts", "tokens"), [((828,), 832), ((276, 828, 1), 1152), ((64, 65), 192)])
+@pytest.mark.parametrize(
+    ("counts", "tokens"),
+    [((828,), 832), ((276, 828, 1), 1152), ((64, 65), 192), ((1, 127, 128, 896), 1152), ((1024,), 1024)],
+)
 def test_a_packed_prefix_in_two_kernels_equals_the_torch_form(
     counts: tuple[int, ...], tokens: int, dtype: torch.dtype, cuda: torch.device
 ) -> None:

@@ -1,7 +1,7 @@
 """Attention of packed prefixes on CUDA: one kernel rotates and leaves keys and values in the pages, one attends.
 
-A tile is up to BLOCK tokens of one pass and one query head; it walks through the keys of its own pass where the
-projections and the rotation left them. Nothing is planned, and sums have a fixed order.
+A tile is some tokens of one pass and one query head; it walks through the keys of its own pass where the projections
+and the rotation left them. Nothing is planned, and sums have a fixed order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mstar_core.engine.attention.append import append
 from mstar_core.engine.attention.passes import LOG2E
-from mstar_core.layers.fused import launch
+from mstar_core.layers.fused import holds_tiles, launch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.packed import Fields
     from mstar_core.engine.attention.segments import PackedPrompts
 
-BLOCK: Final = 64
-"""Tokens of one tile."""
+SHORT: Final = 1024
+"""Buckets up to so many tokens take tiles of 64, which with eight heads fill an H100; longer ones take 128 where a
+program has the 192 KiB that these need of heads of 256."""
 
 KEYS: Final = 64
 """Keys of one pass of the inner loop."""
@@ -56,20 +57,21 @@ def _packed_kernel(
         top = tl.full((block,), -1.0e30, tl.float32)
         total = tl.zeros((block,), tl.float32)
         mixed = tl.zeros((block, width), tl.float32)
-        own_key = key + (head // groups) * width
-        own_value = value + (head // groups) * width
+        keys_at = key + (head // groups) * width + at[:, None]
+        values_at = value + (head // groups) * width + at[None, :]
+        place = tl.arange(0, keys)
         for begin in range(first, end, keys):
-            place = begin + tl.arange(0, keys)
-            known = place < end
-            line = place.to(tl.int64)
-            k = tl.load(own_key + line[None, :] * key_stride + at[:, None], mask=known[None, :], other=0.0)
-            score = tl.where(known[None, :], tl.dot(q, k) * scale, -1.0e30)
+            # Past its end a pass reads its last token again: no load has a mask, no score is larger for it, and no
+            # other pass's numbers are touched. 32 bits: a bucket is far from 2^31 values, and registers are short.
+            line = tl.minimum(begin + place, end - 1)
+            k = tl.load(keys_at + line[None, :] * key_stride)
+            v = tl.load(values_at + line[:, None] * value_stride)
+            score = tl.dot(q, k) * scale
             higher = tl.maximum(top, tl.max(score, axis=1))
-            share = tl.exp2(score - higher[:, None])
+            share = tl.where((begin + place < end)[None, :], tl.exp2(score - higher[:, None]), 0.0)
             shrink = tl.exp2(top - higher)
             total = total * shrink + tl.sum(share, axis=1)
-            v = tl.load(own_value + line[:, None] * value_stride + at[None, :], mask=known[:, None], other=0.0)
-            mixed = mixed * shrink[:, None] + tl.dot(share.to(v.dtype), v)
+            mixed = tl.dot(share.to(v.dtype), v, mixed * shrink[:, None])
             top = higher
         # Tokens that are nobody's have no keys and get zeros.
         made = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
@@ -122,8 +124,9 @@ class PagedFixedPacked:
         self._pools = pools
         self._page_size = page_size
         self._tokens = tokens
+        self._block = 128 if tokens > SHORT and holds_tiles(pools[0].device) else 64
         # Each pass, and what is left of the bucket after them, may end in a tile that is not full.
-        self._tiles = -(-tokens // BLOCK) + rows
+        self._tiles = -(-tokens // self._block) + rows
 
     @property
     def fields(self) -> Fields:
@@ -133,20 +136,20 @@ class PagedFixedPacked:
 
     def view(self, device: dict[str, Tensor]) -> PagedPackedView:
         """See FixedPacked."""
-        return PagedPackedView(self._pools, self._page_size, device)
+        return PagedPackedView(self._pools, self._page_size, self._block, device)
 
     def values(self, prompts: PackedPrompts) -> dict[str, np.ndarray]:
         """See FixedPacked. Tiles past the last have no tokens; those of nobody's tokens have no keys."""
-        starts = prompts.starts
+        starts, block = prompts.starts, self._block
         counts = np.append(prompts.counts, self._tokens - starts[-1])
-        tiles = -(-counts // BLOCK)
+        tiles = -(-counts // block)
         of = np.repeat(np.arange(len(counts)), tiles)
-        within = (np.arange(len(of)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * BLOCK
+        within = (np.arange(len(of)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
         ends = np.append(starts[1:], starts[-1])
         return {
             "places": prompts.places(self._page_size, self._tokens, -1),
             "start": starts[of] + within,
-            "count": np.minimum(counts[of] - within, BLOCK),
+            "count": np.minimum(counts[of] - within, block),
             "first": starts[of],
             "end": ends[of],
         }
@@ -155,9 +158,10 @@ class PagedFixedPacked:
 class PagedPackedView:
     """The KVView of one bucket."""
 
-    def __init__(self, pools: list[Tensor], page_size: int, device: dict[str, Tensor]) -> None:
+    def __init__(self, pools: list[Tensor], page_size: int, block: int, device: dict[str, Tensor]) -> None:
         self._pools = pools
         self._page_size = page_size
+        self._block = block
         self._device = device
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
@@ -190,7 +194,7 @@ class PagedPackedView:
         _packed_kernel[(heads, len(tile["start"]))](
             query, key, value, out, tile["start"], tile["count"], tile["first"], tile["end"],
             (width**-0.5 if scale is None else scale) * LOG2E, query.stride(0), key.stride(0), value.stride(0),
-            out.stride(0), heads // key.shape[1], width=width, block=BLOCK, keys=KEYS, num_warps=8, num_stages=2,
-            **launch(query.device),
+            out.stride(0), heads // key.shape[1], width=width, block=self._block, keys=KEYS,
+            num_warps=self._block // 16, num_stages=2, **launch(query.device),
         )  # fmt: skip
         return out
