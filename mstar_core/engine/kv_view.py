@@ -38,6 +38,14 @@ class PackedView(KVView, Protocol):
         """
 
 
+@runtime_checkable
+class KeepingView(KVView, Protocol):
+    """A view that can also append alone, for a last layer of which nothing but the cache is wanted."""
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Append one layer's keys and values, [T, kv_heads, head_dim], the last two dimensions contiguous."""
+
+
 class KVModule(Protocol):
     """What the KV engine runs. One forward for single, batched, chunked and captured steps.
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from mstar_core.engine.kv_view import PackedView
-from mstar_core.layers.matrix import matrix_of, parts, summed
+from mstar_core.engine.kv_view import KeepingView, PackedView
+from mstar_core.layers.matrix import matrix_of, parts, project, summed
 from mstar_core.layers.mlp import GatedMLP
 from mstar_core.layers.norm import RMSNorm
 from mstar_core.layers.packing import is_fused, join, kernels
@@ -94,6 +94,20 @@ class Attention(nn.Module):
         query, key = rotate(query, *rotation), rotate(key, *rotation)
         mixed = kv.attend(self.layer, query, key, value, spec.scale)
         return self._output(mixed.reshape(tokens, -1))
+
+    def leave(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> None:
+        """Only put keys and values in the cache: for a last layer of which nothing else is wanted. As `forward`."""
+        spec, tokens = self.spec, x.shape[0]
+        if not isinstance(kv, KeepingView) or self.spec.norm_eps is not None:
+            self.branch(x, kv, rotation)
+            return
+        if self._joined is not None and rotation[0].shape[-1] == spec.head_dim and is_fused(x):
+            both = project(x, self._joined.after(spec.heads * spec.head_dim))  # it begins with the queries
+            _, key, value = kernels().rotate_pair(both, 0, spec.kv_heads, *rotation, x.dtype)
+        else:
+            key = rotate(self.k_proj(x).view(tokens, spec.kv_heads, spec.head_dim), *rotation)
+            value = self.v_proj(x).view(tokens, spec.kv_heads, spec.head_dim)
+        kv.keep(self.layer, key, value)
 
     def _output(self, mixed: Tensor) -> Tensor:
         matrix = matrix_of(self.o_proj)

@@ -44,6 +44,10 @@ class Matrix:
     values: Tensor
     scale: Tensor | None = None
 
+    def after(self, first: int) -> Matrix:
+        """The same for the outputs from `first` on."""
+        return Matrix(self.values[first:], None if self.scale is None else self.scale[first:])
+
     def wide(self, dtype: torch.dtype) -> Tensor:
         """The weights as a matrix of this dtype."""
         if self.scale is None:

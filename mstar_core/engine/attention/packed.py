@@ -71,14 +71,19 @@ class TorchPackedView:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""
-        pool, places, of = self._pools[layer], self._device["places"], self._device["of"]
-        flat = pool.view(-1, pool.shape[3], pool.shape[4])
-        own = [key.to(pool.dtype), value.to(pool.dtype)]
-        for number, each in enumerate(own):
-            flat.index_copy_(0, places + number * self._page_size, each)
+        self.keep(layer, key, value)
+        pool, of = self._pools[layer], self._device["of"]
+        own = key.to(pool.dtype), value.to(pool.dtype)
         groups = query.shape[1] // key.shape[1]
         keys, values = (each.transpose(0, 1).repeat_interleave(groups, dim=0)[None] for each in own)
         mask = (of[:, None] == of[None, :])[None, None]
         asked = query.to(pool.dtype).transpose(0, 1)[None]
         mixed = scaled_dot_product_attention(asked, keys, values, attn_mask=mask, scale=scale)
         return mixed[0].transpose(0, 1).to(query.dtype)
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """See KeepingView."""
+        pool, places = self._pools[layer], self._device["places"]
+        flat = pool.view(-1, pool.shape[3], pool.shape[4])
+        flat.index_copy_(0, places, key.to(pool.dtype))
+        flat.index_copy_(0, places + self._page_size, value.to(pool.dtype))

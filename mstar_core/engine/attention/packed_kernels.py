@@ -166,8 +166,12 @@ class PagedPackedView:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView. The last two dimensions of each are contiguous."""
-        append(self._pools[layer], self._page_size, self._device["places"], key, value)
+        self.keep(layer, key, value)
         return self._attended(query, key, value, scale)
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """See KeepingView."""
+        append(self._pools[layer], self._page_size, self._device["places"], key, value)
 
     def attend_packed(
         self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None

@@ -105,7 +105,7 @@ class Language(nn.Module):
         """
         *blocks, last = cast("list[PrefixBlock]", list(self.layers))
         normed = self._through(blocks, x, last.input_layernorm, kv, rotation)
-        last.self_attn.branch(normed, kv, rotation)
+        last.self_attn.leave(normed, kv, rotation)
 
     def hidden(self, x: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
         """`read` to the end: normed hidden states [T, width], which acting has no use for."""
