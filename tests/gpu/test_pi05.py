@@ -149,6 +149,20 @@ def test_a_packed_prefix_in_two_kernels_equals_the_torch_form(
     assert (~pools[0].isnan()).sum() == 2 * used * 256
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_towers_sum_and_norm_in_one_kernel_equal_plain_operations(dtype: torch.dtype, cuda: torch.device) -> None:
+    from mstar_pi05.camera_kernels import sum_norm
+
+    norm = torch.nn.LayerNorm(1152, device=cuda, dtype=dtype).requires_grad_(False)
+    norm.weight.normal_()
+    norm.bias.normal_()
+    x, branch = torch.randn(2, 3, 256, 1152, device=cuda).to(dtype).unbind()
+    total, normed = sum_norm(x, branch, norm)
+    assert torch.equal(total, x + branch)
+    limit = 1e-6 if dtype == torch.float32 else 3e-3
+    assert difference(normed, norm(x + branch).cpu(), is_relative=True) < limit
+
+
 def test_the_first_request_of_an_expected_kind_is_replayed(cuda: torch.device) -> None:
     here = place(cuda)
     acting = Acting(WIDE, random_modules(WIDE, here), here)

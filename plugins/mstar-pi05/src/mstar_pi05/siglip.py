@@ -6,8 +6,10 @@ Run by the stateless engine: requests with equally many cameras share a batch. M
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import nn
@@ -56,12 +58,24 @@ class VisionAttention(nn.Module):
         self.k_proj = nn.Linear(vision.width, vision.width)
         self.v_proj = nn.Linear(vision.width, vision.width)
         self.out_proj = nn.Linear(vision.width, vision.width)
+        self._joined: tuple[Tensor, Tensor] | None = None
+
+    def join(self) -> None:
+        """Make the three input projections one product, whose parts their weights become."""
+        parts = (self.q_proj, self.k_proj, self.v_proj)
+        weight = torch.cat([each.weight.detach() for each in parts])
+        bias = torch.cat([each.bias.detach() for each in parts])
+        for part, own, shift in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
+            part.weight.data, part.bias.data = own, shift
+        self._joined = weight, bias
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [N, tokens, width]. Returns the same shape."""
-        heads = [
-            each(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.q_proj, self.k_proj, self.v_proj)
-        ]
+        if self._joined is not None:
+            given = linear(x, *self._joined).chunk(3, dim=-1)
+        else:
+            given = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        heads = [each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in given]
         mixed = scaled_dot_product_attention(*heads)
         out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(-2))
         return out
@@ -74,6 +88,11 @@ class VisionMLP(nn.Module):
         self.fc2 = nn.Linear(vision.mlp, vision.width)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and x.dtype != torch.float32:
+            # The product's own end is the tanh form, before it rounds.
+            flat = x.flatten(0, -2)
+            inner = torch._addmm_activation(self.fc1.bias, flat, self.fc1.weight.t(), use_gelu=True)
+            return cast("Tensor", self.fc2(inner.unflatten(0, x.shape[:-1])))
         out: Tensor = self.fc2(gelu(self.fc1(x), approximate="tanh"))
         return out
 
@@ -88,11 +107,13 @@ class VisionBlock(nn.Module):
         self.layer_norm2 = nn.LayerNorm(vision.width, eps)
         self.mlp = VisionMLP(vision)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [N, tokens, width]. Returns the same shape."""
-        x = x + self.self_attn(self.layer_norm1(x))
-        out: Tensor = x + self.mlp(self.layer_norm2(x))
-        return out
+    def forward(self, x: Tensor, normed: Tensor, after: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        """The block between norms: `normed` is x after `layer_norm1`, and the last sum is normed by `after`.
+
+        x: [N, tokens, width]. Returns that shape twice: the sum, and its norm.
+        """
+        x, inner = _summed(x, self.self_attn(normed), self.layer_norm2)
+        return _summed(x, self.mlp(inner), after)
 
 
 class Encoder(nn.Module):
@@ -113,9 +134,11 @@ class Tower(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """images: [N, S, S, 3] in [-1, 1]. Returns [N, tokens, width]."""
         x = self.embeddings(images)
-        for block in self.encoder.layers:
-            x = block(x)
-        normed: Tensor = self.post_layernorm(x)
+        blocks = cast("list[VisionBlock]", list(self.encoder.layers))
+        norms = [*(block.layer_norm1 for block in blocks), self.post_layernorm]
+        normed: Tensor = norms[0](x)
+        for block, after in zip(blocks, norms[1:], strict=True):
+            x, normed = block(x, normed, after)
         return normed
 
 
@@ -136,7 +159,10 @@ class Cameras(nn.Module):
         self._replayed = InnerGraphs(self.vectors, CAPTURED)
 
     def capture(self, captures: Captures) -> None:
-        """Run the tower by graphs from now on."""
+        """Run the tower by graphs from now on, with few and large products."""
+        for block in self.tower.encoder.layers:
+            assert isinstance(block, VisionBlock)
+            block.self_attn.join()
         self._replayed = InnerGraphs(self.vectors, CAPTURED, captures)
 
     def rehearsals(self) -> Sequence[Rehearsal]:
@@ -177,6 +203,20 @@ class Cameras(nn.Module):
         with _rounding(self._rounds):
             out: Tensor = self.projector(self.tower(pixels))
         return out
+
+
+def _summed(x: Tensor, branch: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """x + branch, and its norm."""
+    if x.is_cuda:
+        both: tuple[Tensor, Tensor] = _kernels().sum_norm(x, branch, norm)
+        return both
+    total = x + branch
+    return total, norm(total)
+
+
+def _kernels() -> ModuleType:
+    """The tower's own kernels; importing them needs triton, which only a CUDA build of torch brings."""
+    return importlib.import_module("mstar_pi05.camera_kernels")
 
 
 @contextlib.contextmanager
