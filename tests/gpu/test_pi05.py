@@ -163,6 +163,18 @@ def test_a_towers_sum_and_norm_in_one_kernel_equal_plain_operations(dtype: torch
     assert difference(normed, norm(x + branch).cpu(), is_relative=True) < limit
 
 
+@pytest.mark.parametrize(("images", "tokens", "heads", "head_dim"), [(3, 256, 16, 72), (2, 100, 2, 64), (1, 16, 2, 20)])
+def test_attention_of_patches_in_float32_is_as_exact_as_torchs(
+    images: int, tokens: int, heads: int, head_dim: int, cuda: torch.device
+) -> None:
+    from mstar_pi05.camera_kernels import see
+
+    packed = torch.randn(images, tokens, 3 * heads * head_dim, device=cuda)
+    split = [each.unflatten(-1, (heads, -1)).transpose(1, 2).double() for each in packed.chunk(3, dim=-1)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(-2)
+    assert difference(see(packed, heads), expected.cpu(), is_relative=True) < 2e-6
+
+
 def test_the_first_request_of_an_expected_kind_is_replayed(cuda: torch.device) -> None:
     here = place(cuda)
     acting = Acting(WIDE, random_modules(WIDE, here), here)

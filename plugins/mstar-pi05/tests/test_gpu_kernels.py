@@ -71,6 +71,8 @@ def test_kernels_of_cameras(images: int, tokens: int, heads: int, head_dim: int,
     norm = torch.nn.LayerNorm(width, device=device, dtype=dtype).requires_grad_(False)
     x, branch = torch.randn(2, images, tokens, width, device=device).to(dtype).unbind()
     assert all(value.isfinite().all() for value in camera_kernels.sum_norm(x, branch, norm))
+    seen = camera_kernels.see(torch.randn(images, tokens, 3 * width, device=device), heads)
+    assert seen.shape == x.shape and seen.isfinite().all()
 
 
 def test_kernels_are_all_run_here() -> None:

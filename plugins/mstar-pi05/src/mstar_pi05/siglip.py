@@ -54,6 +54,7 @@ class VisionAttention(nn.Module):
     def __init__(self, vision: Vision) -> None:
         super().__init__()
         self.heads = vision.heads
+        self.head_dim = vision.width // vision.heads
         self.q_proj = nn.Linear(vision.width, vision.width)
         self.k_proj = nn.Linear(vision.width, vision.width)
         self.v_proj = nn.Linear(vision.width, vision.width)
@@ -72,7 +73,10 @@ class VisionAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: [N, tokens, width]. Returns the same shape."""
         if self._joined is not None:
-            given = linear(x, *self._joined).chunk(3, dim=-1)
+            packed = linear(x, *self._joined)
+            if packed.is_cuda and packed.dtype == torch.float32 and self.head_dim >= _kernels().NARROWEST:
+                return cast("Tensor", self.out_proj(_kernels().see(packed, self.heads)))
+            given = packed.chunk(3, dim=-1)
         else:
             given = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         heads = [each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in given]
