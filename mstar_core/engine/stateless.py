@@ -23,6 +23,7 @@ from mstar_core.engine.ports import keyword, names, takes
 from mstar_core.engine.rows import Dealer
 from mstar_core.engine.sampler import to_int64
 from mstar_core.engine.stateless_ports import BatchPorts, Number, is_on_gpu
+from mstar_core.engine.stateless_running import StatelessRunning, stays
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.graph.nodes import STEP
 
@@ -79,15 +80,6 @@ class _Request:
     is_failed: bool = False
 
 
-@dataclass(slots=True)
-class StatelessRunning:
-    """A step in flight; its outputs are on the device already or on their way. finished: None on a CPU."""
-
-    result: StepResult
-    started: float
-    finished: torch.cuda.Event | None = None
-
-
 class StatelessEngine:
     """Runs one stateless node on one device. Owned by the worker; every call comes from its one thread.
 
@@ -95,6 +87,8 @@ class StatelessEngine:
     where their shapes differ), numbers as int64 (booleans too) or float64. It may name `host_outputs`, outputs that
     leave the GPU in one copy per step: those of a job are views of memory that serves again three steps later, and are
     to be copied by then. A module on CUDA may keep an output in one place, where the next step overwrites it.
+    It may name `device_outputs`, outputs that nodes of this device go on with, in memory of their own: a step that
+    gives nothing else is done when the one before it is, and what takes its outputs is launched behind it.
     `idle() -> bool` of a module is work for moments without any, `counters()` what it counts.
 
     The module's forward gets each port stacked on a leading batch dimension: [B, ...] (numbers: [B]), or a list of B
@@ -135,9 +129,11 @@ class StatelessEngine:
         self._wants_seeds = names(module, "seeds")
         self._wants_counters = names(module, "counters")
         self._host_outputs: frozenset[str] = frozenset(getattr(module, "host_outputs", ()))
+        self._device_outputs: frozenset[str] = frozenset(getattr(module, "device_outputs", ()))
         self._rings = {port: HostRing() for port in self._host_outputs} if self._stream is not None else {}
         self._requests: dict[Handle, _Request] = {}
         self._in_flight: list[StatelessRunning] = []
+        self._last: torch.cuda.Event | None = None
         self._ready = StepResult()
         self._submitted = 0
 
@@ -201,22 +197,22 @@ class StatelessEngine:
             self._await_inputs(batch)
             self._run(result, batch)
             finished = None if self._stream is None else self._stream.record_event()
-        running = StatelessRunning(result, started, finished)
+        running = StatelessRunning(result, started, finished, stays(result, self._device_outputs), self._last)
+        self._last = finished
         self._in_flight.append(running)
         return running
 
     def is_done(self, running: Running) -> bool:
         """See NodeRunner."""
         assert isinstance(running, StatelessRunning)
-        return running.finished is None or running.finished.query()
+        return running.is_done
 
     def collect(self, running: Running) -> StepResult:
         """See NodeRunner. Steps must be collected in launch order."""
         assert isinstance(running, StatelessRunning) and self._in_flight and self._in_flight[0] is running
         self._in_flight.pop(0)
         result = running.result
-        if running.finished is not None:
-            self._take_over(running.finished, result)
+        running.take_over(self._device)
         result.done = [done for done in result.done if done.job.handle in self._requests]
         result.failed = [failed for failed in result.failed if failed.job.handle in self._requests]
         result.emissions = [item for item in result.emissions if item.job.handle in self._requests]
@@ -263,15 +259,6 @@ class StatelessEngine:
                     if isinstance(value, torch.Tensor) and value.is_cuda:
                         value.record_stream(self._stream)
                 entry.made = None
-
-    def _take_over(self, finished: torch.cuda.Event, result: StepResult) -> None:
-        """Wait for what is meant for the host; what stays on the device, the worker's stream waits for."""
-        finished.synchronize()
-        main = torch.cuda.current_stream(self._device)
-        for outputs in (item.outputs for items in (result.done, result.emissions) for item in items):
-            for value in outputs.values():
-                if value.is_cuda:
-                    value.record_stream(main)
 
     # -- forming a batch ---------------------------------------------------------------------------------------------
 

@@ -31,6 +31,12 @@ class Slow(nn.Module):
         return {"y": 2 * x, "z": 3 * x}
 
 
+class Staying(Slow):
+    """z is for nodes of the same device."""
+
+    device_outputs = ("z",)
+
+
 def engine_of(cuda: torch.device, module: nn.Module) -> StatelessEngine:
     engine = StatelessEngine(SPEC, module, device=cuda, dtype=torch.float32, lookahead=1)
     for handle in range(8):
@@ -113,3 +119,27 @@ def test_results_hold_until_the_third_step_after(cuda: torch.device) -> None:
         found.append(engine.collect(running).done[0].outputs["y"])
     assert [value.tolist() for value in found] == [[0.0] * 4, [2.0] * 4, [4.0] * 4]
     assert all(value.is_pinned() for value in found)
+
+
+def test_a_step_for_the_device_alone_is_done_when_the_one_before_it_is(cuda: torch.device) -> None:
+    engine = warmed(cuda, Staying())
+    torch.cuda.synchronize()
+    found = []
+    for number in (0, 1):
+        submit(engine, number, torch.full((4,), 1.0 + number), ("z",))
+        running = engine.launch()
+        assert running is not None
+        assert engine.is_done(running) == (number == 0), "one step may be gone on with before it is there, not two"
+        found.append(engine.collect(running).done[0].outputs["z"] + 1)
+    assert not torch.cuda.current_stream().query(), "nobody has waited for either"
+    assert [value.tolist() for value in found] == [[4.0] * 4, [7.0] * 4]
+
+
+def test_a_step_that_is_for_the_host_as_well_is_waited_for(cuda: torch.device) -> None:
+    engine = warmed(cuda, Staying())
+    torch.cuda.synchronize()
+    submit(engine, 0, torch.ones(4), ("y", "z"))
+    running = engine.launch()
+    assert running is not None and not engine.is_done(running)
+    outputs = engine.collect(running).done[0].outputs
+    assert (outputs["y"].tolist(), outputs["z"].tolist()) == ([2.0] * 4, [3.0] * 4)

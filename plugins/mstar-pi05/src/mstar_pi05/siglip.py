@@ -153,6 +153,7 @@ class Cameras(nn.Module):
     """
 
     host_ports: Final = ("tokens",)
+    device_outputs: Final = ("features",)
 
     def __init__(self, sizes: Sizes, *, rounds: bool = False) -> None:
         super().__init__()
