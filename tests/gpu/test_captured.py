@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -36,15 +37,18 @@ def eager_collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("eager_collector")
 def test_a_graph_that_is_garbage_does_not_end_a_capture(cuda: torch.device) -> None:
-    value = torch.zeros(8, device=cuda)
-    for _ in range(3):
-        Gone(cuda)
-        with recording() as graph:
-            held = [[number] for number in range(1000)]
-            made = value + 1
-        assert len(held) == 1000 and gc.isenabled()
-        graph.replay()
-        assert made.tolist() == [1.0] * 8
+    value, node = torch.zeros(8, device=cuda), Gone(cuda)
+    gone = weakref.ref(node)
+    with recording() as graph:
+        del node  # from here on it is the collector's, which would take it at once
+        held = [[number] for number in range(1000)]
+        made = value + 1
+        assert gone() is not None
+    assert len(held) == 1000 and gc.isenabled()
+    gc.collect()
+    assert gone() is None
+    graph.replay()
+    assert made.tolist() == [1.0] * 8
 
 
 def test_a_thread_that_gets_memory_does_not_end_a_capture(cuda: torch.device) -> None:
