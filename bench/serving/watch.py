@@ -46,13 +46,15 @@ def watched(served: Served, figures: Figures, label: str) -> Iterator[dict[str, 
 def note_stations(served: Served, figures: Figures, label: str, count: int) -> None:
     """Add where the newest requests were when, by their traces: seconds from arrival to begin and to end of each.
 
-    count: how many requests the load had; at most 60 are read. A station is a process with its node and walk.
+    count: how many requests the load had; at most 60 are read. A station is a process with its node and walk; a
+    request that waited there has one more, whose name ends in `queue`.
     """
     begins: dict[str, list[float]] = defaultdict(list)
     ends: dict[str, list[float]] = defaultdict(list)
     for trace in served.traces(min(count, MOST_TRACES)):
         for found in trace["sums"]:
-            station = "_".join(filter(None, (found["process"], found["node"], found["walk"])))
+            waited = "queue" if found["kind"] == "queue" else ""
+            station = "_".join(filter(None, (found["process"], found["node"], found["walk"], waited)))
             begins[station].append(found["start_ms"] / 1e3)
             ends[station].append(found["end_ms"] / 1e3)
     for station, seconds in begins.items():
