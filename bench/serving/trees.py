@@ -22,7 +22,8 @@ class Tree:
     def __init__(self, name: str, folder: Path, script: str) -> None:
         self.name = name
         command = [sys.executable, str(Path(script).resolve()), "--serve", *sys.argv[1:]]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder.resolve()), str(ROOT)))}
+        own = [folder.resolve(), *sorted(folder.resolve().glob("plugins/*/src")), ROOT]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, own))}
         self._process = subprocess.Popen(
             command, cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -18,6 +18,7 @@ import numpy as np
 
 from mstar_core.api.pool_pipe import SMALL_BYTES, pickled
 from mstar_core.api.pool_process import LOOP_BYTES, MakeProcess, ProcessorProcess
+from mstar_core.api.quick import QuickPrompts
 from mstar_core.errors import Unavailable
 from mstar_core.plugin.media.limits import MediaLimits
 from mstar_core.plugin.processor import Inputs, PromptRequest
@@ -67,6 +68,8 @@ class Pool:
         """jobs: after how many a process is replaced."""
         self.busy = 0
         self.begun = 0
+        self._target = (target, folder, model_kwargs)
+        self._quick: QuickPrompts | None = None
         self._job_s = job_s
         self._jobs = jobs
         self._processes = [make(target, folder, model_kwargs) for _ in range(size)]
@@ -89,11 +92,15 @@ class Pool:
         self._working |= set(self._processes)  # so that a close does not wait for a start
         await asyncio.gather(*(loop.run_in_executor(self._threads, process.start) for process in self._processes))
         self._working.clear()
+        if any(process.is_quick for process in self._processes) and not self._closing:
+            self._quick = await loop.run_in_executor(self._threads, QuickPrompts.load, *self._target)
         self._idle.extend(self._processes)
         self._dispatch()
 
     async def prompt(self, request: PromptRequest) -> Inputs:
         """Run `process_prompt`. Raises its error, or BadMedia when it killed its process."""
+        if self._quick is not None and self._quick.takes(request):
+            return self._quick.prompt(request)
         inputs: Inputs = await self._job("prompt", request)
         return inputs
 
@@ -241,7 +248,7 @@ def bytes_of(args: tuple[Any, ...]) -> int:
     for arg in args:
         match arg:
             case PromptRequest():
-                size += sum(len(part.data) for part in arg.media) + len(arg.observation or b"") + len(arg.text or "")
+                size += arg.size_bytes
             case np.ndarray():
                 size += arg.nbytes
             case bytes():

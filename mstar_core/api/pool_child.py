@@ -16,7 +16,7 @@ from mstar_core.api.seal import deny_network
 from mstar_core.errors import MstarError, PluginError, StartError
 from mstar_core.observe.child import die_with_parent
 from mstar_core.plugin.media import check_media, encode_image, read_image
-from mstar_core.plugin.processor import Processor
+from mstar_core.plugin.processor import Processor, QuickProcessor
 
 HEADROOM_BYTES: Final = 3 << 30
 """Memory that one job may map beyond what the processor itself holds: 1 GiB decoded, its copy, and working space."""
@@ -37,7 +37,9 @@ def load_processor(target: str, folder: Path | None, model_kwargs: Mapping[str, 
 
 
 def serve(pipe: PoolPipe, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
-    """The process's main. Sends one word when ready, then an answer per job: (True, value) or (False, error)."""
+    """The process's main. Says when it is ready, and whether its processor is one for the api itself too; then sends an
+    answer per job: (True, value) or (False, error).
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the supervisor's to handle
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -53,9 +55,10 @@ def serve(pipe: PoolPipe, target: str, folder: Path | None, model_kwargs: Mappin
         except StartError as error:
             pipe.send((False, error))
             return
-        pipe.send((True, os.getpid()))
+        pipe.send((True, isinstance(processor, QuickProcessor)))
         while True:
             job, is_alone = pipe.receive()
+            limit_cpu()
             told = answer(processor, job)
             try:
                 pipe.send(told, is_alone=is_alone)
@@ -67,7 +70,6 @@ def serve(pipe: PoolPipe, target: str, folder: Path | None, model_kwargs: Mappin
 
 def answer(processor: Processor, job: tuple[str, tuple[Any, ...]]) -> tuple[bool, Any]:
     """Do one job. Whatever goes wrong is the job's own answer."""
-    limit_cpu()
     name, args = job
     try:
         match name:

@@ -23,13 +23,17 @@ log = logging.getLogger("mstar.api.pool")
 
 
 class ProcessorProcess:
-    """One process and its pipe. Used by one thread at a time; `kill` and `prepare` may come from any."""
+    """One process and its pipe. Used by one thread at a time; `kill` and `prepare` may come from any.
+
+    is_quick: its processor is a `QuickProcessor`.
+    """
 
     def __init__(self, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         self._args = (target, folder, dict(model_kwargs))
         self._process: SpawnProcess | None = None
         self._pipe: PoolPipe | None = None
         self.jobs = 0
+        self.is_quick = False
         self.is_renewing = False
         self._successor: ProcessorProcess | None = None
         self._is_successor_ready = False
@@ -57,6 +61,7 @@ class ProcessorProcess:
         if not ok:
             self.stop()
             raise value
+        self.is_quick = bool(value)
 
     @property
     def is_ready(self) -> bool:

@@ -7,8 +7,8 @@ is `__npgeneric__`, `data`, `dtype`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,6 +23,17 @@ KINDS: Final = "biufSU"
 MOST_AXES: Final = 8
 FIELD: Final = "observation"
 
+T = TypeVar("T", str, bytes)
+
+_FEW: Final = 0x80
+"""The upper half of the byte before a map of up to 15 entries. Source: msgpack's format."""
+
+_MAP: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_ARRAY: Final = msgspec.msgpack.Decoder(dict[bytes, msgspec.Raw])
+_LEVELS: Final = msgspec.msgpack.encode("|u1")
+_BYTES: Final = (b"\xc4", b"\xc5", b"\xc6")
+"""How msgpack's byte strings begin."""
+
 
 def packed(value: Any) -> bytes:
     """One message. Raises RequestError for an array of a kind that the protocol does not have."""
@@ -36,6 +47,31 @@ def unpacked(data: bytes) -> Any:
     except (msgspec.DecodeError, TypeError, ValueError, RecursionError) as error:
         raise RequestError("the message is no msgpack", str(error), "encode it as openpi does", field=FIELD) from error
     return _numpy(value, FIELD)
+
+
+def besides_pictures(data: bytes, shape: Sequence[int]) -> int:
+    """How many bytes of a message are no uint8 arrays of `shape`, found without reading one; all where it is no map."""
+    return len(data) - _picture_bytes(memoryview(data), msgspec.msgpack.encode(list(shape)), depth=2)
+
+
+def _picture_bytes(data: memoryview, shape: bytes, depth: int) -> int:
+    entries = _entries(data, _MAP)
+    if entries:
+        return sum(_picture_bytes(value, shape, depth - 1) for value in entries.values()) if depth else 0
+    array = _entries(data, _ARRAY)
+    if b"data" not in array or bytes(array.get(b"dtype", b"")) != _LEVELS or bytes(array.get(b"shape", b"")) != shape:
+        return 0
+    return len(array[b"data"]) if bytes(array[b"data"][:1]) in _BYTES else 0
+
+
+def _entries(data: memoryview, decoder: msgspec.msgpack.Decoder[dict[T, msgspec.Raw]]) -> dict[T, memoryview]:
+    """What a map of few entries holds, each as it came; nothing for anything else."""
+    if not data or data[0] & 0xF0 != _FEW:
+        return {}
+    try:
+        return {name: memoryview(value) for name, value in decoder.decode(data).items()}
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return {}
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The processor contract: what a model does to a request before it enters the graph and to what comes out.
 
-Runs in the api's process pool. No torch, no weights.
+Runs in the api's process pool, and in the api itself what a `QuickProcessor` says. No torch, no weights.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from mstar_core.plugin.media.limits import MediaLimits
 
@@ -58,6 +58,11 @@ class PromptRequest:
     seed: int = 0
     max_seq_len: int = 0
     limits: MediaLimits = field(default_factory=MediaLimits)
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much it is: media, a robot's message and the text."""
+        return sum(len(part.data) for part in self.media) + len(self.observation or b"") + len(self.text or "")
 
     def text_at(self, index: int) -> str:
         """The text that a pair `("text", index)` of `order` means."""
@@ -114,3 +119,21 @@ class Processor(Protocol):
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
         """One chunk for the client and its metadata; the same code for stream and whole."""
+
+
+@runtime_checkable
+class QuickProcessor(Processor, Protocol):
+    """A processor that the api makes for itself too, for requests that it prepares sooner than a process can be asked.
+
+    Optional. The api keeps such requests on its event loop: everybody else waits meanwhile, and nothing there ends a
+    job that takes too long or crashes. So what is quick is a millisecond or two at worst, whatever the bytes are, and
+    goes through no decoder of media.
+    """
+
+    def warm_up(self) -> None:
+        """Read what `process_prompt` reads at first use. Called once, on a thread, before `is_quick`."""
+
+    def is_quick(self, request: PromptRequest) -> bool:
+        """Whether `process_prompt` may run on the loop, by sizes and first bytes alone. Asked only for small requests
+        whose uploads, if any, are tensors.
+        """

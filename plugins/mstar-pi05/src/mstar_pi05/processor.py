@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from mstar_core.errors import ConfigError, RequestError, WeightsError
-from mstar_core.plugin.observation import unpacked
+from mstar_core.plugin.observation import besides_pictures, unpacked
 from mstar_core.plugin.processor import Inputs, PromptRequest, SegmentInputs
 from mstar_pi05 import aloha
 from mstar_pi05.actions import as_lines
@@ -23,14 +23,17 @@ from mstar_pi05.prompt import pieces
 from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS, IMAGE
 from mstar_pi05.statistics import find_statistics
 from mstar_pi05.tokens import PromptTokenizer
-from mstar_pi05.uploads import sort_uploads
+from mstar_pi05.uploads import are_quick, sort_uploads
 
 if TYPE_CHECKING:
     from mstar_pi05.params import Params
 
+QUICK_BYTES: Final = 2048
+"""Most of a request that is prepared quickly: of its words, and of what is no camera in a robot's message."""
+
 
 class Processor:
-    """Pi0.5's inputs and outputs. Made once per pool process. Raises WeightsError and ConfigError."""
+    """Pi0.5's inputs and outputs. Made once per pool process, and in the api. Raises WeightsError and ConfigError."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         if folder is None:
@@ -59,6 +62,21 @@ class Processor:
         counts = self._counts(len(uploads.cameras), params.image_mask)
         images = [uploads.camera(number) for number, is_on in enumerate(counts) if is_on]
         return self.prepare(images, replace(request, params=params))
+
+    def warm_up(self) -> None:
+        """Read the tokenizer."""
+        self.tokenizer.encode(pieces("go", None))
+
+    def is_quick(self, request: PromptRequest) -> bool:
+        """Whether its cameras are arrays just as the model takes them, and there is little else to read."""
+        if len(request.text or "") > QUICK_BYTES:
+            return False
+        side = self._sizes.vision.image_size
+        if request.observation is None:
+            return are_quick(request.media, side)
+        if len(request.observation) > len(CAMERAS) * 3 * side**2 + QUICK_BYTES:
+            return False
+        return besides_pictures(request.observation, (side, side, 3)) <= QUICK_BYTES
 
     def _observed(self, message: bytes, request: PromptRequest) -> Inputs:
         params: Params = request.params

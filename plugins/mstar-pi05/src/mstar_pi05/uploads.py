@@ -6,6 +6,7 @@ noise.
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +16,27 @@ import numpy as np
 
 from mstar_core.errors import BadMedia, RequestError
 from mstar_pi05.images import FIELD, Floats, Pixels, decoded, from_array
-from mstar_pi05.sizes import ACTION_WIDTH
+from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS
 
 if TYPE_CHECKING:
     from mstar_core.plugin.processor import MediaPart
     from mstar_pi05.params import Params
 
 NPY: Final = b"\x93NUMPY"
+MOST_FILES: Final = len(CAMERAS) + 2
+"""Cameras, state and noise."""
+
+SMALL_BYTES: Final = 16 << 10
+PLAIN: Final = NPY + b"\x01\x00"
+PLAIN_BYTES: Final = 10
+HEAD_BYTES: Final = 256
+"""Version 1 of the format, what stands before its header with the header's length, and most that one has of three axes.
+
+Source: numpy.lib.format.
+"""
+
+Head = tuple[tuple[int, ...], bool, np.dtype[Any]]
+
 AXES: Final = f"a camera [h, w, 3] or [3, h, w], the state [n], or noise [n, {ACTION_WIDTH}]"
 
 
@@ -49,6 +64,24 @@ class Uploads:
             _once("noise", params.noise)
             params = replace(params, noise=tuple(map(tuple, _finite(self.noise, "noise").tolist())))
         return params
+
+
+def are_quick(media: Sequence[MediaPart], side: int) -> bool:
+    """Whether all are arrays as numpy writes them, and each is small or a camera of `side` pixels as it stays."""
+    return len(media) <= MOST_FILES and all(_is_quick(part.data, side) for part in media)
+
+
+def _is_quick(data: bytes, side: int) -> bool:
+    head = data[: _head_end(data)]
+    if not head or len(data) - len(head) > max(SMALL_BYTES, 3 * side**2):
+        return False
+    return len(data) <= SMALL_BYTES or f"'|u1', 'fortran_order': False, 'shape': ({side}, {side}, 3)".encode() in head
+
+
+def _head_end(data: bytes) -> int:
+    """Where the numbers begin of a file as numpy writes it; 0 for any other, and for one that says much."""
+    end = PLAIN_BYTES + int.from_bytes(data[PLAIN_BYTES - 2 : PLAIN_BYTES], "little")
+    return end if data.startswith(PLAIN) and end <= HEAD_BYTES else 0
 
 
 def sort_uploads(media: Sequence[MediaPart]) -> Uploads:
@@ -87,16 +120,28 @@ def read_array(data: bytes, number: int) -> np.ndarray:
 
 
 def _npy(data: bytes) -> np.ndarray:
+    end = _head_end(data)
+    (shape, is_fortran, dtype), at = (_known(data[:end]), end) if end else _head(data)
+    count = int(np.prod(shape, dtype=object)) if shape else 1
+    # The file's own length, before memory is taken for what its header claims.
+    if dtype.hasobject or count * dtype.itemsize != len(data) - at:
+        raise ValueError(f"its header says {shape} of {dtype}, which is not what follows")
+    flat: np.ndarray = np.frombuffer(data, dtype=dtype, count=count, offset=at)
+    return flat.reshape(shape, order="F" if is_fortran else "C")
+
+
+def _head(data: bytes) -> tuple[Head, int]:
+    """What a file's header says, and where it ends."""
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, is_fortran, dtype = read(file)
-    count = int(np.prod(shape, dtype=object)) if shape else 1
-    # The file's own length, before memory is taken for what its header claims.
-    if dtype.hasobject or count * dtype.itemsize != len(data) - file.tell():
-        raise ValueError(f"its header says {shape} of {dtype}, which is not what follows")
-    flat: np.ndarray = np.frombuffer(data, dtype=dtype, count=count, offset=file.tell())
-    return flat.reshape(shape, order="F" if is_fortran else "C")
+    return read(file), file.tell()
+
+
+@functools.lru_cache(maxsize=64)
+def _known(head: bytes) -> Head:
+    """A robot's files begin all alike, and numpy has each header compiled: 0.05 ms."""
+    return _head(head)[0]
 
 
 def _safetensors(data: bytes) -> np.ndarray:

@@ -1,0 +1,51 @@
+"""Prompts that the api prepares on its own loop: asking a pool process takes longer than they do. Used by the pool."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from mstar_core.api.pool_child import answer, load_processor
+from mstar_core.plugin.processor import Inputs, PromptRequest, QuickProcessor
+
+QUICK_BYTES: Final = 1 << 20
+"""Most that a request has, whatever its processor says: so much is copied in about 0.1 ms."""
+
+QUICK_FILES: Final = 8
+
+log = logging.getLogger("mstar.api.pool")
+
+
+class QuickPrompts:
+    """The processor of the api itself. Owned by the pool."""
+
+    def __init__(self, processor: QuickProcessor) -> None:
+        self._processor = processor
+
+    @classmethod
+    def load(cls, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> Self | None:
+        """Make and warm it up; takes long. None where that fails: pool processes do without it."""
+        try:
+            processor = load_processor(target, folder, model_kwargs)
+            assert isinstance(processor, QuickProcessor)
+            processor.warm_up()
+        except Exception:  # isolation boundary: a plugin's code, and what it lacks each request is told by the pool
+            log.exception("the api has no processor of its own: every prompt goes to a pool process")
+            return None
+        return cls(processor)
+
+    def takes(self, request: PromptRequest) -> bool:
+        """Whether it is one for here. Its media have to be tensors: decoders may crash, or never end."""
+        if len(request.media) > QUICK_FILES or any(part.modality != "tensor" for part in request.media):
+            return False
+        return request.size_bytes <= QUICK_BYTES and self._processor.is_quick(request)
+
+    def prompt(self, request: PromptRequest) -> Inputs:
+        """Do what a pool process does. Raises the same."""
+        is_done, value = answer(self._processor, ("prompt", (request,)))
+        if not is_done:
+            raise value
+        inputs: Inputs = value
+        return inputs
