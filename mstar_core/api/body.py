@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from mstar_core.api.errors import SlowUpload, UnsupportedType, storage_full
-from mstar_core.api.multipart import MultipartParser, PartBegin, PartData, PartEnd, boundary_of
+from mstar_core.api.multipart import ROOM, Event, MultipartParser, PartBegin, PartData, PartEnd, boundary_of
 from mstar_core.api.strict_json import parse_object
 from mstar_core.errors import RequestError, TooLarge
 
 SPOOL_BYTES: Final = 1 << 20
 """An upload over this size goes to a file."""
+
+WHOLE_BYTES: Final = 1 << 20
+"""A form up to this size is read at once, a larger one as it comes."""
 
 SKIPPED_BYTES: Final = 1 << 20
 """How much is read of a body that means nothing to its route."""
@@ -37,6 +40,12 @@ class ByteStream(Protocol):
     async def read(self) -> bytes | None: ...
 
 
+class BodyStream(ByteStream, Protocol):
+    """One that also gives the whole body, behind some room, where it is small enough for that and nothing was read."""
+
+    async def whole_body(self, most: int, room: int) -> bytearray | None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyLimits:
     """Sizes in bytes."""
@@ -46,44 +55,71 @@ class BodyLimits:
     files: int
 
 
-@dataclass(slots=True)
 class Upload:
-    """One file of a request. name: the client's label, never a path. Owned by `Uploads`."""
+    """One file of a request: its pieces in memory while it is small, then a nameless file. Owned by `Uploads`.
 
-    name: str
-    content_type: str
-    file: IO[bytes]
-    size: int = 0
+    name: the client's label, never a path.
+    """
+
+    def __init__(self, name: str, content_type: str, folder: Path) -> None:
+        self.name = name
+        self.content_type = content_type
+        self.size = 0
+        self._folder = folder
+        self._pieces: list[bytes] = []
+        self._file: IO[bytes] | None = None
 
     def write(self, data: bytes) -> None:
         """Append some bytes. Raises Unavailable (`storage_full`) when the disk takes no more."""
+        self.size += len(data)
+        if self.size <= SPOOL_BYTES:
+            self._pieces.append(data)
+            return
         try:
-            self.file.write(data)
+            if self._file is None:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._file = tempfile.TemporaryFile(dir=str(self._folder))
+                self._file.writelines(self._pieces)
+                self._pieces.clear()
+            self._file.write(data)
         except OSError as error:
             raise storage_full(error) from error
-        self.size += len(data)
 
     def finish(self) -> None:
         """All bytes are written: what is still buffered has to fit too. Raises as `write` does."""
         try:
-            self.file.flush()
+            if self._file is not None:
+                self._file.flush()
         except OSError as error:
             raise storage_full(error) from error
 
     @property
     def is_in_memory(self) -> bool:
         """Whether it is so small that it never went to a file."""
-        return self.size <= SPOOL_BYTES
+        return self._file is None
 
     def head(self, size: int = 64) -> bytes:
         """The first bytes."""
-        self.file.seek(0)
-        return self.file.read(size)
+        if self._file is None:
+            return self.read()[:size]
+        self._file.seek(0)
+        return self._file.read(size)
 
     def read(self) -> bytes:
         """All bytes. Touches the disk unless it is in memory, so call it on a thread then."""
-        self.file.seek(0)
-        return self.file.read()
+        if self._file is None:
+            if len(self._pieces) != 1:
+                self._pieces = [b"".join(self._pieces)]
+            return self._pieces[0]
+        self._file.seek(0)
+        return self._file.read()
+
+    def close(self) -> None:
+        """Free it. Safe to call twice."""
+        self._pieces.clear()
+        if self._file is not None:
+            with suppress(OSError):  # a full disk: closing tries once more to write what is buffered
+                self._file.close()
 
 
 @dataclass(slots=True)
@@ -102,22 +138,15 @@ class Uploads:
         self._open: list[Upload] = []
 
     def new(self, name: str, content_type: str) -> Upload:
-        """An empty upload. Raises Unavailable (`storage_full`) when there can be no folder for it."""
-        if not self._open:
-            try:
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as error:
-                raise storage_full(error) from error
-        spool: Any = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES, dir=str(self._folder))
-        upload = Upload(name=name, content_type=content_type, file=spool)
+        """An empty upload."""
+        upload = Upload(name, content_type, self._folder)
         self._open.append(upload)
         return upload
 
     def close(self) -> None:
         """Free all of them. Safe to call twice."""
         for upload in self._open:
-            with suppress(OSError):  # a full disk: closing tries once more to write what is buffered
-                upload.file.close()
+            upload.close()
         self._open.clear()
 
 
@@ -151,9 +180,7 @@ async def read_pieces(stream: ByteStream, limit: int, *, window_s: float = FLOOR
                 piece = await stream.read()
         except TimeoutError:
             if window < FLOOR_BYTES_PER_S * window_s:
-                raise SlowUpload(
-                    "the body comes too slowly", hint=f"send at least {FLOOR_BYTES_PER_S} bytes a second"
-                ) from None
+                raise too_slow() from None
             window, window_end = 0, loop.time() + window_s
             continue
         if piece is None:
@@ -169,6 +196,11 @@ async def read_pieces(stream: ByteStream, limit: int, *, window_s: float = FLOOR
             await asyncio.sleep(0)
 
 
+def too_slow() -> SlowUpload:
+    """The body's sender keeps its connection and does not use it."""
+    return SlowUpload("the body comes too slowly", hint=f"send at least {FLOOR_BYTES_PER_S} bytes a second")
+
+
 async def read_json(stream: ByteStream, limits: BodyLimits) -> dict[str, Any]:
     """A body that is one JSON object."""
     data = b"".join([piece async for piece in read_pieces(stream, limits.body)])
@@ -177,7 +209,7 @@ async def read_json(stream: ByteStream, limits: BodyLimits) -> dict[str, Any]:
     return parse_object(data)
 
 
-async def read_form(stream: ByteStream, content_type: str, limits: BodyLimits, uploads: Uploads) -> Form:
+async def read_form(stream: BodyStream, content_type: str, limits: BodyLimits, uploads: Uploads) -> Form:
     """A body of any kind that /generate takes. Raises RequestError, TooLarge, UnsupportedType, SlowUpload."""
     match content_type.partition(";")[0].strip().lower():
         case "multipart/form-data":
@@ -207,19 +239,16 @@ async def _urlencoded(stream: ByteStream, limits: BodyLimits) -> Form:
     return form
 
 
-async def _multipart(stream: ByteStream, content_type: str, limits: BodyLimits, uploads: Uploads) -> Form:
+async def _multipart(stream: BodyStream, content_type: str, limits: BodyLimits, uploads: Uploads) -> Form:
     parser = MultipartParser(boundary_of(content_type))
     form = Form()
     part = _Part(form, limits, uploads)
-    async for piece in read_pieces(stream, limits.body):
-        for event in parser.feed(piece):
-            match event:
-                case PartBegin():
-                    part.begin(event)
-                case PartData(data):
-                    part.data(data)
-                case PartEnd():
-                    part.end()
+    whole = await stream.whole_body(WHOLE_BYTES, ROOM)
+    if whole is not None:
+        part.take(parser.feed_whole(whole))
+    else:
+        async for piece in read_pieces(stream, limits.body):
+            part.take(parser.feed(piece))
     parser.finish()
     return form
 
@@ -232,6 +261,16 @@ class _Part:
         self._name = ""
         self._text: bytearray | None = None
         self._upload: Upload | None = None
+
+    def take(self, events: Iterator[Event]) -> None:
+        for event in events:
+            match event:
+                case PartBegin():
+                    self.begin(event)
+                case PartData(data):
+                    self.data(data)
+                case PartEnd():
+                    self.end()
 
     def begin(self, begin: PartBegin) -> None:
         self._name = begin.name

@@ -14,12 +14,13 @@ from sanic import Request
 from sanic.exceptions import BadRequest, PayloadTooLarge
 from sanic.response import HTTPResponse
 
-from mstar_core.api.body import SKIPPED_BYTES, BodyLimits, read_pieces
+from mstar_core.api.body import FLOOR_BYTES_PER_S, FLOOR_WINDOW_S, SKIPPED_BYTES, BodyLimits, read_pieces, too_slow
 from mstar_core.api.chunked import LARGE_BYTES, ChunkedBody
 from mstar_core.api.cors import cors_headers
 from mstar_core.api.errors import Stalled
 from mstar_core.api.ids import check_request_id, new_request_id, trace_id_of, unescaped
 from mstar_core.api.service import Service
+from mstar_core.api.whole_body import WholeBody
 from mstar_core.errors import RequestError, TooLarge
 from mstar_core.observe.logs import REQUEST_ID
 
@@ -167,6 +168,21 @@ class Exchange:
         if piece is None:
             self._listen()
         return piece
+
+    async def whole_body(self, most: int, room: int) -> bytearray | None:
+        """All of the body behind `room` bytes, where its length is told and at most `most`; else None, and nothing is
+        read. Raises SlowUpload, Overloaded.
+        """
+        body = WholeBody.of(self.request, min(most, self.limits.body), room)
+        if body is None:
+            return None
+        size = len(body.data) - room
+        self.service.held.take(size)
+        self.held_bytes += size
+        if not await body.receive(FLOOR_BYTES_PER_S * FLOOR_WINDOW_S, FLOOR_WINDOW_S):
+            raise too_slow()
+        await self.read()  # the end, which Sanic wants to have been asked for
+        return body.data
 
     def _listen(self) -> None:
         # Sanic stops reading while 64 KiB of a body wait and goes on only for more of it. Without this a client that

@@ -14,6 +14,10 @@ from mstar_core.errors import RequestError, TooLarge
 
 MAX_PARTS: Final = 256
 MAX_PART_HEADER_BYTES: Final = 8 * 1024
+FIRST: Final = b"\r\n"
+"""Stands before a body, so that its first boundary looks like all others."""
+
+ROOM: Final = len(FIRST)
 MAX_BOUNDARY: Final = 70  # RFC 2046, 5.1.1
 
 _TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -65,7 +69,7 @@ class MultipartParser:
 
     def __init__(self, boundary: bytes) -> None:
         self._mark = b"\r\n--" + boundary
-        self._buffer = bytearray(b"\r\n")  # so that the first boundary looks like all others
+        self._buffer = bytearray(FIRST)
         self._state = "preamble"
         self._parts = 0
         self._is_first = False
@@ -90,6 +94,12 @@ class MultipartParser:
                 case _:
                     self._buffer.clear()  # the epilogue means nothing
                     moved = False
+
+    def feed_whole(self, body: bytearray) -> Iterator[Event]:
+        """Take a whole body, and make it one's own: its first `ROOM` bytes were kept free. Raises as `feed`."""
+        body[:ROOM] = FIRST
+        self._buffer = body
+        return self.feed(b"")
 
     def finish(self) -> None:
         """Raise RequestError when the last boundary is missing."""

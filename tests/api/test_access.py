@@ -77,6 +77,10 @@ async def test_with_a_certificate_the_port_speaks_https_alone(started: Started, 
         async with httpx.AsyncClient(verify=ssl.create_default_context(cafile=cert)) as client:
             answer = await client.post(f"{url}/v1/audio/speech", json={"input": "hi", "response_format": "pcm"})
             assert (answer.status_code, len(answer.content)) == (200, 2 * 4096)
+            picture = {"files": ("a", media.image(200, 150, "BMP"))}
+            given = {"text": "x", "streaming": "false", "output_modalities": "audio"}
+            answers = [await client.post(f"{url}/generate", data=given, files=picture) for _ in range(2)]
+            assert [answer.status_code for answer in answers] == [200, 200]
         with pytest.raises(httpx.HTTPError):
             await api.client.get("/health")
 

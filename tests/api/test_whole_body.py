@@ -1,0 +1,174 @@
+"""Forms that are read at once: in any pieces, followed by another request, cut, slow, refused. TLS: test_access."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mstar_core.api.body import WHOLE_BYTES
+from mstar_core.api.whole_body import WholeBody
+from tests.api.conftest import Api, Started
+from tests.fakes import media
+from tests.fakes.conductor import echo
+from tests.fakes.omni_model import SPEC
+
+PICTURE = media.image(200, 150, "BMP")  # 90 kB: several reads of the socket
+FIELDS = {"text": "x", "streaming": "false"}
+
+
+def form(file: bytes = PICTURE, request_id: str = "one") -> bytes:
+    """A whole request."""
+    parts = [f'name="{name}"\r\n\r\n{value}'.encode() for name, value in FIELDS.items()]
+    parts.append(b'name="files"; filename="a"\r\n\r\n' + file)
+    body = b"".join(b"--b\r\nContent-Disposition: form-data; " + part + b"\r\n" for part in parts) + b"--b--\r\n"
+    head = f"POST /generate HTTP/1.1\r\nHost: x\r\nX-Request-ID: {request_id}\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Content-Type: multipart/form-data; boundary=b\r\n\r\n" + body
+
+
+async def answer_of(reader: asyncio.StreamReader) -> tuple[int, Any]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    size = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+    return int(head.split()[1]), json.loads(await reader.readexactly(size))
+
+
+async def opened(api: Api) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", api.process.port)
+
+
+def held(api: Api) -> float:
+    """Bytes of bodies that the api holds."""
+    return api.process.link.gauges()["api.bodies_bytes"]
+
+
+@pytest.mark.parametrize("size", [7, 60_000])
+async def test_a_body_in_any_pieces_is_the_same_request(started: Started, size: int) -> None:
+    async with started(echo, model=SPEC) as api:
+        file = media.image() if size < 100 else PICTURE
+        reader, writer = await opened(api)
+        data = form(file)
+        for at in range(0, len(data), size):
+            writer.write(data[at : at + size])
+            await writer.drain()
+            await asyncio.sleep(0)
+        status, answer = await answer_of(reader)
+        whole = await api.client.post("/generate", data=FIELDS, files={"files": ("a", file)})
+        assert (status, answer["outputs"]) == (200, whole.json()["outputs"])
+        writer.close()
+        await api.clean()
+
+
+async def test_requests_that_follow_in_the_same_write_are_answered_in_order(started: Started) -> None:
+    async with started(echo, model=SPEC) as api:
+        reader, writer = await opened(api)
+        names = ["one", "two", "three"]
+        writer.write(b"".join(form(request_id=name) for name in names))
+        for name in names:
+            status, answer = await answer_of(reader)
+            assert (status, answer["request_id"]) == (200, name)
+        writer.close()
+        await api.clean()
+
+
+async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(started: Started) -> None:
+    async with started(echo, model=SPEC) as api:
+        for leaves in ("close", "abort", "eof"):
+            _, writer = await opened(api)
+            writer.write(form()[:-20_000])
+            await writer.drain()
+            await api.until(lambda: held(api) > 20_000)
+            if leaves == "eof":
+                writer.write_eof()
+            elif leaves == "abort":
+                writer.transport.abort()
+            else:
+                writer.close()
+            await api.until(lambda: held(api) == 0)
+            writer.close()
+        assert not api.fake.requests
+        await api.clean()
+
+
+async def test_a_body_that_comes_is_cancelled_by_its_id_and_the_connection_goes_on(started: Started) -> None:
+    async with started(echo, model=SPEC) as api:
+        reader, writer = await opened(api)
+        data = form(request_id="mine")
+        writer.write(data[:-20_000])
+        await api.until(lambda: api.process.registry.arrives("mine", "") is not None)
+        assert (await api.client.post("/v1/requests/mine/cancel")).status_code == 200
+        writer.write(data[-20_000:])
+        assert (await answer_of(reader))[0] == 499
+        writer.write(form(request_id="next"))
+        assert (await answer_of(reader))[0] == 200
+        writer.close()
+        await api.clean()
+
+
+async def test_larger_forms_are_read_as_they_come_and_small_ones_count_against_the_limit(started: Started) -> None:
+    async with started(echo, model=SPEC, max_body_bytes=WHOLE_BYTES // 2) as api:
+        for file, status in ((PICTURE, 200), (bytes(WHOLE_BYTES // 2), 413), (bytes(2 * WHOLE_BYTES), 413)):
+            answer = await api.client.post("/generate", data=FIELDS, files={"files": ("a", file)})
+            assert answer.status_code == status
+        await api.clean()
+    async with started(echo, model=SPEC) as api:
+        large = media.image(900, 800, "BMP")
+        assert len(large) > WHOLE_BYTES
+        for file in (large, PICTURE):
+            answer = await api.client.post("/generate", data=FIELDS, files={"files": ("a", file)})
+            assert answer.status_code == 200
+
+
+class Connection:
+    """A transport that is told by the test what comes. protocol: who is told."""
+
+    def __init__(self) -> None:
+        self.protocol: Any = None
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_protocol(self) -> Any:
+        return self.protocol
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+    def resume_reading(self) -> None:
+        """Nothing was paused."""
+
+    def come(self, data: bytes) -> None:
+        place = self.protocol.get_buffer(-1)
+        place[: len(data)] = data
+        del place
+        self.protocol.buffer_updated(len(data))
+
+
+def coming(size: int) -> tuple[WholeBody, Connection]:
+    transport = Connection()
+    sanic = SimpleNamespace(transport=transport)
+    http = SimpleNamespace(protocol=sanic, recv_buffer=bytearray(b"abc"), request_bytes_left=size)
+    return WholeBody(http, 2), transport
+
+
+async def test_below_the_floor_it_ends_with_its_window_and_above_it_goes_on() -> None:
+    window_s = 0.05
+    body, transport = coming(10)
+    waiting = asyncio.create_task(body.receive(3, window_s))
+    await asyncio.sleep(0)
+    transport.come(b"def")
+    assert not await waiting, "three bytes were enough for the first window, none for the second"
+    assert body.missing == 4 and transport.protocol is body._sanic
+    body, transport = coming(6)
+    waiting = asyncio.create_task(body.receive(3, 60))
+    await asyncio.sleep(0)
+    transport.come(b"def")
+    assert await waiting and body.data == b"\0\0abcdef" and transport.protocol is body._sanic
+
+
+async def test_what_follows_the_body_stays_where_it_was() -> None:
+    body, transport = coming(2)
+    assert await body.receive(1, 60)
+    assert body.data == b"\0\0ab" and body._http.recv_buffer == b"c" and transport.protocol is None
