@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 
 FAMILIES: Final[tuple[tuple[str, str], ...]] = (
-    ("attention", r"flash|fmha|attention|attn|_prompt_kernel|BatchPrefill"),
-    ("products", r"gemm|cutlass|cublas|matmul|nvjet|addmm|linear|splitk|xmma|skinny|mm_"),
+    ("attention", r"flash|fmha|attention|attn|_prompt_kernel|BatchPrefill|_share_kernel|_join_kernel|_read_kernel"),
+    ("products", r"gemm|cutlass|cublas|matmul|nvjet|addmm|linear|splitk|xmma|skinny|mm_|_product_kernel"),
     ("norms", r"norm"),
     ("copies", r"memcpy|memset|copy|cat|gather|index|scatter"),
 )

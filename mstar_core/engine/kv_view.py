@@ -46,6 +46,20 @@ class KeepingView(KVView, Protocol):
         """Append one layer's keys and values, [T, kv_heads, head_dim], the last two dimensions contiguous."""
 
 
+@runtime_checkable
+class PlacedView(KVView, Protocol):
+    """A view over pages whose callers may store this pass's keys and values by kernels of their own."""
+
+    def places(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's pool, as `make_pools` makes it, and where each token's key goes: int64 [T].
+
+        A place is a line of the flat pool, the value's one page later; -1: nowhere.
+        """
+
+    def attend_placed(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+        """Attention of one layer once they are there. query: [T, heads, head_dim]. Returns the same shape."""
+
+
 class KVModule(Protocol):
     """What the KV engine runs. One forward for single, batched, chunked and captured steps.
 

@@ -125,11 +125,11 @@ def prompts(cuda: torch.device, counts: tuple[int, ...], cached: tuple[int, ...]
     assert out.shape == query.shape and torch.isfinite(out).all()
 
 
-def passes(cuda: torch.device, rows: int, cached: int) -> None:
+def passes(cuda: torch.device, rows: int, cached: int, page: int) -> None:
     """Attention of passes that append, as captured frames use it: by one kernel, or by two where rows are few."""
     from mstar_core.engine.attention.paged import PagedFixedPasses
 
-    page, most, tokens = 37, 8, 70
+    most, tokens = 8, 70
     tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)[:, ::-1].copy()
     pool = torch.randn(tables.size + 1, 2, page, 2, 64, device=cuda, dtype=torch.bfloat16)
     fixed = PagedFixedPasses([pool], page, PassShape(rows=rows + 1, tokens=tokens, pages=most, writes=True))
@@ -137,6 +137,7 @@ def passes(cuda: torch.device, rows: int, cached: int) -> None:
     query, key, value = torch.randn(3, (rows + 1) * tokens, 2, 64, device=cuda, dtype=torch.bfloat16).unbind()
     out = fixed.attend(0, query, key, value)
     assert out.shape == query.shape and torch.isfinite(out).all() and not out[rows * tokens :].any()
+    assert torch.equal(fixed.attend_placed(0, query), out) and fixed.places(0)[0] is pool
 
 
 def reads(cuda: torch.device, rows: int, cached: int) -> None:
@@ -198,8 +199,8 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "prompts-long": lambda cuda: prompts(cuda, (129, 65), (17, 0), 300),
     "packed-one": lambda cuda: packed(cuda, (33,), 48),
     "packed-many": lambda cuda: packed(cuda, (130, 1, 64), 300),
-    "passes-few": lambda cuda: passes(cuda, 2, 0),
-    "passes-many": lambda cuda: passes(cuda, 150, 75),
+    "passes-few": lambda cuda: passes(cuda, 2, 0, 37),
+    "passes-many": lambda cuda: passes(cuda, 150, 75, 70),
     "reads-few": lambda cuda: reads(cuda, 2, 0),
     "reads-some": lambda cuda: reads(cuda, 30, 150),
     "reads-many": lambda cuda: reads(cuda, 70, 150),

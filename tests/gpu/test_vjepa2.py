@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import gelu, layer_norm
 
 from bench.families.policy import Place
 from bench.families.world import Rolling, random_nodes, trial
@@ -15,8 +16,10 @@ from mstar_core.engine.attention.passes import PassShape
 from mstar_core.engine.captured import Captures
 from mstar_core.engine.device import prepare_device
 from mstar_core.worker.warm import warm_module
+from mstar_vjepa2.blocks import sum_norm
 from mstar_vjepa2.encoder import FrameEncoder
 from mstar_vjepa2.facts import ActionFacts, VitFacts, encoder_of
+from mstar_vjepa2.products import branch_of, linear, turned
 from mstar_vjepa2.rotary import Rotary3D, rotate, rotate_plain
 from tests.engine.golden_engines import (
     BFLOAT16,
@@ -115,12 +118,44 @@ def test_the_kernel_turns_as_plain_operations_do(
     heads: int, head_dim: int, batch: int, dtype: torch.dtype, cuda: torch.device
 ) -> None:
     x = torch.randn(batch, 300, 3 * heads, head_dim, device=cuda).to(dtype)
-    both = x[..., : 2 * heads, :]
     rotation = Rotary3D(head_dim).to(cuda).of_ids(torch.arange(300, device=cuda), 8, 8)
-    for query in (both, both[0]):
-        found, expected = rotate(query, rotation), rotate_plain(query.double().float(), rotation)
+    for given in (x.clone(), x[0].clone()):
+        both, rest = given[..., : 2 * heads, :], given[..., 2 * heads :, :].clone()
+        expected = rotate_plain(both.double().float(), rotation)
+        found = rotate(both, rotation)
         assert difference(found, expected.cpu(), is_relative=True) < (1e-6 if dtype == torch.float32 else 4e-3)
-        assert not found.isnan().any() and found.shape == query.shape
+        assert found.data_ptr() == both.data_ptr() and torch.equal(given[..., 2 * heads :, :], rest)
+
+
+@pytest.mark.parametrize("rows", [37, 258, 1032])
+def test_products_sums_and_norms_against_float64(rows: int, cuda: torch.device) -> None:
+    """Turned queries and keys, a layer with GELU and without, one whose slices are summed in front of a norm."""
+    wide, narrow = (
+        torch.nn.Linear(inputs, outputs, device=cuda, dtype=torch.bfloat16).requires_grad_(False)
+        for inputs, outputs in ((1024, 4096), (4096, 1024))
+    )
+    norm = torch.nn.LayerNorm(1024, 1e-6, device=cuda, dtype=torch.bfloat16).requires_grad_(False)
+    torch.nn.init.normal_(norm.weight)
+    x, given = (torch.randn(rows, width, device=cuda).bfloat16() for width in (1024, 4096))
+    pages = torch.zeros(5, 2, 258, 16, 64, device=cuda, dtype=torch.bfloat16)
+    joined = torch.nn.Linear(1024, 3072, device=cuda, dtype=torch.bfloat16).requires_grad_(False)
+    at = torch.arange(rows, device=cuda)
+    places, rotation = at // 258 * 516 + at % 258, Rotary3D(64).to(cuda).of_ids(at, 16, 16)
+    query = turned(x, joined, rotation, 16, (pages, places))
+    exact = (x.double() @ joined.weight.double().T + joined.bias.double()).view(rows, 48, 64)
+    spun = rotate_plain(exact[:, :32].float(), rotation)
+    flat = pages.view(-1, 16, 64)
+    for found, wanted in ((query, spun[:, :16]), (flat[places], spun[:, 16:]), (flat[places + 258], exact[:, 32:])):
+        assert difference(found, wanted.cpu(), is_relative=True) < 5e-3
+    for act in (None, gelu):
+        exact = x.double() @ wide.weight.double().T + wide.bias.double()
+        found = linear(x, wide, act)
+        assert difference(found, (exact if act is None else act(exact)).cpu(), is_relative=True) < 4e-3
+    summed, normed = sum_norm(x, branch_of(given, narrow), norm)
+    exact = x.double() + given.double() @ narrow.weight.double().T + narrow.bias.double()
+    assert difference(summed, exact.cpu(), is_relative=True) < 4e-3
+    exact = layer_norm(summed.double(), (1024,), norm.weight.double(), norm.bias.double(), 1e-6)
+    assert difference(normed, exact.cpu(), is_relative=True) < 4e-3
 
 
 @pytest.mark.parametrize("shares", [None, 1, 3, 8])

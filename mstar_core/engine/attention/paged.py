@@ -15,11 +15,12 @@ import triton.language as tl
 
 from mstar_core.engine.attention.append import append
 from mstar_core.engine.attention.passes import LOG2E, Block, written
-from mstar_core.engine.attention.split import attend_shared, shares_of
+from mstar_core.engine.attention.split import BLOCK, attend_shared, blocks_of, sharing
 from mstar_core.engine.attention.static import Staging
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     from mstar_core.engine.attention.passes import PassShape
     from mstar_core.engine.attention.segments import PackedPrompts
@@ -30,15 +31,11 @@ KEYS: Final = 64
 SHORT: Final = 256
 """Buckets up to so many tokens take small tiles: there are too few large ones to fill the chip."""
 
-PASS_BLOCK: Final = 64
-"""Tokens of one tile of a pass: a frame of 258 is five of them for each head."""
-
 
 @triton.jit
 def _prompt_kernel(
     query, pool, out, tile_row, tile_start, tile_count, tile_cached, tables, scale, query_stride, out_stride,
     max_pages, kv_heads, groups, page: tl.constexpr, width: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
-    causal: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     head = tl.program_id(1)
@@ -69,10 +66,7 @@ def _prompt_kernel(
                 offset = (number * (2 * page) + place % page) * line
                 k = tl.load(own + offset[None, :] + at[:, None], mask=known[None, :], other=0.0)
                 score = tl.dot(q, k) * scale
-                if causal:
-                    score = tl.where(place[None, :] <= (cached + token)[:, None], score, -1.0e30)
-                else:
-                    score = tl.where(known[None, :], score, -1.0e30)
+                score = tl.where(place[None, :] <= (cached + token)[:, None], score, -1.0e30)
                 higher = tl.maximum(top, tl.max(score, axis=1))
                 share = tl.exp2(score - higher[:, None])
                 shrink = tl.exp2(top - higher)
@@ -140,7 +134,7 @@ class PagedFixedSegments:
         _prompt_kernel[(self._tiles, heads)](
             query, pool, out, fields["row"], fields["start"], fields["count"], fields["cached"], fields["tables"],
             factor, query.stride(0), out.stride(0), self._max_pages, pool.shape[3], heads // pool.shape[3],
-            page=self._page_size, width=width, block=self._block, keys=KEYS, causal=True, num_warps=4, num_stages=2,
+            page=self._page_size, width=width, block=self._block, keys=KEYS, num_warps=4, num_stages=2,
         )  # fmt: skip
         return out
 
@@ -148,8 +142,8 @@ class PagedFixedSegments:
 class PagedFixedPasses:
     """Attention of one bucket of passes that append: every token of a row sees all of the row.
 
-    One kernel, or two where the tiles are too few to fill the chip. shares: by how many programs each tile's keys are
-    taken; None: by as many as fill the chip.
+    Two kernels, or three where the tiles are too few to fill the chip. shares: by how many programs each tile's keys
+    are taken; None: by as many as fill the chip.
     """
 
     def __init__(self, pools: list[Tensor], page_size: int, shape: PassShape, shares: int | None = None) -> None:
@@ -157,7 +151,7 @@ class PagedFixedPasses:
         self._page_size = page_size
         self._shape = shape
         self._shares = shares
-        self._tiles = -(-shape.tokens // PASS_BLOCK)
+        self._tiles = -(-shape.tokens // BLOCK)
         tiles = shape.rows * self._tiles
         fields = {
             "places": (torch.int64, shape.rows * shape.tokens),
@@ -168,6 +162,7 @@ class PagedFixedPasses:
             "tables": (torch.int32, shape.rows * shape.pages),
         }
         self._block = Block(fields, pools[0].device)
+        self._blocks: dict[int, TensorDescriptor] = {}
 
     @property
     def view(self) -> PagedFixedPasses:
@@ -180,8 +175,8 @@ class PagedFixedPasses:
     def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray) -> None:
         """See FixedPasses."""
         shape, count = self._shape, len(rows)
-        within = np.arange(self._tiles) * PASS_BLOCK
-        sizes = np.minimum(shape.tokens - within, PASS_BLOCK)
+        within = np.arange(self._tiles) * BLOCK
+        sizes = np.minimum(shape.tokens - within, BLOCK)
         known = np.full(shape.rows, -1)
         known[:count] = np.arange(count)
         # The kernel sees up to `cached + count` of a tile: the whole row, whichever of its tiles.
@@ -200,19 +195,21 @@ class PagedFixedPasses:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""
-        pool, fields, shape = self._pools[layer], self._block.device, self._shape
-        append(pool, self._page_size, fields["places"], key, value)
+        append(self._pools[layer], self._page_size, self._block.device["places"], key, value)
+        return self.attend_placed(layer, query, scale)
+
+    def places(self, layer: int) -> tuple[Tensor, Tensor]:
+        """See PlacedView."""
+        return self._pools[layer], self._block.device["places"]
+
+    def attend_placed(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+        """See PlacedView."""
+        pool, shape = self._pools[layer], self._shape
         heads, width = query.shape[1:]
+        if layer not in self._blocks:
+            self._blocks[layer] = blocks_of(pool)
         factor = (width**-0.5 if scale is None else scale) * LOG2E
-        shares = self._shares or shares_of(shape.rows * self._tiles, heads)
-        if shares > 1:
-            return attend_shared(
-                query, pool, fields, factor, self._page_size, shape.pages, block=PASS_BLOCK, keys=KEYS, shares=shares
-            )
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        _prompt_kernel[(shape.rows * self._tiles, heads)](
-            query, pool, out, fields["row"], fields["start"], fields["count"], fields["cached"], fields["tables"],
-            factor, query.stride(0), out.stride(0), shape.pages, pool.shape[3], heads // pool.shape[3],
-            page=self._page_size, width=width, block=PASS_BLOCK, keys=KEYS, causal=False, num_warps=4, num_stages=2,
+        return attend_shared(
+            query, pool, self._blocks[layer], self._block.device, factor, tokens=shape.tokens, max_pages=shape.pages,
+            by=sharing(shape.rows, shape.tokens, heads, self._shares),
         )  # fmt: skip
-        return out

@@ -1,45 +1,79 @@
-"""Attention of passes with few rows: the keys of a row are shared out, so that few tiles fill the whole chip.
+"""Attention of passes without a mask: the keys of a row are shared out, so that few tiles fill the whole chip.
 
 One row of 258 tokens and 16 heads is 80 tiles, each of which would walk alone through up to ten thousand keys on a chip
-of 132 processors. Here several programs take a tile's keys by turns and a second kernel joins them. Used by `paged`.
+of 132 processors. Here several programs take a tile's keys by turns and a second kernel joins them; many tiles take all
+of their keys themselves. Used by `paged`.
+
+Cost model: a page is walked in whole blocks of keys, one look into the page table and no mask for each, brought by the
+tensor copy engine; what a page holds beyond whole blocks is gathered behind them. The last tile of a row may hold few
+tokens: then it is a small matrix, for which fewer programs are enough.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from mstar_core.layers.fused import launch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-PROGRAMS: Final = 528
-"""Programs that fill one H100: four for each of its 132 processors."""
+PROGRAMS: Final = 396
+"""Programs that an H100 holds at a time: three for each of its 132 processors. One more would wait for all others."""
+
+SMALL_COST: Final = 0.75
+"""What a small tile costs, in large ones."""
 
 MOST_SHARES: Final = 8
 
+BLOCK: Final = 64
+"""Tokens of one tile: a frame of 258 is five of them for each head."""
+
+SMALL: Final = 16
+"""Tokens up to which the last tile of a row is a small matrix."""
+
+KEYS: Final = 64
+"""Keys of one block."""
+
+STAGES: Final = 3
+"""Blocks on their way."""
+
+JOINED: Final = 16
+"""Lines of one program that joins shares."""
+
 
 @triton.jit
-def _share_kernel(
-    query, pool, mixed_out, top_out, total_out, tile_row, tile_start, tile_count, tile_cached, tables, scale,
-    query_stride, max_pages, kv_heads, groups, page: tl.constexpr, width: tl.constexpr, block: tl.constexpr,
-    keys: tl.constexpr, shares: tl.constexpr,
+def _take(q, k, v, known, top, total, mixed, scale, is_masked: tl.constexpr):
+    """One block of keys: the new maximum of the scores, sum of weights and sum of weighted values."""
+    score = tl.dot(q, k.T)
+    if is_masked:
+        score = tl.where(known[None, :], score, -1.0e30)
+    higher = tl.maximum(top, tl.max(score, axis=1) * scale)
+    weight = tl.exp2(score * scale - higher[:, None])
+    shrink = tl.exp2(top - higher)
+    total = total * shrink + tl.sum(weight, axis=1)
+    return higher, total, tl.dot(weight.to(v.dtype), v, mixed * shrink[:, None])
+
+
+@triton.jit
+def _tile(
+    query, pool, lines, mixed_out, top_out, total_out, table, first, count, end, scale, query_stride, kv_heads,
+    groups, head, share, shares, all_lines, page: tl.constexpr, width: tl.constexpr, block: tl.constexpr,
+    keys: tl.constexpr, stages: tl.constexpr, is_whole: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    head = tl.program_id(1)
-    share = tl.program_id(2)
-    count = tl.load(tile_count + tile)
-    row = tl.load(tile_row + tile)
-    first = tl.load(tile_start + tile).to(tl.int64)
-    end = tl.load(tile_cached + tile) + count
-    # A spare row has no keys: every share of it is empty, and the join makes zeros of that.
-    end = tl.where(row < 0, 0, end)
-    row = tl.maximum(row, 0)
-    each = tl.cdiv(tl.cdiv(end, keys), shares) * keys
-    begin = share * each
-    stop = tl.minimum(begin + each, end)
+    per: tl.constexpr = page // keys
+    rest: tl.constexpr = page % keys
+    whole = end // page
+    blocks = whole * per + tl.cdiv(end - whole * per * keys, keys)
+    begin = share * blocks // shares
+    stop = (share + 1) * blocks // shares
     token = tl.arange(0, block)
     at = tl.arange(0, width)
     inside = token < count
@@ -48,85 +82,174 @@ def _share_kernel(
     top = tl.full((block,), -1.0e30, tl.float32)
     total = tl.zeros((block,), tl.float32)
     mixed = tl.zeros((block, width), tl.float32)
+    key = tl.arange(0, keys)
+    column = head // groups * width
+    if per > 0:
+        last = tl.minimum(stop, whole * per)
+        number = tl.load(table + begin // per, mask=begin < last, other=0)
+        for at_block in tl.range(begin, last, num_stages=stages):
+            start = number * (2 * page) + (at_block % per) * keys
+            k = lines.load([start, column])
+            v = lines.load([start + page, column])
+            number = tl.load(table + (at_block + 1) // per, mask=at_block + 1 < last, other=0)
+            top, total, mixed = _take(q, k, v, key < keys, top, total, mixed, scale, False)
+    # What is left over of whole pages, and the last page where it is not whole.
+    own = pool + column
     line = kv_heads * width
-    own = pool + (head // groups) * width
-    for start in range(begin, stop, keys):
-        place = start + tl.arange(0, keys)
-        known = place < stop
-        number = tl.load(tables + row * max_pages + place // page, mask=known, other=0).to(tl.int64)
-        offset = (number * (2 * page) + place % page) * line
-        k = tl.load(own + offset[None, :] + at[:, None], mask=known[None, :], other=0.0)
-        score = tl.where(known[None, :], tl.dot(q, k) * scale, -1.0e30)
-        higher = tl.maximum(top, tl.max(score, axis=1))
-        part = tl.exp2(score - higher[:, None])
-        shrink = tl.exp2(top - higher)
-        total = total * shrink + tl.sum(part, axis=1)
-        v = tl.load(own + offset[:, None] + page * line + at[None, :], mask=known[:, None], other=0.0)
-        mixed = mixed * shrink[:, None] + tl.dot(part.to(v.dtype), v)
-        top = higher
-    heads = tl.num_programs(1)
-    slot = ((tile.to(tl.int64) * heads + head) * shares + share) * block
-    tl.store(mixed_out + (slot + token[:, None]) * width + at[None, :], mixed)
-    tl.store(top_out + slot + token, top)
-    tl.store(total_out + slot + token, total)
+    for left in tl.range(tl.maximum(begin, whole * per), stop, num_stages=2 if per == 0 else 1):
+        place = (left - whole * per) * keys + key
+        known = place < end - whole * per * keys
+        of = tl.zeros((keys,), tl.int32) + whole
+        if rest > 0:
+            of = tl.minimum(place // rest, whole)
+        within = place - of * rest + tl.where(of < whole, per * keys, 0)
+        offset = (tl.load(table + of, mask=known, other=0).to(tl.int64) * (2 * page) + within) * line
+        k_left = tl.load(own + offset[:, None] + at[None, :], mask=known[:, None], other=0.0)
+        v_left = tl.load(own + offset[:, None] + page * line + at[None, :], mask=known[:, None], other=0.0)
+        top, total, mixed = _take(q, k_left, v_left, known, top, total, mixed, scale, True)
+    mine = share.to(tl.int64) * all_lines + (first + token) * (kv_heads * groups) + head
+    made = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+    into = mixed_out + mine[:, None] * width + at[None, :]
+    tl.store(into, made.to(mixed_out.dtype.element_ty), mask=inside[:, None])
+    if not is_whole:
+        tl.store(top_out + mine, top, mask=inside)
+        tl.store(total_out + mine, total, mask=inside)
+
+
+@triton.jit
+def _share_kernel(
+    query, pool, lines, mixed_out, top_out, total_out, tile_row, tile_start, tile_count, tile_cached, tables, scale,
+    query_stride, max_pages, kv_heads, groups, all_lines, tiles, each, shares, small_shares, page: tl.constexpr,
+    width: tl.constexpr, block: tl.constexpr, small: tl.constexpr, keys: tl.constexpr, stages: tl.constexpr,
+    has_small: tl.constexpr, is_whole: tl.constexpr, overlaps: tl.constexpr,
+):  # fmt: skip
+    heads = kv_heads * groups
+    rows = tiles // each
+    program = tl.program_id(0)
+    # A row has `each` tiles, of which the last may be small: those come behind all others.
+    large = each - 1 if has_small else each
+    others = rows * large * heads * shares
+    is_small = program >= others
+    program = tl.where(is_small, program - others, program)
+    of_row = tl.where(is_small, 1, large)
+    by = tl.where(is_small, small_shares, shares)
+    at = program % (rows * of_row)
+    head = program // (rows * of_row) % heads
+    share = program // (rows * of_row * heads)
+    tile = at // of_row * each + at % of_row + tl.where(is_small, each - 1, 0)
+    count = tl.load(tile_count + tile)
+    row = tl.load(tile_row + tile)
+    first = tl.load(tile_start + tile).to(tl.int64)
+    # A spare row has no keys: every share of it is empty, and the join makes zeros of that.
+    end = tl.where(row < 0, 0, tl.load(tile_cached + tile) + count)
+    table = tables + tl.maximum(row, 0) * max_pages
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    if has_small:
+        if is_small:
+            _tile(
+                query, pool, lines, mixed_out, top_out, total_out, table, first, count, end, scale, query_stride,
+                kv_heads, groups, head, share, by, all_lines, page, width, small, keys, stages, is_whole,
+            )  # fmt: skip
+        else:
+            _tile(
+                query, pool, lines, mixed_out, top_out, total_out, table, first, count, end, scale, query_stride,
+                kv_heads, groups, head, share, by, all_lines, page, width, block, keys, stages, is_whole,
+            )  # fmt: skip
+    else:
+        _tile(
+            query, pool, lines, mixed_out, top_out, total_out, table, first, count, end, scale, query_stride,
+            kv_heads, groups, head, share, by, all_lines, page, width, block, keys, stages, is_whole,
+        )  # fmt: skip
 
 
 @triton.jit
 def _join_kernel(
-    mixed_in, top_in, total_in, out, tile_start, tile_count, out_stride,
-    width: tl.constexpr, block: tl.constexpr, shares: tl.constexpr, some: tl.constexpr,
+    mixed_in, top_in, total_in, out, all_lines, heads, tokens, large, shares, small_shares, width: tl.constexpr,
+    most: tl.constexpr, some: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    head = tl.program_id(1)
-    token = tl.program_id(2) * some + tl.arange(0, some)
+    line = tl.program_id(0) * some + tl.arange(0, some)
     at = tl.arange(0, width)
-    heads = tl.num_programs(1)
-    base = (tile.to(tl.int64) * heads + head) * shares * block
+    # Tokens of a row's last tile were shared out among fewer.
+    own = tl.where(line // heads % tokens < large, shares, small_shares)
+    own = tl.where(line < all_lines, own, 0)
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
     highest = tl.full((some,), -1.0e30, tl.float32)
-    for share in tl.static_range(shares):
-        highest = tl.maximum(highest, tl.load(top_in + base + share * block + token))
+    for share in tl.static_range(most):
+        highest = tl.maximum(highest, tl.load(top_in + share * all_lines + line, mask=share < own, other=-1.0e30))
     total = tl.zeros((some,), tl.float32)
     mixed = tl.zeros((some, width), tl.float32)
-    for share in tl.static_range(shares):
-        slot = base + share * block + token
-        weight = tl.exp2(tl.load(top_in + slot) - highest)
-        total += weight * tl.load(total_in + slot)
-        mixed += weight[:, None] * tl.load(mixed_in + slot[:, None] * width + at[None, :])
+    for share in tl.static_range(most):
+        slot = share * all_lines + line
+        known = share < own
+        weight = tl.exp2(tl.load(top_in + slot, mask=known, other=-1.0e30) - highest)
+        weight *= tl.load(total_in + slot, mask=known, other=0.0)
+        part = tl.load(mixed_in + slot[:, None] * width + at[None, :], mask=known[:, None], other=0.0)
+        total += weight
+        mixed += weight[:, None] * part.to(tl.float32)
     made = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
-    first = tl.load(tile_start + tile).to(tl.int64)
-    inside = token < tl.load(tile_count + tile)
-    store = out + (first + token[:, None]) * out_stride + head * width + at[None, :]
-    tl.store(store, made.to(out.dtype.element_ty), mask=inside[:, None])
+    inside = line < all_lines
+    tl.store(out + line[:, None] * width + at[None, :], made.to(out.dtype.element_ty), mask=inside[:, None])
 
 
-def shares_of(tiles: int, heads: int) -> int:
-    """By how many programs each tile's keys are taken: as many as fill the chip; 1: the tiles do by themselves."""
-    return min(MOST_SHARES, max(1, PROGRAMS // (tiles * heads)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """By how many programs each tile's keys are taken; small: those of a row's last tile where it is small, else 0."""
+
+    large: int
+    small: int
+
+
+def sharing(rows: int, tokens: int, heads: int, shares: int | None = None) -> Sharing:
+    """As many programs as fill the chip; 1: the tiles do by themselves. shares: for each, whatever fills the chip."""
+    has_small = tokens > BLOCK and 0 < tokens % BLOCK <= SMALL
+    columns = rows * heads
+    tiles = columns * (tokens // BLOCK if has_small else -(-tokens // BLOCK))
+    large = shares or min(MOST_SHARES, max(1, int(PROGRAMS / (tiles + SMALL_COST * columns * has_small))))
+    if not has_small or large == 1:
+        return Sharing(large=large, small=int(has_small))
+    return Sharing(large=large, small=shares or min(large, max(1, (PROGRAMS - tiles * large) // columns)))
+
+
+def blocks_of(pool: Tensor) -> TensorDescriptor:
+    """What the copy engine takes blocks of keys and values of a pool by."""
+    pages, halves, page, kv_heads, width = pool.shape
+    return TensorDescriptor.from_tensor(pool.view(pages * halves * page, kv_heads * width), [KEYS, width])
 
 
 def attend_shared(
-    query: Tensor, pool: Tensor, fields: dict[str, Tensor], factor: float, page_size: int, max_pages: int,
-    *, block: int, keys: int, shares: int,
+    query: Tensor, pool: Tensor, blocks: TensorDescriptor, fields: dict[str, Tensor], factor: float,
+    *, tokens: int, max_pages: int, by: Sharing,
 ) -> Tensor:  # fmt: skip
     """Attention without a mask among a row's tokens.
 
-    query: [T, heads, width], the last two dimensions contiguous; pool: as `make_pools` makes it; fields: row, start,
-    count, cached int32 [tiles] and tables int32 [rows * max_pages], as `PagedFixedPasses` fills them; factor: the
-    scale times log2(e). Returns [T, heads, width] in the query's dtype.
+    query: [T, heads, width], the last two dimensions contiguous, `tokens` for each row; pool: as `make_pools` makes
+    it, blocks: of it; fields: row, start, count, cached int32 [tiles] and tables int32 [rows * max_pages], as
+    `PagedFixedPasses` fills them; factor: the scale times log2(e). Returns [T, heads, width] in the query's dtype.
     """
-    tokens, heads, width = query.shape
-    tiles, device = len(fields["row"]), query.device
-    mixed = torch.empty((tiles, heads, shares, block, width), dtype=torch.float32, device=device)
-    top, total = torch.empty((2, tiles, heads, shares, block), dtype=torch.float32, device=device)
-    out = torch.empty((tokens, heads, width), dtype=query.dtype, device=device)
-    _share_kernel[(tiles, heads, shares)](
-        query, pool, mixed, top, total, fields["row"], fields["start"], fields["count"], fields["cached"],
-        fields["tables"], factor, query.stride(0), max_pages, pool.shape[3], heads // pool.shape[3],
-        page=page_size, width=width, block=block, keys=keys, shares=shares, num_warps=4, num_stages=2,
+    count, heads, width = query.shape
+    kv_heads, page, all_lines = pool.shape[3], pool.shape[2], count * heads
+    tiles, each = len(fields["row"]), -(-tokens // BLOCK)
+    rows, is_whole = tiles // each, by.large == 1
+    out = torch.empty((count, heads, width), dtype=query.dtype, device=query.device)
+    mixed, top, total, most = out, out, out, max(by.large, by.small)
+    if not is_whole:
+        mixed = torch.empty((most, all_lines, width), dtype=query.dtype, device=query.device)
+        top, total = torch.empty((2, most, all_lines), dtype=torch.float32, device=query.device).unbind()
+    large = each - 1 if by.small else each
+    programs = rows * heads * (large * by.large + by.small)
+    _share_kernel[(programs,)](
+        query, pool, blocks, mixed, top, total, fields["row"], fields["start"], fields["count"], fields["cached"],
+        fields["tables"], factor, query.stride(0), max_pages, kv_heads, heads // kv_heads, all_lines, tiles, each,
+        by.large, by.small, page=page, width=width, block=BLOCK, small=SMALL, keys=KEYS, stages=STAGES,
+        has_small=by.small > 0, is_whole=is_whole, num_warps=4, **launch(query.device),
     )  # fmt: skip
-    some = 16
-    _join_kernel[(tiles, heads, block // some)](
-        mixed, top, total, out, fields["start"], fields["count"], out.stride(0),
-        width=width, block=block, shares=shares, some=some, num_warps=4,
-    )  # fmt: skip
+    if not is_whole:
+        _join_kernel[(triton.cdiv(all_lines, JOINED),)](
+            mixed, top, total, out, all_lines, heads, tokens, large * BLOCK if by.small else tokens, by.large,
+            by.small, width=width, most=most, some=JOINED, num_warps=4, **launch(query.device),
+        )  # fmt: skip
     return out

@@ -79,7 +79,10 @@ def test_a_goal_is_encoded_in_the_same_pass(ac: Golden, ac_nodes: dict[str, Any]
 
 def test_every_block_in_one_pass(ac: Golden, ac_nodes: dict[str, Any]) -> None:
     predictor, found = ac_nodes["ac_predictor"], []
-    hooks = [block.register_forward_hook(lambda _m, _i, out: found.append(out)) for block in predictor.blocks]
+    hooks = [
+        block.register_forward_hook(lambda _m, _i, out: found.append(out[1].added(out[0])))
+        for block in predictor.blocks
+    ]
     count = ac.given["tf_actions"].shape[1]
     view = BlockView(predictor.frame_tokens)
     normed = taught(predictor, ac, count, view)

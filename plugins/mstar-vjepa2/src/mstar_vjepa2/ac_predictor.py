@@ -7,17 +7,20 @@ do not reach it, and rotary positions are absolute.
 
 from __future__ import annotations
 
-from functools import partial
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Union
 
 import torch
 from torch import nn
 
 from mstar_core.errors import EngineError
-from mstar_vjepa2.blocks import attend_all, stack
+from mstar_vjepa2.blocks import MixCached, attend_all, stack, sum_norm
 from mstar_vjepa2.encoder import latents_of
 from mstar_vjepa2.params import POSE
 from mstar_vjepa2.poses import moved
+from mstar_vjepa2.products import linear_into
 from mstar_vjepa2.rotary import Rotary3D
 
 if TYPE_CHECKING:
@@ -52,6 +55,7 @@ class ActionPredictor(nn.Module):
         own, encoder = facts.predictor, facts.encoder
         self.patches, self.conditions = encoder.frame_tokens, facts.conditions
         self.uses_extrinsics = facts.uses_extrinsics
+        self._stream: torch.cuda.Stream | None = None
         self.predictor_embed = nn.Linear(encoder.vit.width, own.width)
         # In float32 whatever the model's dtype: a bfloat16 state would be rounded to millimetres.
         self.action_encoder = nn.Linear(POSE, own.width, dtype=torch.float32)
@@ -112,10 +116,14 @@ class ActionPredictor(nn.Module):
             own = _each(state, rows, POSE_RANK) if states is None else _chosen(states, at, rows, POSE_RANK + 1)
         action = _chosen(moves, at, rows, POSE_RANK + 1)
         camera = None if cameras is None else _chosen(cameras, at, rows, POSE_RANK + 1)
+        with self._beside(own) as stream:
+            next_state = moved(own.float(), action)
         x = self.embed(latents, action, own, camera)
         x = self.run(x, positions, kv)
         following = latents_of(self.predicted(x), self._per_row(normalize_reps, rows))[:, None]
-        return {"next_frame": following, "next_state": moved(own.float(), action)}
+        if stream is not None:
+            torch.cuda.current_stream().wait_stream(stream)
+        return {"next_frame": following, "next_state": next_state}
 
     def warm_up(self) -> None:
         """Run one frame without a cache, so that kernels are compiled and loaded before the first request."""
@@ -139,23 +147,48 @@ class ActionPredictor(nn.Module):
             assert camera is not None
             pairs.append((self.extrinsics_encoder, camera))
         dtype = self.predictor_embed.weight.dtype
+        if latents.is_cuda:
+            kernels = importlib.import_module("mstar_vjepa2.fused")
+            shape = (len(latents), self.frame_tokens, self.predictor_embed.out_features)
+            x = torch.empty(shape, dtype=dtype, device=latents.device)
+            for number, (layer, value) in enumerate(pairs):
+                kernels.pose(value.float(), layer, x[:, number])
+            linear_into(x[:, len(pairs) :], latents.to(dtype), self.predictor_embed)
+            return x.flatten(0, 1)
         made = [layer(value.float()).to(dtype) for layer, value in pairs]
         parts = [*(each[:, None] for each in made), self.predictor_embed(latents.to(dtype))]
         return torch.cat(parts, dim=1).flatten(0, 1)
 
     def run(self, x: Tensor, positions: Tensor, kv: KVView) -> Tensor:
-        """All blocks. x: [R * frame_tokens, P]; positions: int64 [R * frame_tokens]. Returns x's shape."""
+        """All blocks and the norm. x: [R * frame_tokens, P]; positions: int64 [R * frame_tokens]. Returns x's shape."""
         rows = positions.numel() // self.frame_tokens
-        rotation = self.rotary(positions, self.row.repeat(rows), self.column.repeat(rows))
+        row, column = (each.expand(rows, -1).reshape(-1) for each in (self.row, self.column))
+        rotation, branch = self.rotary(positions, row, column), None
         for layer, block in enumerate(self.blocks):
-            x = block(x, rotation, partial(kv.attend, layer))
-        return x
+            x, branch = block(x, branch, rotation, MixCached(kv, layer))
+        return sum_norm(x, branch, self.norm)[1]
 
-    def predicted(self, x: Tensor) -> Tensor:
+    def predicted(self, normed: Tensor) -> Tensor:
         """The patches of the frame behind each, [R, S, width], as the last layer gives them."""
-        patches = x.view(-1, self.frame_tokens, x.shape[-1])[:, self.conditions :]
-        out: Tensor = self.proj(self.norm(patches))
+        out: Tensor = self.proj(normed.view(-1, self.frame_tokens, normed.shape[-1])[:, self.conditions :])
         return out
+
+    @contextmanager
+    def _beside(self, like: Tensor) -> Iterator[torch.cuda.Stream | None]:
+        """In a captured pass what is done here runs beside what follows: the pose is some forty tiny kernels.
+
+        Gives the stream to wait for before the results, and before what was read there is let go; else None.
+        """
+        if not like.is_cuda:
+            yield None
+            return
+        self._stream = self._stream or torch.cuda.Stream(like.device)
+        if not torch.cuda.is_current_stream_capturing():
+            yield None
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield self._stream
 
     def _per_row(self, numbers: Tensor, rows: int) -> Tensor:
         """One of the numbers that a row's tokens share: [R]."""

@@ -1,31 +1,66 @@
 """The pre-norm block that encoder, both predictors and the pooler are made of.
 
-How queries meet keys is given to a block by its caller: over all tokens at once, or through the engine's cache.
+How queries meet keys is given to a block by its caller: over all tokens at once, or through the engine's cache. What a
+block ends with is added in front of the next norm, so that on CUDA a sum and its norm are one kernel.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+from mstar_core.engine.kv_view import PlacedView
+from mstar_vjepa2.products import Branch, branch_of, is_few, linear, turned
 from mstar_vjepa2.rotary import Rotation, rotate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.kv_view import KVView
     from mstar_vjepa2.facts import VitFacts
 
-Mix = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
-"""Attention of query, key and value [..., T, heads, head_dim]; gives the query's shape."""
+Mix = Callable[["Tensor", nn.Linear, "Rotation | None", int], "Tensor"]
+"""Attention of queries, keys and values that one layer of so many heads makes of [..., T, width]; gives its shape."""
 
 
 def attend_all(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Every token sees every token. query: [B, Q, heads, head_dim]; key, value: [B, T, heads, head_dim]."""
     mixed = scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     return mixed.transpose(1, 2)
+
+
+def mix_all(x: Tensor, layer: nn.Linear, rotation: Rotation | None, heads: int) -> Tensor:
+    """The same as a Mix. x: [B, T, width]."""
+    return attend_all(*apart(linear(x, layer), rotation, heads)).flatten(-2)
+
+
+@dataclass(frozen=True, slots=True)
+class MixCached:
+    """A Mix through the cache of one layer. x: [T, width], the tokens of all rows."""
+
+    kv: KVView
+    layer: int
+
+    def __call__(self, x: Tensor, layer: nn.Linear, rotation: Rotation | None, heads: int) -> Tensor:
+        if rotation is not None and isinstance(self.kv, PlacedView):
+            query = turned(x, layer, rotation, heads, self.kv.places(self.layer))
+            return self.kv.attend_placed(self.layer, query).flatten(-2)
+        return self.kv.attend(self.layer, *apart(linear(x, layer), rotation, heads)).flatten(-2)
+
+
+def apart(packed: Tensor, rotation: Rotation | None, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys, turned, and values of joined projections: [..., T, heads, head_dim] each."""
+    joined = packed.unflatten(-1, (3 * heads, -1))
+    both, value = joined.split([2 * heads, heads], dim=-2)
+    if rotation is not None:
+        both = rotate(both, rotation)  # queries and keys are as many heads more to it
+    query, key = both.chunk(2, dim=-2)
+    return query, key, value
 
 
 class Attention(nn.Module):
@@ -37,15 +72,9 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, rotation: Rotation | None, mix: Mix) -> Tensor:
-        """x: [..., T, width]. Returns x's shape."""
-        joined = self.qkv(x).unflatten(-1, (3 * self.heads, -1))
-        both, value = joined.split([2 * self.heads, self.heads], dim=-2)
-        if rotation is not None:
-            both = rotate(both, rotation)  # queries and keys are as many heads more to it
-        query, key = both.chunk(2, dim=-2)
-        out: Tensor = self.proj(mix(query, key, value).flatten(-2))
-        return out
+    def forward(self, x: Tensor, rotation: Rotation | None, mix: Mix) -> Branch:
+        """x: [..., T, width]. Returns what is added to the residual."""
+        return branch_of(mix(x, self.qkv, rotation, self.heads), self.proj)
 
 
 class Mlp(nn.Module):
@@ -56,14 +85,13 @@ class Mlp(nn.Module):
         self.fc1 = nn.Linear(width, inner)
         self.fc2 = nn.Linear(inner, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [..., width]. Returns x's shape."""
-        out: Tensor = self.fc2(gelu(self.fc1(x)))
-        return out
+    def forward(self, x: Tensor) -> Branch:
+        """x: [..., width]. Returns what is added to the residual."""
+        return branch_of(linear(x, self.fc1, gelu), self.fc2)
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), of which the last sum is left to the reader."""
 
     def __init__(self, width: int, heads: int, inner: int, eps: float) -> None:
         super().__init__()
@@ -72,11 +100,28 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(width, eps)
         self.mlp = Mlp(width, inner)
 
-    def forward(self, x: Tensor, rotation: Rotation | None, mix: Mix = attend_all) -> Tensor:
-        """x: [..., T, width]. Returns x's shape."""
-        x = x + self.attn(self.norm1(x), rotation, mix)
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
+    def forward(
+        self, x: Tensor, branch: Branch | None, rotation: Rotation | None, mix: Mix = mix_all
+    ) -> tuple[Tensor, Branch]:
+        """x: [..., T, width], branch: what is still to be added to it. Returns the same."""
+        x, normed = sum_norm(x, branch, self.norm1, (self.attn.qkv, self.attn.proj))
+        x, normed = sum_norm(x, self.attn(normed, rotation, mix), self.norm2, (self.mlp.fc1, self.mlp.fc2))
+        return x, self.mlp(normed)
+
+
+def sum_norm(
+    x: Tensor, branch: Branch | None, norm: nn.LayerNorm, ahead: tuple[nn.Linear, ...] = ()
+) -> tuple[Tensor, Tensor]:
+    """x with its branch, and the norm of that. x: [..., width]; ahead: the two layers behind. Both have x's shape."""
+    if x.is_cuda:
+        asked = tuple(layer.weight for layer in ahead if is_few(x, layer))
+        found: tuple[Tensor, Tensor] = importlib.import_module("mstar_vjepa2.fused").sum_norm(
+            x, None if branch is None else branch.values, norm, None if branch is None else branch.bias,
+            asked if len(asked) == 2 else (),
+        )  # fmt: skip
+        return found
+    x = x if branch is None else branch.added(x)
+    return x, norm(x)
 
 
 def stack(facts: VitFacts) -> nn.ModuleList:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn.functional import layer_norm, linear
 
 from mstar_core.engine.inner_graphs import InnerGraphs
-from mstar_vjepa2.blocks import stack
+from mstar_vjepa2.blocks import stack, sum_norm
 from mstar_vjepa2.params import POOLINGS
 from mstar_vjepa2.pixels import MEAN, STD
 from mstar_vjepa2.rotary import Rotary3D
@@ -112,12 +113,12 @@ class Encoder(nn.Module):
         x = self.patches(pixels)
         rows, columns = pixels.shape[-2] // self.facts.patch, pixels.shape[-1] // self.facts.patch
         rotation = self.rotary.of_ids(torch.arange(x.shape[1], device=x.device), rows, columns)
-        kept = {0: x} if 0 in keep else {}
+        kept, branch = {0: x} if 0 in keep else {}, None
         for number, block in enumerate(self.blocks, start=1):
-            x = block(x, rotation)
+            x, branch = block(x, branch, rotation)
             if number in keep:
-                kept[number] = x
-        return self.norm(x), kept
+                kept[number] = branch.added(x)
+        return sum_norm(x, branch, self.norm)[1], kept
 
     def patches(self, pixels: Tensor) -> Tensor:
         """Patch embeddings [B, N, width]. pixels: as in forward."""
@@ -137,6 +138,9 @@ def latents_of(hidden: Tensor, wanted: Tensor) -> Tensor:
 
     hidden: [B, ..., width]. wanted: bool [B], or numbers where 0 is no.
     """
+    if hidden.is_cuda and len(wanted) == len(hidden):
+        made: Tensor = importlib.import_module("mstar_vjepa2.fused").latents(hidden.contiguous(), wanted, LATENT_EPS)
+        return made
     plain = hidden.float()
     normed = layer_norm(plain, plain.shape[-1:], eps=LATENT_EPS)
     return torch.where(wanted.bool().view(-1, *[1] * (plain.dim() - 1)), normed, plain)

@@ -1,60 +1,260 @@
-"""The rotation of queries and keys in one Triton kernel. Used by `rotary` on CUDA; importing it needs triton.
+"""Rotation, with its angles, and residual sums with their norm, as Triton kernels. Used on CUDA by `blocks`, `products`
+and `rotary`; needs triton.
 
-In plain torch it is some ten passes over float32 copies, which at 8,192 patches cost as much as half of the products.
+Both lanes of a pair turn by an angle of their own; lanes behind the last that turns keep what they hold.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mstar_core.layers.fused import launch, warps
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+
+SOME: Final = 16
+"""Heads of one program that turns."""
+
+
+@triton.jit
+def _pairs(line, at, inside, other: tl.constexpr, lanes: tl.constexpr):
+    """Even and odd values of a line of numbers, float32 [lanes / 2] each."""
+    value = tl.load(line + at, mask=inside, other=other).to(tl.float32)
+    return tl.split(tl.reshape(value, [lanes // 2, 2]))
+
+
+@triton.jit
+def _turned(value, cosine, sine, width, some: tl.constexpr, lanes: tl.constexpr):
+    """Heads [some, lanes] turned by the angles that lie at cosine and sine, `width` of them. Returns float32."""
+    at = tl.arange(0, lanes)
+    c0, c1 = _pairs(cosine, at, at < width, 1.0, lanes)
+    s0, s1 = _pairs(sine, at, at < width, 0.0, lanes)
+    first, second = tl.split(tl.reshape(value.to(tl.float32), [some, lanes // 2, 2]))
+    turned = tl.join(first * c0[None, :] - second * s0[None, :], second * c1[None, :] + first * s1[None, :])
+    return tl.reshape(turned, [some, lanes])
 
 
 @triton.jit
 def _turn_kernel(
-    x, cosine, sine, out, token_stride, head_stride, places, heads, width,
-    head_dim: tl.constexpr, pairs: tl.constexpr, some: tl.constexpr,
+    x, cosine, sine, token_stride, head_stride, angled, heads, width,
+    head_dim: tl.constexpr, lanes: tl.constexpr, some: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * some + tl.arange(0, some)
-    pair = 2 * tl.arange(0, pairs)
-    inside = (head < heads)[:, None] & (pair < head_dim)[None, :]
-    start = x + token * token_stride + head[:, None] * head_stride + pair[None, :]
-    first = tl.load(start, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(start + 1, mask=inside, other=0.0).to(tl.float32)
-    turns = pair < width
-    row = (token % places) * width + pair
-    # Both lanes of a pair have an angle of their own; lanes behind the last that turns keep what they hold.
-    c0 = tl.load(cosine + row, mask=turns, other=1.0)[None, :]
-    s0 = tl.load(sine + row, mask=turns, other=0.0)[None, :]
-    c1 = tl.load(cosine + row + 1, mask=turns, other=1.0)[None, :]
-    s1 = tl.load(sine + row + 1, mask=turns, other=0.0)[None, :]
-    into = out + (token * heads + head[:, None]) * head_dim + pair[None, :]
-    tl.store(into, (first * c0 - second * s0).to(out.dtype.element_ty), mask=inside)
-    tl.store(into + 1, (second * c1 + first * s1).to(out.dtype.element_ty), mask=inside)
+    at = tl.arange(0, lanes)
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    inside = (head < heads)[:, None] & (at < head_dim)[None, :]
+    here = x + token * token_stride + head[:, None] * head_stride + at[None, :]
+    value = tl.load(here, mask=inside, other=0.0)
+    row = (token % angled) * width
+    turned = _turned(value, cosine + row, sine + row, width, some, lanes)
+    tl.store(here, turned.to(value.dtype), mask=inside)
 
 
-def is_taken(x: Tensor, cosine: Tensor) -> bool:
-    """Whether the kernel knows this layout: tokens evenly apart, heads whole, angles shared by leading rows only."""
-    even = all(x.stride(axis) == x.shape[axis + 1] * x.stride(axis + 1) for axis in range(x.dim() - 3))
-    tokens = x.shape[:-2]
-    shared = cosine.shape[:-2] == tokens[len(tokens) - (cosine.dim() - 2) :]
-    return even and x.stride(-1) == 1 and x.shape[-1] % 2 == 0 and shared and cosine.is_contiguous()
+@triton.jit
+def _turn_append_kernel(
+    packed, cosine, sine, places, query, pool, across, angled, page, width, heads, kv_heads,
+    head_dim: tl.constexpr, lanes: tl.constexpr, some: tl.constexpr, overlaps: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * some + tl.arange(0, some)
+    at = tl.arange(0, lanes)
+    place = tl.load(places + token)
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    inside = (head < heads + 2 * kv_heads)[:, None] & (at < head_dim)[None, :]
+    value = tl.load(packed + token * across + head[:, None] * head_dim + at[None, :], mask=inside, other=0.0)
+    row = (token % angled) * width
+    turned = _turned(value, cosine + row, sine + row, width, some, lanes).to(value.dtype)
+    value = tl.where((head < heads + kv_heads)[:, None], turned, value)
+    # A key's value lies one page behind it.
+    kv = tl.maximum(head - heads, 0)
+    line = (place + tl.where(kv < kv_heads, 0, page)) * kv_heads + tl.where(kv < kv_heads, kv, kv - kv_heads)
+    into = tl.where(head < heads, query + (token * heads + head) * head_dim, pool + line * head_dim)
+    known = inside & ((head < heads) | (place >= 0))[:, None]
+    tl.store(into[:, None] + at[None, :], value.to(query.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def _angles_kernel(time, row, column, frequencies, cosine, sine, half, block: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, block)
+    inside = lane < 6 * half
+    # Each axis has its angles twice, one half of its lanes behind the other.
+    axis = lane // (2 * half)
+    place = tl.where(
+        axis == 0, tl.load(time + token), tl.where(axis == 1, tl.load(row + token), tl.load(column + token))
+    )
+    angle = place.to(tl.float32) * tl.load(frequencies + lane % half, mask=inside, other=0.0)
+    tl.store(cosine + token * 6 * half + lane, tl.cos(angle), mask=inside)
+    tl.store(sine + token * 6 * half + lane, tl.sin(angle), mask=inside)
+
+
+@triton.jit
+def _ask(weight, size, lanes: tl.constexpr):
+    """Bring this program's share of `size` bytes into the second-level cache; nothing waits for them."""
+    piece = tl.cdiv(tl.cdiv(size, tl.num_programs(0) * lanes), 128) * 128
+    at = (tl.program_id(0) * lanes + tl.arange(0, lanes)).to(tl.int64) * piece
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
+        "=r,l,r,r",
+        [weight.to(tl.int64) + at, (at < size).to(tl.int32), tl.minimum(size - at, piece).to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _sum_norm_kernel(
+    x, branch, bias, gain, shift, summed, out, width, eps, asked, then_asked, asked_size, then_size,
+    parts: tl.constexpr, has_bias: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr, lanes: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, block)
+    inside = at < width
+    factor = tl.load(gain + at, mask=inside, other=0.0).to(tl.float32)
+    offset = tl.load(shift + at, mask=inside, other=0.0).to(tl.float32)
+    added = tl.zeros((block,), tl.float32)
+    if has_bias:
+        added = tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+    if overlaps:
+        gdc_launch_dependents()
+        if lanes > 0:
+            _ask(asked, asked_size, lanes)
+            _ask(then_asked, then_size, lanes)
+        gdc_wait()
+    value = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
+    if parts > 0:
+        stride = tl.num_programs(0).to(tl.int64) * width
+        for part in tl.static_range(parts):
+            added += tl.load(branch + part * stride + row * width + at, mask=inside, other=0.0).to(tl.float32)
+        # As the layer that made the branch would have rounded it.
+        rounded = (value + added.to(summed.dtype.element_ty).to(tl.float32)).to(summed.dtype.element_ty)
+        tl.store(summed + row * width + at, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    centred = tl.where(inside, value - tl.sum(value, axis=0) / width, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
+    tl.store(out + row * width + at, (centred * scale * factor + offset).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _pose_kernel(
+    pose, pose_stride, values, weight, bias, out, out_stride, width, padded: tl.constexpr, block: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.program_id(1) * block + tl.arange(0, block)
+    at = tl.arange(0, padded)
+    given = tl.load(pose + row * pose_stride + at, mask=at < values, other=0.0)
+    known = (lane < width)[:, None] & (at < values)[None, :]
+    total = tl.sum(
+        tl.load(weight + lane[:, None] * values + at[None, :], mask=known, other=0.0) * given[None, :], axis=1
+    )
+    total += tl.load(bias + lane, mask=lane < width, other=0.0)
+    tl.store(out + row * out_stride + lane, total.to(out.dtype.element_ty), mask=lane < width)
+
+
+def pose(values: Tensor, layer: nn.Linear, out: Tensor) -> None:
+    """A float32 layer of few inputs into one token of each row. values: [R, inputs]; out: [R, width]."""
+    count, width, block = values.shape[-1], out.shape[-1], 128
+    _pose_kernel[(len(out), triton.cdiv(width, block))](
+        values, values.stride(0), count, layer.weight, layer.bias, out, out.stride(0), width,
+        padded=triton.next_power_of_2(count), block=block, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _latents_kernel(hidden, wanted, out, wanted_stride, tokens, width, eps, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, block)
+    inside = at < width
+    value = tl.load(hidden + row * width + at, mask=inside, other=0.0).to(tl.float32)
+    if tl.load(wanted + row // tokens * wanted_stride) != 0:
+        centred = tl.where(inside, value - tl.sum(value, axis=0) / width, 0.0)
+        value = centred * tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
+    tl.store(out + row * width + at, value, mask=inside)
+
+
+def latents(hidden: Tensor, wanted: Tensor, eps: float) -> Tensor:
+    """What `encoder.latents_of` does. hidden: [B, ..., width], contiguous; wanted: [B], bool or numbers."""
+    rows, width = hidden.numel() // hidden.shape[-1], hidden.shape[-1]
+    out = torch.empty(hidden.shape, dtype=torch.float32, device=hidden.device)
+    block = triton.next_power_of_2(width)
+    _latents_kernel[(rows,)](
+        hidden, wanted, out, wanted.stride(0), rows // len(wanted), width, eps, block=block, num_warps=warps(block)
+    )
+    return out
+
+
+def angles(time: Tensor, row: Tensor, column: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """What `Rotary3D` does. time, row, column: int64 [..., T], contiguous. Returns float32 [..., T, 1, 6 * half]."""
+    tokens, half = time.numel(), len(frequencies)
+    cosine, sine = torch.empty((2, *time.shape, 1, 6 * half), dtype=torch.float32, device=time.device).unbind()
+    block = triton.next_power_of_2(6 * half)
+    _angles_kernel[(tokens,)](time, row, column, frequencies, cosine, sine, half, block=block, num_warps=1)
+    return cosine, sine
 
 
 def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """What `rotary.rotate` does. x: [..., T, heads, head_dim]; cosine, sine: float32 [..., T, 1, lanes], contiguous."""
+    """Turn heads where they lie. x: [..., T, heads, head_dim], tokens evenly apart, lanes contiguous, an even number.
+
+    cosine, sine: float32 [..., T, 1, lanes], contiguous, of trailing rows. Returns x.
+    """
     heads, head_dim = x.shape[-2:]
-    tokens, width = x.shape[:-2].numel(), cosine.shape[-1]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    some = 8
-    _turn_kernel[(tokens, triton.cdiv(heads, some))](
-        x, cosine, sine, out, x.stride(-3), x.stride(-2), cosine.numel() // width, heads, width,
-        head_dim=head_dim, pairs=triton.next_power_of_2(head_dim // 2), some=some, num_warps=4,
+    width = cosine.shape[-1]
+    _turn_kernel[(x.shape[:-2].numel(), triton.cdiv(heads, SOME))](
+        x, cosine, sine, x.stride(-3), x.stride(-2), cosine.numel() // width, heads, width,
+        head_dim=head_dim, lanes=triton.next_power_of_2(head_dim), some=SOME, num_warps=4, **launch(x.device),
     )  # fmt: skip
-    return out
+    return x
+
+
+def turn_append(pool: Tensor, places: Tensor, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int) -> Tensor:
+    """Turn queries and keys of joined projections and store keys and values. Returns queries [T, heads, head_dim].
+
+    pool: as `make_pools` makes it; places: int64 [T], where a flat pool keeps each key, -1 = nowhere; packed:
+    [T, (heads + 2 * kv_heads) * head_dim], contiguous, queries first; rotation: cosine and sine, as for `turn`.
+    """
+    tokens, across = packed.shape
+    page, kv_heads, head_dim = pool.shape[2:]
+    cosine, sine = rotation
+    width = cosine.shape[-1]
+    query = torch.empty((tokens, heads, head_dim), dtype=pool.dtype, device=packed.device)
+    _turn_append_kernel[(tokens, triton.cdiv(heads + 2 * kv_heads, SOME))](
+        packed, cosine, sine, places, query, pool, across, cosine.numel() // width, page, width, heads, kv_heads,
+        head_dim=head_dim, lanes=triton.next_power_of_2(head_dim), some=SOME, num_warps=4, **launch(packed.device),
+    )  # fmt: skip
+    return query
+
+
+def sum_norm(
+    x: Tensor, branch: Tensor | None, norm: nn.LayerNorm, bias: Tensor | None = None, ahead: tuple[Tensor, ...] = ()
+) -> tuple[Tensor, Tensor]:
+    """x + branch (+ bias), and its norm, statistics in float32. Without a branch the sum is x itself.
+
+    x: [..., width]; branch: the same, or float32 slices to be summed [S, ..., width]; contiguous; ahead: the weights of
+    the next two layers, which are asked for, or none. Returns both in x's shape and dtype.
+    """
+    width, rows = x.shape[-1], x.numel() // x.shape[-1]
+    out = torch.empty_like(x)
+    parts = 0 if branch is None else branch.shape[0] if branch.dim() > x.dim() else 1
+    summed = x if branch is None else torch.empty_like(x)
+    block = triton.next_power_of_2(width)
+    asked, then_asked = ahead or (x, x)
+    _sum_norm_kernel[(rows,)](
+        x, x if branch is None else branch, norm.bias if bias is None else bias, norm.weight, norm.bias, summed, out,
+        width, norm.eps, asked, then_asked, asked.numel() * asked.itemsize, then_asked.numel() * then_asked.itemsize,
+        parts=parts, has_bias=bias is not None, block=block, lanes=32 * warps(block) * bool(ahead),
+        num_warps=warps(block),
+        **launch(x.device),
+    )  # fmt: skip
+    return summed, out

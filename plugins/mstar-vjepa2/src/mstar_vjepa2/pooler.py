@@ -36,7 +36,7 @@ class CrossAttention(nn.Module):
             for each in (self.q_proj(query), self.k_proj(normed), self.v_proj(normed))
         )
         y = query + attend_all(*split).flatten(-2)
-        out: Tensor = y + self.mlp(self.layer_norm2(y))
+        out: Tensor = self.mlp(self.layer_norm2(y)).added(y)
         return out
 
 
@@ -52,9 +52,10 @@ class Pooler(nn.Module):
 
     def forward(self, *, encoder_hidden: Tensor) -> dict[str, Tensor]:
         """encoder_hidden: [B, N, width]. Returns float32 pooled [B, width] and, with a head, logits [B, classes]."""
-        x = encoder_hidden
+        x, branch = encoder_hidden, None
         for block in self.blocks:
-            x = block(x, None)
+            x, branch = block(x, branch, None)
+        x = x if branch is None else branch.added(x)
         pooled = self.cross(self.query_tokens.expand(len(x), -1, -1), x)[:, 0]
         found = {"pooled": pooled.float()}
         if self.classifier is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import nn
 
-from mstar_vjepa2.blocks import stack
+from mstar_vjepa2.blocks import stack, sum_norm
 from mstar_vjepa2.rotary import Rotary3D
 
 if TYPE_CHECKING:
@@ -56,9 +56,11 @@ class MaskedPredictor(nn.Module):
         mask = self.mask_tokens[MASK_INDEX % len(self.mask_tokens)].to(known.dtype)
         x = torch.cat([known, mask.expand(*target_ids.shape, -1)], dim=1)
         rotation = self.rotary.of_ids(torch.cat([context_ids, target_ids], dim=1), self.grid, self.grid)
+        branch = None
         for block in self.blocks:
-            x = block(x, rotation)
-        out: Tensor = self.proj(self.norm(x[:, -target_ids.shape[1] :]))
+            x, branch = block(x, branch, rotation)
+        _, normed = sum_norm(x, branch, self.norm)
+        out: Tensor = self.proj(normed[:, -target_ids.shape[1] :])
         return out
 
 

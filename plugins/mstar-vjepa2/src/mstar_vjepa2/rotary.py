@@ -39,6 +39,10 @@ class Rotary3D(nn.Module):
 
     def forward(self, time: Tensor, row: Tensor, column: Tensor) -> Rotation:
         """time, row, column: [..., T], whole numbers. Returns the rotation of these tokens."""
+        if time.is_cuda:
+            kernels = importlib.import_module("mstar_vjepa2.fused")
+            made: Rotation = kernels.angles(time, row, column, self.frequencies.float())
+            return made
         place = torch.stack([time, row, column], dim=-1).float()
         angles = place[..., None] * self.frequencies.float()
         both = torch.cat([angles, angles], dim=-1).flatten(-2)[..., None, :]
@@ -52,13 +56,22 @@ class Rotary3D(nn.Module):
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn the first lanes of heads, in float32. x: [..., T, heads, head_dim]. Returns x's shape and dtype."""
-    if x.is_cuda:
-        kernels = importlib.import_module("mstar_vjepa2.fused")
-        if kernels.is_taken(x, rotation[0]):
-            turned: Tensor = kernels.turn(x, *rotation)
-            return turned
+    """Turn the first lanes of heads, in float32. x: [..., T, heads, head_dim], which is lost.
+
+    Returns x's shape and dtype; on CUDA this is x itself.
+    """
+    if x.is_cuda and is_taken(x, rotation[0]):
+        turned: Tensor = importlib.import_module("mstar_vjepa2.fused").turn(x, *rotation)
+        return turned
     return rotate_plain(x, rotation)
+
+
+def is_taken(x: Tensor, cosine: Tensor) -> bool:
+    """Whether the kernel knows this layout: tokens evenly apart, heads whole, angles shared by leading rows only."""
+    even = all(x.stride(axis) == x.shape[axis + 1] * x.stride(axis + 1) for axis in range(x.dim() - 3))
+    tokens = x.shape[:-2]
+    shared = cosine.shape[:-2] == tokens[len(tokens) - (cosine.dim() - 2) :]
+    return even and x.stride(-1) == 1 and x.shape[-1] % 2 == 0 and shared and cosine.is_contiguous()
 
 
 def rotate_plain(x: Tensor, rotation: Rotation) -> Tensor:

@@ -1,0 +1,34 @@
+"""What is left of a linear layer for the sum behind it, and which of them the kernels of few rows take."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import gelu
+
+from mstar_vjepa2.blocks import sum_norm
+from mstar_vjepa2.products import Branch, branch_of, is_few, linear, linear_into
+
+
+def test_a_branch_is_added_whole_or_in_slices() -> None:
+    layer, x, y = torch.nn.Linear(12, 5), torch.randn(2, 3, 5), torch.randn(2, 3, 12)
+    slices = torch.stack([y[..., half] @ layer.weight[:, half].T for half in (slice(0, 6), slice(6, 12))])
+    expected = x + layer(y)
+    assert torch.allclose(branch_of(y, layer).added(x), expected, atol=1e-6)
+    assert torch.allclose(Branch(slices, layer.bias).added(x), expected, atol=1e-6)
+
+
+def test_a_norm_takes_the_sum_in_front_of_it() -> None:
+    norm, x, values = torch.nn.LayerNorm(6), torch.randn(4, 6), torch.randn(4, 6)
+    summed, normed = sum_norm(x, Branch(values), norm)
+    assert torch.equal(summed, x + values) and torch.equal(normed, norm(summed))
+    same, normed = sum_norm(x, None, norm)
+    assert same is x and torch.equal(normed, norm(x))
+
+
+def test_the_cpu_multiplies_by_the_layers_themselves() -> None:
+    layer, x, out = torch.nn.Linear(8, 4), torch.randn(2, 8), torch.zeros(3, 4)
+    assert not is_few(x, layer)
+    assert torch.equal(linear(x, layer, gelu), gelu(layer(x)))
+    with torch.inference_mode():
+        linear_into(out[1:], x, layer)
+        assert torch.equal(out[1:], layer(x)) and not out[0].any()
