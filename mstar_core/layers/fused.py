@@ -40,6 +40,32 @@ def opened(gate, dtype: tl.constexpr, is_gelu: tl.constexpr):
 
 
 @triton.jit
+def ask_for(pointers, size):
+    """Bring `size` bytes, a multiple of 16, from each pointer into the second-level cache; nothing waits for them."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [pointers.to(tl.int64), size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def ask_where(pointers, inside, size):
+    """The same from those pointers that are inside."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
+        "=r,l,r,r",
+        [pointers.to(tl.int64), inside.to(tl.int32), size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def _norm_kernel(
     x, branch, weight, summed, out, width, eps, parts: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr,
     is_offset: tl.constexpr,

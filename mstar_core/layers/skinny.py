@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.layers.fused import opened
+from mstar_core.layers.fused import ask_for, opened
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,19 +41,6 @@ class Shape:
 
 
 @triton.jit
-def _ask_for(pointers, size):
-    """Bring `size` bytes from each pointer into the second-level cache; nothing waits for them."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [pointers.to(tl.int64), size],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def _product(
     x, weight, output, start, slice_size, rows, inputs, ahead, block_rows: tl.constexpr, step: tl.constexpr,
     overlaps: tl.constexpr, asks: tl.constexpr, stages: tl.constexpr,
@@ -64,7 +51,7 @@ def _product(
     if overlaps:
         gdc_launch_dependents()
         if asks:
-            _ask_for(lines, ahead)
+            ask_for(lines, ahead)
         gdc_wait()
     at = tl.arange(0, step)
     w_at = lines[:, None] + at[None, :]

@@ -187,6 +187,36 @@ def test_attention_of_frames_against_float64(
         assert difference(found[row], expected.cpu(), is_relative=True) < 1e-2, (row, frames)
 
 
+@pytest.mark.parametrize("shares", [None, 1])
+@pytest.mark.parametrize(
+    ("page", "tokens", "cached"),
+    [(16, 40, (0, 33)), (64, 130, (64, 5)), (70, 70, (0, 210)), (128, 66, (100, 128)), (258, 17, (516, 700))],
+)
+def test_attention_of_passes_in_pages_of_any_size_against_float64(
+    page: int, tokens: int, cached: tuple[int, int], shares: int | None, cuda: torch.device
+) -> None:
+    """Pages of fewer keys than a block, of whole blocks and of more; rows that end anywhere; four heads on two."""
+    from mstar_core.engine.attention.paged import PagedFixedPasses
+
+    heads, width, rows, most = 4, 64, 2, 20
+    generator = torch.Generator(cuda).manual_seed(page)
+    pool = torch.randn(rows * most + 1, 2, page, 2, width, device=cuda, generator=generator).to(torch.bfloat16)
+    tables = np.random.default_rng(page).permutation(rows * most).reshape(rows, most).astype(np.int32)
+    passes = PagedFixedPasses([pool], page, PassShape(rows=rows, tokens=tokens, pages=most, writes=True), shares)
+    passes.prepare(np.arange(rows), np.array(cached, dtype=np.int64), tables)
+    query = torch.randn(rows * tokens, heads, width, device=cuda, generator=generator).to(torch.bfloat16)
+    own = torch.randn(2, rows * tokens, 2, width, device=cuda, generator=generator).to(torch.bfloat16)
+    found = passes.attend(0, query, *own).view(rows, tokens, heads, width)
+    for row, held in enumerate(cached):
+        pages = torch.from_numpy(tables[row].astype(np.int64)).to(cuda)
+        both = pool[pages].transpose(0, 1).flatten(1, 2)[:, : held + tokens]
+        assert torch.equal(both[:, held:], own.view(2, rows, tokens, 2, width)[:, row])
+        keys, values = both.double().repeat_interleave(2, dim=2)
+        score = torch.einsum("qhw,khw->hqk", query.view(rows, tokens, heads, width)[row].double(), keys) * width**-0.5
+        expected = torch.einsum("hqk,khw->qhw", score.softmax(-1), values)
+        assert difference(found[row], expected.cpu(), is_relative=True) < 1e-2, row
+
+
 def test_rollouts_of_different_horizons_share_graphs(cuda: torch.device) -> None:
     here = replace(place(cuda), attention="flashinfer")
     rolling = Rolling(WIDE, random_nodes(WIDE, here), here, 12)

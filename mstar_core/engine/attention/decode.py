@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.layers.fused import launch
+from mstar_core.layers.fused import ask_where, launch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,19 +30,6 @@ MOST_GROUPS: Final = 16
 """Query heads per key head that one matrix instruction takes."""
 
 _LOG2E: Final = 1.4426950408889634
-
-
-@triton.jit
-def _ask_for(pointers, inside, size):
-    """Bring `size` bytes from each pointer into the second-level cache; nothing waits for them."""
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
-        "=r,l,r,r",
-        [pointers.to(tl.int64), inside.to(tl.int32), size],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -80,8 +67,8 @@ def decode_kernel(
         inside = at < end
         number = tl.load(pages + first_page + at // page, mask=inside, other=0).to(tl.int64)
         lines = own + (number * (2 * page) + at % page) * line
-        _ask_for(lines, inside, width * 2)
-        _ask_for(lines + page * line, inside, width * 2)
+        ask_where(lines, inside, width * 2)
+        ask_where(lines + page * line, inside, width * 2)
         gdc_wait()
 
     group = tl.arange(0, padded)

@@ -116,8 +116,8 @@ def sum_norm(
     if x.is_cuda:
         asked = tuple(layer.weight for layer in ahead if is_few(x, layer))
         found: tuple[Tensor, Tensor] = importlib.import_module("mstar_vjepa2.fused").sum_norm(
-            x, None if branch is None else branch.values, norm, None if branch is None else branch.bias,
-            asked if len(asked) == 2 else (),
+            x.contiguous(), None if branch is None else branch.values.contiguous(), norm,
+            None if branch is None else branch.bias, asked if len(asked) == 2 else (),
         )  # fmt: skip
         return found
     x = x if branch is None else branch.added(x)

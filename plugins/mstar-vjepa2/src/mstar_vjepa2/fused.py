@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.layers.fused import launch, warps
+from mstar_core.layers.fused import ask_where, launch, warps
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -104,14 +104,7 @@ def _ask(weight, size, lanes: tl.constexpr):
     """Bring this program's share of `size` bytes into the second-level cache; nothing waits for them."""
     piece = tl.cdiv(tl.cdiv(size, tl.num_programs(0) * lanes), 128) * 128
     at = (tl.program_id(0) * lanes + tl.arange(0, lanes)).to(tl.int64) * piece
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
-        "=r,l,r,r",
-        [weight.to(tl.int64) + at, (at < size).to(tl.int32), tl.minimum(size - at, piece).to(tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    ask_where(weight.to(tl.int64) + at, at < size, tl.minimum(size - at, piece).to(tl.int32))
 
 
 @triton.jit

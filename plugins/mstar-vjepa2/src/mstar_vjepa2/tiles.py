@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mstar_core.layers.fused import holds_tiles, launch
+from mstar_core.layers.fused import ask_for, holds_tiles, launch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,19 +54,6 @@ SLICED: Final = Cut(block=128, wide=64, step=64, stages=4, splits=2)
 
 DEEP: Final = Cut(block=128, wide=128, step=64, stages=4, warps=8, splits=4)
 """Of those with more inputs than outputs."""
-
-
-@triton.jit
-def _ask_for(pointers, size):
-    """Bring `size` bytes from each pointer into the second-level cache; nothing waits for them."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [pointers.to(tl.int64), size],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -106,7 +93,7 @@ def _ask(weight, first, to, part, inputs, size, wide: tl.constexpr, overlaps: tl
         gdc_launch_dependents()
         if first == 0:
             lines = weight + (to + tl.arange(0, wide)).to(tl.int64) * inputs + part * size
-            _ask_for(lines, size * 2)
+            ask_for(lines, size * 2)
         gdc_wait()
 
 
