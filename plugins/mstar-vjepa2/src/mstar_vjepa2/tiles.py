@@ -46,10 +46,10 @@ class Cut:
 WHOLE: Final = Cut(block=64, wide=128, step=128, stages=3)
 """Of layers whose result is read as it is."""
 
-GELU: Final = Cut(block=128, wide=128, step=64, stages=4, warps=8)
+GELU: Final = Cut(block=128, wide=64, step=64, stages=4)
 """Of those that pass a GELU."""
 
-SLICED: Final = Cut(block=128, wide=64, step=64, stages=4, splits=2)
+SLICED: Final = Cut(block=64, wide=64, step=128, stages=3, splits=2)
 """Of layers whose result is summed by a norm."""
 
 DEEP: Final = Cut(block=128, wide=128, step=64, stages=4, warps=8, splits=4)
