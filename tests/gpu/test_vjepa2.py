@@ -187,6 +187,13 @@ def test_attention_of_frames_against_float64(
         assert difference(found[row], expected.cpu(), is_relative=True) < 1e-2, (row, frames)
 
 
+def test_attention_of_few_tiles_fills_the_chip_once() -> None:
+    from mstar_core.engine.attention.split import shares_of
+
+    assert [shares_of(5 * rows, 16) for rows in (1, 2, 3, 100)] == [4, 2, 1, 1]
+    assert shares_of(1, 4) == 8
+
+
 @pytest.mark.parametrize("shares", [None, 1])
 @pytest.mark.parametrize(
     ("page", "tokens", "cached"),

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from mstar_core.engine.attention.append import append
 from mstar_core.engine.attention.passes import LOG2E, Block, written
-from mstar_core.engine.attention.split import BLOCK, attend_shared, blocks_of, sharing
+from mstar_core.engine.attention.split import BLOCK, attend_shared, blocks_of, shares_of
 from mstar_core.engine.attention.static import Staging
 
 if TYPE_CHECKING:
@@ -210,6 +210,6 @@ class PagedFixedPasses:
             self._blocks[layer] = blocks_of(pool)
         factor = (width**-0.5 if scale is None else scale) * LOG2E
         return attend_shared(
-            query, pool, self._blocks[layer], self._block.device, factor, tokens=shape.tokens, max_pages=shape.pages,
-            by=sharing(shape.rows, shape.tokens, heads, self._shares),
+            query, pool, self._blocks[layer], self._block.device, factor, max_pages=shape.pages,
+            shares=self._shares or shares_of(shape.rows * self._tiles, heads),
         )  # fmt: skip

@@ -5,13 +5,12 @@ of 132 processors. Here several programs take a tile's keys by turns and a secon
 of their keys themselves. Used by `paged`.
 
 Cost model: a page is walked in whole blocks of keys, one look into the page table and no mask for each, brought by the
-tensor copy engine; what a page holds beyond whole blocks is gathered behind them. The last tile of a row may hold few
-tokens: then it is a small matrix, for which fewer programs are enough.
+tensor copy engine; what a page holds beyond whole blocks is gathered behind them. The last tile of a row costs as much
+as any, however few tokens it holds: a smaller kind of tile beside the others made all of them slower.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -28,16 +27,10 @@ if TYPE_CHECKING:
 PROGRAMS: Final = 396
 """Programs that an H100 holds at a time: three for each of its 132 processors. One more would wait for all others."""
 
-SMALL_COST: Final = 0.75
-"""What a small tile costs, in large ones."""
-
 MOST_SHARES: Final = 8
 
 BLOCK: Final = 64
 """Tokens of one tile: a frame of 258 is five of them for each head."""
-
-SMALL: Final = 16
-"""Tokens up to which the last tile of a row is a small matrix."""
 
 KEYS: Final = 64
 """Keys of one block."""
@@ -63,11 +56,25 @@ def _take(q, k, v, known, top, total, mixed, scale, is_masked: tl.constexpr):
 
 
 @triton.jit
-def _tile(
-    query, pool, lines, mixed_out, top_out, total_out, table, first, count, end, scale, query_stride, kv_heads,
-    groups, head, share, shares, all_lines, page: tl.constexpr, width: tl.constexpr, block: tl.constexpr,
-    keys: tl.constexpr, stages: tl.constexpr, is_whole: tl.constexpr,
+def _share_kernel(
+    query, pool, lines, mixed_out, top_out, total_out, tile_row, tile_start, tile_count, tile_cached, tables, scale,
+    query_stride, max_pages, kv_heads, groups, all_lines, tiles, shares, page: tl.constexpr, width: tl.constexpr,
+    block: tl.constexpr, keys: tl.constexpr, stages: tl.constexpr, is_whole: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
+    heads = kv_heads * groups
+    program = tl.program_id(0)
+    tile = program % tiles
+    head = program // tiles % heads
+    share = program // (tiles * heads)
+    count = tl.load(tile_count + tile)
+    row = tl.load(tile_row + tile)
+    first = tl.load(tile_start + tile).to(tl.int64)
+    # A spare row has no keys: every share of it is empty, and the join makes zeros of that.
+    end = tl.where(row < 0, 0, tl.load(tile_cached + tile) + count)
+    table = tables + tl.maximum(row, 0) * max_pages
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
     per: tl.constexpr = page // keys
     rest: tl.constexpr = page % keys
     whole = end // page
@@ -107,7 +114,7 @@ def _tile(
         k_left = tl.load(own + offset[:, None] + at[None, :], mask=known[:, None], other=0.0)
         v_left = tl.load(own + offset[:, None] + page * line + at[None, :], mask=known[:, None], other=0.0)
         top, total, mixed = _take(q, k_left, v_left, known, top, total, mixed, scale, True)
-    mine = share.to(tl.int64) * all_lines + (first + token) * (kv_heads * groups) + head
+    mine = share.to(tl.int64) * all_lines + (first + token) * heads + head
     made = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
     into = mixed_out + mine[:, None] * width + at[None, :]
     tl.store(into, made.to(mixed_out.dtype.element_ty), mask=inside[:, None])
@@ -117,101 +124,35 @@ def _tile(
 
 
 @triton.jit
-def _share_kernel(
-    query, pool, lines, mixed_out, top_out, total_out, tile_row, tile_start, tile_count, tile_cached, tables, scale,
-    query_stride, max_pages, kv_heads, groups, all_lines, tiles, each, shares, small_shares, page: tl.constexpr,
-    width: tl.constexpr, block: tl.constexpr, small: tl.constexpr, keys: tl.constexpr, stages: tl.constexpr,
-    has_small: tl.constexpr, is_whole: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
-    heads = kv_heads * groups
-    rows = tiles // each
-    program = tl.program_id(0)
-    # A row has `each` tiles, of which the last may be small: those come behind all others.
-    large = each - 1 if has_small else each
-    others = rows * large * heads * shares
-    is_small = program >= others
-    program = tl.where(is_small, program - others, program)
-    of_row = tl.where(is_small, 1, large)
-    by = tl.where(is_small, small_shares, shares)
-    at = program % (rows * of_row)
-    head = program // (rows * of_row) % heads
-    share = program // (rows * of_row * heads)
-    tile = at // of_row * each + at % of_row + tl.where(is_small, each - 1, 0)
-    count = tl.load(tile_count + tile)
-    row = tl.load(tile_row + tile)
-    first = tl.load(tile_start + tile).to(tl.int64)
-    # A spare row has no keys: every share of it is empty, and the join makes zeros of that.
-    end = tl.where(row < 0, 0, tl.load(tile_cached + tile) + count)
-    table = tables + tl.maximum(row, 0) * max_pages
-    if overlaps:
-        gdc_launch_dependents()
-        gdc_wait()
-    if has_small:
-        if is_small:
-            _tile(
-                query, pool, lines, mixed_out, top_out, total_out, table, first, count, end, scale, query_stride,
-                kv_heads, groups, head, share, by, all_lines, page, width, small, keys, stages, is_whole,
-            )  # fmt: skip
-        else:
-            _tile(
-                query, pool, lines, mixed_out, top_out, total_out, table, first, count, end, scale, query_stride,
-                kv_heads, groups, head, share, by, all_lines, page, width, block, keys, stages, is_whole,
-            )  # fmt: skip
-    else:
-        _tile(
-            query, pool, lines, mixed_out, top_out, total_out, table, first, count, end, scale, query_stride,
-            kv_heads, groups, head, share, by, all_lines, page, width, block, keys, stages, is_whole,
-        )  # fmt: skip
-
-
-@triton.jit
 def _join_kernel(
-    mixed_in, top_in, total_in, out, all_lines, heads, tokens, large, shares, small_shares, width: tl.constexpr,
-    most: tl.constexpr, some: tl.constexpr, overlaps: tl.constexpr,
+    mixed_in, top_in, total_in, out, all_lines, width: tl.constexpr, shares: tl.constexpr, some: tl.constexpr,
+    overlaps: tl.constexpr,
 ):  # fmt: skip
     line = tl.program_id(0) * some + tl.arange(0, some)
     at = tl.arange(0, width)
-    # Tokens of a row's last tile were shared out among fewer.
-    own = tl.where(line // heads % tokens < large, shares, small_shares)
-    own = tl.where(line < all_lines, own, 0)
+    inside = line < all_lines
     if overlaps:
         gdc_launch_dependents()
         gdc_wait()
     highest = tl.full((some,), -1.0e30, tl.float32)
-    for share in tl.static_range(most):
-        highest = tl.maximum(highest, tl.load(top_in + share * all_lines + line, mask=share < own, other=-1.0e30))
+    for share in tl.static_range(shares):
+        highest = tl.maximum(highest, tl.load(top_in + share * all_lines + line, mask=inside, other=-1.0e30))
     total = tl.zeros((some,), tl.float32)
     mixed = tl.zeros((some, width), tl.float32)
-    for share in tl.static_range(most):
+    for share in tl.static_range(shares):
         slot = share * all_lines + line
-        known = share < own
-        weight = tl.exp2(tl.load(top_in + slot, mask=known, other=-1.0e30) - highest)
-        weight *= tl.load(total_in + slot, mask=known, other=0.0)
-        part = tl.load(mixed_in + slot[:, None] * width + at[None, :], mask=known[:, None], other=0.0)
+        weight = tl.exp2(tl.load(top_in + slot, mask=inside, other=-1.0e30) - highest)
+        weight *= tl.load(total_in + slot, mask=inside, other=0.0)
+        part = tl.load(mixed_in + slot[:, None] * width + at[None, :], mask=inside[:, None], other=0.0)
         total += weight
         mixed += weight[:, None] * part.to(tl.float32)
     made = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
-    inside = line < all_lines
     tl.store(out + line[:, None] * width + at[None, :], made.to(out.dtype.element_ty), mask=inside[:, None])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
-    """By how many programs each tile's keys are taken; small: those of a row's last tile where it is small, else 0."""
-
-    large: int
-    small: int
-
-
-def sharing(rows: int, tokens: int, heads: int, shares: int | None = None) -> Sharing:
-    """As many programs as fill the chip; 1: the tiles do by themselves. shares: for each, whatever fills the chip."""
-    has_small = tokens > BLOCK and 0 < tokens % BLOCK <= SMALL
-    columns = rows * heads
-    tiles = columns * (tokens // BLOCK if has_small else -(-tokens // BLOCK))
-    large = shares or min(MOST_SHARES, max(1, int(PROGRAMS / (tiles + SMALL_COST * columns * has_small))))
-    if not has_small or large == 1:
-        return Sharing(large=large, small=int(has_small))
-    return Sharing(large=large, small=shares or min(large, max(1, (PROGRAMS - tiles * large) // columns)))
+def shares_of(tiles: int, heads: int) -> int:
+    """By how many programs each tile's keys are taken: as many as run at once; 1: the tiles do by themselves."""
+    return min(MOST_SHARES, max(1, PROGRAMS // (tiles * heads)))
 
 
 def blocks_of(pool: Tensor) -> TensorDescriptor:
@@ -222,34 +163,30 @@ def blocks_of(pool: Tensor) -> TensorDescriptor:
 
 def attend_shared(
     query: Tensor, pool: Tensor, blocks: TensorDescriptor, fields: dict[str, Tensor], factor: float,
-    *, tokens: int, max_pages: int, by: Sharing,
+    *, max_pages: int, shares: int,
 ) -> Tensor:  # fmt: skip
     """Attention without a mask among a row's tokens.
 
-    query: [T, heads, width], the last two dimensions contiguous, `tokens` for each row; pool: as `make_pools` makes
-    it, blocks: of it; fields: row, start, count, cached int32 [tiles] and tables int32 [rows * max_pages], as
-    `PagedFixedPasses` fills them; factor: the scale times log2(e). Returns [T, heads, width] in the query's dtype.
+    query: [T, heads, width], the last two dimensions contiguous; pool: as `make_pools` makes it, blocks: of it; fields:
+    row, start, count, cached int32 [tiles] and tables int32 [rows * max_pages], as `PagedFixedPasses` fills them;
+    factor: the scale times log2(e). Returns [T, heads, width] in the query's dtype.
     """
     count, heads, width = query.shape
-    kv_heads, page, all_lines = pool.shape[3], pool.shape[2], count * heads
-    tiles, each = len(fields["row"]), -(-tokens // BLOCK)
-    rows, is_whole = tiles // each, by.large == 1
+    kv_heads, page, all_lines, tiles = pool.shape[3], pool.shape[2], count * heads, len(fields["row"])
     out = torch.empty((count, heads, width), dtype=query.dtype, device=query.device)
-    mixed, top, total, most = out, out, out, max(by.large, by.small)
-    if not is_whole:
-        mixed = torch.empty((most, all_lines, width), dtype=query.dtype, device=query.device)
-        top, total = torch.empty((2, most, all_lines), dtype=torch.float32, device=query.device).unbind()
-    large = each - 1 if by.small else each
-    programs = rows * heads * (large * by.large + by.small)
-    _share_kernel[(programs,)](
+    mixed, top, total = out, out, out
+    if shares > 1:
+        mixed = torch.empty((shares, all_lines, width), dtype=query.dtype, device=query.device)
+        top, total = torch.empty((2, shares, all_lines), dtype=torch.float32, device=query.device).unbind()
+    _share_kernel[(tiles * heads * shares,)](
         query, pool, blocks, mixed, top, total, fields["row"], fields["start"], fields["count"], fields["cached"],
-        fields["tables"], factor, query.stride(0), max_pages, kv_heads, heads // kv_heads, all_lines, tiles, each,
-        by.large, by.small, page=page, width=width, block=BLOCK, small=SMALL, keys=KEYS, stages=STAGES,
-        has_small=by.small > 0, is_whole=is_whole, num_warps=4, **launch(query.device),
+        fields["tables"], factor, query.stride(0), max_pages, kv_heads, heads // kv_heads, all_lines, tiles, shares,
+        page=page, width=width, block=BLOCK, keys=KEYS, stages=STAGES, is_whole=shares == 1, num_warps=4,
+        **launch(query.device),
     )  # fmt: skip
-    if not is_whole:
+    if shares > 1:
         _join_kernel[(triton.cdiv(all_lines, JOINED),)](
-            mixed, top, total, out, all_lines, heads, tokens, large * BLOCK if by.small else tokens, by.large,
-            by.small, width=width, most=most, some=JOINED, num_warps=4, **launch(query.device),
+            mixed, top, total, out, all_lines, width=width, shares=shares, some=JOINED, num_warps=4,
+            **launch(query.device),
         )  # fmt: skip
     return out
