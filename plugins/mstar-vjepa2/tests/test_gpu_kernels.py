@@ -56,9 +56,9 @@ def test_kernels_of_sums_and_norms(rows: int, width: int) -> None:
 
     device = torch.device("cuda", 0)
     norm = torch.nn.LayerNorm(width, 1e-6, device=device, dtype=torch.bfloat16).requires_grad_(False)
-    x, ahead = torch.randn(2, rows, width, device=device).bfloat16(), torch.randn(64, 200, device=device).bfloat16()
+    x = torch.randn(2, rows, width, device=device).bfloat16()
     for branch, bias in ((None, None), (x, None), (torch.randn(3, 2, rows, width, device=device), norm.bias)):
-        for made in fused.sum_norm(x, branch, norm, bias, (ahead, ahead[:1, :8])):
+        for made in fused.sum_norm(x, branch, norm, bias):
             assert made.shape == x.shape and made.isfinite().all()
 
 

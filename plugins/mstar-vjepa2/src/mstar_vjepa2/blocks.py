@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from mstar_core.engine.kv_view import PlacedView
-from mstar_vjepa2.products import Branch, branch_of, is_few, linear, turned
+from mstar_vjepa2.products import Branch, branch_of, linear, turned
 from mstar_vjepa2.rotary import Rotation, rotate
 
 if TYPE_CHECKING:
@@ -104,20 +104,17 @@ class Block(nn.Module):
         self, x: Tensor, branch: Branch | None, rotation: Rotation | None, mix: Mix = mix_all
     ) -> tuple[Tensor, Branch]:
         """x: [..., T, width], branch: what is still to be added to it. Returns the same."""
-        x, normed = sum_norm(x, branch, self.norm1, (self.attn.qkv, self.attn.proj))
-        x, normed = sum_norm(x, self.attn(normed, rotation, mix), self.norm2, (self.mlp.fc1, self.mlp.fc2))
+        x, normed = sum_norm(x, branch, self.norm1)
+        x, normed = sum_norm(x, self.attn(normed, rotation, mix), self.norm2)
         return x, self.mlp(normed)
 
 
-def sum_norm(
-    x: Tensor, branch: Branch | None, norm: nn.LayerNorm, ahead: tuple[nn.Linear, ...] = ()
-) -> tuple[Tensor, Tensor]:
-    """x with its branch, and the norm of that. x: [..., width]; ahead: the two layers behind. Both have x's shape."""
+def sum_norm(x: Tensor, branch: Branch | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """x with its branch, and the norm of that. x: [..., width]. Both have x's shape."""
     if x.is_cuda:
-        asked = tuple(layer.weight for layer in ahead if is_few(x, layer))
         found: tuple[Tensor, Tensor] = importlib.import_module("mstar_vjepa2.fused").sum_norm(
             x.contiguous(), None if branch is None else branch.values.contiguous(), norm,
-            None if branch is None else branch.bias, asked if len(asked) == 2 else (),
+            None if branch is None else branch.bias,
         )  # fmt: skip
         return found
     x = x if branch is None else branch.added(x)

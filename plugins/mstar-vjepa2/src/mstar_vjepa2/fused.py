@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.layers.fused import ask_where, launch, warps
+from mstar_core.layers.fused import launch, warps
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -100,17 +100,9 @@ def _angles_kernel(time, row, column, frequencies, cosine, sine, half, block: tl
 
 
 @triton.jit
-def _ask(weight, size, lanes: tl.constexpr):
-    """Bring this program's share of `size` bytes into the second-level cache; nothing waits for them."""
-    piece = tl.cdiv(tl.cdiv(size, tl.num_programs(0) * lanes), 128) * 128
-    at = (tl.program_id(0) * lanes + tl.arange(0, lanes)).to(tl.int64) * piece
-    ask_where(weight.to(tl.int64) + at, at < size, tl.minimum(size - at, piece).to(tl.int32))
-
-
-@triton.jit
 def _sum_norm_kernel(
-    x, branch, bias, gain, shift, summed, out, width, eps, asked, then_asked, asked_size, then_size,
-    parts: tl.constexpr, has_bias: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr, lanes: tl.constexpr,
+    x, branch, bias, gain, shift, summed, out, width, eps,
+    parts: tl.constexpr, has_bias: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
@@ -122,9 +114,6 @@ def _sum_norm_kernel(
         added = tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
     if overlaps:
         gdc_launch_dependents()
-        if lanes > 0:
-            _ask(asked, asked_size, lanes)
-            _ask(then_asked, then_size, lanes)
         gdc_wait()
     value = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
     if parts > 0:
@@ -229,25 +218,20 @@ def turn_append(pool: Tensor, places: Tensor, packed: Tensor, rotation: tuple[Te
     return query
 
 
-def sum_norm(
-    x: Tensor, branch: Tensor | None, norm: nn.LayerNorm, bias: Tensor | None = None, ahead: tuple[Tensor, ...] = ()
-) -> tuple[Tensor, Tensor]:
+def sum_norm(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """x + branch (+ bias), and its norm, statistics in float32. Without a branch the sum is x itself.
 
-    x: [..., width]; branch: the same, or float32 slices to be summed [S, ..., width]; contiguous; ahead: the weights of
-    the next two layers, which are asked for, or none. Returns both in x's shape and dtype.
+    x: [..., width]; branch: the same, or float32 slices to be summed [S, ..., width]; contiguous. Returns both in x's
+    shape and dtype.
     """
     width, rows = x.shape[-1], x.numel() // x.shape[-1]
     out = torch.empty_like(x)
     parts = 0 if branch is None else branch.shape[0] if branch.dim() > x.dim() else 1
     summed = x if branch is None else torch.empty_like(x)
     block = triton.next_power_of_2(width)
-    asked, then_asked = ahead or (x, x)
     _sum_norm_kernel[(rows,)](
         x, x if branch is None else branch, norm.bias if bias is None else bias, norm.weight, norm.bias, summed, out,
-        width, norm.eps, asked, then_asked, asked.numel() * asked.itemsize, then_asked.numel() * then_asked.itemsize,
-        parts=parts, has_bias=bias is not None, block=block, lanes=32 * warps(block) * bool(ahead),
-        num_warps=warps(block),
+        width, norm.eps, parts=parts, has_bias=bias is not None, block=block, num_warps=warps(block),
         **launch(x.device),
     )  # fmt: skip
     return summed, out
