@@ -149,7 +149,8 @@ async def _answered(exchange: Exchange, route: Route, handler: Handler) -> HTTPR
     finally:
         exchange.flush()  # Sanic ends a body that its handler did not end
         service.held.give(exchange.held_bytes)
-        _note(exchange, route)
+        # For the loop's next turn: an answer that is whole is sent in this one, and need not wait for its line.
+        asyncio.get_running_loop().call_soon(_note, exchange, route, service.clock() - exchange.started)
 
 
 def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
@@ -169,10 +170,9 @@ def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
     return exchange.json(reply.native_body if exchange.is_native else reply.body, reply.status, reply.headers)
 
 
-def _note(exchange: Exchange, route: Route) -> None:
+def _note(exchange: Exchange, route: Route, total_s: float) -> None:
     if route.is_socket and exchange.has_begun:
         return  # its handler notes each of its requests
-    total_s = exchange.service.clock() - exchange.started
     metrics = exchange.service.metrics
     metrics.requests.labels(route.name, exchange.code).inc()
     if route.reads_body:

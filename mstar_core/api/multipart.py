@@ -5,6 +5,7 @@ It trusts nothing: every limit is checked before anything is kept, and what is n
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -70,12 +71,15 @@ class MultipartParser:
     def __init__(self, boundary: bytes) -> None:
         self._mark = b"\r\n--" + boundary
         self._buffer = bytearray(FIRST)
+        self._at = 0  # where what is not read yet begins: to take bytes off the front would move the others
         self._state = "preamble"
         self._parts = 0
         self._is_first = False
 
     def feed(self, data: bytes) -> Iterator[Event]:
         """Take some bytes. Raises RequestError or TooLarge as soon as the body cannot be right any more."""
+        del self._buffer[: self._at]
+        self._at = 0
         self._buffer += data
         moved = True
         while moved:
@@ -92,7 +96,7 @@ class MultipartParser:
                 case "data":
                     moved = yield from self._data()
                 case _:
-                    self._buffer.clear()  # the epilogue means nothing
+                    self._at = len(self._buffer)  # the epilogue means nothing
                     moved = False
 
     def feed_whole(self, body: bytearray) -> Iterator[Event]:
@@ -107,44 +111,48 @@ class MultipartParser:
             raise malformed("it ends before its last boundary")
 
     def _preamble(self) -> bool:
-        at = self._buffer.find(self._mark)
+        at = self._buffer.find(self._mark, self._at)
         if at < 0:
-            if len(self._buffer) > MAX_PART_HEADER_BYTES:
+            if self._left > MAX_PART_HEADER_BYTES:
                 raise malformed("its first boundary is missing")
             return False
-        del self._buffer[: at + len(self._mark)]
+        self._at = at + len(self._mark)
         self._state = "boundary"
         return True
 
+    @property
+    def _left(self) -> int:
+        return len(self._buffer) - self._at
+
     def _boundary(self) -> bool:
         # After a boundary: "--" ends the body, blanks and a line break start a part.
-        if self._buffer[:2] == b"--":
+        if self._buffer.startswith(b"--", self._at):
             self._state = "done"
             return True
-        end = self._buffer.find(b"\r\n")
+        end = self._buffer.find(b"\r\n", self._at)
         if end < 0:
-            if len(self._buffer) > MAX_PART_HEADER_BYTES:
+            if self._left > MAX_PART_HEADER_BYTES:
                 raise malformed("a boundary line does not end")
-            if len(self._buffer) >= 2 and self._buffer.rstrip(b" \t\r"):
+            if self._left >= 2 and self._buffer[self._at :].rstrip(b" \t\r"):
                 raise malformed("a boundary is followed by other characters")
             return False
-        if bytes(self._buffer[:end]).strip(b" \t"):
+        if self._buffer[self._at : end].strip(b" \t"):
             raise malformed("a boundary is followed by other characters")
         self._parts += 1
         if self._parts > MAX_PARTS:
             raise TooLarge(f"the body has more than {MAX_PARTS} parts", code="too_many_files")
-        del self._buffer[:end]  # the line break stays: it may be half of an empty header
+        self._at = end  # the line break stays: it may be half of an empty header
         self._state = "header"
         return True
 
     def _header(self) -> PartBegin | None:
-        end = self._buffer.find(b"\r\n\r\n")
-        if end > MAX_PART_HEADER_BYTES or (end < 0 and len(self._buffer) > MAX_PART_HEADER_BYTES):
+        end = self._buffer.find(b"\r\n\r\n", self._at)
+        if (self._left if end < 0 else end - self._at) > MAX_PART_HEADER_BYTES:
             raise TooLarge(f"the header of a part has more than {MAX_PART_HEADER_BYTES} bytes", code="body_too_large")
         if end < 0:
             return None
-        begin = parse_part_header(bytes(self._buffer[2:end]))
-        del self._buffer[: end + 2]  # one line break stays: a part without data meets its boundary at once
+        begin = parse_part_header(bytes(self._buffer[self._at + 2 : end]))
+        self._at = end + 2  # one line break stays: a part without data meets its boundary at once
         self._state = "data"
         self._is_first = True
         return begin
@@ -154,35 +162,39 @@ class MultipartParser:
             if not self._starts_part():
                 return False
             self._is_first = False
-        at = self._buffer.find(self._mark)
+        at = self._buffer.find(self._mark, self._at)
         if at >= 0:
-            if at:
-                yield PartData(self._first(at))
-            del self._buffer[: at + len(self._mark)]
+            if at > self._at:
+                yield PartData(self._until(at))
+            self._at = at + len(self._mark)
             self._state = "boundary"
             yield PartEnd()
             return True
-        keep = len(self._mark) - 1  # a boundary may have begun in these bytes
-        if len(self._buffer) > keep:
-            yield PartData(self._first(len(self._buffer) - keep))
-            del self._buffer[:-keep]
+        end = len(self._buffer) - len(self._mark) + 1  # a boundary may have begun in the bytes after it
+        if end > self._at:
+            yield PartData(self._until(end))
+            self._at = end
         return False
 
-    def _first(self, size: int) -> bytes:
+    def _until(self, end: int) -> bytes:
         with memoryview(self._buffer) as view:  # a slice of a bytearray would be one copy more
-            return bytes(view[:size])
+            return bytes(view[self._at : end])
 
     def _starts_part(self) -> bool:
         # The line break that ended the header belongs to the boundary only when the part is empty.
-        if len(self._buffer) < len(self._mark) and self._mark.startswith(self._buffer):
+        if self._left < len(self._mark) and self._mark.startswith(self._buffer[self._at :]):
             return False
-        if not self._buffer.startswith(self._mark):
-            del self._buffer[:2]
+        if not self._buffer.startswith(self._mark, self._at):
+            self._at += 2
         return True
 
 
+@functools.lru_cache(maxsize=64)
 def parse_part_header(block: bytes) -> PartBegin:
-    """Read the header lines of one part. Raises RequestError when it has no name."""
+    """Read the header lines of one part. Raises RequestError when it has no name.
+
+    The last ones are remembered: a client sends the same headers again and again.
+    """
     headers: dict[str, str] = {}
     for line in block.split(b"\r\n") if block else ():
         name, colon, value = line.partition(b":")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -122,7 +123,7 @@ def read_array(data: bytes, number: int) -> np.ndarray:
 def _npy(data: bytes) -> np.ndarray:
     end = _head_end(data)
     (shape, is_fortran, dtype), at = (_known(data[:end]), end) if end else _head(data)
-    count = int(np.prod(shape, dtype=object)) if shape else 1
+    count = math.prod(shape)
     # The file's own length, before memory is taken for what its header claims.
     if dtype.hasobject or count * dtype.itemsize != len(data) - at:
         raise ValueError(f"its header says {shape} of {dtype}, which is not what follows")
