@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from mstar_core.engine import rng, sampler
-from mstar_core.engine.compiling import ahead
 
 if TYPE_CHECKING:
     from mstar_core.engine.base import SamplingParams
@@ -133,7 +132,6 @@ class Captures:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            ahead(step)
             for _ in range(WARM_UPS):
                 step()
         torch.cuda.current_stream().wait_stream(side)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, NodeRunner, SamplingParams, WorksWhenIdle
-from mstar_core.engine.compiling import ahead, blindly
 from mstar_core.graph.nodes import Attend
 
 if TYPE_CHECKING:
@@ -33,16 +32,11 @@ class Act:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """A request of nobody. tokens: most that its cache holds; what: a few words for the operator.
-
-    is_blind: whether it may run on whatever numbers memory holds, as where nothing that a device computes is an index:
-    then its kernels are compiled side by side before it runs.
-    """
+    """A request of nobody. tokens: most that its cache holds; what: a few words for the operator."""
 
     what: str
     tokens: int
     acts: tuple[Act, ...]
-    is_blind: bool = False
 
 
 @runtime_checkable
@@ -56,31 +50,19 @@ class Rehearses(Protocol):
 def rehearse(runner: NodeRunner, rehearsals: Sequence[Rehearsal], tell: Callable[[str], None]) -> None:
     """Run rehearsals and then all idle work, which captures what they taught. Nothing of them stays.
 
-    What may run blindly is gone through once before, and so is each capture, so that its kernels compile side by side.
-
     tell: told what is done, before each piece of work. Raises what fails.
     """
-    is_blind = all(each.is_blind for each in rehearsals)
-    with blindly(is_blind):
-        if is_blind:
-            tell("kernels")
-            ahead(lambda: _play(runner, rehearsals))
-        for each in rehearsals:
-            tell(each.what)
-            _play(runner, [each])
-        tell("captures")
-        while isinstance(runner, WorksWhenIdle) and runner.idle():
-            tell("captures")
-
-
-def _play(runner: NodeRunner, rehearsals: Sequence[Rehearsal]) -> None:
     for each in rehearsals:
+        tell(each.what)
         runner.open(NOBODY, SamplingParams(), each.tokens)
         try:
             for act in each.acts:
                 _run(runner, act)
         finally:
             runner.close(NOBODY)
+    tell("captures")
+    while isinstance(runner, WorksWhenIdle) and runner.idle():
+        tell("captures")
 
 
 def _run(runner: NodeRunner, act: Act) -> None:

@@ -43,7 +43,7 @@ def test_the_first_request_of_an_expected_kind_is_replayed() -> None:
         module = engines.modules[name]
         assert isinstance(module, Rehearses)
         rehearse(runner, module.rehearsals(), told.append)
-    assert told[:2] == ["kernels", "one camera"] and "a flow of 4 steps" in told and told.count("captures") > 2
+    assert told[0] == "one camera" and "a flow of 4 steps" in told and told.count("captures") > 2
     before = engines.counters()
     seen = [observation(SMALL, cameras, 7, seed=cameras, steps=4) for cameras in (2, 3)]
     found = engines.act(seen[0])

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from mstar_core.engine.captured import recording
-from mstar_core.engine.compiling import ahead, blindly
 
 pytestmark = pytest.mark.gpu
 
@@ -65,20 +64,3 @@ def test_a_thread_that_gets_memory_does_not_end_a_capture(cuda: torch.device) ->
         made = value + 2
     graph.replay()
     assert made.tolist() == [2.0] * 8 and sizes == [64 << 20]
-
-
-def test_kernels_of_a_blind_step_are_compiled_and_do_not_run(cuda: torch.device) -> None:
-    from mstar_core.engine.attention.append import append
-
-    pool = torch.zeros(4, 2, 24, 1, 24, device=cuda)  # a width that no model here has
-    key, places = torch.ones(3, 1, 24, device=cuda), torch.arange(3, device=cuda)
-
-    def step() -> None:
-        append(pool, 24, places, key, key)
-
-    with blindly(True):
-        ahead(step)
-    torch.cuda.synchronize()
-    assert not pool.any()
-    step()
-    assert float(pool.sum()) == 2 * 3 * 24

@@ -1,7 +1,4 @@
-"""What both nodes run before the first request, so that a robot's first answer takes no longer than the next.
-
-All of it is blind: which token attends to which, and which time a step has, is decided on the host.
-"""
+"""What both nodes run before the first request, so that a robot's first answer takes no longer than the next."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ def of_cameras(sizes: Sizes) -> Sequence[Rehearsal]:
     side, places = sizes.vision.image_size, sizes.vision.tokens
     images = torch.zeros(1, side, side, 3, dtype=torch.uint8)
     act = Act(inputs={"images": images, "tokens": torch.full((places,), IMAGE)}, outputs=("features",))
-    return [Rehearsal(what="one camera", tokens=places, acts=(act,), is_blind=True)]
+    return [Rehearsal(what="one camera", tokens=places, acts=(act,))]
 
 
 def of_policy(sizes: Sizes, steps: Iterable[int]) -> Sequence[Rehearsal]:
@@ -35,10 +32,11 @@ def of_policy(sizes: Sizes, steps: Iterable[int]) -> Sequence[Rehearsal]:
     tokens = torch.cat([torch.full((sizes.vision.tokens,), IMAGE), torch.zeros(PROMPT, dtype=torch.int64)])
     embeds = torch.zeros(len(tokens), sizes.language.width)
     prefix = Act(inputs={"tokens": tokens, "embeds": embeds}, attend=Attend(mask="full"))
-    acts: dict[str, tuple[Act, ...]] = {
-        f"a flow of {count} steps": (prefix, _flow(sizes, count)) for count in steps
-    } or {"a prefix": (prefix,)}
-    return [Rehearsal(what=what, tokens=len(tokens), acts=each, is_blind=True) for what, each in acts.items()]
+    flows = [
+        Rehearsal(what=f"a flow of {count} steps", tokens=len(tokens), acts=(prefix, _flow(sizes, count)))
+        for count in steps
+    ]
+    return flows or [Rehearsal(what="a prefix", tokens=len(tokens), acts=(prefix,))]
 
 
 def _flow(sizes: Sizes, steps: int) -> Act:
