@@ -13,11 +13,12 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,28 +131,33 @@ def command(tests: str) -> list[str]:
 def warm_up(limit_s: float) -> None:
     """Compile what will run, so that no compiler is watched. A failure here is shown by the first tool again."""
     start = time.monotonic()
-    try:
-        done = subprocess.run(command("kernels"), cwd=ROOT, check=False, capture_output=True, timeout=limit_s)
-        ended = f"exit status {done.returncode}"
-    except subprocess.TimeoutExpired:
-        ended = "no end"
+    _, code = run(command("kernels"), os.environ, limit_s)
+    ended = "no end" if code is None else f"exit status {code}"
     print(f"{'unwatched':<10} {'':<7}{time.monotonic() - start:6.1f} s  {ended}", flush=True)
+
+
+def run(words: Sequence[str], given: Mapping[str, str], limit_s: float) -> tuple[str, int | None]:
+    """What a program printed, and its exit status; None when the limit ended it, and all that it had started.
+
+    The tests are a child of compute-sanitizer: left behind, they would keep the device busy for whoever comes next.
+    """
+    with subprocess.Popen(
+        words, cwd=ROOT, env=given, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as program:
+        try:
+            return program.communicate(timeout=limit_s)[0], program.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(program.pid, signal.SIGKILL)
+            return program.communicate()[0], None
 
 
 def check(program: str, tool: str, ends_at: float, logs: Path | None) -> Finding:
     """Run the tests under one tool, until `ends_at` by the monotonic clock, and print what came of it."""
     given = {**os.environ, "PYTEST_ADDOPTS": "-o timeout=0", **UNPOOLED.get(tool, {})}  # slow: no limit for one test
     start = time.monotonic()
-    limit_s = max(ends_at - start, 1.0)
-    try:
-        done = subprocess.run(
-            [*watched(program, tool), *command(TOOLS[tool])], cwd=ROOT, env=given, check=False, text=True,
-            timeout=limit_s, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        output, finding = done.stdout, read(tool, done.stdout, done.returncode, time.monotonic() - start)
-    except subprocess.TimeoutExpired as error:
-        output = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
-        finding = unfinished(tool, output, time.monotonic() - start)
+    output, code = run([*watched(program, tool), *command(TOOLS[tool])], given, max(ends_at - start, 1.0))
+    wall_s = time.monotonic() - start
+    finding = unfinished(tool, output, wall_s) if code is None else read(tool, output, code, wall_s)
     if logs is not None:
         logs.mkdir(parents=True, exist_ok=True)
         (logs / f"{tool}.log").write_text(output)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
-from scripts.sanitize import FOUND, OWN, kernels_in, read
+from scripts.sanitize import FOUND, OWN, kernels_in, read, run
 
 PASSED = "......   [100%]\n6 passed, 2 deselected in 9.1s\n"
 
@@ -77,3 +80,22 @@ def test_reports_are_counted_kernel_by_kernel() -> None:
 )
 def test_only_own_kernels_are_watched(name: str, is_own: bool) -> None:
     assert bool(re.search(OWN, name)) is is_own
+
+
+def test_a_program_that_takes_too_long_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    child = f"import time; file = open({str(held)!r}, 'wb', 0); file.write(b'x'); time.sleep(600)"
+    parent = f"import subprocess, sys; print('begun', flush=True); subprocess.run([sys.executable, '-c', {child!r}])"
+    ends = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        output, code = run([sys.executable, "-c", parent], os.environ, 6.0)
+        assert (output, code) == ("begun\n", None)
+        os.set_blocking(ends, True)
+        assert [os.read(ends, 1), os.read(ends, 1)] == [b"x", b""], "nobody holds the other end any more"
+    finally:
+        os.close(ends)
+
+
+def test_a_program_that_ends_gives_its_status() -> None:
+    assert run([sys.executable, "-c", "print('done'); raise SystemExit(3)"], os.environ, 60.0) == ("done\n", 3)
