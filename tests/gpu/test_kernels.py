@@ -63,6 +63,17 @@ def gates(cuda: torch.device, rows: int, width: int) -> None:
     assert out.shape == (rows, width) and torch.isfinite(out).all()
 
 
+def sums(cuda: torch.device, rows: int, width: int) -> None:
+    """A residual sum and its LayerNorm: without a branch, with one, and with slices of one and a bias."""
+    from mstar_core.layers.layer_norm import sum_norm
+
+    norm = torch.nn.LayerNorm(width, device=cuda, dtype=torch.bfloat16).requires_grad_(False)
+    x = torch.randn(2, rows, width, device=cuda).bfloat16()
+    for branch, bias in ((None, None), (x, None), (torch.randn(3, 2, rows, width, device=cuda), norm.bias)):
+        for made in sum_norm(x, branch, norm, bias):
+            assert made.shape == x.shape and torch.isfinite(made).all()
+
+
 def linears(cuda: torch.device, rows: int, outputs: int) -> None:
     """Products over few rows of float8 weights: in slices, gated both ways, and widened for the library."""
     from mstar_core.layers import fused, skinny
@@ -193,6 +204,8 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "draws-17": lambda cuda: draws(cuda, 17, 1000),
     "gates": lambda cuda: gates(cuda, 37, 1001),
     "linears": lambda cuda: linears(cuda, 3, 33),
+    "sums": lambda cuda: sums(cuda, 3, 36),
+    "sums-wide": lambda cuda: sums(cuda, 7, 1408),
     "norms": lambda cuda: norms(cuda, 3, 100),
     "later": lambda cuda: later(cuda, 5, 48),
     "prompts-short": lambda cuda: prompts(cuda, (1, 33, 7), (0, 5, 200), 64),

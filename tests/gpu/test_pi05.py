@@ -151,7 +151,7 @@ def test_a_packed_prefix_in_two_kernels_equals_the_torch_form(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_towers_sum_and_norm_in_one_kernel_equal_plain_operations(dtype: torch.dtype, cuda: torch.device) -> None:
-    from mstar_pi05.camera_kernels import sum_norm
+    from mstar_core.layers.layer_norm import sum_norm
 
     norm = torch.nn.LayerNorm(1152, device=cuda, dtype=dtype).requires_grad_(False)
     norm.weight.normal_()

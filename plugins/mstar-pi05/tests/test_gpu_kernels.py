@@ -62,17 +62,13 @@ def test_kernels_that_hold_their_weights(tokens: int) -> None:
     assert all(value.isfinite().all() for value in (*made, opened, summed))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("images", "tokens", "heads", "head_dim"), [(1, 33, 2, 72), (2, 64, 1, 16)])
-def test_kernels_of_cameras(images: int, tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> None:
+def test_kernels_of_cameras(images: int, tokens: int, heads: int, head_dim: int) -> None:
     from mstar_pi05 import camera_kernels
 
-    device, width = torch.device("cuda", 0), heads * head_dim
-    norm = torch.nn.LayerNorm(width, device=device, dtype=dtype).requires_grad_(False)
-    x, branch = torch.randn(2, images, tokens, width, device=device).to(dtype).unbind()
-    assert all(value.isfinite().all() for value in camera_kernels.sum_norm(x, branch, norm))
-    seen = camera_kernels.see(torch.randn(images, tokens, 3 * width, device=device), heads)
-    assert seen.shape == x.shape and seen.isfinite().all()
+    width = heads * head_dim
+    seen = camera_kernels.see(torch.randn(images, tokens, 3 * width, device="cuda"), heads)
+    assert seen.shape == (images, tokens, width) and seen.isfinite().all()
 
 
 def test_kernels_are_all_run_here() -> None:
@@ -80,7 +76,7 @@ def test_kernels_are_all_run_here() -> None:
     test_kernels_of_gated_norms(7, 100, 3, torch.bfloat16)
     test_kernels_of_the_ends_of_a_step(5)
     test_kernels_that_hold_their_weights(5)
-    test_kernels_of_cameras(1, 33, 2, 72, torch.bfloat16)
+    test_kernels_of_cameras(1, 33, 2, 72)
     torch.cuda.synchronize()
     found = launched("mstar_pi05")
     assert found and all(found.values()), {name for name, has_run in found.items() if not has_run}

@@ -1,5 +1,5 @@
-"""Rotation, with its angles, and residual sums with their norm, as Triton kernels. Used on CUDA by `blocks`, `products`
-and `rotary`; needs triton.
+"""Rotation with its angles, poses and latents as Triton kernels. Used on CUDA by `products`, `rotary`, `encoder` and
+`ac_predictor`; needs triton.
 
 Both lanes of a pair turn by an angle of their own; lanes behind the last that turns keep what they hold.
 """
@@ -100,36 +100,6 @@ def _angles_kernel(time, row, column, frequencies, cosine, sine, half, block: tl
 
 
 @triton.jit
-def _sum_norm_kernel(
-    x, branch, bias, gain, shift, summed, out, width, eps,
-    parts: tl.constexpr, has_bias: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, block)
-    inside = at < width
-    factor = tl.load(gain + at, mask=inside, other=0.0).to(tl.float32)
-    offset = tl.load(shift + at, mask=inside, other=0.0).to(tl.float32)
-    added = tl.zeros((block,), tl.float32)
-    if has_bias:
-        added = tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
-    if overlaps:
-        gdc_launch_dependents()
-        gdc_wait()
-    value = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
-    if parts > 0:
-        stride = tl.num_programs(0).to(tl.int64) * width
-        for part in tl.static_range(parts):
-            added += tl.load(branch + part * stride + row * width + at, mask=inside, other=0.0).to(tl.float32)
-        # As the layer that made the branch would have rounded it.
-        rounded = (value + added.to(summed.dtype.element_ty).to(tl.float32)).to(summed.dtype.element_ty)
-        tl.store(summed + row * width + at, rounded, mask=inside)
-        value = rounded.to(tl.float32)
-    centred = tl.where(inside, value - tl.sum(value, axis=0) / width, 0.0)
-    scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
-    tl.store(out + row * width + at, (centred * scale * factor + offset).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def _pose_kernel(
     pose, pose_stride, values, weight, bias, out, out_stride, width, padded: tl.constexpr, block: tl.constexpr
 ):
@@ -216,22 +186,3 @@ def turn_append(pool: Tensor, places: Tensor, packed: Tensor, rotation: tuple[Te
         head_dim=head_dim, lanes=triton.next_power_of_2(head_dim), some=SOME, num_warps=4, **launch(packed.device),
     )  # fmt: skip
     return query
-
-
-def sum_norm(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """x + branch (+ bias), and its norm, statistics in float32. Without a branch the sum is x itself.
-
-    x: [..., width]; branch: the same, or float32 slices to be summed [S, ..., width]; contiguous. Returns both in x's
-    shape and dtype.
-    """
-    width, rows = x.shape[-1], x.numel() // x.shape[-1]
-    out = torch.empty_like(x)
-    parts = 0 if branch is None else branch.shape[0] if branch.dim() > x.dim() else 1
-    summed = x if branch is None else torch.empty_like(x)
-    block = triton.next_power_of_2(width)
-    _sum_norm_kernel[(rows,)](
-        x, x if branch is None else branch, norm.bias if bias is None else bias, norm.weight, norm.bias, summed, out,
-        width, norm.eps, parts=parts, has_bias=bias is not None, block=block, num_warps=warps(block),
-        **launch(x.device),
-    )  # fmt: skip
-    return summed, out
