@@ -40,7 +40,13 @@ class QuickPrompts:
         """Whether it is one for here. Its media have to be tensors: decoders may crash, or never end."""
         if len(request.media) > QUICK_FILES or any(part.modality != "tensor" for part in request.media):
             return False
-        return request.size_bytes <= QUICK_BYTES and self._processor.is_quick(request)
+        if request.size_bytes > QUICK_BYTES:
+            return False
+        try:
+            return self._processor.is_quick(request)
+        except Exception:  # isolation boundary: a plugin's code, and a pool process may well do what was asked
+            log.exception("the processor cannot say whether a request is quick: it goes to a pool process")
+            return False
 
     def prompt(self, request: PromptRequest) -> Inputs:
         """Do what a pool process does. Raises the same."""

@@ -17,7 +17,7 @@ from tests.api.conftest import Started
 from tests.fakes import media
 from tests.fakes.conductor import echo
 from tests.fakes.kept_pool import KeptProcess
-from tests.fakes.quick_model import SLOW, SPEC
+from tests.fakes.quick_model import SLOW, SPEC, WRONG
 
 ARRAY = MediaPart(modality="tensor", data=b"\x93NUMPY")
 
@@ -86,6 +86,12 @@ async def test_an_api_without_a_processor_of_its_own_serves_by_its_processes(
     async with pool_of(lacks="") as pool:
         assert pid_of(await pool.prompt(PromptRequest(text="go"))) in pool.pids
     assert "every prompt goes to a pool process" in caplog.text
+
+
+async def test_a_processor_that_fails_to_say_leaves_the_request_to_a_process(caplog: pytest.LogCaptureFixture) -> None:
+    async with pool_of() as pool:
+        assert pid_of(await pool.prompt(PromptRequest(text=WRONG))) in pool.pids
+    assert "whether a request is quick" in caplog.text
 
 
 async def test_requests_of_either_way_are_served(started: Started) -> None:

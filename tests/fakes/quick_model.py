@@ -15,6 +15,9 @@ from tests.fakes.speech_model import Processor as SpeechProcessor
 SLOW: Final = "slow: "
 """A text that begins so is none for the api's own loop."""
 
+WRONG: Final = "wrong"
+"""Of this text the processor cannot say whether it is quick."""
+
 
 class Processor(SpeechProcessor):
     """Texts are quick. model_kwargs: `lacks` makes it one that cannot be warmed up."""
@@ -27,7 +30,7 @@ class Processor(SpeechProcessor):
         self.is_warm = True
 
     def is_quick(self, request: PromptRequest) -> bool:
-        assert self.is_warm
+        assert self.is_warm and request.text != WRONG
         return not (request.text or "").startswith(SLOW)
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
