@@ -14,9 +14,9 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 12, 26])
 def test_kernels_of_angles(head_dim: int) -> None:
     cosine, sine = Rotary3D(head_dim).to("cuda").of_ids(torch.arange(37, device="cuda"), 4, 4)
-    assert (
-        cosine.shape == sine.shape == (37, 1, 6 * (head_dim // 3 // 2)) and (cosine**2 + sine**2 - 1).abs().max() < 1e-5
-    )
+    assert cosine.shape == sine.shape == (37, 1, head_dim) and (cosine**2 + sine**2 - 1).abs().max() < 1e-5
+    rest = 6 * (head_dim // 3 // 2)
+    assert (cosine[..., rest:] == 1).all() and not sine[..., rest:].any()
 
 
 @pytest.mark.parametrize(("heads", "head_dim", "rows"), [(16, 64, 258), (3, 12, 7), (9, 26, 1)])
@@ -33,7 +33,7 @@ def test_kernels_of_rotation(heads: int, head_dim: int, rows: int) -> None:
     places[-1] = -1
     assert fused.turn_append(pool, places, x[0].flatten(1), rotation, heads).isfinite().all()
     weight = torch.randn(3 * heads * head_dim, 512, device="cuda").bfloat16()
-    if tiles.takes(weight) and tiles.turns(weight, pool):
+    if tiles.takes(weight) and tiles.turns(weight, pool, head_dim):
         given = torch.randn(rows, 512, device="cuda").bfloat16()
         query = tiles.turned(given, weight, weight[:, 0].contiguous(), rotation, pool, places)
         assert query.shape == (rows, heads, head_dim) and query.isfinite().all() and pool.isfinite().all()

@@ -85,18 +85,17 @@ def _turn_append_kernel(
 
 
 @triton.jit
-def _angles_kernel(time, row, column, frequencies, cosine, sine, half, block: tl.constexpr):
+def _angles_kernel(time, row, column, frequencies, cosine, sine, half, width, block: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, block)
-    inside = lane < 6 * half
-    # Each axis has its angles twice, one half of its lanes behind the other.
+    # Each axis has its angles twice, one half of its lanes behind the other; lanes left over turn by nothing.
     axis = lane // (2 * half)
     place = tl.where(
         axis == 0, tl.load(time + token), tl.where(axis == 1, tl.load(row + token), tl.load(column + token))
     )
-    angle = place.to(tl.float32) * tl.load(frequencies + lane % half, mask=inside, other=0.0)
-    tl.store(cosine + token * 6 * half + lane, tl.cos(angle), mask=inside)
-    tl.store(sine + token * 6 * half + lane, tl.sin(angle), mask=inside)
+    angle = place.to(tl.float32) * tl.load(frequencies + lane % half, mask=lane < 6 * half, other=0.0)
+    tl.store(cosine + token * width + lane, tl.cos(angle), mask=lane < width)
+    tl.store(sine + token * width + lane, tl.sin(angle), mask=lane < width)
 
 
 @triton.jit
@@ -147,12 +146,15 @@ def latents(hidden: Tensor, wanted: Tensor, eps: float) -> Tensor:
     return out
 
 
-def angles(time: Tensor, row: Tensor, column: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """What `Rotary3D` does. time, row, column: int64 [..., T], contiguous. Returns float32 [..., T, 1, 6 * half]."""
+def angles(time: Tensor, row: Tensor, column: Tensor, frequencies: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """What `Rotary3D` does, for all lanes of a head: those left over turn by nothing.
+
+    time, row, column: int64 [..., T], contiguous. Returns float32 [..., T, 1, head_dim] twice.
+    """
     tokens, half = time.numel(), len(frequencies)
-    cosine, sine = torch.empty((2, *time.shape, 1, 6 * half), dtype=torch.float32, device=time.device).unbind()
-    block = triton.next_power_of_2(6 * half)
-    _angles_kernel[(tokens,)](time, row, column, frequencies, cosine, sine, half, block=block, num_warps=1)
+    cosine, sine = torch.empty((2, *time.shape, 1, head_dim), dtype=torch.float32, device=time.device).unbind()
+    block = triton.next_power_of_2(head_dim)
+    _angles_kernel[(tokens,)](time, row, column, frequencies, cosine, sine, half, head_dim, block=block, num_warps=1)
     return cosine, sine
 
 

@@ -59,7 +59,7 @@ def turned(x: Tensor, layer: nn.Linear, rotation: Rotation, heads: int, target: 
 
     x: [T, inputs] on CUDA; target: a layer's pool and places, as `PlacedView.places` gives them.
     """
-    if is_few(x, layer) and _tiles().turns(layer.weight, target[0]):
+    if is_few(x, layer) and _tiles().turns(layer.weight, target[0], rotation[0].shape[-1]):
         few: Tensor = _tiles().turned(x, layer.weight, layer.bias, rotation, *target)
         return few
     apart: Tensor = importlib.import_module("mstar_vjepa2.fused").turn_append(*target, layer(x), rotation, heads)

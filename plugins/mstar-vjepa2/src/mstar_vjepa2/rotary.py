@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 BASE: Final = 10000.0
 
 Rotation = tuple["Tensor", "Tensor"]
-"""Cosine and sine of every rotated lane, float32 [..., T, 1, 3 * lanes]; the 1 stands for the heads."""
+"""Cosine and sine of every rotated lane, float32 [..., T, 1, 3 * lanes]; the 1 stands for the heads. On CUDA of every
+lane, as those that are left over turn by nothing there."""
 
 
 def lanes_per_axis(head_dim: int) -> int:
@@ -34,6 +35,7 @@ class Rotary3D(nn.Module):
     def __init__(self, head_dim: int) -> None:
         super().__init__()
         half = lanes_per_axis(head_dim) // 2
+        self.head_dim = head_dim
         exponent = torch.arange(half, dtype=torch.float32) / half
         self.register_buffer("frequencies", 1.0 / BASE**exponent, persistent=False)
 
@@ -41,7 +43,7 @@ class Rotary3D(nn.Module):
         """time, row, column: [..., T], whole numbers. Returns the rotation of these tokens."""
         if time.is_cuda:
             kernels = importlib.import_module("mstar_vjepa2.fused")
-            made: Rotation = kernels.angles(time, row, column, self.frequencies.float())
+            made: Rotation = kernels.angles(time, row, column, self.frequencies.float(), self.head_dim)
             return made
         place = torch.stack([time, row, column], dim=-1).float()
         angles = place[..., None] * self.frequencies.float()

@@ -126,40 +126,44 @@ def _product_kernel(
 
 
 @triton.jit
+def _angles(source, row, angled, head_dim: tl.constexpr):
+    """What lies at `source` for both lanes of each pair of some rows: float32 [rows, 1, head_dim / 2] twice."""
+    each = tl.load(source + (row % angled)[:, None] * head_dim + tl.arange(0, head_dim)[None, :])
+    return tl.split(tl.reshape(each, [row.shape[0], 1, head_dim // 2, 2]))
+
+
+@triton.jit
 def _turned_tile(
-    x_blocks, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, lanes, page,
-    of_query, of_key, block: tl.constexpr, wide: tl.constexpr, step: tl.constexpr, stages: tl.constexpr,
-    head_dim: tl.constexpr,
+    x_blocks, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, page, of_query,
+    of_key, block: tl.constexpr, wide: tl.constexpr, step: tl.constexpr, stages: tl.constexpr, head_dim: tl.constexpr,
 ):  # fmt: skip
     lane = to + tl.arange(0, wide)
+    row = first + tl.arange(0, block)
+    # Read beside the tiles of the product: behind it they would be waited for.
+    c0, c1 = _angles(cosine, row, angled, head_dim)
+    s0, s1 = _angles(sine, row, angled, head_dim)
     total = tl.zeros((block, wide), tl.float32)
     for start in tl.range(0, inputs, step, num_stages=stages):
         total = tl.dot(x_blocks.load([first, start]), w_blocks.load([to, start]).T, total)
     dtype: tl.constexpr = query.dtype.element_ty
-    total = (total + tl.load(bias + lane).to(tl.float32)[None, :]).to(dtype).to(tl.float32)
-    row = first + tl.arange(0, block)
-    pair = 2 * tl.arange(0, head_dim // 2)
-    is_value = to >= of_query + of_key
-    turns = (row < rows)[:, None] & ((pair < lanes) & (not is_value))[None, :]
-    angle = (row % angled)[:, None] * lanes + pair[None, :]
-    c0 = tl.load(cosine + angle, mask=turns, other=1.0)[:, None, :]
-    c1 = tl.load(cosine + angle + 1, mask=turns, other=1.0)[:, None, :]
-    s0 = tl.load(sine + angle, mask=turns, other=0.0)[:, None, :]
-    s1 = tl.load(sine + angle + 1, mask=turns, other=0.0)[:, None, :]
-    left, right = tl.split(tl.reshape(total, [block, wide // head_dim, head_dim // 2, 2]))
-    turned = tl.reshape(tl.join(left * c0 - right * s0, right * c1 + left * s1), [block, wide]).to(dtype)
+    total = (total + tl.load(bias + lane).to(tl.float32)[None, :]).to(dtype)
+    if to < of_query + of_key:
+        left, right = tl.split(tl.reshape(total.to(tl.float32), [block, wide // head_dim, head_dim // 2, 2]))
+        total = tl.reshape(tl.join(left * c0 - right * s0, right * c1 + left * s1), [block, wide]).to(dtype)
     if to < of_query:
-        tl.store(query + row.to(tl.int64)[:, None] * of_query + lane[None, :], turned, mask=(row < rows)[:, None])
+        into = query + row.to(tl.int64)[:, None] * of_query + lane[None, :]
+        tl.store(into, total, mask=(row < rows)[:, None])
     else:
         place = tl.load(places + row, mask=row < rows, other=-1)
+        is_value = to >= of_query + of_key
         column = lane - of_query - tl.where(is_value, of_key, 0)
-        line = place + tl.where(is_value, page, 0)
-        tl.store(pool + line[:, None] * of_key + column[None, :], turned, mask=(place >= 0)[:, None])
+        at = place + tl.where(is_value, page, 0)
+        tl.store(pool + at[:, None] * of_key + column[None, :], total, mask=(place >= 0)[:, None])
 
 
 @triton.jit
 def _turned_product_kernel(
-    x_blocks, x_small, w_blocks, weight, bias, cosine, sine, places, query, pool, rows, inputs, angled, lanes, page,
+    x_blocks, x_small, w_blocks, weight, bias, cosine, sine, places, query, pool, rows, inputs, angled, page,
     of_query, of_key, block: tl.constexpr, small: tl.constexpr, wide: tl.constexpr, step: tl.constexpr,
     stages: tl.constexpr, head_dim: tl.constexpr, has_small: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
@@ -169,18 +173,18 @@ def _turned_product_kernel(
     if has_small:
         if first + block > rows:
             _turned_tile(
-                x_small, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, lanes,
-                page, of_query, of_key, small, wide, step, stages, head_dim,
+                x_small, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, page,
+                of_query, of_key, small, wide, step, stages, head_dim,
             )  # fmt: skip
         else:
             _turned_tile(
-                x_blocks, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, lanes,
-                page, of_query, of_key, block, wide, step, stages, head_dim,
+                x_blocks, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, page,
+                of_query, of_key, block, wide, step, stages, head_dim,
             )  # fmt: skip
     else:
         _turned_tile(
-            x_blocks, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, lanes,
-            page, of_query, of_key, block, wide, step, stages, head_dim,
+            x_blocks, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, page,
+            of_query, of_key, block, wide, step, stages, head_dim,
         )  # fmt: skip
 
 
@@ -215,11 +219,12 @@ def parts(x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def turns(weight: Tensor, pool: Tensor) -> bool:
-    """Whether `turned` can do it: whole heads in each tile, and queries, keys and values apart."""
+def turns(weight: Tensor, pool: Tensor, lanes: int) -> bool:
+    """Whether `turned` can do it: whole heads in each tile, all lanes told, and queries, keys and values apart."""
     kv_heads, head_dim = pool.shape[3:]
     of_key = kv_heads * head_dim
-    return WHOLE.wide % head_dim == 0 and of_key % WHOLE.wide == 0 and len(weight) % of_key == 0
+    is_whole = lanes == head_dim and WHOLE.wide % head_dim == 0
+    return is_whole and of_key % WHOLE.wide == 0 and len(weight) % of_key == 0
 
 
 def turned(
@@ -228,17 +233,17 @@ def turned(
     """Queries, keys and values of x, turned as `fused.turn` does; keys and values go to their places in the pool.
 
     x: [T, inputs], contiguous; weight: [(heads + 2 * kv_heads) * head_dim, inputs]; rotation, pool, places: as for
-    `fused.turn_append`. Returns queries [T, heads, head_dim].
+    `fused.turn_append`, rotation of all lanes. Returns queries [T, heads, head_dim].
     """
     rows, inputs = x.shape
     page, kv_heads, head_dim = pool.shape[2:]
     of_key = kv_heads * head_dim
-    of_query, cut, lanes = len(weight) - 2 * of_key, WHOLE, rotation[0].shape[-1]
+    of_query, cut = len(weight) - 2 * of_key, WHOLE
     query = torch.empty((rows, of_query // head_dim, head_dim), dtype=x.dtype, device=x.device)
     _turned_product_kernel[(triton.cdiv(rows, cut.block), len(weight) // cut.wide)](
         *(TensorDescriptor.from_tensor(x, [block, cut.step]) for block in (cut.block, SMALL)),
         TensorDescriptor.from_tensor(weight, [cut.wide, cut.step]), weight, bias, *rotation, places, query, pool, rows,
-        inputs, rotation[0].numel() // lanes, lanes, page, of_query, of_key, block=cut.block, small=SMALL,
+        inputs, rotation[0].numel() // head_dim, page, of_query, of_key, block=cut.block, small=SMALL,
         wide=cut.wide, step=cut.step, stages=cut.stages, head_dim=head_dim, has_small=0 < rows % cut.block <= SMALL,
         num_warps=cut.warps, **launch(x.device),
     )  # fmt: skip
