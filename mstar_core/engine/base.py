@@ -155,12 +155,15 @@ class Pressure:
 
     oldest_s: monotonic time at which the oldest ready row became ready (inf when none). is_patient: the ready rows may
     wait for others that are about to come, while other nodes have steps on the device; a fuller step costs it less.
+    feeds: what a step of it gives is of use to other nodes of this device alone, so while one of those has all the steps
+    that it may have, the ready rows may wait for more.
     """
 
     ready: int = 0
     waiting: int = 0
     oldest_s: float = float("inf")
     is_patient: bool = False
+    feeds: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,7 +182,8 @@ class StatelessEngine:
             return Pressure(waiting=ready + ended)
         few = ready < min(MOST_TOGETHER, len(self._requests) // SHARE_TOGETHER)
         is_patient = few and not ended and urgency < -AHEAD_S and self._clock() - oldest < PATIENCE_S
-        return Pressure(ready=ready + ended, oldest_s=oldest, is_patient=is_patient)
+        feeds = bool(self._device_outputs) and not ended
+        return Pressure(ready=ready + ended, oldest_s=oldest, is_patient=is_patient, feeds=feeds)
 
     def launch(self) -> StatelessRunning | None:
         """See NodeRunner."""

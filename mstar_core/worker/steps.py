@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from mstar_core.engine.base import NodeRunner, Running, StepResult
+from mstar_core.engine.base import NodeRunner, Pressure, Running, StepResult
 from mstar_core.worker.ranges import Ranges, no_range
 from mstar_core.worker.scheduler import FairShare
 from mstar_core.worker.statistics import NodeStatistics
 
 LEAST_NAP_S: Final = 20e-6
 MOST_NAP_S: Final = 1e-3
+COMPANY: Final = 8
+"""Rows that a node which feeds others does not wait for more with: a full step of it costs the least a row by then."""
+
 NAP_SHARE: Final = 0.02
 """A wait naps for this share of the time that it has lasted: late by at most that much, and long steps cost no core."""
 
@@ -57,7 +60,17 @@ class Steps:
         if not self.lookahead:
             runner = self.scheduler.choose()
             return [runner.name] if runner is not None and self._launch(runner) else []
-        return [name for name, runner in self.runners.items() if self._may(runner) and self._launch(runner)]
+        launched: list[str] = []
+        is_fed = False
+        pressures = {name: runner.pressure() for name, runner in self.runners.items()}
+        for name in sorted(pressures, key=lambda name: not pressures[name].feeds):
+            # What was just launched for this node is routed first: its step in flight leaves the time for that.
+            if is_fed and self.in_flight[name]:
+                continue
+            if self._may(name, pressures[name]) and self._launch(self.runners[name]):
+                launched.append(name)
+                is_fed = is_fed or pressures[name].feeds
+        return launched
 
     def collect(self, launched: list[str]) -> Iterator[StepResult]:
         """Collect the oldest step of each node that is done. launched: nodes whose newest step began in this turn.
@@ -93,12 +106,14 @@ class Steps:
             time.sleep(nap)
         self.waited_s += time.monotonic() - started
 
-    def _may(self, runner: NodeRunner) -> bool:
+    def _may(self, name: str, pressure: Pressure) -> bool:
         """Whether a node has rows for a step and does not wait for more of them, which only others' steps can bring."""
-        pressure = runner.pressure()
         if not pressure.ready:
             return False
-        return not (pressure.is_patient and any(steps for name, steps in self.in_flight.items() if name != runner.name))
+        others = [steps for other, steps in self.in_flight.items() if other != name]
+        if pressure.feeds and pressure.ready < COMPANY and any(len(steps) > self.lookahead for steps in others):
+            return False
+        return not (pressure.is_patient and any(others))
 
     def _launch(self, runner: NodeRunner) -> bool:
         started = self.clock()

@@ -23,6 +23,7 @@ class SlowRunner:
         self.collected: list[int] = []
         self.done: set[int] = set()
         self.is_patient = False
+        self.feeds = False
         self._lookahead = lookahead
 
     def open(self, *_: Any) -> None: ...
@@ -39,7 +40,7 @@ class SlowRunner:
     def pressure(self) -> Pressure:
         in_flight = self.launched - len(self.collected)
         ready = 0 if in_flight > self._lookahead else self.ready
-        return Pressure(ready=ready, oldest_s=time.monotonic(), is_patient=self.is_patient)
+        return Pressure(ready=ready, oldest_s=time.monotonic(), is_patient=self.is_patient, feeds=self.feeds)
 
     def launch(self) -> int | None:
         self.ready -= 1
@@ -127,6 +128,40 @@ def test_rows_that_can_wait_do_so_while_others_run_and_no_longer() -> None:
     turn(steps)
     turn(steps)
     assert (lm.collected, codec.launched) == ([1], 1)
+
+
+def test_a_node_that_feeds_others_waits_for_more_rows_while_they_have_all_their_steps() -> None:
+    """The reader's next step is launched behind what was made for it, not beside it."""
+    cameras, lm = SlowRunner("cameras", ready=0), SlowRunner("LLM", ready=3)
+    cameras.feeds = True
+    steps = steps_of(lm, cameras)
+    turn(steps)
+    turn(steps)
+    cameras.ready = 2
+    turn(steps)
+    assert (lm.launched, cameras.launched) == (2, 0)
+    lm.done.add(1)
+    turn(steps)
+    assert lm.collected == [1] and steps.launch() == ["cameras"]
+    assert steps.launch() == ["cameras"] and steps.launch() == ["LLM"]
+
+
+def test_a_node_that_feeds_others_does_not_wait_with_a_full_step() -> None:
+    cameras, lm = SlowRunner("cameras", ready=9), SlowRunner("LLM")
+    cameras.feeds = True
+    steps = steps_of(lm, cameras)
+    assert [steps.launch(), steps.launch(), steps.launch()] == [["cameras", "LLM"], ["cameras"], ["LLM"]]
+    cameras.ready = 7
+    cameras.collected += [1, 2]
+    assert steps.launch() == []
+    cameras.ready = 8
+    assert steps.launch() == ["cameras"]
+
+
+def test_a_node_that_feeds_an_idle_one_begins_at_once() -> None:
+    cameras, lm = SlowRunner("cameras", ready=1), SlowRunner("LLM", ready=0)
+    cameras.feeds = True
+    assert steps_of(lm, cameras).launch() == ["cameras"]
 
 
 def test_waiting_ends_with_a_step_that_is_done_or_with_a_call() -> None:
