@@ -174,10 +174,7 @@ def attend_shared(
     count, heads, width = query.shape
     kv_heads, page, all_lines, tiles = pool.shape[3], pool.shape[2], count * heads, len(fields["row"])
     out = torch.empty((count, heads, width), dtype=query.dtype, device=query.device)
-    mixed, top, total = out, out, out
-    if shares > 1:
-        mixed = torch.empty((shares, all_lines, width), dtype=query.dtype, device=query.device)
-        top, total = torch.empty((2, shares, all_lines), dtype=torch.float32, device=query.device).unbind()
+    mixed, top, total = shared(out, shares)
     _share_kernel[(tiles * heads * shares,)](
         query, pool, blocks, mixed, top, total, fields["row"], fields["start"], fields["count"], fields["cached"],
         fields["tables"], factor, query.stride(0), max_pages, kv_heads, heads // kv_heads, all_lines, tiles, shares,
@@ -185,8 +182,26 @@ def attend_shared(
         **launch(query.device),
     )  # fmt: skip
     if shares > 1:
-        _join_kernel[(triton.cdiv(all_lines, JOINED),)](
-            mixed, top, total, out, all_lines, width=width, shares=shares, some=JOINED, num_warps=4,
-            **launch(query.device),
-        )  # fmt: skip
+        join(mixed, top, total, out)
     return out
+
+
+def shared(out: Tensor, shares: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the shares of `out` [T, heads, width] go: [shares, T * heads, width], maxima and sums [shares, T * heads].
+
+    The maxima and sums are float32. With one share nothing is joined, and it goes into `out` itself.
+    """
+    if shares == 1:
+        return out, out, out
+    lines, width = out.shape[0] * out.shape[1], out.shape[2]
+    mixed = torch.empty((shares, lines, width), dtype=out.dtype, device=out.device)
+    top, total = torch.empty((2, shares, lines), dtype=torch.float32, device=out.device).unbind()
+    return mixed, top, total
+
+
+def join(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> None:
+    """Sum shares, each by its weight, into out. Shapes as `shared` makes them."""
+    shares, lines, width = mixed.shape
+    _join_kernel[(triton.cdiv(lines, JOINED),)](
+        mixed, top, total, out, lines, width=width, shares=shares, some=JOINED, num_warps=4, **launch(out.device),
+    )  # fmt: skip
