@@ -31,12 +31,20 @@ def _soften(score, top, total, scale, limit, is_masked: gl.constexpr):
 
 
 @gluon.jit
-def _queries(query, first, count, stride, dtype: gl.constexpr, layout: gl.constexpr):
-    """[64, 64] of queries from `first` on, zeros beyond `count` of them."""
-    row = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-    at = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
+def _queries(query, first, count, stride, room, layout: gl.constexpr, is_held: gl.constexpr):
+    """[64, 64] of queries from `first` on, zeros beyond `count`: in registers, or in `room` of shared memory."""
+    wide: gl.constexpr = layout if is_held else gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    row = gl.arange(0, 64, layout=gl.SliceLayout(1, wide))
+    at = gl.arange(0, 64, layout=gl.SliceLayout(0, wide))
     place = query + (first + row)[:, None] * stride + at[None, :]
-    return gl.load(place, mask=(row < count)[:, None] & (at < 64)[None, :], other=0.0)
+    found = gl.load(place, mask=(row < count)[:, None] & (at < 64)[None, :], other=0.0)
+    if is_held:
+        return found
+    else:
+        room.store(found)
+        fence_async_shared()
+        gl.thread_barrier()
+        return room
 
 
 @gluon.jit
@@ -188,26 +196,26 @@ def _walk_two(
 @gluon.jit
 def tokens_part(
     args,
-    part: gl.constexpr, tiles: gl.constexpr, stages: gl.constexpr, is_ahead: gl.constexpr, is_whole: gl.constexpr,
+    part: gl.constexpr, tiles: gl.constexpr, stages: gl.constexpr, is_ahead: gl.constexpr, is_held: gl.constexpr,
+    is_whole: gl.constexpr,
 ):  # fmt: skip
     """What a group with tokens does: tile `part`, or tiles 2 * part and behind it, through blocks begin to stop."""
     query, mixed_out, top_out, total_out, ring_k, ring_v, has_k, has_v, free, head, heads, stride = args[0]
-    first, mine, count, begin, middle, stop, limit, scale = args[1]
+    first, mine, count, begin, middle, stop, limit, scale, room = args[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     keys: gl.constexpr = ring_k.shape[1]
     scores: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, keys, 16])
     given: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
-    dtype: gl.constexpr = ring_k.dtype
     line: gl.constexpr = gl.SliceLayout(1, scores)
     first += part * tiles * 64
     count -= part * tiles * 64
     gdc_wait()
-    q = _queries(query + head * 64, first, count, stride, dtype, given)
+    q = _queries(query + head * 64, first, count, stride, room.index(part * tiles), given, is_held)
     mixed = gl.zeros([64, 64], gl.float32, layout)
     top = gl.full([64], -1.0e30, gl.float32, line)
     total = gl.zeros([64], gl.float32, line)
     if tiles == 2:
-        r = _queries(query + head * 64, first + 64, count - 64, stride, dtype, given)
+        r = _queries(query + head * 64, first + 64, count - 64, stride, room.index(part * tiles + 1), given, is_held)
         mixed, blend, top, peak, total, sum_ = _walk_two(
             q, r, mixed, mixed, top, top, total, total, ring_k, ring_v, has_k, has_v, free, begin, begin, middle,
             scale, limit, stages, False,

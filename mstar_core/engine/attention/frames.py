@@ -53,8 +53,9 @@ _DTYPES: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """How a program is made. keys: of a block; stages: blocks in shared memory; groups: of four warps with tokens;
-    tiles: of 64 tokens for each of these; is_ahead: the scores of the next block before the values of this one.
-    registers: of a thread of the groups with tokens, to which the others leave them.
+    tiles: of 64 tokens for each of these; is_ahead: the scores of the next block before the values of this one;
+    is_held: the queries in registers. registers: of a thread of the groups with tokens; others: of that with those left
+    over; bringing: of that which brings keys. All threads have 65536.
     """
 
     keys: int = 64
@@ -62,6 +63,7 @@ class Form:
     groups: int = 2
     tiles: int = 2
     is_ahead: bool = False
+    is_held: bool = True
     registers: int = 216
     others: int = 48
     bringing: int = 32
@@ -81,7 +83,7 @@ def _frame_kernel(
     stride, max_pages, heads, all_lines, tiles, units, shares, tokens,
     page: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr, tiles_each: gl.constexpr, is_ahead: gl.constexpr,
     parts: gl.constexpr, left: gl.constexpr, is_whole: gl.constexpr, is_alone: gl.constexpr, registers: gl.constexpr,
-    others: gl.constexpr, bringing: gl.constexpr,
+    others: gl.constexpr, bringing: gl.constexpr, is_held: gl.constexpr,
 ):  # fmt: skip
     """Program: (share, row and part of its tokens, head). parts: of a row's tokens; left: room for those left over."""
     across: gl.constexpr = groups * tiles_each * 64
@@ -124,9 +126,12 @@ def _frame_kernel(
         mbarrier.init(free.index(i), count=groups + 1)
     fence_async_shared()
     gdc_launch_dependents()
+    room = ring_k
+    if not is_held:
+        room = gl.allocate_shared_memory(dtype, [groups * tiles_each, 64, 64], lines.layout)
     token_args = (
         (query, mixed_out, top_out, total_out, ring_k, ring_v, has_k, has_v, free, head, heads, stride),
-        (first, mine, count, begin, middle, stop, limit, scale),
+        (first, mine, count, begin, middle, stop, limit, scale, room),
     )
     bring_args = (
         (lines, pool, table, ring_k, ring_v, has_k, has_v, free, head, heads, begin),
@@ -142,8 +147,8 @@ def _frame_kernel(
     if groups == 2:
         gl.warp_specialize(
             [
-                (tokens_part, (token_args, 0, tiles_each, stages, is_ahead, is_whole)),
-                (tokens_part, (token_args, 1, tiles_each, stages, is_ahead, is_whole)),
+                (tokens_part, (token_args, 0, tiles_each, stages, is_ahead, is_held, is_whole)),
+                (tokens_part, (token_args, 1, tiles_each, stages, is_ahead, is_held, is_whole)),
                 (left_part, (left_args, stages, is_whole)),
                 (bring_part, (bring_args, page, stages)),
             ],
@@ -153,10 +158,10 @@ def _frame_kernel(
     else:
         gl.warp_specialize(
             [
-                (tokens_part, (token_args, 0, tiles_each, stages, is_ahead, is_whole)),
-                (tokens_part, (token_args, 1, tiles_each, stages, is_ahead, is_whole)),
-                (tokens_part, (token_args, 2, tiles_each, stages, is_ahead, is_whole)),
-                (tokens_part, (token_args, 3, tiles_each, stages, is_ahead, is_whole)),
+                (tokens_part, (token_args, 0, tiles_each, stages, is_ahead, is_held, is_whole)),
+                (tokens_part, (token_args, 1, tiles_each, stages, is_ahead, is_held, is_whole)),
+                (tokens_part, (token_args, 2, tiles_each, stages, is_ahead, is_held, is_whole)),
+                (tokens_part, (token_args, 3, tiles_each, stages, is_ahead, is_held, is_whole)),
                 (left_part, (left_args, stages, is_whole)),
                 (bring_part, (bring_args, page, stages)),
             ],
@@ -221,7 +226,8 @@ def attend(
         rows * parts, shares, tokens,
         page=pool.shape[2], stages=form.stages, groups=form.groups, tiles_each=form.tiles, is_ahead=form.is_ahead,
         parts=parts, left=8 if over <= 8 else MOST_LEFT, is_whole=shares == 1, is_alone=rows == 1,
-        registers=form.registers, others=form.others, bringing=form.bringing, num_warps=4, launch_pdl=True,
+        registers=form.registers, others=form.others, bringing=form.bringing, is_held=form.is_held,
+        num_warps=4, launch_pdl=True,
     )  # fmt: skip
     if shares > 1:
         join(mixed, top, total, out)
