@@ -1,4 +1,4 @@
-"""Attention of whole frames without a mask, for Hopper: a program holds all of a head's tokens. Used by `split`.
+"""Attention of whole frames without a mask, for Hopper: a program holds all of a head's tokens. Used by `paged`.
 
 A frame of 258 tokens and 16 heads walks through up to ten thousand keys, other ones in each layer, so they come from
 memory and not from the second-level cache. Here a program takes the whole frame by one head and a share of the keys:
@@ -20,10 +20,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
 
