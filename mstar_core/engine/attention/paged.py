@@ -6,6 +6,9 @@ last prompt get zeros. Nothing is planned: a tile says where it begins, and its 
 
 from __future__ import annotations
 
+import importlib
+import logging
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,11 +22,18 @@ from mstar_core.engine.attention.split import BLOCK, attend_shared, blocks_of, s
 from mstar_core.engine.attention.static import Staging
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from torch import Tensor
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     from mstar_core.engine.attention.passes import PassShape
     from mstar_core.engine.attention.segments import PackedPrompts
+
+log = logging.getLogger(__name__)
+
+GLUON: Final = "3.6."
+"""The Triton whose experimental half `frames` is written in; it changes from release to release."""
 
 KEYS: Final = 64
 """Keys of one pass of the inner loop."""
@@ -163,6 +173,7 @@ class PagedFixedPasses:
         }
         self._block = Block(fields, pools[0].device)
         self._blocks: dict[int, TensorDescriptor] = {}
+        self._frames: dict[int, object] = {}
 
     @property
     def view(self) -> PagedFixedPasses:
@@ -206,10 +217,30 @@ class PagedFixedPasses:
         """See PlacedView."""
         pool, shape = self._pools[layer], self._shape
         heads, width = query.shape[1:]
+        factor = (width**-0.5 if scale is None else scale) * LOG2E
+        frames = _framing() if query.is_cuda else None
+        if frames and frames.takes(query, pool, shape.tokens):
+            if layer not in self._frames:
+                self._frames[layer] = frames.blocks_of(pool)
+            whole: Tensor = frames.attend(
+                query, pool, self._frames[layer], self._block.device, factor, tokens=shape.tokens,
+                max_pages=shape.pages, shares=self._shares or frames.shares_of(shape.rows, shape.tokens, heads),
+            )  # fmt: skip
+            return whole
         if layer not in self._blocks:
             self._blocks[layer] = blocks_of(pool)
-        factor = (width**-0.5 if scale is None else scale) * LOG2E
         return attend_shared(
             query, pool, self._blocks[layer], self._block.device, factor, max_pages=shape.pages,
             shares=self._shares or shares_of(shape.rows * self._tiles, heads),
         )  # fmt: skip
+
+
+@cache
+def _framing() -> ModuleType | None:
+    """The kernel of whole frames; none, which is said once, where another triton is installed."""
+    if triton.__version__.startswith(GLUON):
+        return importlib.import_module("mstar_core.engine.attention.frames")
+    log.warning(
+        "frames take the slower attention: their kernel needs triton %sx, this is %s", GLUON, triton.__version__
+    )
+    return None

@@ -2,7 +2,7 @@
 
 One row of 258 tokens and 16 heads is 80 tiles, each of which would walk alone through up to ten thousand keys on a chip
 of 132 processors. Here several programs take a tile's keys by turns and a second kernel joins them; many tiles take all
-of their keys themselves. Used by `paged`.
+of their keys themselves. Used by `paged`; on Hopper `frames` takes whole frames, with the join that stands here.
 
 Cost model: a page is walked in whole blocks of keys, one look into the page table and no mask for each, brought by the
 tensor copy engine; what a page holds beyond whole blocks is gathered behind them. The last tile of a row costs as much
@@ -174,10 +174,7 @@ def attend_shared(
     count, heads, width = query.shape
     kv_heads, page, all_lines, tiles = pool.shape[3], pool.shape[2], count * heads, len(fields["row"])
     out = torch.empty((count, heads, width), dtype=query.dtype, device=query.device)
-    mixed, top, total = out, out, out
-    if shares > 1:
-        mixed = torch.empty((shares, all_lines, width), dtype=query.dtype, device=query.device)
-        top, total = torch.empty((2, shares, all_lines), dtype=torch.float32, device=query.device).unbind()
+    mixed, top, total = shared(out, shares)
     _share_kernel[(tiles * heads * shares,)](
         query, pool, blocks, mixed, top, total, fields["row"], fields["start"], fields["count"], fields["cached"],
         fields["tables"], factor, query.stride(0), max_pages, kv_heads, heads // kv_heads, all_lines, tiles, shares,
@@ -185,8 +182,26 @@ def attend_shared(
         **launch(query.device),
     )  # fmt: skip
     if shares > 1:
-        _join_kernel[(triton.cdiv(all_lines, JOINED),)](
-            mixed, top, total, out, all_lines, width=width, shares=shares, some=JOINED, num_warps=4,
-            **launch(query.device),
-        )  # fmt: skip
+        join(mixed, top, total, out)
     return out
+
+
+def shared(out: Tensor, shares: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the shares of `out` [T, heads, width] go: [shares, T * heads, width], maxima and sums [shares, T * heads].
+
+    The maxima and sums are float32. With one share nothing is joined, and it goes into `out` itself.
+    """
+    if shares == 1:
+        return out, out, out
+    lines, width = out.shape[0] * out.shape[1], out.shape[2]
+    mixed = torch.empty((shares, lines, width), dtype=out.dtype, device=out.device)
+    top, total = torch.empty((2, shares, lines), dtype=torch.float32, device=out.device).unbind()
+    return mixed, top, total
+
+
+def join(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> None:
+    """Sum shares, each by its weight, into out. Shapes as `shared` makes them."""
+    shares, lines, width = mixed.shape
+    _join_kernel[(triton.cdiv(lines, JOINED),)](
+        mixed, top, total, out, lines, width=width, shares=shares, some=JOINED, num_warps=4, **launch(out.device),
+    )  # fmt: skip
