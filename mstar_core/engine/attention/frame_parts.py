@@ -31,20 +31,12 @@ def _soften(score, top, total, scale, limit, is_masked: gl.constexpr):
 
 
 @gluon.jit
-def _queries(query, first, count, stride, room, layout: gl.constexpr, is_held: gl.constexpr):
-    """[64, 64] of queries from `first` on, zeros beyond `count`: in registers, or in `room` of shared memory."""
-    wide: gl.constexpr = layout if is_held else gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    row = gl.arange(0, 64, layout=gl.SliceLayout(1, wide))
-    at = gl.arange(0, 64, layout=gl.SliceLayout(0, wide))
+def _queries(query, first, count, stride, layout: gl.constexpr):
+    """[64, 64] of queries from `first` on, zeros beyond `count`."""
+    row = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    at = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
     place = query + (first + row)[:, None] * stride + at[None, :]
-    found = gl.load(place, mask=(row < count)[:, None] & (at < 64)[None, :], other=0.0)
-    if is_held:
-        return found
-    else:
-        room.store(found)
-        fence_async_shared()
-        gl.thread_barrier()
-        return room
+    return gl.load(place, mask=(row < count)[:, None] & (at < 64)[None, :], other=0.0)
 
 
 @gluon.jit
@@ -65,11 +57,11 @@ def _keep(mixed, top, total, mixed_out, top_out, total_out, first, mine, count, 
 
 
 @gluon.jit
-def _walk_one(
+def _walk(
     q, mixed, top, total, ring_k, ring_v, has_k, has_v, free, begin, first, last, scale, limit,
     stages: gl.constexpr, is_masked: gl.constexpr,
 ):  # fmt: skip
-    """Blocks first to last of one tile, one thing after the other: another group multiplies meanwhile."""
+    """Blocks first to last, one thing after the other: another group multiplies meanwhile."""
     layout: gl.constexpr = mixed.type.layout
     keys: gl.constexpr = ring_k.shape[1]
     scores: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, keys, 16])
@@ -92,161 +84,30 @@ def _walk_one(
 
 
 @gluon.jit
-def _walk_ahead(
-    q, mixed, top, total, ring_k, ring_v, has_k, has_v, free, begin, first, last, scale, limit,
-    stages: gl.constexpr, is_masked: gl.constexpr,
-):  # fmt: skip
-    """The same with the scores of a block begun before the values of the one before it, and its powers beside them."""
-    layout: gl.constexpr = mixed.type.layout
-    keys: gl.constexpr = ring_k.shape[1]
-    scores: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, keys, 16])
-    own: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
-    zero = gl.zeros([64, keys], gl.float32, scores)
-    if last > first:
-        slot = (first - begin) % stages
-        phase = (first - begin) // stages & 1
-        mbarrier.wait(has_k.index(slot), phase)
-        score = warpgroup_mma(q, ring_k.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
-        score = warpgroup_mma_wait(0, deps=(score,))
-        weight, shrink, top, total = _soften(score, top, total, scale, limit, is_masked)
-        mixed = mixed * gl.convert_layout(shrink, gl.SliceLayout(1, layout))[:, None]
-        taken = gl.convert_layout(weight.to(q.dtype), own)
-        for i in range(first + 1, last):
-            before, phase_before = slot, phase
-            slot = (i - begin) % stages
-            phase = (i - begin) // stages & 1
-            mbarrier.wait(has_k.index(slot), phase)
-            score = warpgroup_mma(q, ring_k.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
-            mbarrier.wait(has_v.index(before), phase_before)
-            going = warpgroup_mma(taken, ring_v.index(before), mixed, is_async=True)
-            score = warpgroup_mma_wait(1, deps=(score,))
-            weight, shrink, top, total = _soften(score, top, total, scale, limit - (i - first) * keys, is_masked)
-            mixed = warpgroup_mma_wait(0, deps=(going,))
-            mbarrier.arrive(free.index(before), count=1)
-            mixed = mixed * gl.convert_layout(shrink, gl.SliceLayout(1, layout))[:, None]
-            taken = gl.convert_layout(weight.to(q.dtype), own)
-        mbarrier.wait(has_v.index(slot), phase)
-        going = warpgroup_mma(taken, ring_v.index(slot), mixed, is_async=True)
-        mixed = warpgroup_mma_wait(0, deps=(going,))
-        mbarrier.arrive(free.index(slot), count=1)
-    return mixed, top, total
-
-
-@gluon.jit
-def _walk_two(
-    q, r, mixed, blend, top, peak, total, sum_, ring_k, ring_v, has_k, has_v, free, begin, first, last, scale, limit,
-    stages: gl.constexpr, is_masked: gl.constexpr,
-):  # fmt: skip
-    """The same of two tiles by turns: the powers of one stand beside the products of the other.
-
-    No product is in work where the loop turns: ptxas would then wait for each product by itself.
-    """
-    layout: gl.constexpr = mixed.type.layout
-    keys: gl.constexpr = ring_k.shape[1]
-    scores: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, keys, 16])
-    rows: gl.constexpr = gl.SliceLayout(1, layout)
-    own: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
-    zero = gl.zeros([64, keys], gl.float32, scores)
-    if last > first:
-        slot = (first - begin) % stages
-        phase = (first - begin) // stages & 1
-        mbarrier.wait(has_k.index(slot), phase)
-        k = ring_k.index(slot).permute((1, 0))
-        one = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
-        two = warpgroup_mma(r, k, zero, use_acc=False, is_async=True)
-        one = warpgroup_mma_wait(1, deps=(one,))
-        weight, shrink, top, total = _soften(one, top, total, scale, limit, is_masked)
-        mixed = mixed * gl.convert_layout(shrink, rows)[:, None]
-        taken = gl.convert_layout(weight.to(q.dtype), own)
-        mbarrier.wait(has_v.index(slot), phase)
-        front = warpgroup_mma(taken, ring_v.index(slot), mixed, is_async=True)
-        two = warpgroup_mma_wait(1, deps=(two,))
-        weight, shrink, peak, sum_ = _soften(two, peak, sum_, scale, limit, is_masked)
-        blend = blend * gl.convert_layout(shrink, rows)[:, None]
-        kept = gl.convert_layout(weight.to(q.dtype), own)
-        mixed = warpgroup_mma_wait(0, deps=(front,))
-        for i in range(first + 1, last):
-            before = slot
-            slot = (i - begin) % stages
-            phase = (i - begin) // stages & 1
-            left = limit - (i - first) * keys
-            mbarrier.wait(has_k.index(slot), phase)
-            k = ring_k.index(slot).permute((1, 0))
-            one = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
-            behind = warpgroup_mma(kept, ring_v.index(before), blend, is_async=True)
-            two = warpgroup_mma(r, k, zero, use_acc=False, is_async=True)
-            one = warpgroup_mma_wait(2, deps=(one,))
-            weight, shrink, top, total = _soften(one, top, total, scale, left, is_masked)
-            mixed = mixed * gl.convert_layout(shrink, rows)[:, None]
-            taken = gl.convert_layout(weight.to(q.dtype), own)
-            mbarrier.wait(has_v.index(slot), phase)
-            front = warpgroup_mma(taken, ring_v.index(slot), mixed, is_async=True)
-            two, blend = warpgroup_mma_wait(1, deps=(two, behind))
-            mbarrier.arrive(free.index(before), count=1)
-            weight, shrink, peak, sum_ = _soften(two, peak, sum_, scale, left, is_masked)
-            blend = blend * gl.convert_layout(shrink, rows)[:, None]
-            kept = gl.convert_layout(weight.to(q.dtype), own)
-            mixed = warpgroup_mma_wait(0, deps=(front,))
-        behind = warpgroup_mma(kept, ring_v.index(slot), blend, is_async=True)
-        blend = warpgroup_mma_wait(0, deps=(behind,))
-        mbarrier.arrive(free.index(slot), count=1)
-    return mixed, blend, top, peak, total, sum_
-
-
-@gluon.jit
-def tokens_part(
-    args,
-    part: gl.constexpr, tiles: gl.constexpr, stages: gl.constexpr, is_ahead: gl.constexpr, is_held: gl.constexpr,
-    is_whole: gl.constexpr,
-):  # fmt: skip
-    """What a group with tokens does: tile `part`, or tiles 2 * part and behind it, through blocks begin to stop."""
+def tokens_part(args, part: gl.constexpr, stages: gl.constexpr, is_whole: gl.constexpr):
+    """What a group with tokens does: tile `part` through blocks begin to stop."""
     query, mixed_out, top_out, total_out, ring_k, ring_v, has_k, has_v, free, head, heads, stride = args[0]
-    first, mine, count, begin, middle, stop, limit, scale, room = args[1]
+    first, mine, count, begin, middle, stop, limit, scale = args[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     keys: gl.constexpr = ring_k.shape[1]
     scores: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, keys, 16])
-    given: gl.constexpr = gl.DotOperandLayout(0, scores, 2)
     line: gl.constexpr = gl.SliceLayout(1, scores)
-    first += part * tiles * 64
-    count -= part * tiles * 64
+    own: gl.constexpr = gl.SliceLayout(1, layout)
+    first += part * 64
+    count -= part * 64
     gdc_wait()
-    q = _queries(query + head * 64, first, count, stride, room.index(part * tiles), given, is_held)
+    q = _queries(query + head * 64, first, count, stride, gl.DotOperandLayout(0, scores, 2))
     mixed = gl.zeros([64, 64], gl.float32, layout)
     top = gl.full([64], -1.0e30, gl.float32, line)
     total = gl.zeros([64], gl.float32, line)
-    if tiles == 2:
-        r = _queries(query + head * 64, first + 64, count - 64, stride, room.index(part * tiles + 1), given, is_held)
-        mixed, blend, top, peak, total, sum_ = _walk_two(
-            q, r, mixed, mixed, top, top, total, total, ring_k, ring_v, has_k, has_v, free, begin, begin, middle,
-            scale, limit, stages, False,
-        )  # fmt: skip
-        mixed, blend, top, peak, total, sum_ = _walk_two(
-            q, r, mixed, blend, top, peak, total, sum_, ring_k, ring_v, has_k, has_v, free, begin, middle, stop,
-            scale, limit, stages, True,
-        )  # fmt: skip
-        _finish(blend, peak, sum_, mixed_out, top_out, total_out, first + 64, mine, count - 64, heads, is_whole)
-    elif is_ahead:
-        mixed, top, total = _walk_ahead(
-            q, mixed, top, total, ring_k, ring_v, has_k, has_v, free, begin, begin, middle, scale, limit, stages, False
-        )
-        mixed, top, total = _walk_ahead(
-            q, mixed, top, total, ring_k, ring_v, has_k, has_v, free, begin, middle, stop, scale, limit, stages, True
-        )
-    else:
-        mixed, top, total = _walk_one(
-            q, mixed, top, total, ring_k, ring_v, has_k, has_v, free, begin, begin, middle, scale, limit, stages, False
-        )
-        mixed, top, total = _walk_one(
-            q, mixed, top, total, ring_k, ring_v, has_k, has_v, free, begin, middle, stop, scale, limit, stages, True
-        )
-    _finish(mixed, top, total, mixed_out, top_out, total_out, first, mine, count, heads, is_whole)
-
-
-@gluon.jit
-def _finish(mixed, top, total, mixed_out, top_out, total_out, first, mine, count, heads, is_whole: gl.constexpr):
-    layout: gl.constexpr = gl.SliceLayout(1, mixed.type.layout)
-    top = gl.convert_layout(top, layout)
-    total = gl.convert_layout(total, layout)
+    mixed, top, total = _walk(
+        q, mixed, top, total, ring_k, ring_v, has_k, has_v, free, begin, begin, middle, scale, limit, stages, False
+    )
+    mixed, top, total = _walk(
+        q, mixed, top, total, ring_k, ring_v, has_k, has_v, free, begin, middle, stop, scale, limit, stages, True
+    )
+    top = gl.convert_layout(top, own)
+    total = gl.convert_layout(total, own)
     _keep(mixed, top, total, mixed_out, top_out, total_out, first, mine, count, heads, is_whole)
 
 

@@ -1,19 +1,19 @@
-"""Attention of whole frames without a mask, for Hopper: a program holds all of a head's tokens. Used by `paged`.
+"""Attention of whole frames without a mask, for Hopper: each program takes many of a head's tokens. Used by `paged`.
 
 A frame of 258 tokens and 16 heads walks through up to ten thousand keys, other ones in each layer, so they come from
-memory and not from the second-level cache. Here a program takes the whole frame by one head and a share of the keys:
-each key leaves the second-level cache once, where a program for each 64 tokens reads it five times.
+memory and not from the second-level cache. Here a program takes 128 tokens, the last one of a row those left over too,
+by one head and a share of the keys: two programs read a key, where one for each 64 tokens made it five.
 
-A program is made of groups of four warps: one that brings blocks of keys and values into a ring of shared memory, some
-that take 64 or 128 tokens each, and one for the few tokens left over behind them, with its products turned around, so
-that those tokens are the short side of an instruction and not 64 rows that are mostly empty. The groups wait for one
-another only through the ring, so that one computes powers while another multiplies; one with 128 tokens does both by
-turns (after Shah et al., FlashAttention-3, 2024). Every sum has a fixed order: the same inputs, the same bits.
+A program is made of groups of four warps: one that brings blocks of keys and values into a ring of shared memory, two
+that take 64 tokens each, and one for the few tokens left over behind them, with its products turned around, so that
+those tokens are the short side of an instruction and not 64 rows that are mostly empty. The groups wait for one another
+only through the ring, so that one computes powers while another multiplies (after Shah et al., FlashAttention-3, 2024).
+All tokens by one program with both by turns, and the scores of a block before the values of the one before it, were
+slower. Every sum has a fixed order: the same inputs, the same bits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
@@ -30,8 +30,17 @@ from mstar_core.engine.attention.split import join, shared
 if TYPE_CHECKING:
     from torch import Tensor
 
-ROWS: Final = 64
-"""Tokens of one tile: the rows of a tensor-core instruction."""
+TOKENS: Final = 128
+"""Of a program, besides those left over: 64, the rows of a tensor-core instruction, for each of two groups."""
+
+KEYS: Final = 128
+"""Keys of one block."""
+
+STAGES: Final = 3
+"""Blocks in shared memory."""
+
+REGISTERS: Final = (216, 48, 32)
+"""Of a thread of the groups with tokens, of that with those left over, and of that which brings keys, of 65,536."""
 
 WIDTH: Final = 64
 """Lanes of a head."""
@@ -47,43 +56,15 @@ MOST_SHARES: Final = 8
 _DTYPES: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """How a program is made. keys: of a block; stages: blocks in shared memory; groups: of four warps with tokens;
-    tiles: of 64 tokens for each of these; is_ahead: the scores of the next block before the values of this one;
-    is_held: the queries in registers. registers: of a thread of the groups with tokens; others: of that with those left
-    over; bringing: of that which brings keys. All threads have 65536.
-    """
-
-    keys: int = 64
-    stages: int = 6
-    groups: int = 2
-    tiles: int = 2
-    is_ahead: bool = False
-    is_held: bool = True
-    registers: int = 216
-    others: int = 48
-    bringing: int = 32
-
-    @property
-    def tokens(self) -> int:
-        """Of a program, besides those left over."""
-        return ROWS * self.groups * self.tiles
-
-
-FORM: Final = Form()
-
-
 @gluon.jit
 def _frame_kernel(
     query, pool, lines, mixed_out, top_out, total_out, tile_row, tile_start, tile_count, tile_cached, tables, scale,
     stride, max_pages, heads, all_lines, tiles, units, shares, tokens,
-    page: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr, tiles_each: gl.constexpr, is_ahead: gl.constexpr,
-    parts: gl.constexpr, left: gl.constexpr, is_whole: gl.constexpr, is_alone: gl.constexpr, registers: gl.constexpr,
-    others: gl.constexpr, bringing: gl.constexpr, is_held: gl.constexpr,
+    page: gl.constexpr, stages: gl.constexpr, across: gl.constexpr, parts: gl.constexpr, left: gl.constexpr,
+    is_whole: gl.constexpr, is_alone: gl.constexpr, registers: gl.constexpr, others: gl.constexpr,
+    bringing: gl.constexpr,
 ):  # fmt: skip
     """Program: (share, row and part of its tokens, head). parts: of a row's tokens; left: room for those left over."""
-    across: gl.constexpr = groups * tiles_each * 64
     keys: gl.constexpr = lines.block_shape[0]
     dtype: gl.constexpr = lines.dtype
     program = gl.program_id(0)
@@ -120,15 +101,12 @@ def _frame_kernel(
     for i in gl.static_range(stages):
         mbarrier.init(has_k.index(i), count=1)
         mbarrier.init(has_v.index(i), count=1)
-        mbarrier.init(free.index(i), count=groups + 1)
+        mbarrier.init(free.index(i), count=3)
     fence_async_shared()
     gdc_launch_dependents()
-    room = ring_k
-    if not is_held:
-        room = gl.allocate_shared_memory(dtype, [groups * tiles_each, 64, 64], lines.layout)
     token_args = (
         (query, mixed_out, top_out, total_out, ring_k, ring_v, has_k, has_v, free, head, heads, stride),
-        (first, mine, count, begin, middle, stop, limit, scale, room),
+        (first, mine, count, begin, middle, stop, limit, scale),
     )
     bring_args = (
         (lines, pool, table, ring_k, ring_v, has_k, has_v, free, head, heads, begin),
@@ -141,30 +119,16 @@ def _frame_kernel(
     # Those left over lie behind all whole parts; the last program of a row takes them.
     over = gl.where(unit % parts == parts - 1, tokens - begin_token - across, 0)
     left_args = (token_args[0], mine_q, mine_p, (first + across, mine, over, begin, middle, stop, limit, scale))
-    if groups == 2:
-        gl.warp_specialize(
-            [
-                (tokens_part, (token_args, 0, tiles_each, stages, is_ahead, is_held, is_whole)),
-                (tokens_part, (token_args, 1, tiles_each, stages, is_ahead, is_held, is_whole)),
-                (left_part, (left_args, stages, is_whole)),
-                (bring_part, (bring_args, page, stages)),
-            ],
-            [4, 4, 4],
-            [registers, others, bringing],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (tokens_part, (token_args, 0, tiles_each, stages, is_ahead, is_held, is_whole)),
-                (tokens_part, (token_args, 1, tiles_each, stages, is_ahead, is_held, is_whole)),
-                (tokens_part, (token_args, 2, tiles_each, stages, is_ahead, is_held, is_whole)),
-                (tokens_part, (token_args, 3, tiles_each, stages, is_ahead, is_held, is_whole)),
-                (left_part, (left_args, stages, is_whole)),
-                (bring_part, (bring_args, page, stages)),
-            ],
-            [4, 4, 4, 4, 4],
-            [registers, registers, registers, others, bringing],
-        )
+    gl.warp_specialize(
+        [
+            (tokens_part, (token_args, 0, stages, is_whole)),
+            (tokens_part, (token_args, 1, stages, is_whole)),
+            (left_part, (left_args, stages, is_whole)),
+            (bring_part, (bring_args, page, stages)),
+        ],
+        [4, 4, 4],
+        [registers, others, bringing],
+    )
 
 
 def takes(query: Tensor, pool: Tensor, tokens: int) -> bool:
@@ -176,9 +140,9 @@ def takes(query: Tensor, pool: Tensor, tokens: int) -> bool:
     heads, width = query.shape[1:]
     is_fit = query.is_cuda and query.dtype in _DTYPES and query.dtype == pool.dtype and _is_hopper(query.device)
     # What pages hold beyond whole blocks is gathered, which pays for little of them only.
-    is_paged = page >= FORM.keys and page % FORM.keys <= page // 8 and pool.is_contiguous()
+    is_paged = page >= KEYS and page % KEYS <= page // 8 and pool.is_contiguous()
     # A program has room for so many tokens whether they are there or not.
-    is_full = parts_of(tokens)[0] * FORM.tokens <= tokens * 5 // 4
+    is_full = parts_of(tokens)[0] * TOKENS <= tokens * 5 // 4
     return is_fit and is_paged and is_full and heads == kv_heads and width == WIDTH
 
 
@@ -187,43 +151,42 @@ def _is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def parts_of(tokens: int, form: Form = FORM) -> tuple[int, int]:
+def parts_of(tokens: int) -> tuple[int, int]:
     """By how many programs a row's tokens are taken, and how many are left over behind those of the last."""
-    over = tokens % form.tokens
-    if tokens > form.tokens and 0 < over <= MOST_LEFT:
-        return tokens // form.tokens, over
-    return -(-tokens // form.tokens), 0
+    over = tokens % TOKENS
+    if tokens > TOKENS and 0 < over <= MOST_LEFT:
+        return tokens // TOKENS, over
+    return -(-tokens // TOKENS), 0
 
 
-def shares_of(rows: int, tokens: int, heads: int, form: Form = FORM) -> int:
+def shares_of(rows: int, tokens: int, heads: int) -> int:
     """By how many programs the keys of each part of a row are taken: as many as run at once."""
-    return min(MOST_SHARES, max(1, PROCESSORS // (rows * parts_of(tokens, form)[0] * heads)))
+    return min(MOST_SHARES, max(1, PROCESSORS // (rows * parts_of(tokens)[0] * heads)))
 
 
-def blocks_of(pool: Tensor, form: Form = FORM) -> TensorDescriptor:
+def blocks_of(pool: Tensor) -> TensorDescriptor:
     """What the copy engine takes blocks of keys and values of a pool by."""
     pages, halves, page, kv_heads, width = pool.shape
-    layout = gl.NVMMASharedLayout.get_default_for([form.keys, width], _DTYPES[pool.dtype])
+    layout = gl.NVMMASharedLayout.get_default_for([KEYS, width], _DTYPES[pool.dtype])
     lines = pool.view(pages * halves * page, kv_heads * width)
-    return TensorDescriptor.from_tensor(lines, [form.keys, width], layout)
+    return TensorDescriptor.from_tensor(lines, [KEYS, width], layout)
 
 
 def attend(
     query: Tensor, pool: Tensor, blocks: TensorDescriptor, fields: dict[str, Tensor], factor: float,
-    *, tokens: int, max_pages: int, shares: int, form: Form = FORM,
+    *, tokens: int, max_pages: int, shares: int,
 ) -> Tensor:  # fmt: skip
-    """`split.attend_shared` of passes that `takes` takes. tokens: of each row; blocks: of the pool and form."""
+    """`split.attend_shared` of passes that `takes` takes. tokens: of each row; blocks: of the pool."""
     count, heads, width = query.shape
-    rows, all_lines, (parts, over) = count // tokens, count * heads, parts_of(tokens, form)
+    rows, all_lines, (parts, over) = count // tokens, count * heads, parts_of(tokens)
     out = torch.empty((count, heads, width), dtype=query.dtype, device=query.device)
     mixed, top, total = shared(out, shares)
     _frame_kernel[(rows * parts * heads * shares,)](
         query, pool, blocks, mixed, top, total, fields["row"], fields["start"], fields["count"], fields["cached"],
         fields["tables"], factor, query.stride(0), max_pages, heads, all_lines, len(fields["row"]) // rows,
         rows * parts, shares, tokens,
-        page=pool.shape[2], stages=form.stages, groups=form.groups, tiles_each=form.tiles, is_ahead=form.is_ahead,
-        parts=parts, left=8 if over <= 8 else MOST_LEFT, is_whole=shares == 1, is_alone=rows == 1,
-        registers=form.registers, others=form.others, bringing=form.bringing, is_held=form.is_held,
+        page=pool.shape[2], stages=STAGES, across=TOKENS, parts=parts, left=8 if over <= 8 else MOST_LEFT,
+        is_whole=shares == 1, is_alone=rows == 1, registers=REGISTERS[0], others=REGISTERS[1], bringing=REGISTERS[2],
         num_warps=4, launch_pdl=True,
     )  # fmt: skip
     if shares > 1:
