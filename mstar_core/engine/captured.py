@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -60,6 +60,16 @@ class GraphCounts:
     captured: int = 0
     capture_s: float = 0.0
     bytes: int = 0
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Whatever happens inside does not count."""
+        before = replace(self)
+        try:
+            yield
+        finally:
+            for each in fields(self):
+                setattr(self, each.name, getattr(before, each.name))
 
     def as_counters(self) -> dict[str, float]:
         """Counters of a node without prompts. graph_misses: steps that no graph took, or not all of."""

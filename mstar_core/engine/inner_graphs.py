@@ -16,7 +16,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.captured import Captures
+    from mstar_core.engine.captured import Captures, GraphCounts
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,16 @@ class InnerGraphs:
                 log.error("rows %s run plainly: %s: %s", list(kind[1]), type(error).__name__, error)
         return bool(self._later)
 
+    def compile_later(self) -> None:
+        """Run the function once for each bucket that is missing. See CompilesLater."""
+        for kind, size in self._later:
+            self._function(self._given(kind, size))
+
+    @property
+    def graph_counts(self) -> GraphCounts | None:
+        """What `counters` tells; None where there are no graphs."""
+        return None if self._captures is None else self._captures.counts
+
     def counters(self) -> dict[str, float]:
         """What the graphs did since the start, by name; empty where there are none."""
         return {} if self._captures is None else self._captures.counts.as_counters()
@@ -117,6 +127,10 @@ class InnerGraphs:
 
     def _make(self, kind: Kind, size: int) -> None:
         assert self._captures is not None
-        bucket = _Bucket(torch.zeros((size, *kind[1]), dtype=kind[0], device=self._captures.device))
+        bucket = _Bucket(self._given(kind, size))
         bucket.graph, bucket.made = self._captures.graph(lambda: self._function(bucket.given))
         self._buckets[kind][size] = bucket
+
+    def _given(self, kind: Kind, size: int) -> Tensor:
+        assert self._captures is not None
+        return torch.zeros((size, *kind[1]), dtype=kind[0], device=self._captures.device)

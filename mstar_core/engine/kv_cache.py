@@ -52,28 +52,13 @@ class KVCacheEngine:
     """
 
     def __init__(
-        self,
-        spec: NodeSpec,
-        module: KVModule,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        num_pages: int,
-        page_size: int,
-        max_slots: int,
-        max_seq_len: int,
-        vocab: int,
-        token_budget: int,
-        attention: str = "torch",
-        lookahead: int = 0,
-        prefix_cache: bool = True,
-        graphs: Buckets | Sequence[int] = (),
-        clock: Callable[[], float] = time.monotonic,
-        faults: Faults | None = None,
-        report: Callable[[str, str], None] | None = None,
-        captures: Captures | None = None,
+        self, spec: NodeSpec, module: KVModule, *, device: torch.device, dtype: torch.dtype, num_pages: int,
+        page_size: int, max_slots: int, max_seq_len: int, vocab: int, token_budget: int, attention: str = "torch",
+        lookahead: int = 0, prefix_cache: bool = True, graphs: Buckets | Sequence[int] = (),
+        clock: Callable[[], float] = time.monotonic, faults: Faults | None = None,
+        report: Callable[[str, str], None] | None = None, captures: Captures | None = None,
         to_host: Callable[[Tensor], Arriving] = HostCopy,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """report: told the phase (`kernels` or `capture`) and the step, for each step captured here.
 
         captures: makes the graphs of passes; None: those of the device. to_host: begins to copy a value to the host.
@@ -287,6 +272,12 @@ class KVCacheEngine:
         assert not self._state.in_flight, "a busy engine does not capture"
         graphs = self._graphs or self._runner.passes
         return graphs is not None and not graphs.is_complete and graphs.capture_next()
+
+    def compile_later(self) -> None:
+        """See CompilesLater. Steps that draw ids compile theirs when the engine is made."""
+        if self._runner.passes is not None:
+            with torch.inference_mode():
+                self._runner.passes.compile_later()
 
     def counters(self) -> dict[str, float]:
         """See Counted and NodeGraphs.counters; empty where nothing is captured."""

@@ -130,6 +130,15 @@ class PackedGraphs:
                 log.error("node %s runs prefixes plainly: %s: %s", self._name, type(error).__name__, error)
         return bool(self._later)
 
+    def compile_later(self) -> None:
+        """Run each bucket that is missing once, and keep nothing of it. See CompilesLater."""
+        inputs = dict(self._inputs)
+        try:
+            for kind, tokens in self._later:
+                self._step(self._new(kind, tokens))
+        finally:
+            self._inputs = inputs
+
     # -- choosing ----------------------------------------------------------------------------------------------------
 
     def _kind(self, piece: Piece) -> Kind | None:
@@ -212,6 +221,12 @@ class PackedGraphs:
     # -- making ------------------------------------------------------------------------------------------------------
 
     def _make(self, kind: Kind, tokens: int) -> None:
+        bucket = self._new(kind, tokens)
+        bucket.graph, bucket.outputs = self._captures.graph(lambda: self._step(bucket))
+        self._buckets[kind][tokens] = bucket
+
+    def _new(self, kind: Kind, tokens: int) -> _Bucket:
+        """A bucket with its buffers, and no graph yet."""
         device, rows = self._captures.device, rows_of(tokens)
         if kind not in self._inputs:
             most = max(self._sizes)
@@ -222,8 +237,7 @@ class PackedGraphs:
         bucket = _Bucket(tokens, rows, attention, block, attention.view(block.device), ports)
         none = np.zeros(0, dtype=np.int64)
         self._send(bucket, PackedPrompts(rows=none, counts=none, cached=none, tables=self._tables.ids), none)
-        bucket.graph, bucket.outputs = self._captures.graph(lambda: self._step(bucket))
-        self._buckets[kind][tokens] = bucket
+        return bucket
 
 
 def rows_of(tokens: int) -> int:

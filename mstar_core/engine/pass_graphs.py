@@ -208,6 +208,12 @@ class PassGraphs:
             self.packed.capture_next()
         return not self.is_complete
 
+    def compile_later(self) -> None:
+        """Run each bucket that is missing once, and keep nothing of it. See CompilesLater."""
+        for kind, shape in self._later:
+            self._step(self._new(kind, shape), most=2)  # the second takes what the first gave, as all after it do
+        self.packed.compile_later()
+
     # -- choosing ----------------------------------------------------------------------------------------------------
 
     def _kind(self, piece: Piece) -> PassKind | None:
@@ -293,12 +299,14 @@ class PassGraphs:
         bucket.attention.prepare(slots, cached, self._tables.ids)
         return count
 
-    def _step(self, bucket: _Bucket) -> dict[str, Tensor]:
-        """All iterations over the bucket's buffers. Returns the outputs of the last, packed for the whole bucket."""
+    def _step(self, bucket: _Bucket, most: int = MOST_ITERATIONS) -> dict[str, Tensor]:
+        """All iterations over the bucket's buffers, up to `most`. Returns the outputs of the last, packed for the whole
+        bucket.
+        """
         bucket.attention.forget()
         positions, carried = bucket.facts.device["positions"], dict[str, "Tensor"]()
         outputs: dict[str, Tensor] = {}
-        for iteration in range(bucket.kind.iterations):
+        for iteration in range(min(most, bucket.kind.iterations)):
             given = {**bucket.ports, **carried}
             if _STEP in given and iteration:
                 given[_STEP] = given[_STEP] + iteration
@@ -310,6 +318,12 @@ class PassGraphs:
     # -- making ------------------------------------------------------------------------------------------------------
 
     def _make(self, kind: PassKind, shape: PassShape) -> None:
+        bucket = self._new(kind, shape)
+        bucket.graph, bucket.outputs = self._captures.graph(lambda: self._step(bucket))
+        self._buckets[kind][shape.rows, shape.pages] = bucket
+
+    def _new(self, kind: PassKind, shape: PassShape) -> _Bucket:
+        """A bucket with its buffers, and no graph yet."""
         tokens = shape.rows * kind.tokens
         told = {port.name: (port.dtype, tokens) for port in kind.ports if port.is_number}
         facts = Block({"positions": (torch.int64, tokens), **told}, self._device)
@@ -323,8 +337,7 @@ class PassGraphs:
         bucket = _Bucket(kind, shape, attention, facts, ports)
         none = np.zeros(0, dtype=np.int64)
         attention.prepare(none, none, self._tables.ids)
-        bucket.graph, bucket.outputs = self._captures.graph(lambda: self._step(bucket))
-        self._buckets[kind][shape.rows, shape.pages] = bucket
+        return bucket
 
 
 def _is_graphable(piece: Piece) -> bool:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from mstar_core.engine.base import Job, Running, SamplingParams
+    from mstar_core.engine.captured import GraphCounts
     from mstar_core.engine.kv_step import Faults
     from mstar_core.graph.nodes import NodeSpec
 
@@ -89,7 +90,8 @@ class StatelessEngine:
     to be copied by then. A module on CUDA may keep an output in one place, where the next step overwrites it.
     It may name `device_outputs`, outputs that nodes of this device go on with, in memory of their own: a step that
     gives nothing else is done when the one before it is, and what takes its outputs is launched behind it.
-    `idle() -> bool` of a module is work for moments without any, `counters()` what it counts.
+    `idle() -> bool` of a module is work for moments without any, `counters()` what it counts. `compile_later()` runs
+    what it is still to capture, see CompilesLater, and `graph_counts` is what its graphs count in.
 
     The module's forward gets each port stacked on a leading batch dimension: [B, ...] (numbers: [B]), or a list of B
     tensors for a port outside `spec.batch_key`, or in `spec.ragged`, whose shapes differ. It returns [B, ...] or a list
@@ -102,17 +104,9 @@ class StatelessEngine:
     """
 
     def __init__(
-        self,
-        spec: NodeSpec,
-        module: nn.Module,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        max_batch: int = 32,
-        lookahead: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-        faults: Faults | None = None,
-    ) -> None:
+        self, spec: NodeSpec, module: nn.Module, *, device: torch.device, dtype: torch.dtype, max_batch: int = 32,
+        lookahead: int = 0, clock: Callable[[], float] = time.monotonic, faults: Faults | None = None,
+    ) -> None:  # fmt: skip
         self.name = spec.name
         self._spec = spec
         self._module = module
@@ -231,6 +225,19 @@ class StatelessEngine:
             return False
         with torch.inference_mode(), self._on_stream():
             return bool(work())
+
+    def compile_later(self) -> None:
+        """See CompilesLater: what the module does for it, if anything."""
+        work = getattr(self._module, "compile_later", None)
+        if callable(work):
+            with torch.inference_mode(), self._on_stream():
+                work()
+
+    @property
+    def graph_counts(self) -> GraphCounts | None:
+        """Those of the module's graphs, where it tells them."""
+        found: GraphCounts | None = getattr(self._module, "graph_counts", None)
+        return found
 
     def counters(self) -> dict[str, float]:
         """See Counted: what the module counts, where it counts anything."""

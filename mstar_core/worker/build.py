@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -19,7 +20,7 @@ from mstar_core.engine.budget import mib, node_shares, rank_budget
 from mstar_core.engine.device import check_device, prepare_device, resolve_device
 from mstar_core.engine.graphs import BUCKETS
 from mstar_core.engine.kv_cache import KVCacheEngine
-from mstar_core.engine.rehearsal import Rehearses, rehearse
+from mstar_core.engine.rehearsal import Rehearsal, Rehearses, compile_ahead, rehearse
 from mstar_core.engine.sizing import PoolPlan, PoolRequest, plan_pool
 from mstar_core.engine.stateless import StatelessEngine
 from mstar_core.errors import ConfigError, PluginError, did_you_mean
@@ -117,14 +118,24 @@ def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: 
             warm_module(module)
             if node.engine is KV_CACHE and set(node.ports) <= {"tokens", "token"}:
                 warm_prefill(runners[node.name], node)
-            rehearse_node(runners[node.name], module, life)
+        rehearse_nodes([(runners[node.name], module) for node, module, _ in loaded], life)
     return runners
 
 
-def rehearse_node(runner: NodeRunner, module: nn.Module, life: ChildLife) -> None:
-    """Run what a module expects to be asked (`rehearsals`), and capture what that teaches. Raises what fails."""
-    if isinstance(module, Rehearses):
-        rehearse(runner, module.rehearsals(), lambda what: life.phase("capture", detail=f"{runner.name}: {what}"))
+def rehearse_nodes(nodes: Sequence[tuple[NodeRunner, nn.Module]], life: ChildLife) -> None:
+    """Run what modules expect to be asked (`rehearsals`), and capture what that teaches. Raises what fails."""
+    asked: list[tuple[NodeRunner, Sequence[Rehearsal]]] = [
+        (runner, module.rehearsals()) for runner, module in nodes if isinstance(module, Rehearses)
+    ]
+    if asked:
+        life.phase("kernels", detail=", ".join(runner.name for runner, _ in asked))
+        compile_ahead(asked)
+    for runner, rehearsals in asked:
+        rehearse(runner, rehearsals, partial(_tell_capture, life, runner.name))
+
+
+def _tell_capture(life: ChildLife, name: str, what: str) -> None:
+    life.phase("capture", detail=f"{name}: {what}")
 
 
 def _prepare(

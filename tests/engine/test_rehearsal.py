@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from bench.families.policy import Acting, Place, observation, random_modules
-from mstar_core.engine.rehearsal import Act, Rehearsal, Rehearses, rehearse
+from mstar_core.engine.base import NodeRunner
+from mstar_core.engine.compiling import SWITCH
+from mstar_core.engine.rehearsal import Act, Rehearsal, Rehearses, compile_ahead, rehearse
 from mstar_core.errors import MstarError
 from mstar_core.graph.nodes import Attend
 from mstar_pi05.policy import Policy
 from mstar_pi05.sizes import Sizes, Tower, Vision
 from tests.engine.recorded import RecordedCaptures
 from tests.engine.tiny_engine import make_engine
+from tests.fakes import jit
+from tests.fakes.jit import JITFunction
 
 SMALL = Sizes(
     vocab=100, horizon=5,
@@ -66,3 +73,124 @@ def test_what_fails_in_a_rehearsal_fails_the_start_and_holds_nothing() -> None:
     assert engine.memory().slots_used == 0 and not engine._state.requests
     with pytest.raises(MstarError):
         rehearse(engine, [Rehearsal(what="too long", tokens=1 << 20, acts=())], lambda what: None)
+
+
+class Watched:
+    """Both nodes, each of whose passes launches a kernel for its sizes. plays: sizes of passes, in order."""
+
+    def __init__(self) -> None:
+        self.made: list[RecordedCaptures] = []
+        self.engines = acting(self.made)
+        self.kernels = {name: JITFunction(name) for name in self.engines.modules}
+        self.plays: list[tuple[str, int]] = []
+        policy = self.engines.modules["LLM"]
+        assert isinstance(policy, Policy)
+        policy.expected_steps = (4,)
+        policy.register_forward_pre_hook(self._before_policy, with_kwargs=True)
+        cameras = self.engines.modules["vit_encoder"]
+        cameras.get_submodule("tower").register_forward_pre_hook(self._before_tower)
+        self.cast: list[tuple[NodeRunner, Sequence[Rehearsal]]] = []
+        for name, runner in self.engines.turner.runners.items():
+            module = self.engines.modules[name]
+            assert isinstance(module, Rehearses)
+            self.cast.append((runner, module.rehearsals()))
+
+    def rehearse(self) -> dict[str, list[str]]:
+        """What comes after `compile_ahead`. Returns by node who compiled its kernels."""
+        for runner, rehearsals in self.cast:
+            rehearse(runner, rehearsals, lambda what: None)
+        return {name: [made.by for made in kernel.known.values()] for name, kernel in self.kernels.items()}
+
+    @property
+    def captured(self) -> list[object]:
+        """Everything about the graphs that does not depend on time."""
+        policy, cameras = self.engines.turner.runners["LLM"], self.engines.modules["vit_encoder"]
+        passes: Any = policy._runner.passes  # type: ignore[attr-defined]
+        sizes = cameras._replayed.sizes  # type: ignore[union-attr]
+        return [passes.kinds, passes.packed.sizes, sizes, [len(each.graphs) for each in self.made]]
+
+    def _before_policy(self, module: torch.nn.Module, args: object, given: dict[str, Any]) -> None:
+        self._play("LLM", len(given["positions"]) + (10_000 if given.get("tokens") is None else 0))
+
+    def _before_tower(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        self._play("vit_encoder", len(args[0]))
+
+    def _play(self, name: str, size: int) -> None:
+        self.plays.append((name, size))
+        self.kernels[name].launch(size)
+
+
+def test_kernels_of_rehearsals_and_captures_are_compiled_before_the_first_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = jit.installed(monkeypatch)
+    plain = Watched()
+    by = plain.rehearse()
+    disk.kernels.clear()
+    watched = Watched()
+    before = watched.engines.counters()
+    compile_ahead(watched.cast)
+    known = {name: dict(kernel.known) for name, kernel in watched.kernels.items()}
+    assert not any(kernel.runs for kernel in watched.kernels.values())
+    assert watched.engines.counters() == before, "what is only gone through does not count"
+    memory = watched.engines.turner.runners["LLM"].memory()
+    assert (memory.pages_used, memory.pages_cached, memory.slots_used) == (0, 0, 0)
+    ahead = watched.rehearse()
+    assert known == {name: kernel.known for name, kernel in watched.kernels.items()}, "nothing was left to compile"
+    assert {name: len(made) for name, made in by.items()} == {name: len(made) for name, made in ahead.items()}
+    threads = [each for made in ahead.values() for each in made if each.startswith("compile")]
+    assert len(threads) == sum(map(len, ahead.values())) - 1, "all but the first, which told that they are missing"
+    assert watched.captured == plain.captured
+    counted = [engines.counters() for engines in (watched.engines, plain.engines)]
+    for name in counted[0]:
+        for field in ("graphs_captured", "graph_hits", "graph_misses"):
+            assert counted[0][name][field] == counted[1][name][field], (name, field)
+    seen = observation(SMALL, 2, 7, seed=2, steps=4)
+    torch.testing.assert_close(watched.engines.act(seen), plain.engines.act(seen), atol=0, rtol=0)
+
+
+def test_where_the_cache_has_the_first_kernels_nothing_more_is_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    jit.installed(monkeypatch)
+    Watched().rehearse()
+    watched = Watched()
+    compile_ahead(watched.cast)
+    places = SMALL.vision.tokens
+    assert watched.plays == [("vit_encoder", 1), ("LLM", places + 8)]
+
+
+def test_what_must_see_its_numbers_is_not_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    jit.installed(monkeypatch)
+    watched = Watched()
+    compile_ahead([(runner, [replace(each, is_blind=False) for each in given]) for runner, given in watched.cast])
+    monkeypatch.setenv(SWITCH, "0")
+    compile_ahead(watched.cast)
+    assert not watched.plays
+
+
+@pytest.mark.parametrize("fails", ["a pass", "a capture", "triton"])
+def test_what_fails_when_it_is_gone_through_fails_no_start(
+    fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    jit.installed(monkeypatch)
+    watched, plain = Watched(), Watched()
+    if fails == "triton":
+        import triton
+
+        monkeypatch.delattr(triton, "AsyncCompileMode")
+
+    def fail(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        if watched.kernels["vit_encoder"].runs:
+            return
+        if fails == "a pass" or (fails == "a capture" and len(args[0]) > 1):
+            raise ValueError("numbers without a meaning")
+
+    watched.engines.modules["vit_encoder"].get_submodule("tower").register_forward_pre_hook(fail)
+    with caplog.at_level(logging.WARNING):
+        compile_ahead(watched.cast)
+    assert [
+        record.getMessage().startswith("kernels are compiled one after the other") for record in caplog.records
+    ] == [True]
+    watched.kernels["vit_encoder"].launch(0)
+    watched.rehearse()
+    plain.rehearse()
+    assert watched.captured == plain.captured

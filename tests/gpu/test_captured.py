@@ -6,11 +6,13 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from mstar_core.engine.captured import recording
+from mstar_core.engine.compiling import apart, compiling_only
 
 pytestmark = pytest.mark.gpu
 
@@ -64,3 +66,40 @@ def test_a_thread_that_gets_memory_does_not_end_a_capture(cuda: torch.device) ->
         made = value + 2
     graph.replay()
     assert made.tolist() == [2.0] * 8 and sizes == [64 << 20]
+
+
+def test_kernels_that_are_gone_through_are_compiled_and_do_not_run(
+    cuda: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mstar_core.engine.attention.append import _append_kernel, append
+    from mstar_core.layers.fused import _norm_kernel, rms_norm
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for kernel in (_append_kernel, _norm_kernel):
+        kernel.device_caches.clear()  # what earlier tests compiled
+    pool = torch.zeros(4, 2, 24, 1, 24, device=cuda)
+    key, places = torch.ones(3, 1, 24, device=cuda), torch.arange(3, device=cuda)
+    x, weight = torch.ones(3, 24, dtype=torch.bfloat16, device=cuda), torch.ones(24, device=cuda)
+    noted: list[int] = []
+
+    def step() -> None:
+        append(pool, 24, places, key, key)
+        rms_norm(x, weight, 1e-6)
+
+    def go() -> None:
+        with compiling_only() as compiling:
+            for _ in range(3):
+                step()
+            assert compiling.has_missed
+            noted.append(compiling.count)
+
+    apart(go)
+    torch.cuda.synchronize()
+    assert not pool.any() and noted == [2], "the launcher of the first, and the second"
+    files = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert sum(name.endswith(".cubin") for name in files) == 2
+    assert sum("launcher" in name for name in files) == 2
+    step()
+    torch.cuda.synchronize()
+    assert float(pool.sum()) == 2 * 3 * 24
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == files, "nothing was left to compile"

@@ -1,4 +1,8 @@
-"""What both nodes run before the first request, so that a robot's first answer takes no longer than the next."""
+"""What both nodes run before the first request, so that a robot's first answer takes no longer than the next.
+
+All of it is blind: which token attends to which, and where it is kept, is decided on the host. The one number that a
+kernel looks up for others, a step's place in the table of times, is read by kernels alone.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ def of_cameras(sizes: Sizes) -> Sequence[Rehearsal]:
     side, places = sizes.vision.image_size, sizes.vision.tokens
     images = torch.zeros(1, side, side, 3, dtype=torch.uint8)
     act = Act(inputs={"images": images, "tokens": torch.full((places,), IMAGE)}, outputs=("features",))
-    return [Rehearsal(what="one camera", tokens=places, acts=(act,))]
+    return [Rehearsal(what="one camera", tokens=places, acts=(act,), is_blind=True)]
 
 
 def of_policy(sizes: Sizes, steps: Iterable[int]) -> Sequence[Rehearsal]:
@@ -32,11 +36,9 @@ def of_policy(sizes: Sizes, steps: Iterable[int]) -> Sequence[Rehearsal]:
     tokens = torch.cat([torch.full((sizes.vision.tokens,), IMAGE), torch.zeros(PROMPT, dtype=torch.int64)])
     embeds = torch.zeros(len(tokens), sizes.language.width)
     prefix = Act(inputs={"tokens": tokens, "embeds": embeds}, attend=Attend(mask="full"))
-    flows = [
-        Rehearsal(what=f"a flow of {count} steps", tokens=len(tokens), acts=(prefix, _flow(sizes, count)))
-        for count in steps
-    ]
-    return flows or [Rehearsal(what="a prefix", tokens=len(tokens), acts=(prefix,))]
+    acts: dict[str, tuple[Act, ...]] = {f"a flow of {count} steps": (prefix, _flow(sizes, count)) for count in steps}
+    acts = acts or {"a prefix": (prefix,)}
+    return [Rehearsal(what=what, tokens=len(tokens), acts=each, is_blind=True) for what, each in acts.items()]
 
 
 def _flow(sizes: Sizes, steps: int) -> Act:

@@ -21,7 +21,7 @@ from mstar_pi05.rehearsals import of_cameras
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.captured import Captures
+    from mstar_core.engine.captured import Captures, GraphCounts
     from mstar_core.engine.rehearsal import Rehearsal
     from mstar_pi05.sizes import Sizes, Vision
 
@@ -177,6 +177,15 @@ class Cameras(nn.Module):
     def idle(self) -> bool:
         """Capture what is still missing, one bucket at a time. True when more is left."""
         return self._replayed.capture_next()
+
+    def compile_later(self) -> None:
+        """See CompilesLater."""
+        self._replayed.compile_later()
+
+    @property
+    def graph_counts(self) -> GraphCounts | None:
+        """See CompilesLater."""
+        return self._replayed.graph_counts
 
     def counters(self) -> dict[str, float]:
         """What the graphs did, by name."""

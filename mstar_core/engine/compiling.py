@@ -1,0 +1,151 @@
+"""Compiles the Triton kernels of many steps side by side before the first of them runs. Used by rehearsals.
+
+A kernel is compiled when it is first launched, one after the other, and then a C compiler builds what launches it: on
+a machine that has none of them that is most of a start. Here steps are gone through without running their kernels,
+which are noted instead; at the end threads compile all of them. Most of that time the compiler leaves the interpreter
+to others, and its assembler and the C compiler are processes of their own.
+
+Cost model: nothing is compiled while steps are gone through, for each of torch's calls gives the interpreter away and
+would wait for it behind every thread. Where the first kernels come from the cache on disk, as on each later start,
+they are loaded, which they would be anyway, and `has_missed` stays false: the caller need go no further.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any, Final, ParamSpec, TypeVar
+
+log = logging.getLogger(__name__)
+
+MOST_THREADS: Final = 32
+
+SWITCH: Final = "MSTAR_COMPILE_AHEAD"
+"""Environment variable that turns this off: `0`."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Compiling:
+    """What is compiled inside of `compiling_only`. Made there.
+
+    has_missed: whether a kernel was not in the cache; from then on all kernels wait for the end. count: those that do.
+    """
+
+    def __init__(self) -> None:
+        self.has_missed = False
+        self._waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    @property
+    def count(self) -> int:
+        """Pieces of work that wait for the end."""
+        return len(self._waiting)
+
+    def later(self, work: Callable[[], Any]) -> Future[Any]:
+        """Do this with all the rest at the end."""
+        future: Future[Any] = Future()
+        self._waiting.append((future, work))
+        return future
+
+    def finish(self) -> None:
+        """Do what waits, by as many threads as there are processors for it. Errors are left in the futures."""
+        if not self._waiting:
+            return
+        count = min(MOST_THREADS, len(self._waiting), max(2, len(os.sched_getaffinity(0))))
+        with ThreadPoolExecutor(count, "compile") as pool:
+            # Captured steps, which come last, have the kernels that take longest.
+            for future, work in reversed(self._waiting):
+                pool.submit(_fulfil, future, work)
+        self._waiting.clear()
+
+
+class _Queue(Executor):
+    """Triton's way to hand over what is to be compiled; what launches the kernel is built with it."""
+
+    def __init__(self, compiling: Compiling) -> None:
+        self._compiling = compiling
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """See Executor: done at the end."""
+
+        def both() -> T:
+            kernel = fn(*args, **kwargs)
+            _build_launcher(kernel)
+            return kernel
+
+        return self._compiling.later(both)
+
+
+def is_wanted() -> bool:
+    """Whether the environment leaves this on."""
+    return os.environ.get(SWITCH, "1") != "0"
+
+
+def apart(work: Callable[[], None]) -> None:
+    """Do something whose context variables end with it: triton keeps in one who compiles."""
+    contextvars.copy_context().run(work)
+
+
+@contextlib.contextmanager
+def compiling_only() -> Iterator[Compiling]:
+    """Triton kernels launched inside by this thread are compiled and do not run; at the end all are ready to.
+
+    The first that the cache lacks is compiled at once, those after it at the end, side by side; so they are when the
+    block raises. One that cannot be compiled is left to its first real launch, which says why. To be used `apart`.
+    Raises ImportError or AttributeError where triton is missing or is another one than this knows.
+    """
+    import triton
+    from triton import knobs
+    from triton.runtime.jit import JITFunction
+
+    found, run, heard, owner = Compiling(), JITFunction.run, knobs.compilation.listener, threading.get_ident()
+    mode, waits = triton.AsyncCompileMode(_Queue(found), ignore_errors=True), contextlib.ExitStack()
+
+    def listen(*args: Any, cache_hit: bool, **told: Any) -> None:
+        if threading.get_ident() == owner and not cache_hit:
+            found.has_missed = True
+        if heard is not None:
+            heard(*args, cache_hit=cache_hit, **told)
+
+    def compiled(kernel: Any, *args: Any, warmup: bool = False, **given: Any) -> Any:
+        if threading.get_ident() != owner:
+            return run(kernel, *args, warmup=warmup, **given)
+        made = run(kernel, *args, warmup=True, **given)
+        if found.has_missed and not found.count:
+            found.later(lambda: _build_launcher(made))
+            waits.enter_context(mode)
+        return made
+
+    knobs.compilation.listener, JITFunction.run = listen, compiled
+    try:
+        yield found
+    finally:
+        JITFunction.run, knobs.compilation.listener = run, heard
+        found.finish()
+        waits.close()
+
+
+def _build_launcher(kernel: Any) -> None:
+    """Build what launches a kernel, which a C compiler takes a third of a second for, and leave it in the cache.
+
+    Its first launch builds it where this could not.
+    """
+    try:
+        from triton.runtime.driver import driver
+
+        driver.active.launcher_cls(kernel.src, kernel.metadata)
+    except Exception:  # a launch does the same, and says in its own words what is wrong
+        log.debug("a launcher was not built ahead", exc_info=True)
+
+
+def _fulfil(future: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:  # noqa: BLE001 whoever asks for the result gets it
+        future.set_exception(error)

@@ -1,0 +1,103 @@
+"""Kernels of steps that are gone through are compiled and do not run. A stand-in plays triton."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from mstar_core.engine.compiling import Compiling, apart, compiling_only
+from tests.fakes import jit
+from tests.fakes.jit import Disk, JITFunction
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return jit.installed(monkeypatch)
+
+
+def gone_through(kernels: list[JITFunction], times: int = 2) -> Compiling:
+    """Launch all of them, some times over, where they do not run."""
+    found: list[Compiling] = []
+
+    def go() -> None:
+        with compiling_only() as compiling:
+            found.append(compiling)
+            for _ in range(times):
+                for kernel in kernels:
+                    kernel.launch(1)
+
+    apart(go)
+    return found[0]
+
+
+def test_kernels_that_are_missing_are_compiled_by_threads_with_what_launches_them(disk: Disk) -> None:
+    kernels, run = [JITFunction(name) for name in "abc"], JITFunction.run
+    assert gone_through(kernels).has_missed
+    by = [kernel.known[kernel.name, 1].by for kernel in kernels]
+    assert by[0] == threading.current_thread().name and all(name.startswith("compile") for name in by[1:])
+    assert all(disk.launchers[kernel.name, 1].startswith("compile") for kernel in kernels)
+    assert not any(kernel.runs for kernel in kernels)
+    assert JITFunction.run is run and jit.active.get() is None and JITFunction.knobs.compilation.listener is None
+    kernels[2].launch(1)
+    kernels[2].launch(2)
+    assert kernels[2].runs == [("c", 1), ("c", 2)]
+
+
+def test_nothing_waits_where_the_cache_has_all(disk: Disk) -> None:
+    gone_through([JITFunction("a"), JITFunction("b")])
+    disk.launchers.clear()
+    again = [JITFunction("a"), JITFunction("b")]
+    found = gone_through(again)
+    assert not found.has_missed and found.count == 0 and not disk.launchers
+    assert [kernel.known[kernel.name, 1].by for kernel in again] == ["cache", "cache"]
+
+
+def test_a_kernel_that_does_not_compile_is_left_to_its_launch(disk: Disk) -> None:
+    disk.broken.add(("b", 1))
+    kernels = [JITFunction(name) for name in "abc"]
+    gone_through(kernels)
+    assert [list(kernel.known) for kernel in kernels] == [[("a", 1)], [], [("c", 1)]]
+    with pytest.raises(RuntimeError, match="does not compile"):
+        kernels[1].launch(1)
+
+
+def test_what_was_noted_is_compiled_where_the_block_raises(disk: Disk) -> None:
+    kernels, run = [JITFunction(name) for name in "ab"], JITFunction.run
+
+    def go() -> None:
+        with compiling_only():
+            for kernel in kernels:
+                kernel.launch(1)
+            raise ValueError("numbers without a meaning")
+
+    with pytest.raises(ValueError, match="meaning"):
+        apart(go)
+    assert all(kernel.known for kernel in kernels) and not any(kernel.runs for kernel in kernels)
+    assert JITFunction.run is run and jit.active.get() is None and JITFunction.knobs.compilation.listener is None
+
+
+def test_kernels_of_other_threads_run(disk: Disk) -> None:
+    mine, other = JITFunction("mine"), JITFunction("other")
+
+    def go() -> None:
+        with compiling_only():
+            mine.launch(1)
+            thread = threading.Thread(target=other.launch, args=(1,))
+            thread.start()
+            thread.join()
+
+    apart(go)
+    assert other.runs == [("other", 1)] and not mine.runs
+
+
+def test_a_launcher_that_is_not_built_is_left_to_the_launch(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(src: object, metadata: object) -> None:
+        raise OSError("no C compiler")
+
+    import triton.runtime.driver as driver
+
+    monkeypatch.setattr(driver.driver.active, "launcher_cls", fails)
+    kernels = [JITFunction(name) for name in "ab"]
+    gone_through(kernels)
+    assert all(kernel.known for kernel in kernels)
