@@ -35,6 +35,8 @@ The kernel ends children of a supervisor that died; this is for one that hangs, 
 
 SUPERVISOR: Final = "supervisor"
 _PR_SET_PDEATHSIG: Final = 1  # prctl(2)
+_PR_SET_TIMERSLACK: Final = 29
+_EXACT_NS: Final = 1000
 
 log = logging.getLogger("mstar.child")
 
@@ -278,3 +280,9 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died in between
         raise SystemExit(int(ExitCode.INTERNAL))
+
+
+def set_exact_timers() -> None:
+    """Let naps of this thread, and of those that it starts, end when they should and not up to 50 µs later (Linux)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, _EXACT_NS)
