@@ -28,7 +28,7 @@ from mstar_core.api.socket import dismiss
 from mstar_core.api.tls import tls_context
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import PluginError, StartError, Unavailable
-from mstar_core.observe.child import guarded_process, prepare_process
+from mstar_core.observe.child import guarded_process, keep_start, prepare_process
 from mstar_core.observe.logs import start_logging
 from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
@@ -204,6 +204,7 @@ async def serve(process: ApiProcess) -> str:
         loop.add_signal_handler(number, process.stop, signal.Signals(number).name)
     try:
         await process.start()
+        keep_start()
         assert process.stopped is not None
         return await process.stopped
     finally:

@@ -254,8 +254,8 @@ class Conductor:
             cached_tokens=request.cached_tokens,
         )
         self.finished += 1
+        self._send.send(API, finished)  # first: a client waits for it
         self._end(request)
-        self._send.send(API, finished)
 
     def _cancel(self, message: CancelRequest) -> None:
         request = self.requests.get(message.handle)

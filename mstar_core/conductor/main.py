@@ -14,7 +14,7 @@ from mstar_core.conductor.conductor import Conductor
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import PeerStalled
 from mstar_core.messages.wire import Envelope, Message, WireCodec
-from mstar_core.observe.child import ChildLife, prepare_process
+from mstar_core.observe.child import ChildLife, keep_start, prepare_process
 from mstar_core.observe.frames import GRAPH_FACT
 from mstar_core.observe.graph import graph_of
 from mstar_core.observe.logs import start_logging
@@ -121,5 +121,6 @@ def main(argv: list[str] | None = None) -> None:
                 conductor = Conductor(
                     model, spec.plan, PatientSender(courier), max_seq_len=spec.max_seq_len, clock=time.monotonic
                 )
+                keep_start()
                 life.phase("ready", facts={GRAPH_FACT: msgspec.to_builtins(graph_of(model, spec.plan))})
                 Loop(conductor, mailbox, courier, life).run()

@@ -63,7 +63,7 @@ class Worker:
     def turn(self) -> None:
         """One turn: messages in, steps launched, what is done routed, messages out. Waits when nothing came of it."""
         now = time.monotonic()
-        self.drain()
+        came = self.drain()
         launched = self.steps.launch()
         collected = 0
         for result in self.steps.collect(launched):
@@ -75,11 +75,11 @@ class Worker:
         self.courier.flush()
         in_flight = self.steps.count
         self.life.beat(now, work_ready=bool(launched or in_flight), steps=self.steps.collected)
-        self.report.send(now)
+        self.report.send(now, is_busy=bool(came or launched or collected))
         if launched or collected:
             self.quiet_since = now
         elif in_flight:
-            self.steps.wait(lambda: self.mailbox.wait(0.0))
+            self.steps.wait(lambda: self.mailbox.wait(0.0, writable=self.courier.blocked()))
         elif not self.work_in_the_quiet(now):
             self.mailbox.wait(self.wait_s(now), writable=self.courier.blocked())
             self.report.idle_s += time.monotonic() - now
@@ -100,9 +100,10 @@ class Worker:
             due = min(due, max(0.0, self.quiet_since + QUIET_S - now))
         return due
 
-    def drain(self) -> None:
-        """Take what came in. One bad message disturbs no other."""
-        for item in self.mailbox.drain():
+    def drain(self) -> int:
+        """Take what came in; how many messages there were. One bad message disturbs no other."""
+        items = self.mailbox.drain()
+        for item in items:
             if isinstance(item, Malformed):
                 log.warning("a message could not be read: %s", item.error)
                 continue
@@ -114,6 +115,7 @@ class Worker:
                 self.dispatch(item.body)
             except Exception:  # isolation boundary: one message
                 log.exception("message %s of %s failed", type(item.body).__name__, item.sender)
+        return len(items)
 
     def dispatch(self, message: Message) -> None:
         """Hand one message to whom it concerns."""

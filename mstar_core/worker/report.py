@@ -24,13 +24,19 @@ PERIOD_S: Final = 0.1
 REQUESTS_S: Final = 0.2
 MEMORY_S: Final = 1.0
 
+PATIENCE_S: Final = 0.02
+"""How long a report waits for a turn with nothing else to do: a request that has just come is not to wait for one."""
+
 Facts = tuple[int, int, str, float]
 """(ids drawn, pages, what it waits for, seconds waited) of one request, as last told."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """Owned by the worker's loop. has_news: something changed since the last batch. due: when the next may go."""
+    """Owned by the worker's loop. has_news: something changed since the last batch. due: when the next may go.
+
+    held: since when it was due in turns that had something else to do, None where it was not.
+    """
 
     life: ChildLife
     executor: Executor
@@ -40,6 +46,7 @@ class Report:
     idle_s: float = 0.0
     has_news: bool = False
     due: float = 0.0
+    held: float | None = None
     told: dict[str, float] = field(default_factory=dict)
     told_requests: dict[int, Facts] = field(default_factory=dict)
     walks: set[str] = field(default_factory=set)
@@ -49,10 +56,15 @@ class Report:
     memory: dict[str, float] = field(default_factory=dict)
     next_memory: float = 0.0
 
-    def send(self, now: float) -> None:
-        """Send what changed, if it is time."""
+    def send(self, now: float, *, is_busy: bool = False) -> None:
+        """Send what changed, if it is time. is_busy: this turn had other work, and so may the next."""
         if now < self.due:
             return
+        if is_busy:
+            self.held = now if self.held is None else self.held
+            if now - self.held < PATIENCE_S:
+                return
+        self.held = None
         self.due = now + PERIOD_S
         self.has_news = False
         news, edges = self._of_requests(now)

@@ -1,0 +1,67 @@
+"""When a worker's report goes: at its time, and not between a request that has come and its first step."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from mstar_core.worker.report import PATIENCE_S, PERIOD_S, Report
+
+
+@pytest.fixture
+def report() -> tuple[Report, list[float]]:
+    """A report whose parts are empty, and the times at which it went."""
+    sent: list[float] = []
+
+    class Tracer:
+        dropped = 0
+
+        def take(self, *_: Any) -> list[Any]:
+            return []
+
+    class Executor:
+        tracer = Tracer()
+        under_way: tuple[()] = ()
+
+    class Life:
+        name = "worker-0"
+
+        def telemetry(self, values: dict[str, float], *_: Any, **__: Any) -> None:
+            sent.append(values["now"])
+
+    class Bare(Report):
+        def values(self, now: float) -> dict[str, float]:
+            return {"now": now}
+
+        def _of_requests(self, now: float) -> tuple[list[Any], list[Any]]:
+            return [], []
+
+    made = Bare(life=Life(), executor=Executor(), transport=None, runners={}, steps=None)  # type: ignore[arg-type]
+    return made, sent
+
+
+def test_a_report_that_is_due_waits_for_a_turn_without_other_work(report: tuple[Report, list[float]]) -> None:
+    made, sent = report
+    made.send(10.0, is_busy=True)
+    made.send(10.001, is_busy=True)
+    assert sent == []
+    made.send(10.002)
+    assert sent == [10.002]
+
+
+def test_a_worker_without_a_quiet_turn_reports_nevertheless(report: tuple[Report, list[float]]) -> None:
+    made, sent = report
+    times = [10.0 + number * 0.005 for number in range(200)]
+    for now in times:
+        made.send(now, is_busy=True)
+    gaps = [after - before for before, after in itertools.pairwise(sent)]
+    assert len(sent) >= 7 and max(gaps) <= PERIOD_S + PATIENCE_S + 0.0101
+
+
+def test_reports_keep_their_pace_in_quiet_turns(report: tuple[Report, list[float]]) -> None:
+    made, sent = report
+    for number in range(100):
+        made.send(10.0 + number * 0.005)
+    assert len(sent) == 5
