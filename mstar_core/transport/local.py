@@ -147,7 +147,6 @@ class LocalPull:
         self.frames: deque[bytes] = deque()
         self._senders: dict[int, tuple[socket.socket, bytearray]] = {}
         self._greeted: set[int] = set()
-        self._is_deaf = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             os.fchmod(self._listener.fileno(), 0o600)  # before bind: the file never has another mode
@@ -178,8 +177,6 @@ class LocalPull:
         """Read once from every sender that has something, unless `limit` frames wait already."""
         if len(self.frames) >= limit:
             return
-        if self._is_deaf:
-            self._hear(is_on=True)
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept()
@@ -197,10 +194,7 @@ class LocalPull:
     def _accept(self) -> None:
         try:
             sender, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError:  # no descriptors are left: a loop that was woken for it again at once would never rest
-            self._hear(is_on=False)
+        except OSError:  # it went again, or there are no descriptors: then it is tried at the next turn
             return
         sender.setblocking(False)
         try:
@@ -210,11 +204,6 @@ class LocalPull:
         self._senders[sender.fileno()] = (sender, bytearray())
         self._epoll.register(sender, select.EPOLLIN)
         self._receive(sender.fileno())
-
-    def _hear(self, *, is_on: bool) -> None:
-        """Whether senders that knock wake the reader; else they are looked at when something else does."""
-        self._is_deaf = not is_on
-        self._epoll.modify(self._listener, select.EPOLLIN if is_on else 0)
 
     def _receive(self, fd: int) -> None:
         sender, buffer = self._senders[fd]

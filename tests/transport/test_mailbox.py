@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import socket
 import stat
 from contextlib import suppress
@@ -263,19 +262,6 @@ def test_a_message_may_come_byte_by_byte(mailbox):
             sender.sendall(bytes([byte]))
             assert mailbox.drain() in ([], [b"y" * 300])
     assert mailbox.received == 1
-
-
-def test_a_process_without_descriptors_rests_and_takes_the_sender_later(mailbox):
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with unix_socket(mailbox) as sender:
-        sender.sendall(PUSH_HELLO + b"\x00\x03one")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-        try:
-            assert mailbox.wait(WAIT_S) and mailbox.drain() == []
-            assert not mailbox.wait(0.05), "it would be woken for ever"
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        assert mailbox.drain() == [b"one"]
 
 
 def unix_socket(mailbox: Mailbox[bytes]) -> socket.socket:
