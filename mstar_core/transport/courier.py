@@ -1,7 +1,5 @@
 """What a process sends: one PUSH socket and one bounded outbox per peer. Nothing here ever blocks.
 
-Peers on this host are spoken to over unix sockets (`local.py`), others through ZMQ (`remote.py`).
-
 Owned by the main loop of api, conductor, worker and supervisor, used from that one thread. A peer that stops reading
 costs the messages meant for it, never the loop.
 """
@@ -9,7 +7,6 @@ costs the messages meant for it, never the loop.
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, Self, TypeVar
@@ -17,21 +14,18 @@ from typing import Generic, Self, TypeVar
 import zmq
 
 from mstar_core.errors import PeerStalled, TransportError
-from mstar_core.transport.address import socket_file
 from mstar_core.transport.codec import Encodes
-from mstar_core.transport.local import LocalPush
-from mstar_core.transport.mailbox import Pollable
-from mstar_core.transport.remote import RemotePush
 
 M = TypeVar("M")
+
+RECONNECT_MS = 20  # a peer that is announced before it is bound is found quickly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxLimits:
     """How much may wait for one peer.
 
-    messages, size_bytes: in the outbox. queue_messages: inside ZMQ, before the outbox of a peer on another host is used
-    at all; for one of this host the system has a bound of its own.
+    messages, size_bytes: in the outbox. queue_messages: inside ZMQ, before the outbox is used at all.
     message_bytes: the largest single message.
     """
 
@@ -53,7 +47,7 @@ class Pending:
 class CourierCounters:
     """Since the start of the process. Read by telemetry, written by `Courier` alone."""
 
-    sent: int = 0  # handed to the system or to ZMQ
+    sent: int = 0  # handed to ZMQ
     delayed: int = 0  # went through an outbox
     unknown_peer: int = 0  # dropped: nobody of that name
     peer_down: int = 0  # dropped from an outbox when its peer went
@@ -62,17 +56,18 @@ class CourierCounters:
 
 @dataclass(slots=True)
 class _Peer:
-    """A connection. Invariant: while `outbox` holds something, its socket was last seen without room."""
+    """A connection. Invariant: while `outbox` holds something, ZMQ was last seen without POLLOUT."""
 
     name: str
     incarnation: int
-    push: LocalPush | RemotePush
+    socket: zmq.Socket[bytes]
     outbox: deque[bytes] = field(default_factory=deque)
     outbox_bytes: int = 0
+    watched: bool = False
 
     @property
-    def is_clear(self) -> bool:
-        return not self.outbox and self.push.is_clear
+    def fd(self) -> int:
+        return int(self.socket.getsockopt(zmq.FD))
 
 
 class Courier(Generic[M]):
@@ -102,13 +97,17 @@ class Courier(Generic[M]):
         known = self._peers.get(name)
         if incarnation <= self._ended.get(name, -1) or (known is not None and incarnation <= known.incarnation):
             return False
-        file = socket_file(endpoint)
+        socket = self._context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, self.limits.queue_messages)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         try:
-            push = RemotePush(self._context, endpoint, self.limits.queue_messages) if file is None else LocalPush(file)
+            socket.connect(endpoint)
         except zmq.ZMQError as error:
+            socket.close(0)
             raise TransportError("a peer cannot be reached", f"{name} at {endpoint}: {error}", peer=name) from error
         self.disconnect(name)
-        self._peers[name] = _Peer(name, incarnation, push)
+        self._peers[name] = _Peer(name, incarnation, socket)
         return True
 
     def disconnect(self, name: str, incarnation: int | None = None) -> int:
@@ -145,42 +144,39 @@ class Courier(Generic[M]):
             self._flush(peer)
         if peer.outbox or not self._push(peer, data):
             self._keep(peer, data)
-        elif not peer.push.is_clear:
-            self._watch(peer)
         return True
 
     def flush(self) -> int:
         """Try again what waits. Returns how many messages still wait. Cheap when nothing does."""
-        return sum(self._flush(peer) for peer in self._peers.values() if not peer.is_clear)
+        return sum(self._flush(peer) for peer in self._peers.values() if peer.outbox)
 
     def pending(self, name: str) -> Pending:
         """Return what waits in the outbox of `name`; zeros for an unknown peer."""
         peer = self._peers.get(name)
         return Pending(messages=len(peer.outbox), size_bytes=peer.outbox_bytes) if peer else Pending()
 
-    def blocked(self) -> list[Pollable]:
-        """Return the sockets that have to wait for room, for `Mailbox.wait`."""
-        waiting = (peer.push.waits_for for peer in self._peers.values() if not peer.is_clear)
-        return [each for each in waiting if each is not None]
+    def blocked(self) -> list[zmq.Socket[bytes]]:
+        """Return the sockets whose outboxes wait for room, for `Mailbox.wait`."""
+        return [peer.socket for peer in self._peers.values() if peer.outbox]
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let `loop` flush each outbox as soon as its peer reads again, until `detach`."""
         self._loop = loop
         for peer in self._peers.values():
-            if not peer.is_clear:
+            if peer.outbox:
                 self._watch(peer)
 
     def detach(self) -> None:
         """Leave the loop. Outboxes keep what they hold. Safe to call twice."""
         for peer in self._peers.values():
-            peer.push.unwatch()
+            self._unwatch(peer)
         self._loop = None
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close all connections. linger_s: how long what was taken may still be delivered."""
+        """Close all connections. linger_s: how long `Context.term` may still deliver what ZMQ took."""
         for peer in self._peers.values():
             self._flush(peer)
-            self._drop(peer, linger_s)
+            self._drop(peer, linger_ms=round(linger_s * 1000))
         self._peers.clear()
         self._loop = None
 
@@ -191,7 +187,9 @@ class Courier(Generic[M]):
         self.close()
 
     def _push(self, peer: _Peer, data: bytes) -> bool:
-        if not peer.push.send(data):
+        try:
+            peer.socket.send(data, zmq.NOBLOCK)
+        except zmq.Again:
             return False
         self.counters.sent += 1
         return True
@@ -213,20 +211,29 @@ class Courier(Generic[M]):
         self._flush(peer)  # room may have come since the refusal: restores the invariant
 
     def _flush(self, peer: _Peer) -> int:
-        if peer.push.flush():
+        # A non-blocking send may answer Again from a stale view of its queue (ZMQ looks for news only now and then);
+        # reading EVENTS always looks, so that alone decides when to stop and wait for the descriptor.
+        while peer.outbox and int(peer.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
             while peer.outbox and self._push(peer, peer.outbox[0]):
                 peer.outbox_bytes -= len(peer.outbox.popleft())
-        if peer.is_clear:
-            peer.push.unwatch()
-        else:
+        if peer.outbox:
             self._watch(peer)
+        else:
+            self._unwatch(peer)
         return len(peer.outbox)
 
     def _watch(self, peer: _Peer) -> None:
-        if self._loop is not None:
-            peer.push.watch(self._loop, functools.partial(self._flush, peer))
+        if self._loop is not None and not peer.watched:
+            self._loop.add_reader(peer.fd, self._flush, peer)
+            peer.watched = True
 
-    def _drop(self, peer: _Peer, linger_s: float = 0.0) -> int:
-        peer.push.close(linger_s)
+    def _unwatch(self, peer: _Peer) -> None:
+        if self._loop is not None and peer.watched:
+            self._loop.remove_reader(peer.fd)
+        peer.watched = False
+
+    def _drop(self, peer: _Peer, linger_ms: int = 0) -> int:
+        self._unwatch(peer)
+        peer.socket.close(linger_ms)
         self.counters.peer_down += len(peer.outbox)
         return len(peer.outbox)

@@ -1,15 +1,16 @@
 """A process's one inbox: a bound PULL socket that is drained, never awaited message by message.
 
-Owned by the main loop of api, conductor, worker and supervisor, used from that one thread. On this host it is a unix
-socket that the process reads itself (`local.py`), elsewhere one of ZMQ, whose descriptor is edge triggered: every
-reader here drains until nothing is left, or comes back by itself.
+Owned by the main loop of api, conductor, worker and supervisor, used from that one thread.
+The descriptor of a ZMQ socket is edge triggered: it may stay silent while messages wait, so every reader here drains
+until the socket says Again, or comes back by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
@@ -18,11 +19,8 @@ import zmq
 from mstar_core.errors import TransportError
 from mstar_core.transport.address import check_path, socket_file
 from mstar_core.transport.codec import Decodes
-from mstar_core.transport.local import LocalPull
-from mstar_core.transport.remote import RemotePull
 
 M = TypeVar("M")
-Pollable = int | zmq.Socket[bytes]
 
 DRAIN_LIMIT = 256  # messages per turn of a loop: 0.3 ms at one microsecond each, so that timers stay on time
 
@@ -41,8 +39,7 @@ class Mailbox(Generic[M]):
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, codec: Decodes[M], *, queue_messages: int = 1000
     ) -> None:
-        """Bind `endpoint`. queue_messages: what ZMQ may hold per sender before the sender is told to wait; for a sender
-        of this host the system has a bound of its own, some 200 KB.
+        """Bind `endpoint`. queue_messages: what ZMQ may hold per sender before the sender is told to wait.
 
         Raises TransportError when the path is too long, taken, or lies in a directory that others can open.
         """
@@ -56,38 +53,45 @@ class Mailbox(Generic[M]):
         self._again: asyncio.Handle | None = None
         if self._file is not None:
             check_path(self._file)
+        self._socket = context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RCVHWM, queue_messages)
         try:
-            self._pull = RemotePull(context, endpoint, queue_messages) if self._file is None else LocalPull(self._file)
+            self._socket.bind(endpoint)
+            if self._file is not None:
+                os.chmod(self._file, 0o600)
         except (zmq.ZMQError, OSError) as error:
+            self._socket.close(0)
             raise TransportError("a mailbox cannot be opened", f"{endpoint}: {error}") from error
-        self._is_closed = False
 
     @property
     def fd(self) -> int:
-        """The descriptor to watch. After each wake-up drain until the list is shorter than its limit."""
-        return self._pull.fd
+        """The edge-triggered descriptor. After each wake-up drain until the list is shorter than its limit."""
+        return int(self._socket.getsockopt(zmq.FD))
 
     def drain(self, limit: int = DRAIN_LIMIT) -> list[M | Malformed]:
         """Take up to `limit` waiting messages in order. Never blocks, never raises for what a peer sent.
 
-        A list as long as `limit` means that more may wait that the descriptor does not tell of.
+        A list as long as `limit` means that more may wait.
         """
-        self._pull.read(limit)
-        frames = self._pull.frames
-        taken = [self._open(frames.popleft()) for _ in range(min(limit, len(frames)))]
+        taken: list[M | Malformed] = []
+        receive = self._socket.recv
+        try:
+            while len(taken) < limit:
+                taken.append(self._open(receive(zmq.NOBLOCK)))
+        except zmq.Again:
+            pass
         self.received += len(taken)
         return taken
 
-    def wait(self, timeout_s: float, *, fds: Sequence[int] = (), writable: Sequence[Pollable] = ()) -> bool:
+    def wait(self, timeout_s: float, *, fds: Iterable[int] = (), writable: Iterable[zmq.Socket[bytes]] = ()) -> bool:
         """Wait for a message, one of `fds` to read, or one of the `writable` sockets. For loops without asyncio.
 
         writable: `Courier.blocked()`, so that a loop that waits also goes on with its unsent messages.
         Returns False when `timeout_s` passed.
         """
-        if self._pull.frames or not (fds or writable):
-            return self._pull.wait(timeout_s)
         poller = zmq.Poller()
-        poller.register(self._pull.waits_for, zmq.POLLIN)
+        poller.register(self._socket, zmq.POLLIN)
         for fd in fds:
             poller.register(fd, zmq.POLLIN)
         for socket in writable:
@@ -113,11 +117,10 @@ class Mailbox(Generic[M]):
 
     def close(self) -> None:
         """Drop what waits, free the socket and remove its file. Safe to call twice."""
-        if self._is_closed:
+        if self._socket.closed:
             return
         self.detach()
-        self._is_closed = True
-        self._pull.close()
+        self._socket.close(0)
         if self._file is not None:
             self._file.unlink(missing_ok=True)
 
