@@ -155,8 +155,8 @@ class Pressure:
 
     oldest_s: monotonic time at which the oldest ready row became ready (inf when none). is_patient: the ready rows may
     wait for others that are about to come, while other nodes have steps on the device; a fuller step costs it less.
-    feeds: what a step gives is of use to other nodes of this device alone, so while one of those has all the steps that it
-    may have, the ready rows may wait for more.
+    feeds: what a step gives is of use to other nodes of this device alone, so while one of those has all the steps
+    that it may have, the ready rows may wait for more.
     """
 
     ready: int = 0

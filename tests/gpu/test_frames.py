@@ -124,11 +124,14 @@ def test_one_row_alone_reads_what_it_held_before_the_kernels_in_front_end(cuda: 
 def test_frames_are_taken_and_others_left(cuda: torch.device) -> None:
     from mstar_core.engine.attention import frames
 
-    def takes(tokens: int = 258, page: int = 258, heads: int = 16, kv_heads: int = 16, width: int = 64) -> bool:
-        query = torch.zeros(tokens, heads, width, device=cuda, dtype=torch.bfloat16)
+    def takes(
+        tokens: int = 258, page: int = 258, heads: int = 16, kv_heads: int = 16, width: int = 64, rows: int = 1
+    ) -> bool:
+        query = torch.zeros(rows * tokens, heads, width, device=cuda, dtype=torch.bfloat16)
         pool = torch.zeros(2, 2, page, kv_heads, width, device=cuda, dtype=torch.bfloat16)
         return frames.takes(query, pool, tokens)
 
+    assert takes(rows=2) and not takes(rows=3)
     assert takes() and takes(tokens=256) and takes(page=128) and takes(tokens=128)
     assert not takes(tokens=50) and not takes(kv_heads=8) and not takes(width=128) and not takes(page=64)
 

@@ -134,16 +134,18 @@ def _frame_kernel(
 def takes(query: Tensor, pool: Tensor, tokens: int) -> bool:
     """Whether a pass runs here: whole tiles of tokens on Hopper, a query head for each of the keys, pages of few rests.
 
-    query: [rows * tokens, heads, width]; pool: as `make_pools` makes it.
+    And few enough rows for their keys to be shared out: with more, programs for 64 tokens fill the chip by themselves,
+    and are faster. query: [rows * tokens, heads, width]; pool: as `make_pools` makes it.
     """
     page, kv_heads = pool.shape[2], pool.shape[3]
-    heads, width = query.shape[1:]
+    count, heads, width = query.shape
     is_fit = query.is_cuda and query.dtype in _DTYPES and query.dtype == pool.dtype and _is_hopper(query.device)
     # What pages hold beyond whole blocks is gathered, which pays for little of them only.
     is_paged = page >= KEYS and page % KEYS <= page // 8 and pool.is_contiguous()
     # A program has room for so many tokens whether they are there or not.
     is_full = parts_of(tokens)[0] * TOKENS <= tokens * 5 // 4
-    return is_fit and is_paged and is_full and heads == kv_heads and width == WIDTH
+    is_shared = shares_of(count // tokens, tokens, heads) > 1
+    return is_fit and is_paged and is_full and is_shared and heads == kv_heads and width == WIDTH
 
 
 @cache
