@@ -65,13 +65,8 @@ class Budget:
     def sum_text(self) -> str:
         """The sum in words: `0.85 of 81,079 MiB on cuda:0, less 7,814 MiB of weights and 2,048 MiB of reserve`."""
         text = f"{self.fraction:.4g} of {mib(self.total_bytes)} on {self.device}"
-        less = [
-            f"{mib(size)} of {word}"
-            for size, word in (
-                (self.weights_bytes, "weights"), (self.reserve_bytes, "reserve"), (self.working_bytes, "largest steps"),
-            )  # fmt: skip
-            if size
-        ]
+        sizes = {"weights": self.weights_bytes, "reserve": self.reserve_bytes, "largest steps": self.working_bytes}
+        less = [f"{mib(size)} of {word}" for word, size in sizes.items() if size]
         *first, last = less or [""]
         return f"{text}, less {' and '.join(filter(None, [', '.join(first), last]))}" if less else text
 

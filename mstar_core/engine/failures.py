@@ -10,7 +10,7 @@ import torch
 from mstar_core.errors import EngineError, MstarError, OutOfMemory
 
 HOST_WORDS: Final = ("can't allocate memory", "not enough memory")
-"""In what torch's allocator of the host says, which raises a plain RuntimeError. Source: c10/core/impl/alloc_cpu.cpp."""
+"""What torch's allocator of the host says in a plain RuntimeError. Source: c10/core/impl/alloc_cpu.cpp."""
 
 WAY_OUT: Final = (
     "ask for fewer candidates or less at once; the operator can lower kv_cache.memory_fraction or kv_cache.tokens, or "

@@ -47,8 +47,8 @@ class RowSet:
 
     takes_turns: nothing of a row outlives its share of the job, so that it is freed as it ends. is_for_loop: they last
     as long as a loop. job: what they run, None between two. held: what carried ports of each last held. made: what
-    ended rows gave by port, laid together, and laid: of how many. It is never there twice: a frame of each of hundreds of
-    candidates is half a gigabyte.
+    ended rows gave by port, laid together, and laid: of how many. It is never there twice: a frame of each of
+    hundreds of candidates is half a gigabyte.
     """
 
     trunk: Branch

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from mstar_core.engine.base import Failed, StepResult
 from mstar_core.engine.batching import Holder
-from mstar_core.engine.kv_sequence import Branch, Request
 from mstar_core.engine.failures import node_error
+from mstar_core.engine.kv_sequence import Branch, Request
 from mstar_core.errors import EngineError, MstarError, TooLarge
 
 if TYPE_CHECKING:

@@ -55,6 +55,7 @@ class ActionPredictor(nn.Module):
         own, encoder = facts.predictor, facts.encoder
         self.patches, self.conditions = encoder.frame_tokens, facts.conditions
         self.uses_extrinsics = facts.uses_extrinsics
+        self._inner = own.inner
         self._stream: torch.cuda.Stream | None = None
         self.predictor_embed = nn.Linear(encoder.vit.width, own.width)
         # In float32 whatever the model's dtype: a bfloat16 state would be rounded to millimetres.
@@ -131,7 +132,7 @@ class ActionPredictor(nn.Module):
         A pass holds its residual, the branch behind it, and the larger of an MLP's two sides (joined projections and
         attention are smaller); its frames come in and leave beside that.
         """
-        width, inner = self.predictor_embed.out_features, self.blocks[0].mlp.fc1.out_features
+        width, inner = self.predictor_embed.out_features, self._inner
         value_bytes = self.predictor_embed.weight.element_size()
         latent_bytes = self.predictor_embed.in_features * (torch.float32.itemsize + value_bytes)
         frames = MOST_SAMPLES * self.patches * self.predictor_embed.in_features * torch.float32.itemsize
