@@ -184,16 +184,17 @@ class Exchange:
         """All of the body behind `room` bytes, where its length is told and at most `most`; else None, and nothing is
         read. Raises SlowUpload, Overloaded.
         """
-        body = WholeBody.of(self.request, min(most, self.limits.body), room)
+        body = WholeBody.of(self.request, min(most, self.limits.body), room, self._hold)
         if body is None:
             return None
-        size = len(body.data) - room
-        self.service.held.take(size)
-        self.held_bytes += size
         if not await body.receive(FLOOR_BYTES_PER_S * FLOOR_WINDOW_S, FLOOR_WINDOW_S):
             raise too_slow()
         await self.read()  # the end, which Sanic wants to have been asked for
         return body.data
+
+    def _hold(self, size: int) -> None:
+        self.service.held.take(size)
+        self.held_bytes += size
 
     def _listen(self) -> None:
         # Sanic stops reading while 64 KiB of a body wait and goes on only for more of it. Without this a client that
