@@ -44,3 +44,12 @@ def test_a_large_array_that_is_read_only_becomes_a_tensor_of_its_own() -> None:
     made = to_tensor(array, "uint8")
     made[0] = 7
     assert array[0] == 0 and made[1:].numpy().tolist() == array[1:].tolist()
+
+
+@pytest.mark.gpu
+def test_large_values_go_to_the_host_and_back_through_pinned_memory() -> None:
+    values = torch.randn(LARGE_BYTES // 4 + 3, device="cuda")
+    array, name = to_array(narrowed(values.view(1, -1), "tensor", "bfloat16").expand(3, -1))
+    assert name == "bfloat16" and array.shape == (3, len(values))
+    made = to_tensor(array, name)
+    assert made.is_pinned() and torch.equal(made[2].cuda(), values.bfloat16())

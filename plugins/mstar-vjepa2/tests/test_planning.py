@@ -139,3 +139,16 @@ def test_requests_with_unlike_numbers_of_candidates_are_scored_together(ac_nodes
     made = ac_nodes["mpc_scorer"](final=frames, goal=goal, cost=torch.tensor([0, 1]))
     assert [each.shape for each in made["energies"]] == [(3, 1), (2, 1)]
     assert made["best_index"].shape == (2, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cost", COSTS)
+def test_hundreds_of_frames_are_scored_in_the_memory_that_is_kept_for_it(cost: str) -> None:
+    frames = torch.randn(400, 1, 256, 1408, device="cuda")
+    goal, scorer = torch.randn(1, 256, 1408, device="cuda"), planning.Scorer()
+    wanted = torch.stack([distance(each[0], goal[0], cost) for each in frames])
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    made = scorer(final=[frames], goal=goal, cost=torch.tensor([COSTS.index(cost)]))
+    assert torch.cuda.max_memory_allocated() - before <= scorer.working_bytes(0)
+    assert gap(made["energies"][0, :, 0].cpu(), wanted.cpu()) < 1e-5
