@@ -14,6 +14,7 @@ MstarError                 title, detail, hint, exit_code, status, code
 │  ├─ Cancelled            by id or by a closed connection   499
 │  └─ TimedOut             deadline                          504
 ├─ EngineError             node; one request failed          500
+│  └─ OutOfMemory          no room on the device for it
 ├─ StartError              phase, log
 │  └─ WeightsError         file, where it looked
 ├─ Unreachable             deployment does not answer
@@ -196,6 +197,12 @@ class EngineError(MstarError):
     """One request failed in a node; others go on. Facts: node."""
 
     code = "engine_error"
+
+
+class OutOfMemory(EngineError):
+    """A step of one request found no memory on its device; others go on. Facts: node."""
+
+    code = "out_of_memory"
 
 
 class StartError(MstarError):

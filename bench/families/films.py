@@ -69,6 +69,11 @@ class Load:
         """Numbers of candidates."""
         return (4, 12) if self.is_tiny else (64, 400)
 
+    @property
+    def planned(self) -> int:
+        """Candidates of a planning step, which take turns: more than are scored step by step."""
+        return 24 if self.is_tiny else 800
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
@@ -120,7 +125,14 @@ def served(
 def _measured(
     running: Served, load: Load, label: str, ask: Ask, figures: Figures, answers: dict[str, Any]
 ) -> dict[str, Any]:
-    """One kind of request, warm: one after the other, then by several clients at once."""
+    """One kind of request, warm: one after the other, then by several clients at once. Raises with the logs' ends."""
+    with running.telling():
+        return _asked(running, load, label, ask, figures, answers)
+
+
+def _asked(
+    running: Served, load: Load, label: str, ask: Ask, figures: Figures, answers: dict[str, Any]
+) -> dict[str, Any]:
     port = running.plan.port
     for _ in range(2):
         _one_by_one(port, ask, 2)
@@ -158,7 +170,7 @@ def clip_kinds(load: Load) -> dict[str, Ask]:
 
 
 def rollout_kinds(load: Load) -> dict[str, Ask]:
-    """Thirty steps, told each and at the end; many candidates of two steps, scored."""
+    """Thirty steps, told each and at the end; many candidates of two steps, scored; a plan of more in turns."""
     file = io.BytesIO()
     side = np.random.default_rng(3).integers(0, 256, (load.crop, load.crop, 3), dtype=np.uint8)
     Image.fromarray(side).save(file, "PNG")
@@ -177,6 +189,8 @@ def rollout_kinds(load: Load) -> dict[str, Ask]:
     }
     for count in load.many:
         found[f"candidates_{count}"] = Ask(params=params(count, 2), files=(image, image), outputs="tensor,scalar")
+    plan = {"task": "plan", "states": [STATE], "samples": load.planned, "horizon": 2, "cem_steps": 2}
+    found[f"plan_{load.planned}"] = Ask(params=plan, files=(image, image))
     return found
 
 

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -97,6 +99,14 @@ class Served:
         """The end of every log, for an error that has to be understood from afar."""
         logs = sorted((self.plan.root / ".state").rglob("*.log"))
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-size:]}" for path in logs)
+
+    @contextmanager
+    def telling(self, size: int = 8000) -> Iterator[None]:
+        """Around requests: what they raise carries the end of every log, which is gone when the run is over."""
+        try:
+            yield
+        except Exception as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}\n{self.last_words(size)}") from error
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that the supervisor knows."""

@@ -20,8 +20,10 @@ from mstar_core.errors import RequestError, TooLarge
 SPOOL_BYTES: Final = 1 << 20
 """An upload over this size goes to a file."""
 
-WHOLE_BYTES: Final = 1 << 20
-"""A form up to this size is read at once, a larger one as it comes."""
+WHOLE_BYTES: Final = 32 << 20
+"""A form up to this size is received into memory of its own, and its files stay there: a clip of 64 frames is 12.6 MB,
+and a file that was written for it would be read again at once. A larger one is read as it comes.
+"""
 
 SKIPPED_BYTES: Final = 1 << 20
 """How much is read of a body that means nothing to its route."""
@@ -61,7 +63,8 @@ class Upload:
     name: the client's label, never a path.
     """
 
-    def __init__(self, name: str, content_type: str, folder: Path) -> None:
+    def __init__(self, name: str, content_type: str, folder: Path, most_in_memory: int = SPOOL_BYTES) -> None:
+        self._most_in_memory = most_in_memory
         self.name = name
         self.content_type = content_type
         self.size = 0
@@ -72,7 +75,7 @@ class Upload:
     def write(self, data: bytes) -> None:
         """Append some bytes. Raises Unavailable (`storage_full`) when the disk takes no more."""
         self.size += len(data)
-        if self.size <= SPOOL_BYTES:
+        if self.size <= self._most_in_memory:
             self._pieces.append(data)
             return
         try:
@@ -131,15 +134,19 @@ class Form:
 
 
 class Uploads:
-    """The files of one request: in memory while small, then nameless files in `folder`. Freed by `close`."""
+    """The files of one request: in memory while small, then nameless files in `folder`. Freed by `close`.
+
+    most_in_memory: bytes of one that is small; more where the body it is cut from is in memory anyway.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.most_in_memory = SPOOL_BYTES
         self._folder = folder
         self._open: list[Upload] = []
 
     def new(self, name: str, content_type: str) -> Upload:
         """An empty upload."""
-        upload = Upload(name, content_type, self._folder)
+        upload = Upload(name, content_type, self._folder, self.most_in_memory)
         self._open.append(upload)
         return upload
 
@@ -245,6 +252,7 @@ async def _multipart(stream: BodyStream, content_type: str, limits: BodyLimits, 
     part = _Part(form, limits, uploads)
     whole = await stream.whole_body(WHOLE_BYTES, ROOM)
     if whole is not None:
+        uploads.most_in_memory = WHOLE_BYTES
         part.take(parser.feed_whole(whole))
     else:
         async for piece in read_pieces(stream, limits.body):

@@ -17,6 +17,9 @@ from sanic.exceptions import RequestCancelled
 LARGE_BYTES: Final = 16 * 1024
 """A part of this size is written at once, and gives the others their turn."""
 
+APART_BYTES: Final = 256 * 1024
+"""A part of this size is written beside its frame: putting them together would copy it."""
+
 log = logging.getLogger("mstar.api")
 
 
@@ -57,7 +60,7 @@ class ChunkedBody:
         is_chunked = http is not None and http.response_func == http.http1_response_chunked
         return cls(http.protocol, burst) if is_chunked else None
 
-    def write(self, data: bytes) -> bool:
+    def write(self, data: bytes | memoryview) -> bool:
         """Take a part that is not empty. False: it was not taken, the client has yet to take earlier ones.
 
         Raises RequestCancelled, which is a CancelledError, when the connection is closed.
@@ -67,7 +70,12 @@ class ChunkedBody:
             return False
         if protocol.transport is None or protocol.transport.is_closing():
             raise RequestCancelled
-        self._parts.append(b"%x\r\n%b\r\n" % (len(data), data))
+        if len(data) >= APART_BYTES:
+            self.flush()
+            for part in (b"%x\r\n" % len(data), memoryview(data), b"\r\n"):
+                protocol.transport.write(part)
+            return True
+        self._parts.append(b"".join((b"%x\r\n" % len(data), data, b"\r\n")))
         if len(data) >= LARGE_BYTES:
             self.flush()
         elif len(self._parts) == 1:

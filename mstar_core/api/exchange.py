@@ -25,6 +25,9 @@ from mstar_core.errors import RequestError, TooLarge
 from mstar_core.observe.logs import REQUEST_ID
 
 JSON = "application/json; charset=utf-8"
+PART_BYTES = 1 << 20
+"""Most that is written at once: what the socket does not take is copied, and others wait meanwhile."""
+
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER on, for no time: closing sends a reset and frees the send buffer."""
 
@@ -107,10 +110,18 @@ class Exchange:
     def _cors(self) -> dict[str, str]:
         return cors_headers(self.service.deployment.api.cors_origins, self.request.headers.get("origin"))
 
-    async def write(self, data: bytes, content_type: str, limit_s: float | None = None) -> None:
+    async def write(self, data: bytes | memoryview, content_type: str, limit_s: float | None = None) -> None:
         """Send some bytes of a streamed answer, headers first. Raises Stalled when the client does not read them."""
+        if len(data) <= PART_BYTES:
+            await self._write(data, content_type, limit_s)
+            return
+        whole = memoryview(data)
+        for start in range(0, len(whole), PART_BYTES):
+            await self._write(whole[start : start + PART_BYTES], content_type, limit_s)
+
+    async def _write(self, data: bytes | memoryview, content_type: str, limit_s: float | None) -> None:
         if self._body is None or not data or not self._body.write(data):
-            await self._send(data, content_type, limit_s)
+            await self._send(bytes(data), content_type, limit_s)
         if len(data) >= LARGE_BYTES:
             await asyncio.sleep(0)  # a write that need not wait would let one stream starve the others
 
@@ -173,16 +184,17 @@ class Exchange:
         """All of the body behind `room` bytes, where its length is told and at most `most`; else None, and nothing is
         read. Raises SlowUpload, Overloaded.
         """
-        body = WholeBody.of(self.request, min(most, self.limits.body), room)
+        body = WholeBody.of(self.request, min(most, self.limits.body), room, self._hold)
         if body is None:
             return None
-        size = len(body.data) - room
-        self.service.held.take(size)
-        self.held_bytes += size
         if not await body.receive(FLOOR_BYTES_PER_S * FLOOR_WINDOW_S, FLOOR_WINDOW_S):
             raise too_slow()
         await self.read()  # the end, which Sanic wants to have been asked for
         return body.data
+
+    def _hold(self, size: int) -> None:
+        self.service.held.take(size)
+        self.held_bytes += size
 
     def _listen(self) -> None:
         # Sanic stops reading while 64 KiB of a body wait and goes on only for more of it. Without this a client that

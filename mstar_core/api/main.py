@@ -28,7 +28,7 @@ from mstar_core.api.socket import dismiss
 from mstar_core.api.tls import tls_context
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import PluginError, StartError, Unavailable
-from mstar_core.observe.child import guarded_process, keep_start, prepare_process
+from mstar_core.observe.child import guarded_process, keep_freed_memory, keep_start, prepare_process
 from mstar_core.observe.logs import start_logging
 from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
@@ -94,6 +94,7 @@ class ApiProcess:
 
     async def start(self) -> None:
         """Join the deployment, start the pool, serve. Raises what the processor raises."""
+        keep_freed_memory()
         loop = asyncio.get_running_loop()
         self.stopped = loop.create_future()
         self.link.on_stop = self.stop

@@ -42,6 +42,12 @@ class NumberForm:
         form, dtype = getattr(params, "output_format", None), getattr(params, "output_dtype", None)
         return cls(form=cast("Form", form) if form in FORMS else "raw", dtype=dtype if dtype in FLOATS else None)
 
+    def changes(self, item: Item) -> bool:
+        """Whether an output's numbers become others, or text: more than a copy."""
+        own = item.dtype or item.array.dtype.name
+        is_float = item.dtype == BFLOAT16 or item.array.dtype.kind == "f"
+        return self.form == "json" or (is_float and self.dtype not in (None, own))
+
 
 def packed(item: Item, wanted: NumberForm) -> tuple[bytes, dict[str, Any]]:
     """The bytes of an output of numbers, and what tells of them: name, shape, dtype, format, and what came with it.

@@ -11,7 +11,7 @@ from mstar_core.api.pool_child import answer, load_processor
 from mstar_core.plugin.processor import Inputs, PromptRequest, QuickProcessor
 
 QUICK_BYTES: Final = 1 << 20
-"""Most that a request has, whatever its processor says: so much is copied in about 0.1 ms."""
+"""Most that a request has, unless its processor says otherwise: so much is copied in about 0.1 ms."""
 
 QUICK_FILES: Final = 8
 
@@ -23,6 +23,7 @@ class QuickPrompts:
 
     def __init__(self, processor: QuickProcessor) -> None:
         self._processor = processor
+        self._most_bytes = int(getattr(processor, "quick_bytes", QUICK_BYTES))
 
     @classmethod
     def load(cls, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> Self | None:
@@ -40,7 +41,7 @@ class QuickPrompts:
         """Whether it is one for here. Its media have to be tensors: decoders may crash, or never end."""
         if len(request.media) > QUICK_FILES or any(part.modality != "tensor" for part in request.media):
             return False
-        if request.size_bytes > QUICK_BYTES:
+        if request.size_bytes > self._most_bytes:
             return False
         try:
             return self._processor.is_quick(request)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import torch
 
 from mstar_core.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 CPU_POOL_BYTES: Final = 2 << 30
 """Most of the host's memory that counts as a CPU rank's device: pools share the host with everything else on it."""
@@ -24,11 +24,27 @@ CUDA_RESERVE_BYTES: Final = 2 << 30
 """Kept free of pools by default on a GPU: its context, captured graphs, workspaces and activations."""
 
 
+@runtime_checkable
+class NeedsMemory(Protocol):
+    """A module whose largest step takes more memory than the reserve has for all of them."""
+
+    def working_bytes(self, tokens: int) -> int:
+        """Memory of the largest step that a request may ask for, beside weights and cache: what it computes with, and
+        what it gives. tokens: of one step of a node with a cache, at most.
+        """
+        ...
+
+
+def working_bytes(modules: Iterable[object], tokens: int) -> int:
+    """What the nodes of a rank say that they need, together: their steps run side by side."""
+    return sum(module.working_bytes(tokens) for module in modules if isinstance(module, NeedsMemory))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """One rank's memory in bytes. fraction: the rank's share of total_bytes, weights and reserve included.
+    """One rank's memory in bytes. fraction: the rank's share of total_bytes, weights, reserve and working included.
 
-    free_bytes: what the device has left now, whoever uses the rest.
+    free_bytes: what the device has left now, whoever uses the rest. working_bytes: what the largest steps take.
     """
 
     device: str
@@ -37,22 +53,22 @@ class Budget:
     fraction: float
     weights_bytes: int = 0
     reserve_bytes: int = 0
+    working_bytes: int = 0
 
     @property
     def pool_bytes(self) -> int:
-        """What all pools of the rank may take together; negative when weights and reserve alone exceed the share."""
-        return int(self.total_bytes * self.fraction) - self.weights_bytes - self.reserve_bytes
+        """What all pools of the rank may take together; negative when the rest alone exceeds the share."""
+        share = int(self.total_bytes * self.fraction)
+        return share - self.weights_bytes - self.reserve_bytes - self.working_bytes
 
     @property
     def sum_text(self) -> str:
         """The sum in words: `0.85 of 81,079 MiB on cuda:0, less 7,814 MiB of weights and 2,048 MiB of reserve`."""
         text = f"{self.fraction:.4g} of {mib(self.total_bytes)} on {self.device}"
-        less = [
-            f"{mib(size)} of {word}"
-            for size, word in ((self.weights_bytes, "weights"), (self.reserve_bytes, "reserve"))
-            if size
-        ]
-        return f"{text}, less {' and '.join(less)}" if less else text
+        sizes = {"weights": self.weights_bytes, "reserve": self.reserve_bytes, "largest steps": self.working_bytes}
+        less = [f"{mib(size)} of {word}" for word, size in sizes.items() if size]
+        *first, last = less or [""]
+        return f"{text}, less {' and '.join(filter(None, [', '.join(first), last]))}" if less else text
 
     def check(self) -> Budget:
         """Return itself. Raises StartError with the sizes when weights and reserve leave nothing of the share."""
@@ -79,8 +95,13 @@ class Budget:
             )
 
 
-def rank_budget(device: torch.device, fraction: float, reserve_bytes: int | None = None) -> Budget:
-    """The budget of a rank whose weights are on `device` now. reserve_bytes None: the device's default."""
+def rank_budget(
+    device: torch.device, fraction: float, reserve_bytes: int | None = None, working_bytes: int = 0
+) -> Budget:
+    """The budget of a rank whose weights are on `device` now. reserve_bytes None: the device's default.
+
+    working_bytes: counted on a GPU; a CPU's pools are small beside what the host has for steps.
+    """
     if device.type == "cuda":
         # What loading left over counts as free only once it is given back.
         torch.cuda.empty_cache()
@@ -89,6 +110,7 @@ def rank_budget(device: torch.device, fraction: float, reserve_bytes: int | None
             device=str(device), total_bytes=int(total), free_bytes=int(free), fraction=fraction,
             weights_bytes=torch.cuda.memory_reserved(device),
             reserve_bytes=CUDA_RESERVE_BYTES if reserve_bytes is None else reserve_bytes,
+            working_bytes=working_bytes,
         )  # fmt: skip
     free = min(_host_free(), CPU_POOL_BYTES)
     return Budget(

@@ -103,20 +103,30 @@ class Captures:
     """Makes the graphs of one node in one memory pool. Shared by its decode and prefill graphs.
 
     On the CPU nothing is captured: a graph is None there, and the caller runs its step as it is.
+    spare_bytes: device memory that the largest steps need: what would leave less of it free is not captured.
     report: called with `kernels` before a step first runs, which loads and compiles, and with `capture` before it is
     captured, each with what it is; None once the engine serves.
     """
 
-    def __init__(self, device: torch.device, report: Callable[[str, str], None] | None = None) -> None:
+    def __init__(
+        self, device: torch.device, report: Callable[[str, str], None] | None = None, spare_bytes: int = 0
+    ) -> None:
         self.device = device
+        self._spare_bytes = spare_bytes
         self._pool: Any = None
         self._name = ""
         self.report = report
         self.counts = GraphCounts()
 
     def measured(self, name: str, make: Callable[[], None]) -> None:
-        """Do what makes a graph with its buffers; log and count its time and its memory."""
+        """Do what makes a graph with its buffers; log and count its time and its memory.
+
+        Raises OutOfMemoryError where that memory is kept for steps, or is not there.
+        """
         started, before, self._name = time.monotonic(), self._free(), name
+        if self.device.type == "cuda" and before < self._spare_bytes:
+            free, spare = before >> 20, self._spare_bytes >> 20
+            raise torch.OutOfMemoryError(f"{free} MiB are free, and the largest steps may take {spare} MiB of it")
         self._tell("kernels")
         make()
         taken, size = time.monotonic() - started, max(0, before - self._free())

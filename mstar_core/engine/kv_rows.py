@@ -15,6 +15,7 @@ import torch
 
 from mstar_core.engine.base import Done, Emission, Job, StepResult
 from mstar_core.engine.kv_sequence import Branch, Request
+from mstar_core.engine.pass_graphs import gather
 from mstar_core.engine.prefix_cache import ContentChain
 from mstar_core.engine.rows import Dealer
 from mstar_core.errors import EngineError, TooLarge
@@ -45,7 +46,9 @@ class RowSet:
     """The rows of one branch. Owned by that branch.
 
     takes_turns: nothing of a row outlives its share of the job, so that it is freed as it ends. is_for_loop: they last
-    as long as a loop. job: what they run, None between two. held: what carried ports of each last held.
+    as long as a loop. job: what they run, None between two. held: what carried ports of each last held. made: what
+    ended rows gave by port, laid together, and laid: of how many. It is never there twice: a frame of each of
+    hundreds of candidates is half a gigabyte.
     """
 
     trunk: Branch
@@ -55,6 +58,8 @@ class RowSet:
     job: Job | None = None
     done: dict[int, Done] = field(default_factory=dict)
     held: list[dict[str, Tensor]] = field(default_factory=list)
+    made: dict[str, Tensor] = field(default_factory=dict)
+    laid: dict[str, int] = field(default_factory=dict)
     _untold: list[deque[dict[str, Tensor]]] = field(default_factory=list)
     _last: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     _told: int = 0
@@ -63,6 +68,7 @@ class RowSet:
         """Take the next job."""
         self.job = job
         self.done = {}
+        self.made, self.laid = {}, {}
         self.held = [{} for _ in self.branches]
         self._untold = [deque() for _ in self.branches]
         self._last = {}
@@ -83,6 +89,36 @@ class RowSet:
     def tell(self, row: int, outputs: dict[str, Tensor]) -> None:
         """A row ended an iteration."""
         self._untold[row].append(outputs)
+
+    def lay(self, rows: Sequence[int]) -> None:
+        """Move what rows that ended, ascending, gave to its place among all: a copy for each stretch of neighbours.
+
+        What is of another shape than the first row's stays where it is, and shows when the job ends.
+        """
+        for port in sorted({port for row in rows for port in self.done[row].outputs}):
+            given = [(row, self.done[row].outputs[port]) for row in rows if port in self.done[row].outputs]
+            if port not in self.made:
+                first = given[0][1]
+                self.made[port] = first.new_empty((len(self.branches), *first.shape))
+            whole, start = self.made[port], 0
+            given = [(row, value) for row, value in given if value.shape == whole.shape[1:]]
+            for end in range(1, len(given) + 1):
+                if end == len(given) or given[end][0] != given[end - 1][0] + 1:
+                    stretch = given[start:end]
+                    gather([value for _, value in stretch], whole[stretch[0][0] : stretch[-1][0] + 1])
+                    start = end
+            for row, _ in given:
+                del self.done[row].outputs[port]
+                self.held[row].pop(port, None)
+            self.laid[port] = self.laid.get(port, 0) + len(given)
+
+    def outputs(self) -> dict[str, Tensor]:
+        """What all rows gave, by port; one that some row lacks is left out. Raises EngineError for unlike shapes."""
+        for done in self.done.values():
+            for port, value in done.outputs.items():
+                shapes = sorted({str(list(value.shape)), str(list(self.made[port].shape[1:]))})
+                raise EngineError(f"rows of one job gave {port!r} in different shapes", ", ".join(shapes))
+        return {port: whole for port, whole in self.made.items() if self.laid[port] == len(self.branches)}
 
     @property
     def is_complete(self) -> bool:
@@ -305,11 +341,15 @@ class Rows:
             elif told.job.group.job is told.job.whole:
                 told.job.group.tell(told.job.row, told.outputs)
                 self._pass_on(result, told.job.group)
+        ends: dict[int, tuple[RowSet, list[int]]] = {}
         for ended in done:
             if not isinstance(ended.job, RowJob):
                 result.done.append(ended)
             elif ended.job.group.job is ended.job.whole:
                 self._ended(result, ended, ended.job)
+                ends.setdefault(id(ended.job.group), (ended.job.group, []))[1].append(ended.job.row)
+        for group, rows in ends.values():
+            self._lay(result, group, sorted(rows))
 
     def _ended(self, result: StepResult, ended: Done, job: RowJob) -> None:
         group = job.group
@@ -318,7 +358,17 @@ class Rows:
         self._pass_on(result, group)
         if group.takes_turns:
             self._free(group.branches[job.row])
-        if group.job is not None and group.is_complete:
+
+    def _lay(self, result: StepResult, group: RowSet, rows: list[int]) -> None:
+        """Keep what rows that ended gave; the last of them end their job."""
+        if group.job is None:
+            return
+        try:
+            group.lay(rows)
+        except Exception as error:  # noqa: BLE001 no memory for all rows fails their own request only
+            self._fail(result, group, error)
+            return
+        if group.is_complete:
             self._finish(result, group)
 
     def _pass_on(self, result: StepResult, group: RowSet) -> None:
@@ -333,8 +383,7 @@ class Rows:
         assert job is not None
         shares = [group.done[row] for row in range(len(group.branches))]
         try:
-            outputs = stacked([share.outputs for share in shares])
-            held = stacked(group.held)
+            outputs, held = group.outputs(), stacked(group.held)
         except Exception as error:  # noqa: BLE001 rows of unlike shapes fail their own request only
             self._fail(result, group, error)
             return
@@ -347,6 +396,7 @@ class Rows:
         )  # fmt: skip
         self._state.hold(trunk, {**held, **outputs})
         group.job = trunk.job = None
+        group.made, group.held = {}, []
         if group.takes_turns:
             self.drop(trunk)
         self._state.look_again(trunk)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mstar_core.engine.base import Failed, StepResult
 from mstar_core.engine.batching import Holder
+from mstar_core.engine.failures import node_error
 from mstar_core.engine.kv_sequence import Branch, Request
 from mstar_core.errors import EngineError, MstarError, TooLarge
 
@@ -175,9 +176,7 @@ class KVState:
 
     def wrapped(self, error: Exception) -> MstarError:
         """Any exception as one of ours, naming the node."""
-        if isinstance(error, MstarError):
-            return error
-        return EngineError(f"node {self.name} cannot take this job", f"{type(error).__name__}: {error}", node=self.name)
+        return node_error(self.name, error)
 
     def no_id(self) -> EngineError:
         """The error of a row whose logits have no finite maximum."""

@@ -17,6 +17,7 @@ from mstar_core.engine import sampler
 from mstar_core.engine.attention import PackedRows, Segment
 from mstar_core.engine.columns import Columns
 from mstar_core.engine.device import HostCopy
+from mstar_core.engine.failures import node_error
 from mstar_core.engine.positions import positions_of
 from mstar_core.engine.sampler import SamplingRows
 from mstar_core.engine.upload import upload
@@ -256,13 +257,7 @@ class StepRunner:
         return parts
 
     def _error(self, error: Exception) -> MstarError:
-        if isinstance(error, MstarError):
-            return error
-        return EngineError(
-            f"node {self._spec.name} failed on this request",
-            f"{type(error).__name__}: {error}",
-            node=self._spec.name,
-        )
+        return node_error(self._spec.name, error)
 
     def _forward(self, decode: DecodeRows | None, pieces: list[Piece]) -> Part:
         tables = self._tables

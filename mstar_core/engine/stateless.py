@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from mstar_core.engine.base import Done, Emission, Failed, Handle, MemoryUse, Pressure, StepResult
+from mstar_core.engine.failures import node_error
 from mstar_core.engine.host_ring import HostRing
 from mstar_core.engine.loop_rules import carried_values, stops
 from mstar_core.engine.ports import keyword, names, takes
@@ -85,7 +86,8 @@ class StatelessEngine:
     """Runs one stateless node on one device. Owned by the worker; every call comes from its one thread.
 
     A module may name `host_ports`, inputs that it wants on the host: it gets them as numpy arrays [B, ...] (a list of B
-    where their shapes differ), numbers as int64 (booleans too) or float64. It may name `host_outputs`, outputs that
+    where their shapes differ), numbers as int64 (booleans too) or float64; and `listed_ports`, inputs that it gets as a
+    list of B tensors, which are large and not copied together. It may name `host_outputs`, outputs that
     leave the GPU in one copy per step: those of a job are views of memory that serves again three steps later, and are
     to be copied by then. A module on CUDA may keep an output in one place, where the next step overwrites it.
     It may name `device_outputs`, outputs that nodes of this device go on with, in memory of their own: a step that
@@ -474,10 +476,7 @@ class StatelessEngine:
         return False
 
     def _fail(self, result: StepResult, entry: _Entry, error: Exception) -> None:
-        if not isinstance(error, MstarError):
-            detail = f"{type(error).__name__}: {error}"
-            error = EngineError(f"node {self.name} failed on this request", detail, node=self.name)
-        result.failed.append(Failed(job=entry.job, error=error))
+        result.failed.append(Failed(job=entry.job, error=node_error(self.name, error)))
         entry.request.is_failed = True
         entry.request.queue.clear()
 

@@ -37,6 +37,7 @@ class BatchPorts:
             name: PortType.parse(text).dtype in ("any", "bf16", "f16") for name, text in spec.ports.items()
         }
         self._host_words: frozenset[str] = frozenset(getattr(module, "host_ports", ()))
+        self._listed: frozenset[str] = frozenset(getattr(module, "listed_ports", ()))
         self._words: dict[str, tuple[str, bool]] = {}
 
     def word(self, name: str) -> str:
@@ -95,7 +96,7 @@ class BatchPorts:
     def stacked(
         self, name: str, values: Sequence[Tensor | Number], rows: Sequence[tuple[int, bool]]
     ) -> Tensor | list[Tensor] | np.ndarray | list[np.ndarray]:
-        """One port of a batch: [B, ...], or a list of B where shapes differ.
+        """One port of a batch: [B, ...], or a list of B where shapes differ or the module wants one.
 
         rows: batch rows of each job, and whether its value is one for each of them.
         """
@@ -105,21 +106,26 @@ class BatchPorts:
         for value, (count, is_dealt) in zip(values, rows, strict=True):
             assert isinstance(value, torch.Tensor), "numbers become tensors when they are taken"
             tensors.extend(value if is_dealt else [value] * count)
-        is_even = all(row.shape == tensors[0].shape for row in tensors)
+        is_even = self.word(name) not in self._listed and all(row.shape == tensors[0].shape for row in tensors)
         if self._device.type == "cpu":
-            return torch.stack(tensors) if is_even else tensors
+            return _together(tensors) if is_even else tensors
         # Rows that are on the host travel together: a copy each would cost more than the step.
         if not is_even or any(row.device != tensors[0].device for row in tensors):
             tensors = [row.to(self._device) for row in tensors]
         if not is_even:
             return tensors
-        return self.sent(torch.stack(tensors))
+        return self.sent(_together(tensors))
 
     def sent(self, value: Tensor) -> Tensor:
         """A tensor on the device; the host does not wait for its copy."""
         if value.device.type == self._device.type:
             return value
         return value.pin_memory().to(self._device, non_blocking=True)
+
+
+def _together(rows: list[Tensor]) -> Tensor:
+    """Rows on a first axis; one by itself is not copied: it may be a clip, or the frames of hundreds of candidates."""
+    return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
 
 
 def _host_array(values: Sequence[Tensor | Number], rows: Sequence[tuple[int, bool]]) -> np.ndarray | list[np.ndarray]:

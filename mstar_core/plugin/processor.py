@@ -128,6 +128,9 @@ class QuickProcessor(Processor, Protocol):
     Optional. The api keeps such requests on its event loop: everybody else waits meanwhile, and nothing there ends a
     job that takes too long or crashes. So what is quick is a millisecond or two at worst, whatever the bytes are, and
     goes through no decoder of media.
+
+    It may name `quick_bytes`, the most that a request may have, in place of one MiB: where arrays are taken as they lie
+    in the upload, without a pass over them, their size does not matter here.
     """
 
     def warm_up(self) -> None:

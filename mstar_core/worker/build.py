@@ -16,7 +16,8 @@ import torch
 
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
 from mstar_core.engine.base import NodeRunner
-from mstar_core.engine.budget import mib, node_shares, rank_budget
+from mstar_core.engine.budget import mib, node_shares, rank_budget, working_bytes
+from mstar_core.engine.captured import Captures
 from mstar_core.engine.device import check_device, prepare_device, resolve_device
 from mstar_core.engine.graphs import BUCKETS
 from mstar_core.engine.kv_cache import KVCacheEngine
@@ -99,14 +100,19 @@ def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: 
     loaded = _load(model, context, [model.node(name) for name in rank.nodes])
     _prepare(spec, loaded, device, dtype)
     life.phase("kv")
-    for name, plan in (plans := pool_plans(spec, rank, [node for node, _, _ in loaded], device, dtype)).items():
+    working = working_bytes([module for _, module, _ in loaded], spec.token_budget)
+    plans = pool_plans(spec, rank, [node for node, _, _ in loaded], device, dtype, working)
+    for name, plan in plans.items():
         life.phase("kv", done=plan.pages, total=plan.pages, detail=f"{name}: {plan.text}")
     life.phase("kv", facts={"caches": {name: f"{plan.text}; {plan.why_free}" for name, plan in plans.items()}})
     life.phase("kernels")
     runners: dict[str, NodeRunner] = {}
     for node, module, vocab in loaded:
         if node.engine is KV_CACHE:
-            runners[node.name] = _kv_runner(spec, node, module, vocab, device, dtype, plans[node.name], life)
+            captures = Captures(device, spare_bytes=working)
+            runners[node.name] = _kv_runner(
+                spec, node, module, vocab, device, dtype, plans[node.name], life, captures
+            )  # fmt: skip
         else:
             runners[node.name] = StatelessEngine(
                 node, module, device=device, dtype=compute_dtype(node.dtype or spec.dtype, device),
@@ -180,6 +186,7 @@ def _kv_runner(
     dtype: torch.dtype,
     plan: PoolPlan,
     life: ChildLife,
+    captures: Captures,
 ) -> KVCacheEngine:
     assert node.kv is not None, "the graph check admits no KV node without a cache"
     return KVCacheEngine(
@@ -198,19 +205,24 @@ def _kv_runner(
         graphs=BUCKETS if device.type == "cuda" else (),
         prefix_cache=spec.kv_cache.prefix_cache,
         report=lambda phase, step: life.phase(phase, detail=f"{node.name}: {step}"),
+        captures=captures,
     )
 
 
 def pool_plans(
-    spec: DeploymentSpec, rank: RankPlan, nodes: Sequence[NodeSpec], device: torch.device, dtype: torch.dtype
-) -> dict[str, PoolPlan]:
-    """The pool of each KV node of a rank whose weights are loaded. Raises StartError when they do not fit its share."""
+    spec: DeploymentSpec, rank: RankPlan, nodes: Sequence[NodeSpec], device: torch.device, dtype: torch.dtype,
+    working: int = 0,
+) -> dict[str, PoolPlan]:  # fmt: skip
+    """The pool of each KV node of a rank whose weights are loaded. Raises StartError when they do not fit its share.
+
+    working: bytes that the largest steps of its nodes take beside weights and pools.
+    """
     cache = spec.kv_cache
     kv_nodes = [(node, node.kv) for node in nodes if node.engine is KV_CACHE and node.kv is not None]
     if not kv_nodes:
         return {}
     fraction = cache.memory_fraction if rank.memory_fraction is None else rank.memory_fraction
-    budget = rank_budget(device, fraction, cache.reserve_bytes).check()
+    budget = rank_budget(device, fraction, cache.reserve_bytes, working).check()
     shares = node_shares([node.name for node, _ in kv_nodes], cache.share)
     wanted = PoolRequest(page_size=cache.page_size, pages=cache.pages, tokens=cache.tokens)
     plans: dict[str, PoolPlan] = {}

@@ -43,7 +43,7 @@ from mstar_core.observe.cleanup import attempt
 from mstar_core.observe.graph import graph_of, stream_ends
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.transport import TensorTransport
-from mstar_core.worker.arrays import to_tensor
+from mstar_core.worker.arrays import narrowed, to_tensor
 from mstar_core.worker.edges import Edges
 from mstar_core.worker.guard import Guard
 from mstar_core.worker.jobs import Jobs, UnderWay
@@ -472,7 +472,8 @@ class Executor:
             request.first_output_s = self._clock()
         elif modality == "audio" and self._jobs.urgency(request) > 0:
             self.underruns += 1  # what was sent before has been heard already
-        self._outbox.output(request.handle, request.emitted, port, modality, tensor, dict(meta))
+        told = narrowed(tensor, modality, request.params.get("output_dtype"))
+        self._outbox.output(request.handle, request.emitted, port, modality, told, dict(meta))
         request.emitted += 1
         request.emitted_units += tensor.numel()
 

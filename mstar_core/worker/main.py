@@ -15,7 +15,7 @@ from mstar_core.engine.device import resolve_device
 from mstar_core.errors import ConfigError
 from mstar_core.messages.names import worker_name
 from mstar_core.messages.wire import Envelope, Message, WireCodec
-from mstar_core.observe.child import ChildLife, keep_start, prepare_process, set_exact_timers
+from mstar_core.observe.child import ChildLife, keep_freed_memory, keep_start, prepare_process, set_exact_timers
 from mstar_core.observe.logs import start_logging
 from mstar_core.plugin.served import bound_model
 from mstar_core.transport import Courier, Mailbox, TensorTransport, mailbox_endpoint, open_transport
@@ -40,6 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     prepare_process()
     set_exact_timers()  # waits for steps are naps
+    keep_freed_memory()
     spec = DeploymentSpec.load(args.spec)
     name = worker_name(args.rank)
     start_logging(name, spec.log_level)

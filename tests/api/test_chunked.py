@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mstar_core.api.chunked import LARGE_BYTES, Burst, ChunkedBody
+from mstar_core.api.chunked import APART_BYTES, LARGE_BYTES, Burst, ChunkedBody
 
 
 class Connection:
@@ -79,3 +79,11 @@ async def test_a_connection_that_cannot_be_written_costs_no_other_its_part() -> 
     await asyncio.sleep(0)
     assert [each.written for each in connections] == [[b"1\r\na\r\n"], [], [b"1\r\na\r\n"]]
     assert connections[1].is_closed
+
+
+async def test_a_large_part_is_written_from_where_it_lies_behind_what_was_held_back() -> None:
+    connection = Connection()
+    body, large = ChunkedBody(connection, Burst()), bytes(APART_BYTES)
+    assert body.write(b"a") and body.write(memoryview(large))
+    assert b"".join(connection.written) == b"1\r\na\r\n40000\r\n" + large + b"\r\n"
+    assert any(isinstance(part, memoryview) and part.obj is large for part in connection.written)

@@ -10,10 +10,13 @@ import struct
 from typing import Any
 
 import httpx
+import numpy as np
+import pytest
 
 from mstar_core.messages.requests import NewRequest
 from tests.api.conftest import Started
 from tests.fakes import media
+from tests.fakes.any_model import SPEC as NUMBERS
 from tests.fakes.conductor import FakeDeployment, say, speak
 
 AUDIO = {"output_modalities": "audio"}
@@ -211,3 +214,31 @@ async def test_many_requests_at_once_never_cross(started: Started) -> None:
         got = await asyncio.gather(*(one(index) for index in range(40)))
         assert got == [f"id{index}" * 3 for index in range(40)]
         await api.clean()
+
+
+@pytest.mark.parametrize("accept", ["application/x-mstar-frames", "application/x-ndjson"])
+@pytest.mark.parametrize("size", [(300 << 10) + 1, (13 << 20) + 3], ids=["one write", "parts"])
+async def test_a_large_payload_arrives_whole_in_every_form(started: Started, accept: str, size: int) -> None:
+    sent = np.random.default_rng(3).integers(0, 256, size, dtype=np.uint8)
+
+    def script(fake: FakeDeployment, request: NewRequest) -> None:
+        fake.output(request.handle, "tensor", sent)
+        fake.output(request.handle, "tensor", sent[:5])
+        fake.finish(request.handle)
+
+    async with started(script, model=NUMBERS) as api:
+        answer = await api.client.post("/generate", data={"text": "x"}, headers={"Accept": accept})
+        heads, payloads = [], []
+        if accept.endswith("frames"):
+            data = answer.content
+            while data:
+                head, payload = struct.unpack_from("<IQ", data)
+                heads.append(json.loads(data[12 : 12 + head]))
+                payloads.append(data[12 + head : 12 + head + payload])
+                data = data[12 + head + payload :]
+        else:
+            heads = lines(answer)
+            payloads = [base64.b64decode(each["data"]) for each in heads]
+        of_tensors = [payload for head, payload in zip(heads, payloads, strict=True) if head["modality"] == "tensor"]
+        assert b"".join(of_tensors) == sent.tobytes() + sent[:5].tobytes()
+        assert len(of_tensors) == (3 if size > 12 << 20 else 2)

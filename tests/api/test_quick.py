@@ -101,3 +101,12 @@ async def test_requests_of_either_way_are_served(started: Started) -> None:
             assert answer.status_code == 200, answer.text
             assert api.process.pool.begun == jobs
         await api.clean()
+
+
+async def test_a_processor_that_takes_arrays_where_they_lie_says_how_large_they_may_be() -> None:
+    most = 3 << 20
+    async with pool_of(quick_bytes=str(most)) as pool:
+        part = MediaPart(modality="tensor", data=ARRAY.data + bytes(most - len(ARRAY.data) - 2))
+        assert pid_of(await pool.prompt(PromptRequest(text="go", media=[part]))) == os.getpid()
+        larger = MediaPart(modality="tensor", data=part.data + b"1")
+        assert pid_of(await pool.prompt(PromptRequest(text="go", media=[larger]))) in pool.pids

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import pytest
 
 from mstar_core.api.body import sweep
 from mstar_core.messages.flow import Output, Outputs
@@ -50,6 +51,12 @@ def open_files(folder: Path) -> list[str]:
     links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
     targets = [os.readlink(link) for link in links if os.path.lexists(link)]
     return [target for target in targets if target.startswith(str(folder))]
+
+
+@pytest.fixture(autouse=True)
+def forms_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms that are received whole keep their files in memory; these are about those that do not."""
+    monkeypatch.setattr("mstar_core.api.body.WHOLE_BYTES", 1 << 20)
 
 
 def told(answer: httpx.Response) -> tuple[int, str]:

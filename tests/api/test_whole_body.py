@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from mstar_core.api.body import WHOLE_BYTES
-from mstar_core.api.whole_body import WholeBody
+from mstar_core.api.body import SPOOL_BYTES, WHOLE_BYTES
+from mstar_core.api.whole_body import FIRST_BYTES, WholeBody
+from mstar_core.errors import Overloaded
 from tests.api.conftest import Api, Started
 from tests.fakes import media
 from tests.fakes.conductor import echo
@@ -107,15 +108,19 @@ async def test_a_body_that_comes_is_cancelled_by_its_id_and_the_connection_goes_
         await api.clean()
 
 
-async def test_larger_forms_are_read_as_they_come_and_small_ones_count_against_the_limit(started: Started) -> None:
-    async with started(echo, model=SPEC, max_body_bytes=WHOLE_BYTES // 2) as api:
-        for file, status in ((PICTURE, 200), (bytes(WHOLE_BYTES // 2), 413), (bytes(2 * WHOLE_BYTES), 413)):
+async def test_larger_forms_are_read_as_they_come_and_small_ones_count_against_the_limit(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = 1 << 20
+    monkeypatch.setattr("mstar_core.api.body.WHOLE_BYTES", whole)
+    async with started(echo, model=SPEC, max_body_bytes=whole // 2) as api:
+        for file, status in ((PICTURE, 200), (bytes(whole // 2), 413), (bytes(2 * whole), 413)):
             answer = await api.client.post("/generate", data=FIELDS, files={"files": ("a", file)})
             assert answer.status_code == status
         await api.clean()
     async with started(echo, model=SPEC) as api:
         large = media.image(900, 800, "BMP")
-        assert len(large) > WHOLE_BYTES
+        assert len(large) > whole
         for file in (large, PICTURE):
             answer = await api.client.post("/generate", data=FIELDS, files={"files": ("a", file)})
             assert answer.status_code == 200
@@ -172,3 +177,60 @@ async def test_what_follows_the_body_stays_where_it_was() -> None:
     body, transport = coming(2)
     assert await body.receive(1, 60)
     assert body.data == b"\0\0ab" and body._http.recv_buffer == b"c" and transport.protocol is None
+
+
+async def test_a_clips_file_stays_in_the_memory_it_was_received_in(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a file was written for what is in memory anyway")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", none)
+    async with started(echo, model=SPEC) as api:
+        picture = media.image(1200, 1000, "BMP")
+        assert SPOOL_BYTES < len(picture) < WHOLE_BYTES
+        answer = await api.client.post("/generate", data=FIELDS, files={"files": ("a", picture)})
+        assert answer.status_code == 200
+        await api.clean()
+
+
+async def test_a_long_body_takes_memory_as_it_comes_and_is_whole_at_the_end() -> None:
+    taken: list[int] = []
+    size = 5 * FIRST_BYTES + 3
+    transport = Connection()
+    http = SimpleNamespace(
+        protocol=SimpleNamespace(transport=transport), recv_buffer=bytearray(b"abc"), request_bytes_left=size
+    )
+    body = WholeBody(http, 2, taken.append)
+    assert taken == [FIRST_BYTES], "a length alone holds little"
+    waiting = asyncio.create_task(body.receive(0, 60))
+    await asyncio.sleep(0)
+    sent = bytearray(b"abc")
+    while len(sent) < size:
+        room = body.get_buffer(-1)
+        piece = bytes([len(taken)]) * min(len(room), 700_001)
+        del room
+        transport.come(piece)
+        sent += piece
+        assert sum(taken) <= max(FIRST_BYTES, 2 * len(sent) + 2)
+    assert await waiting and body.data == b"\0\0" + sent and sum(taken) == size
+
+
+async def test_a_body_for_which_there_is_no_more_room_is_refused_while_it_comes() -> None:
+    def take(size: int) -> None:
+        if size > FIRST_BYTES:
+            raise Overloaded("full")
+
+    transport = Connection()
+    http = SimpleNamespace(
+        protocol=SimpleNamespace(transport=transport), recv_buffer=bytearray(), request_bytes_left=4 * FIRST_BYTES
+    )
+    body = WholeBody(http, 2, take)
+    waiting = asyncio.create_task(body.receive(0, 60))
+    await asyncio.sleep(0)
+    transport.come(bytes(FIRST_BYTES))
+    transport.come(b"x")
+    assert http.request_bytes_left == 3 * FIRST_BYTES - 1, "what was read is not read again"
+    with pytest.raises(Overloaded):
+        await waiting
+    assert transport.protocol is body._sanic

@@ -19,6 +19,7 @@ from bench.families.robots import write_checkpoint
 from bench.families.sections import Sections
 from bench.families.timeline import Span, told
 from bench.families.world import encode_operations, step_seconds
+from bench.serving.deployment import Plan, Served
 from bench.serving.figures import Figures
 from mstar_pi05.sizes import Sizes, Tower, Vision
 from mstar_vjepa2.facts import ENCODERS, RELEASED_AC
@@ -99,7 +100,7 @@ def test_video_models_at_their_server(tmp_path: Path) -> None:
     sections, metrics = report["sections"], report["metrics"]
     assert not any("error" in section for section in sections.values())
     kinds = {"vjepa2": ("video_mean", "pixels_mean", "pixels_all"),
-             "vjepa2_ac": ("steps", "last_frame", "candidates_4", "candidates_12")}  # fmt: skip
+             "vjepa2_ac": ("steps", "last_frame", "candidates_4", "candidates_12", "plan_24")}  # fmt: skip
     for model, names in kinds.items():
         assert not sections[f"server_{model}"]["result"]["held"]
         for name in names:
@@ -171,3 +172,14 @@ def test_floors_are_those_of_the_design() -> None:
 )  # fmt: skip
 def test_kernels_are_counted_in_families(kernel: str, expected: str) -> None:
     assert family(kernel) == expected
+
+
+def test_a_request_that_fails_brings_the_end_of_every_log(tmp_path: Path) -> None:
+    folder = tmp_path / ".state" / "bench"
+    folder.mkdir(parents=True)
+    (folder / "worker-0.log").write_text("x" * 9000 + "\nOutOfMemoryError: CUDA out of memory")
+    running = Served(Plan(model="vjepa2_ac:tiny", device="cpu", port=1, root=tmp_path))
+    with pytest.raises(RuntimeError, match="the server answered 500") as caught, running.telling():
+        raise RuntimeError("the server answered 500")
+    assert "--- worker-0.log" in str(caught.value) and str(caught.value).endswith("CUDA out of memory")
+    assert len(str(caught.value)) < 9000

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mstar_core.engine.base import Done, Handle, LoopSpec, SamplingParams
 from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.kv_rows import RowSet
 from mstar_core.errors import ConfigError, EngineError, TooLarge
 from mstar_core.graph.nodes import MAIN, Attend
 from tests.engine.tiny_engine import LM, VOCAB, WIDTH, Driver, make_engine, prompt
@@ -409,3 +410,26 @@ def test_rows_steps_and_cancels_in_any_mixture_equal_each_alone(seed: int) -> No
             actions, steps, frames, attend = plans[handle]
             expected = alone(actions, steps, frames, attend)
             near(driver.done[key].outputs["next_frame"], expected if len(actions) > 1 else expected[0])
+
+
+def test_what_rows_give_is_laid_together_as_they_end() -> None:
+    """Nothing of a row that has ended stays but its place among all: hundreds of frames are never there twice."""
+    seen: list[tuple[int, int]] = []
+    lay = RowSet.lay
+
+    def watched(group: RowSet, rows: list[int]) -> None:
+        lay(group, rows)
+        assert all(not done.outputs for done in group.done.values())
+        assert all("next_frame" not in group.held[row] for row in group.done)
+        seen.append((len(group.done), group.laid["next_frame"]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RowSet, "lay", watched)
+        driver = Driver(make_world(token_budget=2 * PATCHES))
+        driver.open(0)
+        context(driver, 0)
+        actions = numbers(8, 6, 4, WIDTH)
+        key = roll(driver, 0, actions, 3)
+        driver.run()
+    assert len(seen) > 1 and all(ended == laid for ended, laid in seen) and seen[-1] == (6, 6)
+    assert driver.done[key].outputs["next_frame"].shape == (6, PATCHES, WIDTH)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mstar_core.engine.budget import Budget, node_shares, rank_budget
+from mstar_core.engine.budget import Budget, node_shares, rank_budget, working_bytes
+from mstar_core.engine.captured import Captures
 from mstar_core.engine.device import check_device, resolve_device
 from mstar_core.engine.sizing import PoolPlan, PoolRequest, plan_pool
 from mstar_core.errors import ConfigError, StartError
@@ -74,6 +75,20 @@ def test_pools_get_the_ranks_share_less_weights_and_reserve() -> None:
     assert budget(fraction=0.425).check().pool_bytes == (34 - 9) * GIB
 
 
+def test_pools_leave_what_the_largest_steps_of_the_nodes_take() -> None:
+    class Large:
+        def working_bytes(self, tokens: int) -> int:
+            return tokens * GIB
+
+    working = working_bytes([Large(), object(), Large()], 3)
+    assert working == 6 * GIB
+    less = budget(working_bytes=working).check()
+    assert less.pool_bytes == budget().pool_bytes - working
+    assert "7,168 MiB of weights, 2,048 MiB of reserve and 6,144 MiB of largest steps" in less.sum_text
+    with pytest.raises(StartError, match="no memory is left"):
+        budget(working_bytes=60 * GIB).check()
+
+
 def test_two_ranks_on_one_device_never_count_on_more_than_it_has() -> None:
     one = budget(fraction=0.425)
     assert 2 * (one.pool_bytes + one.weights_bytes + one.reserve_bytes) <= one.total_bytes
@@ -116,3 +131,22 @@ def test_devices_that_are_not_there_are_refused() -> None:
         resolve_device("tpu")
     with pytest.raises(StartError, match="cuda:99"):
         resolve_device("cuda:99")
+
+
+class OnDevice(Captures):
+    """Captures on a device of which so much is free."""
+
+    free = 9 * GIB
+
+    def _free(self) -> int:
+        return self.free
+
+
+def test_nothing_is_captured_in_the_memory_that_the_largest_steps_need() -> None:
+    made: list[str] = []
+    captures = OnDevice(torch.device("cuda"), spare_bytes=8 * GIB)
+    captures.measured("first", lambda: made.append("first"))
+    captures.free = 7 * GIB
+    with pytest.raises(torch.OutOfMemoryError, match="7168 MiB are free, and the largest steps may take 8192"):
+        captures.measured("second", lambda: made.append("second"))
+    assert made == ["first"] and captures.counts.captured == 1

@@ -424,3 +424,40 @@ def test_few_rows_can_wait_while_their_clients_have_sound_and_for_a_moment_only(
     alone = player(handles=2)
     alone.submit(0, torch.ones(3), urgency=-1.0)
     assert not alone.engine.pressure().is_patient
+
+
+class Listing(nn.Module):
+    """Wants its rows one by one."""
+
+    listed_ports = ("x",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[Tensor]] = []
+
+    def forward(self, x: list[Tensor]) -> dict[str, list[Tensor]]:
+        self.seen.append(x)
+        return {"y": [row + 1 for row in x]}
+
+
+def test_a_listed_port_comes_row_by_row_and_is_not_copied() -> None:
+    module, given = Listing(), [torch.ones(3), torch.zeros(3)]
+    made = player(module)
+    keys = [made.submit(number, value) for number, value in enumerate(given)]
+    made.run()
+    assert [row.data_ptr() for row in module.seen[0]] == [value.data_ptr() for value in given]
+    assert [made.done[key].outputs["y"].tolist() for key in keys] == [[2.0] * 3, [1.0] * 3]
+
+
+def test_one_row_by_itself_is_not_copied() -> None:
+    seen: list[int] = []
+
+    class Watching(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            seen.append(x.data_ptr())
+            return {"y": 2 * x}
+
+    made, value = player(Watching()), torch.ones(3)
+    key = made.submit(0, value)
+    made.run()
+    assert seen == [value.data_ptr()] and made.done[key].outputs["y"].tolist() == [2.0] * 3

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from typing import Any, Final
 
+from mstar_core.api.quick import QUICK_BYTES
 from mstar_core.errors import WeightsError
 from mstar_core.plugin import ModelSpec, TensorData
 from mstar_core.plugin.processor import Inputs, PromptRequest
@@ -20,9 +21,13 @@ WRONG: Final = "wrong"
 
 
 class Processor(SpeechProcessor):
-    """Texts are quick. model_kwargs: `lacks` makes it one that cannot be warmed up."""
+    """Texts are quick. model_kwargs: `lacks` makes it one that cannot be warmed up; `quick_bytes` is what it names."""
 
     is_warm = False
+
+    @property
+    def quick_bytes(self) -> int:
+        return int(self.kwargs.get("quick_bytes", QUICK_BYTES))
 
     def warm_up(self) -> None:
         if "lacks" in self.kwargs:

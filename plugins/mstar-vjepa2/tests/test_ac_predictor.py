@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mstar_core.engine.budget import NeedsMemory
 from mstar_core.errors import EngineError
 from mstar_vjepa2.planning import distance
 from mstar_vjepa2.poses import difference, moved
@@ -235,3 +236,13 @@ def test_half_precision_stays_near(ac: Golden, ac_folder: Any) -> None:
     assert gap(states, ac.expected["roll_states"][:, 1:]) < STATE
     found = torch.stack([energies(each, given["goal_latents"]) for each in frames.unbind(1)], 1)
     assert gap(found, ac.expected["roll_energies_per_step"]) < 1e-2
+
+
+def test_the_largest_step_is_reserved_with_a_plans_frames(ac_nodes: dict[str, Any]) -> None:
+    """Four thousand candidates' last frames in float32, and a pass that holds tokens in proportion."""
+    predictor = ac_nodes["ac_predictor"]
+    frame = predictor.patches * predictor.predictor_embed.in_features * 4
+    assert isinstance(predictor, NeedsMemory) and isinstance(ac_nodes["mpc_scorer"], NeedsMemory)
+    assert predictor.working_bytes(0) == 4096 * frame
+    assert predictor.working_bytes(2000) - predictor.working_bytes(1000) == predictor.working_bytes(1000) - 4096 * frame
+    assert predictor.working_bytes(1000) > 4096 * frame + 1000 * predictor.proj.out_features * 8

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
+from mstar_vjepa2 import planning
 from mstar_vjepa2.params import COSTS
 from mstar_vjepa2.planning import distance
 
@@ -110,3 +111,44 @@ def test_one_request_without_candidates_is_scored_too(ac_nodes: dict[str, Any]) 
     frame, goal = torch.rand(1, 1, 4, 5), torch.rand(1, 4, 5)
     made = ac_nodes["mpc_scorer"](final=frame, goal=goal, cost=torch.tensor([0]))
     assert made["energies"].shape == (1, 1) and made["best_index"].tolist() == [[0]]
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_many_candidates_are_compared_a_few_at_a_time(
+    cost: str, ac_nodes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    frames, goal = torch.randn(400, 1, 4, 5, generator=generator), torch.randn(1, 4, 5, generator=generator)
+    wanted = distance(frames[:, 0], goal[0], cost)
+    seen = []
+
+    def watched(part: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen.append(len(part))
+        return distance(part, *rest)
+
+    monkeypatch.setattr(planning, "distance", watched)
+    monkeypatch.setattr(planning, "SLICE_BYTES", 37 * 4 * 5 * 4)
+    made = ac_nodes["mpc_scorer"](final=[frames], goal=goal, cost=torch.tensor([COSTS.index(cost)]))
+    assert torch.equal(made["energies"][0][:, 0], wanted)
+    assert int(made["best_index"]) == int(wanted.argmin())
+    assert max(seen) == 37 and sum(seen) == 400
+
+
+def test_requests_with_unlike_numbers_of_candidates_are_scored_together(ac_nodes: dict[str, Any]) -> None:
+    frames, goal = [torch.rand(3, 1, 4, 5), torch.rand(2, 1, 4, 5)], torch.rand(2, 4, 5)
+    made = ac_nodes["mpc_scorer"](final=frames, goal=goal, cost=torch.tensor([0, 1]))
+    assert [each.shape for each in made["energies"]] == [(3, 1), (2, 1)]
+    assert made["best_index"].shape == (2, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cost", COSTS)
+def test_hundreds_of_frames_are_scored_in_the_memory_that_is_kept_for_it(cost: str) -> None:
+    frames = torch.randn(400, 1, 256, 1408, device="cuda")
+    goal, scorer = torch.randn(1, 256, 1408, device="cuda"), planning.Scorer()
+    wanted = torch.stack([distance(each[0], goal[0], cost) for each in frames])
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    made = scorer(final=[frames], goal=goal, cost=torch.tensor([COSTS.index(cost)]))
+    assert torch.cuda.max_memory_allocated() - before <= scorer.working_bytes(0)
+    assert gap(made["energies"][0, :, 0].cpu(), wanted.cpu()) < 1e-5

@@ -12,7 +12,7 @@ from safetensors.numpy import save
 
 from mstar_core.errors import RequestError, TooLarge
 from mstar_core.plugin import parse_params
-from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
+from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, QuickProcessor
 from mstar_vjepa2.params import Params
 from mstar_vjepa2.processor import Processor
 
@@ -202,3 +202,32 @@ def test_what_a_request_costs_is_told(processor: Processor) -> None:
     assert ask(processor, clip, task="predict").usage == {"encoder_tokens": 2 * FRAME, "predictor_tokens": both}
     rolled = {"encoder_tokens": 2 * FRAME, "predictor_tokens": 3 * 3 * FRAME, "steps": 3}
     assert ask(processor, clip, task="rollout", horizon=3).usage == rolled
+
+
+def quick(processor: Processor, *media: MediaPart, **params: Any) -> bool:
+    checked = Params(**params)
+    return processor.is_quick(PromptRequest(text=None, media=media, params=checked, outputs=frozenset({"tensor"})))
+
+
+def test_pixels_as_the_encoder_takes_them_are_handed_on_where_they_lie(processor: Processor) -> None:
+    part = npy(np.arange(4 * 3 * CROP * CROP, dtype=np.uint8).reshape(4, 3, CROP, CROP))
+    assert isinstance(processor, QuickProcessor) and quick(processor, part, pooling="mean")
+    made = ask(processor, part).arrays[PIXELS]
+    whole = np.frombuffer(part.data, np.uint8)
+    assert np.shares_memory(made, whole) and np.array_equal(made.ravel(), whole[-made.size :])
+
+
+def test_whatever_needs_a_pass_over_the_pixels_is_left_to_a_process(processor: Processor) -> None:
+    pixels = np.zeros((4, 3, CROP, CROP), np.uint8)
+    assert not quick(processor, npy(floats())) and not quick(processor, picture())
+    assert not quick(processor, npy(pixels), num_frames=2) and not quick(processor, npy(pixels), fps=1.0)
+    assert not quick(processor, npy(pixels), npy(pixels)) and not quick(processor, npy(np.asfortranarray(pixels)))
+    assert not quick(processor, npy(pixels), context_mask=(1,), target_mask=(2,))
+    assert not quick(processor, MediaPart(modality="tensor", data=b"\x93NUMPY cut"))
+
+
+def test_arrays_by_columns_and_files_that_end_early_are_read_as_numpy_reads_them(processor: Processor) -> None:
+    value = floats()
+    assert np.array_equal(ask(processor, npy(np.asfortranarray(value))).arrays[PIXELS], value)
+    cut = npy(value).data[:-4]
+    assert refused(processor, MediaPart(modality="tensor", data=cut)).field == "tensor"

@@ -18,7 +18,7 @@ from torch import nn
 from mstar_core.errors import EngineError
 from mstar_vjepa2.blocks import MixCached, attend_all, stack, sum_norm
 from mstar_vjepa2.encoder import latents_of
-from mstar_vjepa2.params import POSE
+from mstar_vjepa2.params import MOST_SAMPLES, POSE
 from mstar_vjepa2.poses import moved
 from mstar_vjepa2.products import linear_into
 from mstar_vjepa2.rotary import Rotary3D
@@ -55,6 +55,7 @@ class ActionPredictor(nn.Module):
         own, encoder = facts.predictor, facts.encoder
         self.patches, self.conditions = encoder.frame_tokens, facts.conditions
         self.uses_extrinsics = facts.uses_extrinsics
+        self._inner = own.inner
         self._stream: torch.cuda.Stream | None = None
         self.predictor_embed = nn.Linear(encoder.vit.width, own.width)
         # In float32 whatever the model's dtype: a bfloat16 state would be rounded to millimetres.
@@ -124,6 +125,18 @@ class ActionPredictor(nn.Module):
         if stream is not None:
             torch.cuda.current_stream().wait_stream(stream)
         return {"next_frame": following, "next_state": next_state}
+
+    def working_bytes(self, tokens: int) -> int:
+        """See NeedsMemory: the frames of a plan's candidates, in float32, and what one pass of so many tokens computes.
+
+        A pass holds its residual, the branch behind it, and the larger of an MLP's two sides (joined projections and
+        attention are smaller); its frames come in and leave beside that.
+        """
+        width, inner = self.predictor_embed.out_features, self._inner
+        value_bytes = self.predictor_embed.weight.element_size()
+        latent_bytes = self.predictor_embed.in_features * (torch.float32.itemsize + value_bytes)
+        frames = MOST_SAMPLES * self.patches * self.predictor_embed.in_features * torch.float32.itemsize
+        return frames + tokens * ((2 * width + 2 * inner) * value_bytes + 2 * latent_bytes)
 
     def warm_up(self) -> None:
         """Run one frame without a cache, so that kernels are compiled and loaded before the first request."""

@@ -20,6 +20,9 @@ MOST_FRAMES: Final = 256
 POSE: Final = 7
 """Values of a state or an action: position, Euler angles, gripper."""
 
+MOST_SAMPLES: Final = 4096
+"""Candidates of one planning step."""
+
 AXES: Final = ("x", "y", "z", "gripper")
 MOST_FIXED: Final = 1.0
 """Largest value, either way, that an axis may be held at: metres, or all of the gripper's way."""
@@ -147,8 +150,8 @@ class ActionParams(Common):
     horizon: int | None = param(None, "rollout steps. Default from actions; plan 2", ge=1, le=MOST_FRAMES)
     normalize_reps: bool = param(True, "normalise latents between steps, as in training")
     cost: str = param("l1", "distance to the goal", choices=COSTS)
-    samples: int = param(400, "candidates per planning step", ge=2, le=4096)
-    topk: int = param(10, "best candidates that shape the next step", ge=2, le=4096)
+    samples: int = param(400, "candidates per planning step", ge=2, le=MOST_SAMPLES)
+    topk: int = param(10, "best candidates that shape the next step", ge=2, le=MOST_SAMPLES)
     cem_steps: int = param(10, "planning steps", ge=1, le=1000)
     maxnorm: float = param(0.05, "most metres per axis and action", gt=0, le=1)
     momentum_mean: float = param(0.15, "share of the former mean that stays", ge=0, le=1)

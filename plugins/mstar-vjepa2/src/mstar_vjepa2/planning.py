@@ -15,7 +15,12 @@ from torch.nn.functional import cosine_similarity
 from mstar_vjepa2.params import COSTS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
+
+SLICE_BYTES: Final = 64 << 20
+"""Frames that are compared at once, in float32: a few kernels of some 40 us each, and twice this of memory."""
 
 GRIPPER: Final = 3
 """Place of the gripper among the planned values x, y, z, gripper."""
@@ -29,19 +34,38 @@ class Scorer(nn.Module):
     """The node `mpc_scorer`."""
 
     host_ports: Final = ("cost",)
+    listed_ports: Final = ("final",)  # half a gigabyte for 400 candidates, which nobody wants copied
 
-    def forward(self, *, final: Tensor, goal: Tensor, cost: Tensor) -> dict[str, Tensor]:
+    def working_bytes(self, tokens: int) -> int:
+        """See NeedsMemory: differences of a slice and their sizes, or both of its norms."""
+        return 4 * SLICE_BYTES
+
+    def forward(self, *, final: Sequence[Tensor], goal: Tensor, cost: Tensor) -> dict[str, Tensor | list[Tensor]]:
         """Distances to the goal, in float32.
 
-        final: [B, 1, S, width], or [B, K, 1, S, width] for K candidates; goal: [B, S, width]; cost: index into COSTS
-        [B], on the host. Returns energies [B, 1] or [B, K, 1], and best_index int64 [B, 1], the nearest candidate.
+        final: B tensors [1, S, width], or [K, 1, S, width] for K candidates; goal: [B, S, width]; cost: index into
+        COSTS [B], on the host. Returns energies [B, 1] or [B, K, 1], a list of B where K differs, and best_index int64
+        [B, 1], the nearest candidate.
         """
         names = [COSTS[index] for index in cost.tolist()]
         found = [
-            distance(one[..., 0, :, :], wanted, name) for one, wanted, name in zip(final, goal, names, strict=True)
+            energies_of(one[..., 0, :, :], wanted, name) for one, wanted, name in zip(final, goal, names, strict=True)
         ]
-        energies = torch.stack(found)[..., None]
-        return {"energies": energies, "best_index": energies.flatten(1).argmin(dim=1, keepdim=True)}
+        best = [each.flatten().argmin(dim=0, keepdim=True) for each in found]
+        each = [energies[..., None] for energies in found]
+        is_even = len({energies.shape for energies in each}) == 1
+        return {"energies": torch.stack(each) if is_even else each, "best_index": torch.stack(best)}
+
+
+def energies_of(frames: Tensor, goal: Tensor, cost: str) -> Tensor:
+    """Distances of frames [S, width] or [K, S, width] as float32, [] or [K], with memory for a few of them at a time.
+
+    goal: [S, width]; cost: one of COSTS.
+    """
+    most = max(1, SLICE_BYTES // (goal.numel() * torch.float32.itemsize))
+    if frames.dim() < 3 or len(frames) <= most:
+        return distance(frames, goal, cost)
+    return torch.cat([distance(part, goal, cost) for part in frames.split(most)])
 
 
 def distance(frames: Tensor, goal: Tensor, cost: str) -> Tensor:
@@ -49,9 +73,9 @@ def distance(frames: Tensor, goal: Tensor, cost: str) -> Tensor:
     frames, goal = frames.float(), goal.float()
     match cost:
         case "l1":
-            return (frames - goal).abs().mean(dim=(-2, -1))
+            return (frames - goal).abs_().mean(dim=(-2, -1))
         case "l2":
-            return (frames - goal).square().mean(dim=(-2, -1))
+            return (frames - goal).square_().mean(dim=(-2, -1))
         case _:
             return 1 - cosine_similarity(frames.flatten(-2), goal.flatten(), dim=-1)
 

@@ -17,7 +17,7 @@ from mstar_vjepa2.media import read_image, read_video
 from mstar_vjepa2.program import CLIP, EARLIER
 from mstar_vjepa2.sampling import Sampling, spread
 from mstar_vjepa2.transforms import cropped
-from mstar_vjepa2.uploads import clip_of
+from mstar_vjepa2.uploads import clip_of, is_plain_clip
 from mstar_vjepa2.wire import check_wire, missing_media, sent_as_video
 
 if TYPE_CHECKING:
@@ -50,6 +50,21 @@ class Processor:
             )
         self._facts: BaseFacts = read_base(folder)
         self._has_pooler = has_pooler(folder)
+
+    quick_bytes: Final = 256 << 20
+    """See QuickProcessor: pixels are handed on where they lie in the upload."""
+
+    def warm_up(self) -> None:
+        """See QuickProcessor: nothing is read at first use."""
+
+    def is_quick(self, request: PromptRequest) -> bool:
+        """Whether its clip is pixels just as the encoder takes them, all of which are wanted, and no list is long."""
+        params: Params = request.params
+        if len(request.media) != 1 or request.text or params.context_mask or params.target_mask:
+            return False
+        if params.num_frames is not None or params.fps is not None:
+            return False
+        return is_plain_clip(request.media[0], self._facts.encoder)
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
         """Pixels, and what the task needs besides. Raises RequestError naming the field."""

@@ -1,0 +1,217 @@
+"""Clips of pixels in and latents out, around the engines: time of the client, CPU of the api, for one or two trees.
+
+Run from the repository root: `python bench/api_clips.py [--against FOLDER] [--save NAME]`. Prints one JSON object.
+As `api_cameras`, of whose kind it is: the api is a process of its own with a real pool; conductor and worker are
+stand-ins in the client's process that answer at once. `clip`: 64 frames of 256 pixels (12.6 MB of `.npy`) to one
+vector; `all`: the same frame by frame cut to one, answered with every token (8192 x 1024, bfloat16, 16.8 MB) as frames
+of bytes; `steps`: 30 answers of 1.44 MB. What the stand-in of a worker sends is what a worker of that tree sends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import io
+import json
+import os
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from bench.serving.figures import ROOT, head, median, summary
+from bench.serving.trees import Tree
+from mstar_core.messages.flow import Output, Outputs
+from mstar_core.messages.requests import NewRequest
+from mstar_vjepa2.plugin import base_spec
+from tests.api.own_process import own_api, spec_in
+from tests.fakes.conductor import FakeDeployment
+
+SPEC: Final = base_spec()
+RESULTS: Final = ROOT / "bench" / "results" / "api"
+KINDS: Final = ("clip", "all", "steps")
+CONFIG: Final = {"model_type": "vjepa2", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+                 "mlp_ratio": 4.0}  # fmt: skip
+FRAMES: Final = "application/x-mstar-frames"
+BOUNDARY: Final = "between-the-parts-of-a-clip"
+WARM: Final = 4
+
+
+def main() -> None:
+    """Measure, print, and keep with --save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", type=Path, help="another source tree, measured in turn with this one")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--requests", type=int, default=15, help="requests of a window; each round has one per tree")
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--save", metavar="NAME", help=f"also write it to {RESULTS.relative_to(ROOT)}/NAME.json")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(serve(options.requests))
+        return
+    load = os.getloadavg()[0]
+    folders = (("before", options.against), ("now", ROOT))
+    trees = [Tree(name, folder, __file__) for name, folder in folders if folder is not None]
+    windows = {kind: [tree.window(kind) for _ in range(options.rounds) for tree in trees] for kind in options.kinds}
+    for tree in trees:
+        tree.close()
+    report = {
+        **head(), "before": options.against.name if options.against else None,
+        "workload": f"windows of {options.requests} requests one after the other; conductor and worker answer at once; "
+        "the trees in turn",
+        "load_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
+        "ms": {kind: {tree.name: _by_figure(windows[kind], tree.name) for tree in trees} for kind in windows},
+        "windows": windows,
+    }  # fmt: skip
+    print(json.dumps(report, indent=1))
+    if options.save:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / f"{options.save}.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _by_figure(windows: list[dict[str, Any]], tree: str) -> dict[str, Any]:
+    mine = [found for found in windows if found["tree"] == tree]
+    return {name: summary([found[name] for found in mine], "ms") for name in mine[0] if name != "tree"}
+
+
+async def serve(requests: int) -> None:
+    """One tree's side: a window of one kind for each line of the standard input."""
+    arrived: list[float] = []
+    every = np.random.default_rng(1).standard_normal((8192, 1024)).astype(np.float32)
+    # Since then a worker sends numbers in the type that is asked for.
+    halves = (every.view(np.uint32) >> 16).astype(np.uint16) if _sends_halves() else None
+    frame = every[:256, :1024].repeat(2, axis=1)[None, :, :1408].copy()
+
+    def answer(fake: FakeDeployment, request: NewRequest) -> None:
+        arrived.append(time.monotonic())
+        if request.params["pooling"] == "mean":
+            fake.output(request.handle, "tensor", every[0])
+        elif request.params["horizon"] == 30:
+            for _ in range(30):
+                fake.output(request.handle, "tensor", frame)
+        elif halves is not None:
+            ref = fake._tensors.put(halves, "api", dtype="bfloat16")
+            fake._seq[request.handle] = 1
+            item = Output(handle=request.handle, seq=0, port="encoder_hidden", modality="tensor", ref=ref)
+            fake.tell(Outputs(worker="worker-0", items=[item]), sender="worker-0")
+        else:
+            fake.output(request.handle, "tensor", every)
+        fake.finish(request.handle)
+
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mstar-api-")))
+        (folder / "vjepa2").mkdir()
+        (folder / "vjepa2" / "config.json").write_text(json.dumps(CONFIG))
+        header = json.dumps({"encoder.none": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
+        (folder / "vjepa2" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        deployment = msgspec.structs.replace(spec_in(str(folder), SPEC), folder=str(folder / "vjepa2"))
+        deployment = msgspec.structs.replace(deployment, max_seq_len=SPEC.max_seq_len)
+        fake = FakeDeployment(deployment.ipc_dir, answer)
+        stack.callback(fake.close)
+        fake.attach()
+        async with own_api(deployment, fake.supervisor, "bench.api_clips") as api:
+            await fake.until(lambda: bool(fake.received))
+            fake.ready()
+            await api.ready()
+            with closing(Viewer(api.port)) as viewer:
+                print("{}", flush=True)
+                while kind := (await asyncio.to_thread(sys.stdin.readline)).strip():
+                    await asyncio.to_thread(_load, viewer, kind, WARM)
+                    arrived.clear()
+                    cpu, children = api.cpu_s, _children_cpu_s(api.pid)
+                    begun, took = await asyncio.to_thread(_load, viewer, kind, requests)
+                    found = {
+                        "to_conductor_ms": [at - start for at, start in zip(arrived, begun, strict=True)],
+                        "whole_ms": took, "api_cpu_ms": [(api.cpu_s - cpu) / requests],
+                        "pool_cpu_ms": [(_children_cpu_s(api.pid) - children) / requests],
+                    }  # fmt: skip
+                    print(json.dumps({k: round(1000 * median(sorted(v)), 3) for k, v in found.items()}), flush=True)
+
+
+def _sends_halves() -> bool:
+    try:
+        from mstar_core.worker.arrays import narrowed  # noqa: F401  only whether this tree has it
+    except ImportError:
+        return False
+    return True
+
+
+def _children_cpu_s(parent: int) -> float:
+    total = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == parent:
+                total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def _load(viewer: Viewer, kind: str, requests: int) -> tuple[list[float], list[float]]:
+    begun, took = [], []
+    for _ in range(requests):
+        begun.append(time.monotonic())
+        took.append(viewer.ask(kind))
+    return begun, took
+
+
+class Viewer:
+    """A client over one connection that sends bytes which it holds ready. Used by one thread."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        self._connection.connect()
+        clip, frame = _npy(64), _npy(2)
+        self._bodies = {
+            "clip": _body({"task": "encode", "pooling": "mean"}, clip),
+            "all": _body({"task": "encode", "output_dtype": "bfloat16"}, frame),
+            "steps": _body({"task": "rollout", "horizon": 30}, frame),
+        }
+
+    def ask(self, kind: str) -> float:
+        """Seconds from before the request to after its last byte. Raises RuntimeError for an answer not 200."""
+        start = time.monotonic()
+        kinds = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}", "Accept": FRAMES}
+        self._connection.request("POST", "/generate", body=self._bodies[kind], headers=kinds)
+        answer = self._connection.getresponse()
+        size, buffer = 0, bytearray(1 << 20)
+        while count := answer.readinto(buffer):
+            size += count
+        seconds = time.monotonic() - start
+        wanted = {"clip": 4096, "all": 8192 * 1024 * 2, "steps": 30 * 256 * 1408 * 4}[kind]
+        if answer.status != 200 or size < wanted:
+            raise RuntimeError(f"the server answered {answer.status} with {size} bytes: {bytes(buffer[:300])!r}")
+        return seconds
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+def _npy(frames: int) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.random.default_rng(2).integers(0, 256, (frames, 3, 256, 256), dtype=np.uint8))
+    return file.getvalue()
+
+
+def _body(params: dict[str, Any], clip: bytes) -> bytes:
+    fields = {"model_kwargs": json.dumps(params), "output_modalities": "tensor", "streaming": "true"}
+    parts = [_part(f'name="{name}"', value.encode()) for name, value in fields.items()]
+    return b"".join([*parts, _part('name="files"; filename="clip.npy"', clip), f"--{BOUNDARY}--\r\n".encode()])
+
+
+def _part(names: str, data: bytes) -> bytes:
+    return f"--{BOUNDARY}\r\nContent-Disposition: form-data; {names}\r\n\r\n".encode() + data + b"\r\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What a client and the log are told of a node that failed: the kind of cause, never its words; and the way out."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mstar_core.engine.failures import node_error
+from mstar_core.errors import EngineError, OutOfMemory, TooLarge
+from mstar_core.messages.requests import error_info
+from tests.engine.test_stateless import player
+
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 550.00 MiB. GPU 0 has a total of 79.1 GiB")
+
+
+@pytest.mark.parametrize("error", [FULL, MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9")])
+def test_memory_that_ran_out_is_named_with_the_node_and_what_to_lower(error: Exception) -> None:
+    made = node_error("scorer", error)
+    assert isinstance(made, OutOfMemory) and made.facts["node"] == "scorer"
+    told = error_info(made, "")
+    assert told.code == "out_of_memory" and told.status == 500
+    assert "scorer ran out of memory" in told.message and "fewer candidates" in told.message
+    assert "kv_cache.memory_fraction" in told.message and "550" not in told.message
+    assert type(error).__name__ in told.detail
+
+
+def test_another_failure_is_told_by_its_kind_alone_and_the_log_has_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        try:
+            raise ValueError("/secret/path")
+        except ValueError as error:
+            made = node_error("scorer", error)
+    assert type(made) is EngineError and "ValueError" in made.public and "/secret" not in made.public
+    assert "test_failures.py" in caplog.text and "/secret/path" in caplog.text
+
+
+def test_our_own_errors_stay_what_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    own = TooLarge("too many")
+    assert node_error("scorer", own) is own and not caplog.records
+
+
+class Greedy(nn.Module):
+    """Has no memory for rows that sum to more than a hundred."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        if bool((x.sum(-1) > 100).any()):
+            raise FULL
+        return {"y": x}
+
+
+def test_a_step_without_memory_fails_its_request_alone() -> None:
+    made = player(Greedy())
+    small, large = made.submit(0, torch.ones(3)), made.submit(1, torch.full((3,), 99.0))
+    made.run()
+    assert set(made.done) == {small} and isinstance(made.failed[large].error, OutOfMemory)
+    again = made.submit(2, torch.ones(3))
+    made.run()
+    assert again in made.done
