@@ -187,9 +187,9 @@ def test_what_fails_when_it_is_gone_through_fails_no_start(
     watched.engines.modules["vit_encoder"].get_submodule("tower").register_forward_pre_hook(fail)
     with caplog.at_level(logging.WARNING):
         compile_ahead(watched.cast)
-    assert [
-        record.getMessage().startswith("kernels are compiled one after the other") for record in caplog.records
-    ] == [True]
+    # What the pass itself failed of is told too, where nodes tell of that.
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [each.startswith("kernels are compiled one after the other") for each in told] == [True]
     watched.kernels["vit_encoder"].launch(0)
     watched.rehearse()
     plain.rehearse()

@@ -36,6 +36,6 @@ def test_a_failure_is_told_and_is_the_exit_code(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_file_that_does_not_end_is_interrupted_and_says_where(tmp_path: Path) -> None:
-    ran = run(write(tmp_path, "time.sleep(60)"), (), time.monotonic() + 6)
-    assert not ran.is_good and ran.seconds < 30
+    ran = run(write(tmp_path, "time.sleep(60)"), (), time.monotonic() + 12)  # a busy machine imports for long
+    assert not ran.is_good and ran.seconds < 40
     assert "test_gpu_it.py:7: KeyboardInterrupt" in ran.text and ran.last == "not done in time"
