@@ -24,9 +24,7 @@ from mstar_core.errors import MstarError, Unavailable
 
 Array = npt.NDArray[np.generic]
 
-QUEUE_BYTES: Final = 16 << 20
-"""Ten steps of a rollout: they come faster than one is written, and a file costs more than all the rest of it."""
-
+QUEUE_BYTES: Final = 4 << 20
 QUEUE_ITEMS: Final = 256
 SPOOL_BYTES: Final = 64 << 20
 LEAST_SPOOLED: Final = 8
