@@ -2,7 +2,7 @@
 
 One row of 258 tokens and 16 heads is 80 tiles, each of which would walk alone through up to ten thousand keys on a chip
 of 132 processors. Here several programs take a tile's keys by turns and a second kernel joins them; many tiles take all
-of their keys themselves. Used by `paged`; on Hopper `frames` takes whole frames, with the join that stands here.
+of their keys themselves. Used by `paged`; on Hopper `frames` takes those of few rows, with this join.
 
 Cost model: a page is walked in whole blocks of keys, one look into the page table and no mask for each, brought by the
 tensor copy engine; what a page holds beyond whole blocks is gathered behind them. The last tile of a row costs as much
