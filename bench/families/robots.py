@@ -45,18 +45,18 @@ def served(
     with Served(plan) as running:
         begun = running.snapshot()
         for _ in range(2):
-            _at_once(port, images, load.clients, 2)
-            _one_by_one(port, images, 3)
+            at_once(port, images, load.clients, 2)
+            one_by_one(port, images, 3)
             captured = running.wait_captured()
         before = running.captures()
         alone, crowd = f"server_{label}_alone", f"server_{label}_clients_{load.clients}"
         with watched(running, figures, alone) as one:
-            figures.add(alone, _one_by_one(port, images, load.alone))
+            figures.add(alone, one_by_one(port, images, load.alone))
         note_stations(running, figures, alone, load.alone)
-        figures.add(f"{alone}_npy", _one_by_one(port, images_of(load.side, "npy"), load.alone))
+        figures.add(f"{alone}_npy", one_by_one(port, images_of(load.side, "npy"), load.alone))
         with watched(running, figures, crowd) as many:
             start = time.monotonic()
-            answered = _at_once(port, images, load.clients, load.each)
+            answered = at_once(port, images, load.clients, load.each)
             span = time.monotonic() - start
         note_stations(running, figures, crowd, load.clients * load.each)
         figures.add(crowd, answered)
@@ -71,14 +71,16 @@ def served(
         }  # fmt: skip
 
 
-def _one_by_one(port: int, images: list[bytes], count: int) -> list[float]:
+def one_by_one(port: int, images: list[bytes], count: int) -> list[float]:
+    """Seconds of each request of one robot."""
     with contextlib.closing(Robot(port, images)) as robot:
         return [robot.ask(number) for number in range(count)]
 
 
-def _at_once(port: int, images: list[bytes], clients: int, each: int) -> list[float]:
+def at_once(port: int, images: list[bytes], clients: int, each: int) -> list[float]:
+    """Seconds of each request of several robots at once, each of which asks one after the other."""
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
-        loads = pool.map(lambda _: _one_by_one(port, images, each), range(clients))
+        loads = pool.map(lambda _: one_by_one(port, images, each), range(clients))
         return [seconds for load in loads for seconds in load]
 
 

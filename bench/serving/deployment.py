@@ -30,7 +30,8 @@ class Plan:
     """What is started. settings: KEY=VALUE as `mstarctl up --set` takes them, the last of a key wins.
 
     model: `orpheus` with a checkpoint folder, or `orpheus:tiny`. root: an empty folder for run directory and logs.
-    tree: the sources that run; another tree than this one is put first on the path of every process.
+    tree: the sources that run; another tree than this one is put first on the path of every process. shares_gpu:
+    another deployment may be on its GPU, which the locks there would refuse.
     """
 
     model: str
@@ -40,6 +41,7 @@ class Plan:
     weights: Path | None = None
     settings: tuple[str, ...] = ()
     tree: Path = ROOT
+    shares_gpu: bool = False
 
     def command(self) -> list[str]:
         """The command line that starts it and returns when it is ready."""
@@ -90,6 +92,8 @@ class Served:
     def environment(self) -> dict[str, str]:
         """The environment of its commands: this run's folder, and the working tree first on the path."""
         found = {**os.environ, "MSTAR_RUNTIME_DIR": str(self.plan.root)}
+        if self.plan.shares_gpu:
+            found["MSTAR_GPU_LOCK_DIR"] = str(self.plan.root / "locks")
         if (tree := self.plan.tree) != ROOT:
             paths = [tree, *sorted(tree.glob("plugins/*/src"))]
             found["PYTHONPATH"] = os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])])

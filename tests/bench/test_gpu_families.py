@@ -77,6 +77,15 @@ def test_the_policy_at_its_server(tmp_path: Path) -> None:
     assert 0 < ends[0] and ends == sorted(ends), "a request comes through them in this order"
 
 
+def test_robots_before_two_servers_in_turn(tmp_path: Path) -> None:
+    words = ("--tree", str(REPO), "--windows", "1", "--alone", "2", "--clients", "2", "--each", "1", "--set")
+    report = measured(tmp_path / "robots.json", "bench.gpu_robots", *words, "--port", str(free_port()))
+    for side in ("before", "now"):
+        assert report["metrics"][f"{side}_npy_alone"]["n"] == report["metrics"][f"{side}_clients_2"]["n"] == 2
+        assert report["metrics"][f"station_api_prepare_end_{side}_png_alone"]["p50"] > 0
+        assert report["sections"][f"start_{side}"]["result"]["ready_s"] > 0
+
+
 def test_the_world_model(tmp_path: Path) -> None:
     words = (
         "--clips", "1", "2", "--frames", "1", "2", "--repeats", "3", "--seconds", "0.1", "--cached", "2",
