@@ -99,9 +99,19 @@ def object_array() -> MediaPart:
     return MediaPart(modality="tensor", data=file.getvalue())
 
 
+def altered(before: bytes, after: bytes) -> MediaPart:
+    """Pixels whose file says something else of itself, in as many bytes."""
+    data = npy(np.zeros((2, 3, CROP, CROP), np.uint8)).data
+    assert before in data and len(before) == len(after)
+    return MediaPart(modality="tensor", data=data.replace(before, after, 1))
+
+
 @pytest.mark.parametrize(
     "part",
     [
+        altered(b"(2, 3", b"(-1,3"),
+        altered(b"(2, 3", b"(9, 3"),
+        altered(b"NUMPY\x01", b"NUMPY\x09"),
         npy(np.full((2, 3, CROP, CROP), np.nan, np.float32)),
         npy(np.full((2, 3, CROP, CROP), 1e300)),
         npy(np.zeros((2, 3, CROP, CROP), np.int64)),

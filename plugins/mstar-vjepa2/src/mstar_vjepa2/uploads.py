@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 FIELD: Final = "tensor"
 NPY: Final = b"\x93NUMPY"
+NPY_VERSIONS: Final = ((1, 0), (2, 0), (3, 0))
+"""Those that numpy writes; the last differs from the second in field names, which pixels have none of."""
+
 MOST_HEAD: Final = 16 << 10
 """Bytes of an npy file in which its header has to end; numpy itself reads 10,000 characters of one."""
 
@@ -109,8 +112,12 @@ class _Head:
 def _npy_head(data: bytes) -> _Head:
     file = io.BytesIO(data[:MOST_HEAD])
     version = np.lib.format.read_magic(file)
+    if version not in NPY_VERSIONS:
+        raise ValueError(f"version {version} of npy is not known")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_columns, dtype = read(file)
+    if any(size < 0 for size in shape):  # reshape would make up for it
+        raise ValueError(f"shape {list(shape)} has a negative size")
     return _Head(dtype, shape, is_columns, file.tell())
 
 
