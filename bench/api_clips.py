@@ -9,7 +9,6 @@ of bytes; `steps`: 30 answers of 1.44 MB. What the stand-in of a worker sends is
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import http.client
 import io
@@ -25,8 +24,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from bench.serving.figures import ROOT, head, median, summary
-from bench.serving.trees import Tree
+from bench.serving.figures import median
+from bench.serving.in_turn import by_figure, keep, measured, parser_of
 from mstar_core.messages.flow import Output, Outputs
 from mstar_core.messages.requests import NewRequest
 from mstar_vjepa2.plugin import base_spec
@@ -34,7 +33,6 @@ from tests.api.own_process import own_api, spec_in
 from tests.fakes.conductor import FakeDeployment
 
 SPEC: Final = base_spec()
-RESULTS: Final = ROOT / "bench" / "results" / "api"
 KINDS: Final = ("clip", "all", "steps")
 CONFIG: Final = {"model_type": "vjepa2", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
                  "mlp_ratio": 4.0}  # fmt: skip
@@ -45,40 +43,20 @@ WARM: Final = 4
 
 def main() -> None:
     """Measure, print, and keep with --save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", type=Path, help="another source tree, measured in turn with this one")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--requests", type=int, default=15, help="requests of a window; each round has one per tree")
+    parser = parser_of(__doc__, requests=15)
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--save", metavar="NAME", help=f"also write it to {RESULTS.relative_to(ROOT)}/NAME.json")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         asyncio.run(serve(options.requests))
         return
-    load = os.getloadavg()[0]
-    folders = (("before", options.against), ("now", ROOT))
-    trees = [Tree(name, folder, __file__) for name, folder in folders if folder is not None]
-    windows = {kind: [tree.window(kind) for _ in range(options.rounds) for tree in trees] for kind in options.kinds}
-    for tree in trees:
-        tree.close()
+    windows, begun = measured(options, __file__, options.kinds)
     report = {
-        **head(), "before": options.against.name if options.against else None,
+        **begun,
         "workload": f"windows of {options.requests} requests one after the other; conductor and worker answer at once; "
         "the trees in turn",
-        "load_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
-        "ms": {kind: {tree.name: _by_figure(windows[kind], tree.name) for tree in trees} for kind in windows},
-        "windows": windows,
+        "ms": {kind: by_figure(found) for kind, found in windows.items()}, "windows": windows,
     }  # fmt: skip
-    print(json.dumps(report, indent=1))
-    if options.save:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / f"{options.save}.json").write_text(json.dumps(report, indent=1) + "\n")
-
-
-def _by_figure(windows: list[dict[str, Any]], tree: str) -> dict[str, Any]:
-    mine = [found for found in windows if found["tree"] == tree]
-    return {name: summary([found[name] for found in mine], "ms") for name in mine[0] if name != "tree"}
+    keep(report, options.save)
 
 
 async def serve(requests: int) -> None:

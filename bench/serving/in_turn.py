@@ -1,0 +1,70 @@
+"""What measurements of trees in turn (`trees`) have in common: their command line, medians by figure, the file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from bench.serving.figures import ROOT, head, median, summary
+from bench.serving.trees import Tree
+
+RESULTS: Final = ROOT / "bench" / "results" / "api"
+
+Windows = list[dict[str, Any]]
+"""What each window found, with the name of its tree."""
+
+
+def parser_of(text: str | None, requests: int) -> argparse.ArgumentParser:
+    """The command line. requests: of a window, unless told otherwise."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", type=Path, help="another source tree, measured in turn with this one")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument(
+        "--requests", type=int, default=requests, help="requests of a window; each round has one per tree"
+    )
+    parser.add_argument("--save", metavar="NAME", help=f"also write it to {RESULTS.relative_to(ROOT)}/NAME.json")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def measured(options: argparse.Namespace, script: str, kinds: list[str]) -> tuple[dict[str, Windows], dict[str, Any]]:
+    """Windows by kind, the trees in turn, and how a report of them begins."""
+    load = os.getloadavg()[0]
+    folders = (("before", options.against), ("now", ROOT))
+    trees = [Tree(name, folder, script) for name, folder in folders if folder is not None]
+    windows = {kind: [tree.window(kind) for _ in range(options.rounds) for tree in trees] for kind in kinds}
+    for tree in trees:
+        tree.close()
+    report = {
+        **head(), "before": options.against.name if options.against else None,
+        "load_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
+    }  # fmt: skip
+    return windows, report
+
+
+def by_figure(windows: Windows) -> dict[str, dict[str, Any]]:
+    """Each tree's figures, in milliseconds, over its windows."""
+    found: dict[str, dict[str, Any]] = {}
+    for tree in dict.fromkeys(window["tree"] for window in windows):
+        mine = [window for window in windows if window["tree"] == tree]
+        found[tree] = {name: summary([each[name] for each in mine], "ms") for name in mine[0] if name != "tree"}
+    return found
+
+
+def ratios(windows: Windows) -> dict[str, float]:
+    """Now by before, the median over neighbouring windows."""
+    before, now = ([found for found in windows if found["tree"] == name] for name in ("before", "now"))
+    names = [name for name in now[0] if name != "tree"] if before else []
+    pairs = {name: sorted(b[name] / a[name] for a, b in zip(before, now, strict=True)) for name in names}
+    return {name: round(median(values), 3) for name, values in pairs.items()}
+
+
+def keep(report: dict[str, Any], name: str | None) -> None:
+    """Print a report, and write it where it has a name."""
+    print(json.dumps(report, indent=1))
+    if name:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
