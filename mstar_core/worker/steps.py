@@ -23,9 +23,9 @@ MOST_NAP_S: Final = 1e-3
 NAP_SHARE: Final = 0.005
 """A wait naps for this share of the time that it has lasted: late by at most that much, and long steps cost no core.
 
-Cost model: with timers that are not slack (`observe.child.set_exact_timers`), on two busy cores of a virtual machine, a
-wait of 13 ms ends 84 µs late after 137 looks and 5.4 ms of CPU, one of 100 ms 0.4 ms late after 392 looks and 17 ms.
-With four times the share and slack timers: 213 µs, 50 looks, 2.5 ms; 0.63 ms, 151 looks, 7.5 ms.
+Cost model: on two busy cores of a virtual machine a wait of 13 ms ends some 120 µs late after 117 looks and 4.9 ms of
+CPU, one of 100 ms 0.4 ms late after 350 looks and 17 ms; with four times the share 250 µs, 58 looks, 2.8 ms, and
+0.8 ms, 146 looks, 8 ms.
 """
 
 COMPANY: Final = 8
