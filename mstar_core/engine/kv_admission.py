@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -12,6 +12,7 @@ from mstar_core.engine.kv_rows import tokens_ahead
 from mstar_core.engine.kv_sequence import Branch, Firing
 from mstar_core.engine.kv_step import Piece, StepRunner, decode_rows
 from mstar_core.engine.pages import OutOfPages
+from mstar_core.engine.pass_kinds import AHEAD
 from mstar_core.errors import TooLarge
 
 if TYPE_CHECKING:
@@ -91,6 +92,33 @@ class Admission:
             piece.wants = self._loops.wanted(branch.job)
             piece.samples = piece.is_last and branch.job.sample and self._spec.sampling is not None
         return piece
+
+    def look_ahead(self, pieces: Sequence[Piece]) -> None:
+        """Let one replay run several iterations of loops, where nobody could join in between, and get pages for them.
+
+        A loop that tells each iteration runs ahead from its second one on, and while no other branch waits.
+        """
+        if self._runner.passes is None:
+            return
+        is_crowded = bool(self._state.active) or len(self._state.pending) > len(pieces)
+        for piece in pieces:
+            piece.ahead = self._ahead(piece, is_crowded=is_crowded)
+
+    def _ahead(self, piece: Piece, *, is_crowded: bool) -> int:
+        """Iterations of its loop that a piece may run in one replay: AHEAD, or its own alone."""
+        loop, state, branch = piece.job.loop if piece.job is not None else None, piece.branch.loop, piece.branch
+        if loop is None or state is None or not loop.fused or loop.stop_port is not None or piece.firing.is_replay:
+            return 1
+        if state.ready or not piece.firing.attend.write or (loop.emit and (is_crowded or not state.iteration)):
+            return 1
+        tables, tokens, slot = self._state.tables, piece.count * AHEAD, branch.slot
+        most = min([state.limit, *map(len, state.lists.values())]) - state.iteration
+        if most < AHEAD or int(tables.length[slot]) + tokens > tables.max_tokens:
+            return 1
+        if tables.missing(slot, tokens) > self._state.pool.available:
+            return 1  # nobody gives way for it
+        self._copy(tables.ensure(slot, tokens))
+        return AHEAD
 
     def _has_slots(self, branch: Branch) -> bool:
         request = branch.request
@@ -309,6 +337,8 @@ class Admission:
         branch.cached_tokens = 0
         if branch.firing is not None:
             branch.firing.restart()
+        if branch.loop is not None:
+            branch.loop.ready.clear()  # its keys are gone, and the log does not have them
         if branch.is_decoding and branch.job is not None:
             if self._state.active.pop(int(branch.job.key), None) is not None:
                 self._state.is_decode_current = False
