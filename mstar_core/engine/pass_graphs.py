@@ -49,6 +49,9 @@ KINDS: Final = 16
 KNOWN: Final = 1024
 """Forms of passes whose kinds are remembered."""
 
+EXACT: Final = 2
+"""Numbers of rows that a kind has a bucket of its own for, besides those that the node names."""
+
 SPARE: Final = 2048
 """Tokens of padding that cost more than one replay more would: they keep a device busy for longer than its weights."""
 
@@ -105,6 +108,7 @@ class PassGraphs:
         self._captures = captures
         self._buckets: dict[PassKind, dict[tuple[int, int], _Bucket]] = {}
         self._later: list[tuple[PassKind, PassShape]] = []
+        self._exact: dict[PassKind, set[int]] = {}
         self._known: dict[tuple[object, ...], PassKind | None] = {}
         self.counts = captures.counts
         self.packed = PackedGraphs(spec, module, attention, tables, captures, budget)
@@ -152,6 +156,7 @@ class PassGraphs:
         missed = any(is_of_loop(piece) for piece in rest)
         for kind, group in by_kind.items():
             self._learn(kind)
+            self._learn_exact(kind, group)
             if (bucket := self._bucket_ahead(kind, group)) is not None:
                 done.append((group, self._replay_ahead(bucket, group)))
                 self.counts.hits += bucket.kind.iterations - 1
@@ -220,10 +225,27 @@ class PassGraphs:
         if kind in self._buckets or len(self._buckets) >= KINDS:
             return
         self._buckets[kind] = {}
+        self._plan(kind, self._rows)
+
+    def _learn_exact(self, kind: PassKind, group: Sequence[Piece]) -> None:
+        """Note a bucket of just the rows of a pass that is several iterations, as requests bring as many each time.
+
+        Padding is not free there: the products of a frame more begin another round of tiles.
+        """
+        rows = group[0].firing.iterations
+        known = self._exact.setdefault(kind, set())
+        if len(group) > 1 or rows == 1 or rows in known or len(known) >= EXACT or rows in self._rows:
+            return
+        if kind in self._buckets and rows < max(kind.sizes(self._rows)):
+            known.add(rows)
+            self._plan(kind, [rows])
+
+    def _plan(self, kind: PassKind, sizes: Sequence[int]) -> None:
+        """Capture buckets of a kind later, the smallest first."""
         pages = self._attention.pass_pages(self._tables.ids.shape[1], kind.writes)
         self._later += [
             (kind, PassShape(rows=rows, tokens=kind.tokens, pages=most, writes=kind.writes))
-            for rows in kind.sizes(self._rows)
+            for rows in kind.sizes(sizes)
             for most in pages
         ]
         self._later.sort(key=lambda each: (each[1].rows, each[1].pages))
