@@ -12,7 +12,7 @@ from mstar_core.engine.kv_rows import tokens_ahead
 from mstar_core.engine.kv_sequence import Branch, Firing
 from mstar_core.engine.kv_step import Piece, StepRunner, decode_rows
 from mstar_core.engine.pages import OutOfPages
-from mstar_core.engine.pass_kinds import AHEAD
+from mstar_core.engine.pass_kinds import AHEAD, AHEAD_TOKENS
 from mstar_core.errors import TooLarge
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Admission:
 
         A loop that tells each iteration runs ahead from its second one on, and while no other branch waits.
         """
-        if self._runner.passes is None:
+        if self._runner.passes is None or sum(piece.count for piece in pieces) * AHEAD > AHEAD_TOKENS:
             return
         is_crowded = bool(self._state.active) or len(self._state.pending) > len(pieces)
         for piece in pieces:
@@ -106,14 +106,15 @@ class Admission:
 
     def _ahead(self, piece: Piece, *, is_crowded: bool) -> int:
         """Iterations of its loop that a piece may run in one replay: AHEAD, or its own alone."""
-        loop, state, branch = piece.job.loop if piece.job is not None else None, piece.branch.loop, piece.branch
-        if loop is None or state is None or not loop.fused or loop.stop_port is not None or piece.firing.is_replay:
+        loop, state, firing = piece.job.loop if piece.job is not None else None, piece.branch.loop, piece.firing
+        if loop is None or state is None or not loop.fused or not loop.carry or loop.stop_port is not None:
             return 1
-        if state.ready or not piece.firing.attend.write or (loop.emit and (is_crowded or not state.iteration)):
+        if loop.emit and (is_crowded or not state.iteration):
             return 1
-        tables, tokens, slot = self._state.tables, piece.count * AHEAD, branch.slot
+        tables, tokens, slot = self._state.tables, piece.count * AHEAD, piece.branch.slot
         most = min([state.limit, *map(len, state.lists.values())]) - state.iteration
-        if most < AHEAD or int(tables.length[slot]) + tokens > tables.max_tokens:
+        is_new = firing.attend.write and not firing.is_replay and not state.ready
+        if not is_new or most < AHEAD or int(tables.length[slot]) + tokens > tables.max_tokens:
             return 1
         if tables.missing(slot, tokens) > self._state.pool.available:
             return 1  # nobody gives way for it

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,6 +25,7 @@ from mstar_core.engine.pass_kinds import (
     Port,
     is_graphable,
     is_of_loop,
+    later,
     one_pass,
     passes_ahead,
     whole_loop,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.attention import AttentionBackend
     from mstar_core.engine.captured import Captures
+    from mstar_core.engine.kv_sequence import Firing
     from mstar_core.engine.kv_step import Piece
     from mstar_core.engine.kv_view import KVModule
     from mstar_core.engine.page_table import PageTables
@@ -60,32 +62,18 @@ SPARE: Final = 2048
 class _Bucket:
     """One graph with its buffers.
 
-    attention: of each iteration that appends, else of all. facts: positions, and the ports that hold a number for each
-    token; of several that append positions and steps are those of each, one behind the other, and so are lists on a
-    first axis of their ports. outputs: of each iteration that appends, else of the last.
+    facts: positions, and the ports that hold a number for each token. later: buffers of the iterations behind the
+    first, where several append. outputs: of each iteration that appends, else of the last.
     """
 
     kind: PassKind
     shape: PassShape
-    attention: tuple[FixedPasses, ...]
+    attention: FixedPasses
     facts: Block
     ports: dict[str, Tensor]
+    later: tuple[_Bucket, ...] = ()
     graph: Any = None
     outputs: list[dict[str, Tensor]] | None = None
-
-    def given(self, iteration: int) -> tuple[FixedPasses, Tensor, dict[str, Tensor]]:
-        """What an iteration attends with, its positions, and its ports apart from what it is carried."""
-        positions, ports = self.facts.device["positions"], dict(self.ports)
-        if not self.kind.runs_ahead:
-            if STEP_PORT in ports and iteration:
-                ports[STEP_PORT] = ports[STEP_PORT] + iteration
-            return self.attention[0], positions, ports
-        tokens = self.shape.rows * self.kind.tokens
-        own = slice(iteration * tokens, (iteration + 1) * tokens)
-        ports |= {name: ports[name][iteration] for name in self.kind.lists}
-        if STEP_PORT in ports:
-            ports[STEP_PORT] = ports[STEP_PORT][own]
-        return self.attention[iteration], positions[own], ports
 
 
 class PassGraphs:
@@ -290,7 +278,8 @@ class PassGraphs:
 
     def _replay_ahead(self, bucket: _Bucket, pieces: Sequence[Piece]) -> dict[str, Tensor]:
         """One replay of several iterations. Returns the first one's outputs as `_replay` does; later ones wait."""
-        self._fill_ahead(bucket, pieces)
+        for ahead, each in enumerate((bucket, *bucket.later)):
+            self._fill(each, pieces, ahead)
         if bucket.graph is not None:
             bucket.graph.replay()
         else:
@@ -302,55 +291,25 @@ class PassGraphs:
         whole = {
             name: torch.stack([_share(outputs[name], shape, count) for outputs in bucket.outputs]) for name in wanted
         }
-        for each in range(1, bucket.kind.iterations):
-            for number, piece in enumerate(pieces):
-                piece.branch.loop_state.ready.append(
-                    {name: _own(value[each], number, count) for name, value in whole.items()}
-                )
+        for number, piece in enumerate(pieces):
+            piece.branch.loop_state.ready += [
+                {name: _own(value[iteration], number, count) for name, value in whole.items()}
+                for iteration in range(1, bucket.kind.iterations)
+            ]
         return {name: value[0] for name, value in whole.items()}
 
-    def _fill_ahead(self, bucket: _Bucket, pieces: Sequence[Piece]) -> None:
-        """What `_fill` does, for each iteration."""
-        kind, rows, count = bucket.kind, bucket.shape.rows, len(pieces)
-        firings, loops = [piece.firing for piece in pieces], [piece.branch.loop_state for piece in pieces]
-        behind = np.arange(kind.iterations)[:, None]
-        facts: dict[str, np.ndarray] = {}
-        late: list[tuple[Tensor, Tensor]] = []
+    def _fill(self, bucket: _Bucket, pieces: Sequence[Piece], ahead: int = 0) -> int:
+        """Bring what these pieces say to the bucket, positions and numbers in one copy. Returns its rows in use.
 
-        def spread(name: str, first: np.ndarray, apart: np.ndarray | int) -> None:
-            """Numbers of each iteration, `apart` more from one to the next."""
-            room = np.zeros((kind.iterations, rows * kind.tokens), dtype=np.int64)
-            room[:, : len(first)] = first + behind * apart
-            facts[name] = room.reshape(-1)
-
-        often = [firing.next_position - firing.position for firing in firings]
-        spread("positions", positions_of_whole(firings), np.repeat(often, kind.tokens))
-        for port in kind.ports:
-            values, target = [firing.ports[port.name] for firing in firings], bucket.ports[port.name]
-            if port.name in kind.lists:
-                own = [loop.lists[port.name][loop.iteration :][: kind.iterations, None] for loop in loops]
-                gather(own, target[:, :count].transpose(0, 1))
-            elif port.is_per_row:
-                gather(values, target[:count])
-            elif port.name == STEP_PORT:
-                spread(STEP_PORT, np.repeat([loop.iteration for loop in loops], kind.tokens), 1)
-            elif all(value.device.type == "cpu" for value in values):
-                facts[port.name] = torch.cat(values).numpy()
-            else:
-                late.append((torch.cat(values), target))
-        bucket.facts.send(facts)
-        for value, target in late:  # behind what was sent, which clears the rest
-            target[: len(value)].copy_(value)
-        slots = np.array([piece.branch.slot for piece in pieces], dtype=np.int64)
-        for each, attention in enumerate(bucket.attention):
-            attention.prepare(slots, self._tables.length[slots] + each * kind.tokens, self._tables.ids)
-
-    def _fill(self, bucket: _Bucket, pieces: Sequence[Piece]) -> int:
-        """Bring what these pieces say to the bucket, positions and numbers in one copy. Returns its rows in use."""
-        kind, facts = bucket.kind, {"positions": positions_of_whole([piece.firing for piece in pieces])}
+        ahead: how many iterations behind those of the pieces the bucket is; it will be carried what loops carry.
+        """
+        kind, firings = bucket.kind, [later(piece, ahead) if ahead else piece.firing for piece in pieces]
+        facts = {"positions": positions_of_whole(firings)}
         late: list[tuple[Tensor, Tensor]] = []
         for port in kind.ports:
-            values = [value for piece in pieces for value in _values(piece, port)]
+            if ahead and port.name in kind.carried:
+                continue
+            values = [value for firing in firings for value in _values(firing, port)]
             target = bucket.ports[port.name]
             if port.is_per_row:
                 gather(values, target[: len(values)])
@@ -362,28 +321,34 @@ class PassGraphs:
         for value, target in late:  # behind what was sent, which clears the rest
             target[: len(value)].copy_(value)
         slots = np.array([piece.branch.slot for piece in pieces], dtype=np.int64)
-        often = np.array([piece.firing.iterations for piece in pieces], dtype=np.int64)
-        cached = self._tables.length[slots]
+        often = np.array([firing.iterations for firing in firings], dtype=np.int64)
+        cached = self._tables.length[slots] + ahead * kind.tokens
         if len(pieces) < (count := int(often.sum())):
             before = np.concatenate([np.arange(each) for each in often]) * kind.tokens
             slots, cached = np.repeat(slots, often), np.repeat(cached, often) + before
-        bucket.attention[0].prepare(slots, cached, self._tables.ids)
+        bucket.attention.prepare(slots, cached, self._tables.ids)
         return count
 
     def _step(self, bucket: _Bucket, most: int = MOST_ITERATIONS) -> list[dict[str, Tensor]]:
         """All iterations over the bucket's buffers, up to `most`. Returns the outputs of each that appends, else of the
         last, packed for the whole bucket.
         """
+        several = (bucket, *bucket.later)
         carried = dict[str, "Tensor"]()
         told: list[dict[str, Tensor]] = []
-        _forget(bucket)
+        for each in several:
+            each.attention.forget()
         for iteration in range(min(most, bucket.kind.iterations)):
-            attention, positions, ports = bucket.given(iteration)
-            outputs = self._module(kv=attention.view, positions=positions, **{**ports, **carried})
+            own = several[iteration] if bucket.later else bucket
+            given = {**own.ports, **carried}
+            if STEP_PORT in given and iteration and not bucket.later:
+                given[STEP_PORT] = given[STEP_PORT] + iteration
+            outputs = self._module(kv=own.attention.view, positions=own.facts.device["positions"], **given)
             carried = {into: outputs[port].to(bucket.ports[into].dtype) for port, into in bucket.kind.carry}
             told.append(outputs)
-        _forget(bucket)
-        return told if bucket.kind.runs_ahead else told[-1:]
+        for each in several:
+            each.attention.forget()
+        return told if bucket.later else told[-1:]
 
     # -- making ------------------------------------------------------------------------------------------------------
 
@@ -394,33 +359,29 @@ class PassGraphs:
 
     def _new(self, kind: PassKind, shape: PassShape) -> _Bucket:
         """A bucket with its buffers, and no graph yet."""
-        tokens, often = shape.rows * kind.tokens, kind.iterations if kind.runs_ahead else 1
-        each = {"positions": often, STEP_PORT: often}
-        told = {port.name: port.dtype for port in kind.ports if port.is_number} | {"positions": torch.int64}
-        facts = Block({name: (dtype, tokens * each.get(name, 1)) for name, dtype in told.items()}, self._device)
-        ports = {}
-        for port in kind.ports:
-            size: tuple[int, ...] = (shape.rows if port.is_per_row else tokens, *port.shape)
-            size = (often, *size) if port.name in kind.lists else size
-            ports[port.name] = facts.device[port.name] if port.is_number else torch.zeros(
-                size, dtype=port.dtype, device=self._device
-            )  # fmt: skip
-        attention = tuple(self._attention.fixed_passes(shape) for _ in range(often))
+        tokens = shape.rows * kind.tokens
+        told = {port.name: (port.dtype, tokens) for port in kind.ports if port.is_number}
+        facts = Block({"positions": (torch.int64, tokens), **told}, self._device)
+        ports = {
+            port.name: facts.device[port.name] if port.is_number else torch.zeros(
+                (shape.rows if port.is_per_row else tokens, *port.shape), dtype=port.dtype, device=self._device
+            )
+            for port in kind.ports
+        }  # fmt: skip
+        attention = self._attention.fixed_passes(shape)
+        bucket = _Bucket(kind, shape, attention, facts, ports)
         none = np.zeros(0, dtype=np.int64)
-        for one in attention:
-            one.prepare(none, none, self._tables.ids)
-        return _Bucket(kind, shape, attention, facts, ports)
+        attention.prepare(none, none, self._tables.ids)
+        if kind.runs_ahead:
+            one = replace(kind, iterations=1)
+            bucket.later = tuple(self._new(one, shape) for _ in range(1, kind.iterations))
+        return bucket
 
 
 def _told(piece: Piece) -> dict[str, Tensor] | None:
     """What a replay that ran ahead gave for this pass."""
     loop = piece.branch.loop
     return loop.ready.popleft() if loop is not None and loop.ready and not piece.firing.is_replay else None
-
-
-def _forget(bucket: _Bucket) -> None:
-    for attention in bucket.attention:
-        attention.forget()
 
 
 def _own(value: Tensor, number: int, count: int) -> Tensor:
@@ -434,8 +395,8 @@ def _share(value: Tensor, shape: PassShape, count: int) -> Tensor:
     return value[: count * shape.tokens] if value.shape[0] == shape.rows * shape.tokens else value[:count]
 
 
-def _values(piece: Piece, port: Port) -> Sequence[Tensor]:
-    return piece.firing.of_rows(port.name) if port.is_per_row else (piece.firing.ports[port.name],)
+def _values(firing: Firing, port: Port) -> Sequence[Tensor]:
+    return firing.of_rows(port.name) if port.is_per_row else (firing.ports[port.name],)
 
 
 def _fitting(pieces: Sequence[Piece], rows: int) -> int:

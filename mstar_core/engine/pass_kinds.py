@@ -54,17 +54,13 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassKind:
-    """What passes must agree in to share a graph. tokens: of each row. carry: output -> input, as keywords.
-
-    lists: ports of which each iteration has an entry of its own, where a graph of passes that append holds several.
-    """
+    """What passes must agree in to share a graph. tokens: of each row. carry: output -> input, as keywords."""
 
     tokens: int
     ports: tuple[Port, ...]
     writes: bool
     iterations: int = 1
     carry: tuple[tuple[str, str], ...] = ()
-    lists: frozenset[str] = frozenset()
 
     def __hash__(self) -> int:
         """Few of what differs: it is asked for several times a replay, and all ports would take as long as the rest."""
@@ -74,6 +70,11 @@ class PassKind:
     def runs_ahead(self) -> bool:
         """Whether it is several iterations that each append behind the one before."""
         return self.writes and self.iterations > 1
+
+    @property
+    def carried(self) -> frozenset[str]:
+        """Inputs that all iterations but the first take from the one before."""
+        return frozenset(into for _, into in self.carry)
 
     def sizes(self, rows: Sequence[int]) -> list[int]:
         """Of these numbers of rows, those for which it is worth a graph: the smallest, and others not too large."""
@@ -126,18 +127,23 @@ def whole_loop(piece: Piece, one: PassKind) -> PassKind | None:
 
 def passes_ahead(pieces: Sequence[Piece], one: PassKind) -> PassKind | None:
     """Several iterations of the loops of these pieces, whose kind is `one`, where all of them may run ahead."""
-    first = _carried(pieces[0], one) if one.writes and min(piece.ahead for piece in pieces) >= AHEAD else None
-    if first is None or any(_carried(piece, one) != first for piece in pieces[1:]):
+    if not one.writes or min(piece.ahead for piece in pieces) < AHEAD:
         return None
-    return replace(one, iterations=AHEAD, carry=first[0], lists=first[1])
-
-
-def _carried(piece: Piece, one: PassKind) -> tuple[tuple[tuple[str, str], ...], frozenset[str]] | None:
-    """What a loop carries and has lists of; None where an iteration takes more than these, numbers and what stays."""
-    loop, state = piece.job.loop if piece.job is not None else None, piece.branch.loop
-    if loop is None or state is None or not loop.carry:
-        return None
-    carry = tuple((port, keyword(into)) for port, into in sorted(loop.carry.items()))
+    carries = {tuple(sorted(piece.job.loop.carry.items())) for piece in pieces if piece.job and piece.job.loop}
+    carry = tuple((port, keyword(into)) for port, into in carries.pop())
     of_rows = {port.name for port in one.ports if port.is_per_row}
     is_known = all(port.is_per_row or port.is_number for port in one.ports)
-    return (carry, frozenset(state.lists)) if is_known and of_rows.issuperset(into for _, into in carry) else None
+    fits = carry and not carries and is_known and of_rows.issuperset(into for _, into in carry)
+    return replace(one, iterations=AHEAD, carry=carry) if fits else None
+
+
+def later(piece: Piece, ahead: int) -> Firing:
+    """The pass that the loop of a piece comes to so many iterations behind it, apart from what it is carried."""
+    firing, loop = piece.firing, piece.branch.loop_state
+    apart, found = firing.next_position - firing.position, firing.bare()
+    found.position += ahead * apart
+    at = loop.iteration + ahead
+    found.ports = firing.ports | {name: value[at : at + 1] for name, value in loop.lists.items()}
+    if STEP_PORT in found.ports:
+        found.ports[STEP_PORT] = found.ports[STEP_PORT] + ahead
+    return found

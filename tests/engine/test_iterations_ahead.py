@@ -103,6 +103,15 @@ def test_contexts_of_the_first_lengths_are_not_padded() -> None:
     assert ran == {7: 7, 5: 5, 6: 7, 4: 5, 8: 8}
 
 
+def test_known_frames_take_no_pages_but_their_own() -> None:
+    engine, _ = taught(RecordedCaptures())
+    driver = Driver(engine)
+    driver.open(0, max_tokens=60)
+    show(driver, 0, 4)
+    driver.run()
+    assert engine.memory().pages_used == 4
+
+
 def test_what_no_bucket_holds_at_once_takes_several_passes() -> None:
     engine, module = taught(RecordedCaptures(), spec=replace(TAUGHT, capture_sizes=(1, 2)))
     rolled(engine, 5)
