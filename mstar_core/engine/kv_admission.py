@@ -98,28 +98,35 @@ class Admission:
 
         A loop that tells each iteration runs ahead from its second one on, and while no other branch waits.
         """
-        if self._runner.passes is None or sum(piece.count for piece in pieces) * AHEAD > AHEAD_TOKENS:
+        tokens = sum(piece.count for piece in pieces)
+        sizes = [size for size in AHEAD if size * tokens <= AHEAD_TOKENS]
+        if self._runner.passes is None or not sizes:
             return
         is_crowded = bool(self._state.active) or len(self._state.pending) > len(pieces)
         for piece in pieces:
-            piece.ahead = self._ahead(piece, is_crowded=is_crowded)
+            most = self._most_ahead(piece, is_crowded=is_crowded)
+            piece.ahead = next((size for size in sizes if size <= most and self._makes_room(piece, size)), 1)
 
-    def _ahead(self, piece: Piece, *, is_crowded: bool) -> int:
-        """Iterations of its loop that a piece may run in one replay: AHEAD, or its own alone."""
+    def _most_ahead(self, piece: Piece, *, is_crowded: bool) -> int:
+        """Iterations of its loop that nothing stands between, from that of a piece on."""
         loop, state, firing = piece.job.loop if piece.job is not None else None, piece.branch.loop, piece.firing
         if loop is None or state is None or not loop.fused or not loop.carry or loop.stop_port is not None:
             return 1
         if loop.emit and (is_crowded or not state.iteration):
             return 1
-        tables, tokens, slot = self._state.tables, piece.count * AHEAD, piece.branch.slot
-        most = min([state.limit, *map(len, state.lists.values())]) - state.iteration
-        is_new = firing.attend.write and not firing.is_replay and not state.ready
-        if not is_new or most < AHEAD or int(tables.length[slot]) + tokens > tables.max_tokens:
+        if state.ready or firing.is_replay or not firing.attend.write:
             return 1
+        return min([state.limit, *map(len, state.lists.values())]) - state.iteration
+
+    def _makes_room(self, piece: Piece, iterations: int) -> bool:
+        """Get pages for so many iterations, where they are there: nobody gives way for it."""
+        tables, tokens, slot = self._state.tables, piece.count * iterations, piece.branch.slot
+        if int(tables.length[slot]) + tokens > tables.max_tokens:
+            return False
         if tables.missing(slot, tokens) > self._state.pool.available:
-            return 1  # nobody gives way for it
+            return False
         self._copy(tables.ensure(slot, tokens))
-        return AHEAD
+        return True
 
     def _has_slots(self, branch: Branch) -> bool:
         request = branch.request

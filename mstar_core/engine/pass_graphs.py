@@ -1,7 +1,7 @@
 """Passes of loops as CUDA graphs, for nodes that draw no ids: flow steps, frames of a rollout. Used by the KV step.
 
 A loop that only reads its cache runs whole in one replay, all its iterations. One that appends runs an iteration per
-replay, or AHEAD of few rows where it may: the outputs of the first go on as any, those of the others wait in
+replay, or several (AHEAD) of few rows where it may: the outputs of the first go on as any, those of the others wait in
 `LoopState.ready` until the engine comes to them. Shapes are learned from the passes that come: the first of a kind runs
 plainly, and its buckets are captured in idle moments. Off unless `NodeSpec.capture_sizes` names rows.
 """

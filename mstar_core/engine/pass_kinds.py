@@ -22,10 +22,10 @@ MOST_ITERATIONS: Final = 64
 MOST_BYTES: Final = 256 << 20
 """Bytes of one bucket's inputs: passes that bring whole clips for each row are captured for few rows."""
 
-AHEAD: Final = 4
+AHEAD: Final = (5, 2)
 """Iterations of a loop that appends in one replay, where it may run ahead: who is told, or comes, waits for no more."""
 
-AHEAD_TOKENS: Final = 2100
+AHEAD_TOKENS: Final = 2600
 """Tokens of such a replay at most: with more, an iteration takes long enough for what lies between two not to show."""
 
 STEP_PORT: Final = keyword(STEP)
@@ -127,14 +127,15 @@ def whole_loop(piece: Piece, one: PassKind) -> PassKind | None:
 
 def passes_ahead(pieces: Sequence[Piece], one: PassKind) -> PassKind | None:
     """Several iterations of the loops of these pieces, whose kind is `one`, where all of them may run ahead."""
-    if not one.writes or min(piece.ahead for piece in pieces) < AHEAD:
+    iterations = min(piece.ahead for piece in pieces)
+    if not one.writes or iterations == 1:
         return None
     carries = {tuple(sorted(piece.job.loop.carry.items())) for piece in pieces if piece.job and piece.job.loop}
     carry = tuple((port, keyword(into)) for port, into in carries.pop())
     of_rows = {port.name for port in one.ports if port.is_per_row}
     is_known = all(port.is_per_row or port.is_number for port in one.ports)
     fits = carry and not carries and is_known and of_rows.issuperset(into for _, into in carry)
-    return replace(one, iterations=AHEAD, carry=carry) if fits else None
+    return replace(one, iterations=iterations, carry=carry) if fits else None
 
 
 def later(piece: Piece, ahead: int) -> Firing:
