@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -12,6 +12,7 @@ from mstar_core.engine.kv_rows import tokens_ahead
 from mstar_core.engine.kv_sequence import Branch, Firing
 from mstar_core.engine.kv_step import Piece, StepRunner, decode_rows
 from mstar_core.engine.pages import OutOfPages
+from mstar_core.engine.pass_kinds import AHEAD, AHEAD_TOKENS
 from mstar_core.errors import TooLarge
 
 if TYPE_CHECKING:
@@ -91,6 +92,41 @@ class Admission:
             piece.wants = self._loops.wanted(branch.job)
             piece.samples = piece.is_last and branch.job.sample and self._spec.sampling is not None
         return piece
+
+    def look_ahead(self, pieces: Sequence[Piece]) -> None:
+        """Let one replay run several iterations of loops, where nobody could join in between, and get pages for them.
+
+        A loop that tells each iteration runs ahead from its second one on, and while no other branch waits.
+        """
+        tokens = sum(piece.count for piece in pieces)
+        sizes = [size for size in AHEAD if size * tokens <= AHEAD_TOKENS]
+        if self._runner.passes is None or not sizes:
+            return
+        is_crowded = bool(self._state.active) or len(self._state.pending) > len(pieces)
+        for piece in pieces:
+            most = self._most_ahead(piece, is_crowded=is_crowded)
+            piece.ahead = next((size for size in sizes if size <= most and self._makes_room(piece, size)), 1)
+
+    def _most_ahead(self, piece: Piece, *, is_crowded: bool) -> int:
+        """Iterations of its loop that nothing stands between, from that of a piece on."""
+        loop, state, firing = piece.job.loop if piece.job is not None else None, piece.branch.loop, piece.firing
+        if loop is None or state is None or not loop.fused or not loop.carry or loop.stop_port is not None:
+            return 1
+        if loop.emit and (is_crowded or not state.iteration):
+            return 1
+        if state.ready or firing.is_replay or not firing.attend.write:
+            return 1
+        return min([state.limit, *map(len, state.lists.values())]) - state.iteration
+
+    def _makes_room(self, piece: Piece, iterations: int) -> bool:
+        """Get pages for so many iterations, where they are there: nobody gives way for it."""
+        tables, tokens, slot = self._state.tables, piece.count * iterations, piece.branch.slot
+        if int(tables.length[slot]) + tokens > tables.max_tokens:
+            return False
+        if tables.missing(slot, tokens) > self._state.pool.available:
+            return False
+        self._copy(tables.ensure(slot, tokens))
+        return True
 
     def _has_slots(self, branch: Branch) -> bool:
         request = branch.request
@@ -309,6 +345,8 @@ class Admission:
         branch.cached_tokens = 0
         if branch.firing is not None:
             branch.firing.restart()
+        if branch.loop is not None:
+            branch.loop.ready.clear()  # its keys are gone, and the log does not have them
         if branch.is_decoding and branch.job is not None:
             if self._state.active.pop(int(branch.job.key), None) is not None:
                 self._state.is_decode_current = False

@@ -307,6 +307,7 @@ class KVCacheEngine:
         """Run the step and, for fused loops, all their iterations."""
         decode, again = self._state.decode, pieces
         while decode is not None or again:
+            self._admission.look_ahead(again)
             parts = self._runner.run(decode, again)
             running.parts += parts
             for part in parts:
@@ -380,6 +381,9 @@ class KVCacheEngine:
             running.fixed.append(branch)
             return False
         branch.is_reserved = False
+        # What is computed already is settled at once: who comes meanwhile runs beside the iteration behind it.
+        if branch.loop.ready:
+            return True
         return job.loop.fused and not job.loop.emit and running.result.tokens < FUSED_TOKENS
 
     # -- collecting --------------------------------------------------------------------------------------------------

@@ -103,6 +103,10 @@ class Intake:
         again.base = base
         return again
 
+    def lists(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Those inputs of a loop that have an entry for each iteration, on this node's device."""
+        return {name: self.on_device(name, value) for name, value in inputs.items() if self._is_list(name, value)}
+
     def holds_iterations(self, inputs: dict[str, Tensor], attend: Attend) -> bool:
         """Whether a pass of these inputs can be several iterations of a loop: all but numbers are of rows.
 
@@ -158,7 +162,7 @@ class Intake:
     def _of_row(self, name: str, value: Tensor, step: int, iterations: int) -> Tensor:
         """What the rows that the pass is get of a port: of several iterations with these on a first axis."""
         value = self.on_device(name, value)
-        if name not in self._step_ports or value.dim() != len(self._types[name].shape):
+        if not self._is_list(name, value):
             return value if iterations == 1 else value.expand(iterations, *value.shape)
         if step + iterations > value.shape[0]:
             raise EngineError(
@@ -168,6 +172,9 @@ class Intake:
             )
         own = value[step : step + iterations]
         return own if iterations == 1 else own.unsqueeze(1)
+
+    def _is_list(self, name: str, value: Tensor) -> bool:
+        return name in self._step_ports and value.dim() == len(self._types[name].shape)
 
     def _number(self, name: str, value: Tensor, tokens: int, iterations: int) -> Tensor:
         """A number for each token; of several iterations the step goes on with each."""

@@ -278,7 +278,9 @@ class Loops:
         if is_stopped or loop.max_iters <= 0:
             kept = {port: value for port, value in start.items() if port in job.outputs}
             return Done(job=job, outputs=kept, reason="stop" if is_stopped else "length")
-        branch.loop = LoopState(carried=carried, limit=loop.max_iters, ahead=self._ahead(job, loop))
+        branch.loop = LoopState(
+            carried=carried, limit=loop.max_iters, ahead=self._ahead(job, loop), lists=self._intake.lists(job.inputs)
+        )  # fmt: skip
         branch.firing = self._iteration(branch, job, branch.loop)
         return None
 
@@ -288,7 +290,7 @@ class Loops:
         return self._most_ahead if is_free and self._intake.holds_iterations(job.inputs, job.attend) else 1
 
     def _iteration(self, branch: Branch, job: Job, loop: LoopState) -> Firing:
-        inputs = {**job.inputs, **loop.carried}
+        inputs = {**job.inputs, **loop.lists, **loop.carried}
         inputs.pop(STEP, None)
         is_only_ids = all(map(self._intake.is_id_port, inputs))  # as in the decode rows, which count no steps
         if STEP in job.inputs or (self._intake.takes_step and not is_only_ids):

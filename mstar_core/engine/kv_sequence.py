@@ -107,10 +107,13 @@ class Logged:
 class LoopState:
     """A loop in progress. carried: input port -> value of the next iteration.
 
-    ahead: most iterations that one pass may hold.
+    ahead: most iterations that one pass may hold. lists: inputs that have an entry for each iteration, on the device.
+    ready: what the next iterations gave, where a replay has run ahead; each is settled as if it had run by itself.
     """
 
     carried: dict[str, Tensor]
+    lists: dict[str, Tensor] = field(default_factory=dict)
+    ready: deque[dict[str, Tensor]] = field(default_factory=deque)
     iteration: int = 0
     limit: int = 0
     ahead: int = 1
@@ -164,6 +167,12 @@ class Branch:
     def current(self) -> Firing | None:
         """The pass to compute next."""
         return self.replay[0] if self.replay else self.firing
+
+    @property
+    def loop_state(self) -> LoopState:
+        """Its loop, which is known to be in progress."""
+        assert self.loop is not None
+        return self.loop
 
     @property
     def is_told(self) -> bool:

@@ -102,7 +102,8 @@ def _parameters(rows: np.ndarray, slots: Slots) -> SamplingRows:
 class Piece:
     """Part or all of one firing in this step. samples: an id is drawn from its last token.
 
-    iterations: of its loop that the step has run, the firing's own included.
+    iterations: of its loop that the step has run, the firing's own included. ahead: of its loop, as many, that one
+    replay may compute before the host has settled any.
     """
 
     branch: Branch
@@ -114,6 +115,7 @@ class Piece:
     sampled_at: int = -1
     is_last: bool = False
     iterations: int = 1
+    ahead: int = 1
 
     @property
     def computed(self) -> int:

@@ -1,14 +1,14 @@
 """Passes of loops as CUDA graphs, for nodes that draw no ids: flow steps, frames of a rollout. Used by the KV step.
 
-A loop that only reads its cache runs whole in one replay, all its iterations; one that appends runs an iteration per
-replay. Shapes are learned from the passes that come: the first of a kind runs plainly, and its buckets are captured in
-idle moments. Off unless `NodeSpec.capture_sizes` names rows.
+A loop that only reads its cache runs whole in one replay, all its iterations. One that appends runs an iteration per
+replay, or several (AHEAD) of few rows where it may: the outputs of the first go on as any, those of the others wait in
+`LoopState.ready` until the engine comes to them. Shapes are learned from the passes that come: the first of a kind runs
+plainly, and its buckets are captured in idle moments. Off unless `NodeSpec.capture_sizes` names rows.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -18,9 +18,19 @@ import torch
 
 from mstar_core.engine.attention.passes import Block, FixedPasses, PassShape
 from mstar_core.engine.packed_graphs import PackedGraphs
-from mstar_core.engine.ports import keyword
+from mstar_core.engine.pass_kinds import (
+    MOST_ITERATIONS,
+    STEP_PORT,
+    PassKind,
+    Port,
+    is_graphable,
+    is_of_loop,
+    later,
+    one_pass,
+    passes_ahead,
+    whole_loop,
+)
 from mstar_core.engine.positions import positions_of_whole
-from mstar_core.graph.nodes import STEP
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,73 +51,29 @@ KINDS: Final = 16
 KNOWN: Final = 1024
 """Forms of passes whose kinds are remembered."""
 
-MOST_ITERATIONS: Final = 64
-"""Iterations of a loop that one graph holds at most; a longer one runs plainly."""
+EXACT: Final = 2
+"""Numbers of rows that a kind has a bucket of its own for, besides those that the node names."""
 
 SPARE: Final = 2048
 """Tokens of padding that cost more than one replay more would: they keep a device busy for longer than its weights."""
 
-MOST_BYTES: Final = 256 << 20
-"""Bytes of one bucket's inputs: passes that bring whole clips for each row are captured for few rows."""
-
-_STEP: Final = keyword(STEP)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
-    """An input in fixed shape. shape: of one row's value, or of one token's where it is not per row."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    is_per_row: bool
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of one value."""
-        return self.dtype.itemsize * math.prod(self.shape)
-
-    @property
-    def is_number(self) -> bool:
-        """Whether it holds a number for each token, which the host can send with others. numpy knows no bfloat16."""
-        return not self.is_per_row and not self.shape and self.dtype != torch.bfloat16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassKind:
-    """What passes must agree in to share a graph. tokens: of each row. carry: output -> input, as keywords."""
-
-    tokens: int
-    ports: tuple[Port, ...]
-    writes: bool
-    iterations: int = 1
-    carry: tuple[tuple[str, str], ...] = ()
-
-    def __hash__(self) -> int:
-        """Few of what differs: it is asked for several times a replay, and all ports would take as long as the rest."""
-        return hash((self.tokens, self.writes, self.iterations, len(self.ports)))
-
-    def sizes(self, rows: Sequence[int]) -> list[int]:
-        """Of these numbers of rows, the smallest and those whose inputs are not too large."""
-        each = sum(port.size_bytes * (1 if port.is_per_row else self.tokens) for port in self.ports)
-        return [count for count in rows if count * each <= MOST_BYTES or count == min(rows)]
-
-    def __str__(self) -> str:
-        often = f", {self.iterations} iterations" if self.iterations > 1 else ""
-        return f"{self.tokens} tokens {'appended' if self.writes else 'beside the cache'}{often}"
-
 
 @dataclass(slots=True)
 class _Bucket:
-    """One graph with its buffers. facts: positions, and the ports that hold a number for each token."""
+    """One graph with its buffers.
+
+    facts: positions, and the ports that hold a number for each token. later: buffers of the iterations behind the
+    first, where several append. outputs: of each iteration that appends, else of the last.
+    """
 
     kind: PassKind
     shape: PassShape
     attention: FixedPasses
     facts: Block
     ports: dict[str, Tensor]
+    later: tuple[_Bucket, ...] = ()
     graph: Any = None
-    outputs: dict[str, Tensor] | None = None
+    outputs: list[dict[str, Tensor]] | None = None
 
 
 class PassGraphs:
@@ -130,6 +96,7 @@ class PassGraphs:
         self._captures = captures
         self._buckets: dict[PassKind, dict[tuple[int, int], _Bucket]] = {}
         self._later: list[tuple[PassKind, PassShape]] = []
+        self._exact: dict[PassKind, set[int]] = {}
         self._known: dict[tuple[object, ...], PassKind | None] = {}
         self.counts = captures.counts
         self.packed = PackedGraphs(spec, module, attention, tables, captures, budget)
@@ -159,10 +126,14 @@ class PassGraphs:
         What could be captured but is not yet is learned and counted as a miss. Sets `Piece.iterations`.
         """
         done: list[tuple[list[Piece], dict[str, Tensor]]] = []
+        settled: list[tuple[list[Piece], dict[str, Tensor]]] = []
         rest: list[Piece] = []
         by_kind: dict[PassKind, list[Piece]] = {}
         last, same = None, list["Piece"]()
         for piece in pieces:
+            if (told := _told(piece)) is not None:
+                settled.append(([piece], told))
+                continue
             kind = self._kind(piece)
             if kind is None:
                 rest.append(piece)
@@ -170,9 +141,14 @@ class PassGraphs:
             if kind is not last:  # hashing one looks at all its ports
                 last, same = kind, by_kind.setdefault(kind, [])
             same.append(piece)
-        missed = any(_is_of_loop(piece) for piece in rest)
+        missed = any(is_of_loop(piece) for piece in rest)
         for kind, group in by_kind.items():
             self._learn(kind)
+            self._learn_exact(kind, group)
+            if (bucket := self._bucket_ahead(kind, group)) is not None:
+                done.append((group, self._replay_ahead(bucket, group)))
+                self.counts.hits += bucket.kind.iterations - 1
+                continue
             while group:
                 bucket = self._bucket(kind, group)
                 count = 0 if bucket is None else _fitting(group, bucket.shape.rows)
@@ -185,7 +161,7 @@ class PassGraphs:
         self.counts.hits += len(done)
         self.counts.misses += missed
         prefixes, rest = self.packed.run(rest)
-        return done + prefixes, rest
+        return settled + done + prefixes, rest
 
     def capture_next(self) -> bool:
         """Capture the smallest bucket that is missing. True when more are left.
@@ -218,7 +194,7 @@ class PassGraphs:
 
     def _kind(self, piece: Piece) -> PassKind | None:
         """The kind of a pass that a graph could run: one of a loop, whole, unmasked, inputs per token or per row."""
-        if not _is_graphable(piece):
+        if not is_graphable(piece):
             return None
         firing, job = piece.firing, piece.job
         shapes = tuple([(name, value.dtype, value.shape) for name, value in firing.ports.items()])
@@ -226,29 +202,56 @@ class PassGraphs:
         if key not in self._known:
             if len(self._known) >= KNOWN:
                 self._known.clear()
-            self._known[key] = _one_pass(firing)
+            self._known[key] = one_pass(firing)
         one = self._known[key]
         if one is None or firing.attend.write or job is None or job.loop is None or not job.loop.fused or job.loop.emit:
             return one
-        return _whole_loop(piece, one)
+        return whole_loop(piece, one)
 
     def _learn(self, kind: PassKind) -> None:
         """Note the buckets of a kind that is met for the first time, the smallest first."""
         if kind in self._buckets or len(self._buckets) >= KINDS:
             return
         self._buckets[kind] = {}
+        self._plan(kind, self._rows)
+
+    def _learn_exact(self, kind: PassKind, group: Sequence[Piece]) -> None:
+        """Note a bucket of just the rows of a pass that is several iterations, as requests bring as many each time.
+
+        Padding is not free there: the products of a frame more begin another round of tiles.
+        """
+        rows = group[0].firing.iterations
+        known = self._exact.setdefault(kind, set())
+        if len(group) > 1 or rows == 1 or rows in known or len(known) >= EXACT or rows in self._rows:
+            return
+        if kind in self._buckets and rows < max(kind.sizes(self._rows)):
+            known.add(rows)
+            self._plan(kind, [rows])
+
+    def _plan(self, kind: PassKind, sizes: Sequence[int]) -> None:
+        """Capture buckets of a kind later, the smallest first."""
         pages = self._attention.pass_pages(self._tables.ids.shape[1], kind.writes)
         self._later += [
             (kind, PassShape(rows=rows, tokens=kind.tokens, pages=most, writes=kind.writes))
-            for rows in kind.sizes(self._rows)
+            for rows in kind.sizes(sizes)
             for most in pages
         ]
         self._later.sort(key=lambda each: (each[1].rows, each[1].pages))
 
+    def _bucket_ahead(self, one: PassKind, group: Sequence[Piece]) -> _Bucket | None:
+        """The bucket that runs several iterations of all these pieces, whose kind is `one`; None: each by itself."""
+        kind = passes_ahead(group, one)
+        if kind is None or not kind.sizes([len(group)]):
+            return None
+        self._learn(kind)
+        bucket = self._bucket(kind, group)
+        return bucket if bucket is not None and bucket.shape.rows >= len(group) else None
+
     def _bucket(self, kind: PassKind, group: Sequence[Piece]) -> _Bucket | None:
         """The smallest bucket for these pieces; where none takes them all, or much of it is spare, one that is full."""
         rows = np.array([piece.branch.slot for piece in group], dtype=np.int64)
-        held = self._tables.length[rows] + [piece.count if kind.writes else 0 for piece in group]
+        own = kind.iterations if kind.writes else 0
+        held = self._tables.length[rows] + [piece.count * own for piece in group]
         pages = -(-int(held.max()) // self._tables.pool.page_size)
         fits = [key for key in self._buckets.get(kind, ()) if key[1] >= pages]
         if not fits:
@@ -270,16 +273,43 @@ class PassGraphs:
         for piece in pieces:
             piece.iterations = bucket.kind.iterations * piece.firing.iterations
         wanted = frozenset[str]().union(*(piece.wants for piece in pieces))
-        return {
-            name: _share(value, bucket.shape, count).clone() for name, value in bucket.outputs.items() if name in wanted
-        }
+        last = bucket.outputs[-1]
+        return {name: _share(value, bucket.shape, count).clone() for name, value in last.items() if name in wanted}
 
-    def _fill(self, bucket: _Bucket, pieces: Sequence[Piece]) -> int:
-        """Bring what these pieces say to the bucket, positions and numbers in one copy. Returns its rows in use."""
-        kind, facts = bucket.kind, {"positions": positions_of_whole([piece.firing for piece in pieces])}
+    def _replay_ahead(self, bucket: _Bucket, pieces: Sequence[Piece]) -> dict[str, Tensor]:
+        """One replay of several iterations. Returns the first one's outputs as `_replay` does; later ones wait."""
+        for ahead, each in enumerate((bucket, *bucket.later)):
+            self._fill(each, pieces, ahead)
+        if bucket.graph is not None:
+            bucket.graph.replay()
+        else:
+            bucket.outputs = self._step(bucket)
+        assert bucket.outputs is not None
+        wanted = frozenset[str]().union(*(piece.wants for piece in pieces)) & bucket.outputs[0].keys()
+        shape, count = bucket.shape, len(pieces)
+        # One kernel takes a port's values of all iterations out of the graph's memory.
+        whole = {
+            name: torch.stack([_share(outputs[name], shape, count) for outputs in bucket.outputs]) for name in wanted
+        }
+        for number, piece in enumerate(pieces):
+            piece.branch.loop_state.ready += [
+                {name: _own(value[iteration], number, count) for name, value in whole.items()}
+                for iteration in range(1, bucket.kind.iterations)
+            ]
+        return {name: value[0] for name, value in whole.items()}
+
+    def _fill(self, bucket: _Bucket, pieces: Sequence[Piece], ahead: int = 0) -> int:
+        """Bring what these pieces say to the bucket, positions and numbers in one copy. Returns its rows in use.
+
+        ahead: how many iterations behind those of the pieces the bucket is; it will be carried what loops carry.
+        """
+        kind, firings = bucket.kind, [later(piece, ahead) if ahead else piece.firing for piece in pieces]
+        facts = {"positions": positions_of_whole(firings)}
         late: list[tuple[Tensor, Tensor]] = []
         for port in kind.ports:
-            values = [value for piece in pieces for value in _values(piece, port)]
+            if ahead and port.name in kind.carried:
+                continue
+            values = [value for firing in firings for value in _values(firing, port)]
             target = bucket.ports[port.name]
             if port.is_per_row:
                 gather(values, target[: len(values)])
@@ -291,29 +321,34 @@ class PassGraphs:
         for value, target in late:  # behind what was sent, which clears the rest
             target[: len(value)].copy_(value)
         slots = np.array([piece.branch.slot for piece in pieces], dtype=np.int64)
-        often = np.array([piece.firing.iterations for piece in pieces], dtype=np.int64)
-        cached = self._tables.length[slots]
+        often = np.array([firing.iterations for firing in firings], dtype=np.int64)
+        cached = self._tables.length[slots] + ahead * kind.tokens
         if len(pieces) < (count := int(often.sum())):
             before = np.concatenate([np.arange(each) for each in often]) * kind.tokens
             slots, cached = np.repeat(slots, often), np.repeat(cached, often) + before
         bucket.attention.prepare(slots, cached, self._tables.ids)
         return count
 
-    def _step(self, bucket: _Bucket, most: int = MOST_ITERATIONS) -> dict[str, Tensor]:
-        """All iterations over the bucket's buffers, up to `most`. Returns the outputs of the last, packed for the whole
-        bucket.
+    def _step(self, bucket: _Bucket, most: int = MOST_ITERATIONS) -> list[dict[str, Tensor]]:
+        """All iterations over the bucket's buffers, up to `most`. Returns the outputs of each that appends, else of the
+        last, packed for the whole bucket.
         """
-        bucket.attention.forget()
-        positions, carried = bucket.facts.device["positions"], dict[str, "Tensor"]()
-        outputs: dict[str, Tensor] = {}
+        several = (bucket, *bucket.later)
+        carried = dict[str, "Tensor"]()
+        told: list[dict[str, Tensor]] = []
+        for each in several:
+            each.attention.forget()
         for iteration in range(min(most, bucket.kind.iterations)):
-            given = {**bucket.ports, **carried}
-            if _STEP in given and iteration:
-                given[_STEP] = given[_STEP] + iteration
-            outputs = self._module(kv=bucket.attention.view, positions=positions, **given)
+            own = several[iteration] if bucket.later else bucket
+            given = {**own.ports, **carried}
+            if STEP_PORT in given and iteration and not bucket.later:
+                given[STEP_PORT] = given[STEP_PORT] + iteration
+            outputs = self._module(kv=own.attention.view, positions=own.facts.device["positions"], **given)
             carried = {into: outputs[port].to(bucket.ports[into].dtype) for port, into in bucket.kind.carry}
-        bucket.attention.forget()
-        return outputs
+            told.append(outputs)
+        for each in several:
+            each.attention.forget()
+        return told if bucket.later else told[-1:]
 
     # -- making ------------------------------------------------------------------------------------------------------
 
@@ -337,44 +372,22 @@ class PassGraphs:
         bucket = _Bucket(kind, shape, attention, facts, ports)
         none = np.zeros(0, dtype=np.int64)
         attention.prepare(none, none, self._tables.ids)
+        if kind.runs_ahead:
+            one = replace(kind, iterations=1)
+            bucket.later = tuple(self._new(one, shape) for _ in range(1, kind.iterations))
         return bucket
 
 
-def _is_graphable(piece: Piece) -> bool:
-    """Whether this is one pass of a loop, whole and unmasked."""
-    firing = piece.firing
-    if firing.is_ids or firing.is_replay or firing.given is not None or piece.samples or piece.count != firing.tokens:
-        return False
-    return firing.attend.mask == "full" and _is_of_loop(piece)
+def _told(piece: Piece) -> dict[str, Tensor] | None:
+    """What a replay that ran ahead gave for this pass."""
+    loop = piece.branch.loop
+    return loop.ready.popleft() if loop is not None and loop.ready and not piece.firing.is_replay else None
 
 
-def _one_pass(firing: Firing) -> PassKind | None:
-    """What graphs of such passes agree in; None where an input is neither per token nor per row."""
-    ports = []
-    for name in sorted(firing.ports):
-        value, is_per_row = firing.ports[name], name in firing.per_row
-        if not is_per_row and (firing.axes[name] != 0 or value.shape[0] != firing.tokens):
-            return None
-        leads = not is_per_row or firing.iterations > 1
-        shape = tuple(value.shape[1:]) if leads else tuple(value.shape)
-        ports.append(Port(name=name, dtype=value.dtype, shape=shape, is_per_row=is_per_row))
-    return PassKind(tokens=firing.row_tokens, ports=tuple(ports), writes=firing.attend.write)
-
-
-def _is_of_loop(piece: Piece) -> bool:
-    """Whether a pass is an iteration of a loop, this engine's or the worker's: others come in too many lengths."""
-    return piece.job is not None and (piece.job.loop is not None or _STEP in piece.firing.ports)
-
-
-def _whole_loop(piece: Piece, one: PassKind) -> PassKind | None:
-    """All iterations of a loop that reads: from its first, where nothing can end it before its last."""
-    loop, state = piece.job.loop if piece.job is not None else None, piece.branch.loop
-    if loop is None or state is None or loop.stop_port is not None or state.iteration:
-        return None
-    carry = tuple((port, keyword(into)) for port, into in sorted(loop.carry.items()))
-    if not 1 <= state.limit <= MOST_ITERATIONS or any(into not in piece.firing.ports for _, into in carry):
-        return None
-    return replace(one, iterations=state.limit, carry=carry)
+def _own(value: Tensor, number: int, count: int) -> Tensor:
+    """The share of one of `count` pieces in an output of all of them."""
+    size = len(value) // count
+    return value[number * size : (number + 1) * size]
 
 
 def _share(value: Tensor, shape: PassShape, count: int) -> Tensor:
@@ -382,8 +395,8 @@ def _share(value: Tensor, shape: PassShape, count: int) -> Tensor:
     return value[: count * shape.tokens] if value.shape[0] == shape.rows * shape.tokens else value[:count]
 
 
-def _values(piece: Piece, port: Port) -> Sequence[Tensor]:
-    return piece.firing.of_rows(port.name) if port.is_per_row else (piece.firing.ports[port.name],)
+def _values(firing: Firing, port: Port) -> Sequence[Tensor]:
+    return firing.of_rows(port.name) if port.is_per_row else (firing.ports[port.name],)
 
 
 def _fitting(pieces: Sequence[Piece], rows: int) -> int:

@@ -27,6 +27,8 @@ class Recorded:
 
 
 def _tensors(outputs: Any) -> list[torch.Tensor]:
+    if isinstance(outputs, list):
+        return [value for each in outputs for value in _tensors(each)]
     return list(outputs.values()) if isinstance(outputs, dict) else [outputs]
 
 

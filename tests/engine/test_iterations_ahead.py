@@ -85,9 +85,31 @@ def test_captured_passes_hold_several_iterations_too() -> None:
         pass
     before, hits = len(module.passes), engine.counters()["graph_hits"]
     near(rolled(engine, 7), expected)
-    assert module.passes[before:] == [8, 4, 4, 4, 4] and engine.counters()["graph_hits"] == hits + 5
+    assert module.passes[before:] == [7, 4, 4, 4, 4] and engine.counters()["graph_hits"] == hits + 5
     near(rolled(engine, 5), rolled(taught()[0], 5))
-    assert len(engine._runner.passes.kinds) == 2, "lists of any length share a kind"  # type: ignore[union-attr]
+    assert len(engine._runner.passes.kinds) == 3, "lists of any length share one: of frames, of candidates, ahead"  # type: ignore[union-attr]
+
+
+def test_contexts_of_the_first_lengths_are_not_padded() -> None:
+    """Requests bring as many known frames each time; those of further lengths take the bucket above."""
+    engine, module = taught(RecordedCaptures(), spec=replace(TAUGHT, capture_sizes=(1, 2, 8)))
+    ran = {}
+    for count in (7, 5, 6, 4, 7, 5, 6, 4, 8):
+        before = len(module.passes)
+        near(rolled(engine, count), rolled(taught()[0], count))
+        ran[count] = module.passes[before]
+        while engine.idle():
+            pass
+    assert ran == {7: 7, 5: 5, 6: 7, 4: 5, 8: 8}
+
+
+def test_known_frames_take_no_pages_but_their_own() -> None:
+    engine, _ = taught(RecordedCaptures())
+    driver = Driver(engine)
+    driver.open(0, max_tokens=60)
+    show(driver, 0, 4)
+    driver.run()
+    assert engine.memory().pages_used == 4
 
 
 def test_what_no_bucket_holds_at_once_takes_several_passes() -> None:

@@ -14,7 +14,8 @@ from mstar_core.engine.attention.passes import PassShape, TorchFixedPasses, page
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.captured import Captures
 from mstar_core.engine.kv_cache import KVCacheEngine
-from mstar_core.engine.pass_graphs import PassKind, Port, rows_taken
+from mstar_core.engine.pass_graphs import rows_taken
+from mstar_core.engine.pass_kinds import PassKind, Port
 from mstar_core.graph.nodes import Attend
 from tests.engine.recorded import RecordedCaptures
 from tests.engine.test_kv_rows import CARRY, START, context, near, roll

@@ -98,6 +98,31 @@ def test_a_context_in_one_pass_equals_frame_by_frame(attention: str, cuda: torch
     assert rolling.counters()["ac_predictor"]["graph_hits"] == before + 3, "seven frames, then two steps of three rows"
 
 
+@pytest.mark.parametrize("attention", ["torch", "flashinfer"])
+@pytest.mark.parametrize(("context", "candidates", "steps"), [(1, 1, 11), (3, 2, 6)])
+def test_replays_that_run_ahead_equal_one_for_each_iteration(
+    context: int, candidates: int, steps: int, attention: str, cuda: torch.device
+) -> None:
+    here = replace(place(cuda), attention=attention)
+    modules, asked = random_nodes(WIDE, here), trial(WIDE, context, candidates, steps)
+    found = []
+    for is_ahead in (False, True):
+        rolling = Rolling(WIDE, modules, here, 12)
+        engine = rolling.turner.runners["ac_predictor"]
+        if not is_ahead:
+            engine._admission.look_ahead = lambda pieces: None  # type: ignore[attr-defined]
+        for _ in range(2):
+            rolling.whole(asked)
+            rolling.turner.capture()
+        missed = rolling.counters()["ac_predictor"]["graph_misses"]
+        found += [rolling.whole(asked), rolling.whole(asked)]
+        kinds = engine._runner.passes.kinds  # type: ignore[attr-defined]
+        assert any(kind.runs_ahead for kind in kinds) == is_ahead
+        assert rolling.counters()["ac_predictor"]["graph_misses"] == missed
+    for each in found[1:]:  # the same kernels in the same order
+        assert difference(each, found[0].cpu(), is_relative=True) < 1e-5
+
+
 def test_a_captured_frame_equals_a_plain_one(cuda: torch.device) -> None:
     node = random_nodes(WIDE, place(cuda))["video_encoder"]
     assert isinstance(node, FrameEncoder)

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from mstar_vjepa2.poses import moved
 from mstar_vjepa2.rotary import Rotary3D
 from tests.gpu.kernels import launched
 
@@ -104,29 +105,53 @@ def _clusters() -> ModuleType:
     return importlib.import_module("mstar_vjepa2.cluster")
 
 
-@pytest.mark.parametrize("width", [36, 1024])
-def test_kernels_of_poses(width: int) -> None:
-    from mstar_vjepa2 import fused
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("rows", "conditions", "inner", "width", "head_dim"), [(1, 2, 1408, 1024, 64), (3, 3, 36, 140, 12)]
+)
+def test_kernels_of_beginnings(
+    rows: int, conditions: int, inner: int, width: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    """Conditions, the frame, angles and next poses are what plain operations make; at the poles too."""
+    from mstar_vjepa2 import ends
 
-    layer, values = torch.nn.Linear(7, width, device="cuda").requires_grad_(False), torch.randn(3, 2, 7, device="cuda")
-    x = torch.zeros(3, 4, width, device="cuda")
-    fused.pose(values[:, 1], layer, x[:, 2])
-    assert (x[:, 2] - layer(values[:, 1])).abs().max() < 1e-5 and not x[:, 3].any()
+    side, tokens = 4, 16 + conditions
+    latents, poses = torch.randn(rows, side * side, inner, device="cuda"), torch.randn(2, rows, 3, 7, device="cuda")
+    poses[1, 0, 0, 3:6] = torch.tensor([0.3, torch.pi / 2, 0.2])
+    poses[0, 0, 1, 3:6] = 0.0
+    layers = [torch.nn.Linear(count, width, device="cuda").requires_grad_(False) for count in (7, 7, 6)[:conditions]]
+    given = [poses[0, :, 1], poses[1, :, 0], torch.randn(rows, 6, device="cuda")][:conditions]
+    ids = torch.cat([torch.zeros(conditions, dtype=torch.int64), torch.arange(side * side)]).cuda()
+    places, rotary = (ids // side, ids % side), Rotary3D(head_dim).to("cuda")
+    time = torch.arange(5, 5 + rows, device="cuda").repeat_interleave(tokens)
+    begun = ends.begin(latents, list(zip(layers, given, strict=True)), time, places, rotary, dtype)
+    for number, (layer, value) in enumerate(zip(layers, given, strict=True)):
+        assert (begun.x[:, number].float() - layer(value)).abs().max() < (1e-5 if dtype == torch.float32 else 3e-2)
+    assert torch.equal(begun.given, latents.to(dtype))
+    expected = rotary(time, *(each.repeat(rows) for each in places))
+    assert all((a - b).abs().max() < 1e-5 for a, b in zip(begun.rotation, expected, strict=True))
+    assert (begun.next_state - moved(given[1], given[0])).abs().max() < 1e-5
 
 
-def test_kernels_of_latents() -> None:
-    from mstar_vjepa2.encoder import latents_of
+@pytest.mark.parametrize(("slices", "skip"), [(1, 0), (2, 2), (4, 0)])
+def test_kernels_of_latents(slices: int, skip: int) -> None:
+    from mstar_vjepa2 import ends
+    from mstar_vjepa2.encoder import LATENT_EPS, latents_of
 
-    hidden = torch.randn(3, 5, 1408, device="cuda").bfloat16()
-    found = latents_of(hidden, torch.tensor([1, 0, 1], device="cuda")[:, None].expand(-1, 2)[:, 0])
-    assert (found.cpu() - latents_of(hidden.cpu(), torch.tensor([True, False, True]))).abs().max() < 1e-4
+    hidden, wanted = torch.randn(slices, 3, 7, 1408, device="cuda"), torch.tensor([1, 0, 1], device="cuda")
+    bias = torch.randn(1408, device="cuda").bfloat16() if skip else None
+    found = ends.latents(hidden, bias, wanted[:, None].expand(-1, 2)[:, 0], LATENT_EPS, skip)
+    whole = hidden.sum(0) if bias is None else hidden.sum(0) + bias.float()
+    assert (found.cpu() - latents_of(whole[:, skip:].cpu(), wanted.bool().cpu())).abs().max() < 1e-4
+    plain = latents_of(hidden[0].bfloat16(), wanted.bool())
+    assert (plain.cpu() - latents_of(hidden[0].bfloat16().cpu(), wanted.bool().cpu())).abs().max() < 1e-4
 
 
 def test_kernels_are_all_run_here() -> None:
     """A kernel that is new has to be reached from here: else nobody looks for its errors."""
     test_kernels_of_angles(12)
-    test_kernels_of_latents()
-    test_kernels_of_poses(36)
+    test_kernels_of_latents(2, 2)
+    test_kernels_of_beginnings(3, 3, 36, 140, 12, torch.bfloat16)
     test_kernels_of_rotation(16, 64, 258)
     test_kernels_of_products(3)
     torch.cuda.synchronize()

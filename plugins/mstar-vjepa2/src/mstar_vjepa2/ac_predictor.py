@@ -8,8 +8,7 @@ do not reach it, and rotary positions are absolute.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, Union
 
 import torch
@@ -17,11 +16,11 @@ from torch import nn
 
 from mstar_core.errors import EngineError
 from mstar_vjepa2.blocks import MixCached, attend_all, stack, sum_norm
-from mstar_vjepa2.encoder import latents_of
+from mstar_vjepa2.encoder import LATENT_EPS, latents_of
 from mstar_vjepa2.params import MOST_SAMPLES, POSE
 from mstar_vjepa2.poses import moved
-from mstar_vjepa2.products import linear_into
-from mstar_vjepa2.rotary import Rotary3D
+from mstar_vjepa2.products import branch_of, linear_into
+from mstar_vjepa2.rotary import Rotary3D, Rotation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +55,6 @@ class ActionPredictor(nn.Module):
         self.patches, self.conditions = encoder.frame_tokens, facts.conditions
         self.uses_extrinsics = facts.uses_extrinsics
         self._inner = own.inner
-        self._stream: torch.cuda.Stream | None = None
         self.predictor_embed = nn.Linear(encoder.vit.width, own.width)
         # In float32 whatever the model's dtype: a bfloat16 state would be rounded to millimetres.
         self.action_encoder = nn.Linear(POSE, own.width, dtype=torch.float32)
@@ -117,13 +115,8 @@ class ActionPredictor(nn.Module):
             own = _each(state, rows, POSE_RANK) if states is None else _chosen(states, at, rows, POSE_RANK + 1)
         action = _chosen(moves, at, rows, POSE_RANK + 1)
         camera = None if cameras is None else _chosen(cameras, at, rows, POSE_RANK + 1)
-        with self._beside(own) as stream:
-            next_state = moved(own.float(), action)
-        x = self.embed(latents, action, own, camera)
-        x = self.run(x, positions, kv)
-        following = latents_of(self.predicted(x), self._per_row(normalize_reps, rows))[:, None]
-        if stream is not None:
-            torch.cuda.current_stream().wait_stream(stream)
+        x, rotation, next_state = self.begin(latents, action, own, camera, positions)
+        following = self.end(self.run(x, rotation, kv), self._per_row(normalize_reps, rows))[:, None]
         return {"next_frame": following, "next_state": next_state}
 
     def working_bytes(self, tokens: int) -> int:
@@ -150,62 +143,58 @@ class ActionPredictor(nn.Module):
             actions=pose[None], extrinsics=cameras,
         )  # fmt: skip
 
-    def embed(self, latents: Tensor, action: Tensor, state: Tensor, camera: Tensor | None) -> Tensor:
-        """Tokens of frames [R * frame_tokens, P]: action, state, camera, patches row by row.
+    def begin(
+        self, latents: Tensor, action: Tensor, state: Tensor, camera: Tensor | None, positions: Tensor
+    ) -> tuple[Tensor, Rotation, Tensor]:
+        """Tokens of frames [R * frame_tokens, P], action, state, camera, patches row by row; rotation; next states.
 
-        latents: [R, S, width]; action, state: [R, 7]; camera: [R, 6].
+        latents: [R, S, width]; action, state: [R, 7]; camera: [R, 6]; positions: int64 [R * frame_tokens].
         """
-        pairs = [(self.action_encoder, action), (self.state_encoder, state)]
+        pairs = [(self.action_encoder, action.float()), (self.state_encoder, state.float())]
         if self.uses_extrinsics:
             assert camera is not None
-            pairs.append((self.extrinsics_encoder, camera))
+            pairs.append((self.extrinsics_encoder, camera.float()))
         dtype = self.predictor_embed.weight.dtype
         if latents.is_cuda:
-            kernels = importlib.import_module("mstar_vjepa2.fused")
-            shape = (len(latents), self.frame_tokens, self.predictor_embed.out_features)
-            x = torch.empty(shape, dtype=dtype, device=latents.device)
-            for number, (layer, value) in enumerate(pairs):
-                kernels.pose(value.float(), layer, x[:, number])
-            linear_into(x[:, len(pairs) :], latents.to(dtype), self.predictor_embed)
-            return x.flatten(0, 1)
-        made = [layer(value.float()).to(dtype) for layer, value in pairs]
-        parts = [*(each[:, None] for each in made), self.predictor_embed(latents.to(dtype))]
-        return torch.cat(parts, dim=1).flatten(0, 1)
+            begun = _kernels().begin(latents, pairs, positions, (self.row, self.column), self.rotary, dtype)
+            linear_into(begun.x[:, len(pairs) :], begun.given, self.predictor_embed)
+            return begun.x.flatten(0, 1), begun.rotation, begun.next_state
+        made = [layer(value).to(dtype) for layer, value in pairs]
+        x = torch.cat([*(each[:, None] for each in made), self.predictor_embed(latents.to(dtype))], dim=1)
+        row, column = (each.expand(len(latents), -1).reshape(-1) for each in (self.row, self.column))
+        return x.flatten(0, 1), self.rotary(positions, row, column), moved(state.float(), action)
 
-    def run(self, x: Tensor, positions: Tensor, kv: KVView) -> Tensor:
-        """All blocks and the norm. x: [R * frame_tokens, P]; positions: int64 [R * frame_tokens]. Returns x's shape."""
-        rows = positions.numel() // self.frame_tokens
-        row, column = (each.expand(rows, -1).reshape(-1) for each in (self.row, self.column))
-        rotation, branch = self.rotary(positions, row, column), None
+    def run(self, x: Tensor, rotation: Rotation, kv: KVView) -> Tensor:
+        """All blocks and the norm. x: [R * frame_tokens, P], with the rotation of all. Returns x's shape."""
+        branch = None
         for layer, block in enumerate(self.blocks):
             x, branch = block(x, branch, rotation, MixCached(kv, layer))
         return sum_norm(x, branch, self.norm)[1]
 
-    def predicted(self, normed: Tensor) -> Tensor:
-        """The patches of the frame behind each, [R, S, width], as the last layer gives them."""
-        out: Tensor = self.proj(normed.view(-1, self.frame_tokens, normed.shape[-1])[:, self.conditions :])
-        return out
+    def end(self, normed: Tensor, wanted: Tensor) -> Tensor:
+        """The patches of the frame behind each as latents, float32 [R, S, width].
 
-    @contextmanager
-    def _beside(self, like: Tensor) -> Iterator[torch.cuda.Stream | None]:
-        """In a captured pass what is done here runs beside what follows: the pose is some forty tiny kernels.
-
-        Gives the stream to wait for before the results, and before what was read there is let go; else None.
+        normed: what `run` gives; wanted: [R], whether they are normed.
         """
-        if not like.is_cuda:
-            yield None
-            return
-        self._stream = self._stream or torch.cuda.Stream(like.device)
-        if not torch.cuda.is_current_stream_capturing():
-            yield None
-            return
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            yield self._stream
+        tokens = normed.view(len(wanted), self.frame_tokens, normed.shape[-1])
+        if not normed.is_cuda:
+            return latents_of(self.proj(tokens[:, self.conditions :]), wanted)
+        if len(wanted) == 1:
+            tokens = tokens[:, self.conditions :]  # of several rows these are apart: the kernel leaves the others out
+        branch = branch_of(tokens.flatten(0, 1), self.proj)
+        values = branch.values.view(-1, *tokens.shape[:2], self.proj.out_features)
+        skip = tokens.shape[1] - self.patches
+        made: Tensor = _kernels().latents(values, branch.bias, wanted, LATENT_EPS, skip)
+        return made
 
     def _per_row(self, numbers: Tensor, rows: int) -> Tensor:
         """One of the numbers that a row's tokens share: [R]."""
         return numbers.expand(rows * self.frame_tokens).view(rows, -1)[:, 0]
+
+
+def _kernels() -> ModuleType:
+    """The kernels; importing them needs triton, which only a CUDA build of torch brings."""
+    return importlib.import_module("mstar_vjepa2.ends")
 
 
 class _Alone:

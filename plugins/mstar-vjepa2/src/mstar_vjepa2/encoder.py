@@ -139,8 +139,9 @@ def latents_of(hidden: Tensor, wanted: Tensor) -> Tensor:
     hidden: [B, ..., width]. wanted: bool [B], or numbers where 0 is no.
     """
     if hidden.is_cuda and len(wanted) == len(hidden):
-        made: Tensor = importlib.import_module("mstar_vjepa2.fused").latents(hidden.contiguous(), wanted, LATENT_EPS)
-        return made
+        values = hidden.contiguous().view(1, len(hidden), -1, hidden.shape[-1])
+        made: Tensor = importlib.import_module("mstar_vjepa2.ends").latents(values, None, wanted, LATENT_EPS)
+        return made.view(hidden.shape)
     plain = hidden.float()
     normed = layer_norm(plain, plain.shape[-1:], eps=LATENT_EPS)
     return torch.where(wanted.bool().view(-1, *[1] * (plain.dim() - 1)), normed, plain)

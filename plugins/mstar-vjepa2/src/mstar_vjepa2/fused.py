@@ -1,5 +1,4 @@
-"""Rotation with its angles, poses and latents as Triton kernels. Used on CUDA by `products`, `rotary`, `encoder` and
-`ac_predictor`; needs triton.
+"""Rotation with its angles as Triton kernels. Used on CUDA by `products`, `rotary` and `ends`; needs triton.
 
 Both lanes of a pair turn by an angle of their own; lanes behind the last that turns keep what they hold.
 """
@@ -13,10 +12,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.layers.fused import launch, warps
+from mstar_core.layers.fused import launch
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 SOME: Final = 16
 """Heads of one program that turns."""
@@ -85,65 +84,22 @@ def _turn_append_kernel(
 
 
 @triton.jit
-def _angles_kernel(time, row, column, frequencies, cosine, sine, half, width, block: tl.constexpr):
-    token = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, block)
+def angles_of(time, row, column, frequencies, half, lanes: tl.constexpr):
+    """The angle of each lane of the token whose numbers lie there: float32 [lanes]."""
+    lane = tl.arange(0, lanes)
     # Each axis has its angles twice, one half of its lanes behind the other; lanes left over turn by nothing.
     axis = lane // (2 * half)
-    place = tl.where(
-        axis == 0, tl.load(time + token), tl.where(axis == 1, tl.load(row + token), tl.load(column + token))
-    )
-    angle = place.to(tl.float32) * tl.load(frequencies + lane % half, mask=lane < 6 * half, other=0.0)
+    place = tl.where(axis == 0, tl.load(time), tl.where(axis == 1, tl.load(row), tl.load(column)))
+    return place.to(tl.float32) * tl.load(frequencies + lane % half, mask=lane < 6 * half, other=0.0)
+
+
+@triton.jit
+def _angles_kernel(time, row, column, frequencies, cosine, sine, half, width, block: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    angle = angles_of(time + token, row + token, column + token, frequencies, half, block)
+    lane = tl.arange(0, block)
     tl.store(cosine + token * width + lane, tl.cos(angle), mask=lane < width)
     tl.store(sine + token * width + lane, tl.sin(angle), mask=lane < width)
-
-
-@triton.jit
-def _pose_kernel(
-    pose, pose_stride, values, weight, bias, out, out_stride, width, padded: tl.constexpr, block: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    lane = tl.program_id(1) * block + tl.arange(0, block)
-    at = tl.arange(0, padded)
-    given = tl.load(pose + row * pose_stride + at, mask=at < values, other=0.0)
-    known = (lane < width)[:, None] & (at < values)[None, :]
-    total = tl.sum(
-        tl.load(weight + lane[:, None] * values + at[None, :], mask=known, other=0.0) * given[None, :], axis=1
-    )
-    total += tl.load(bias + lane, mask=lane < width, other=0.0)
-    tl.store(out + row * out_stride + lane, total.to(out.dtype.element_ty), mask=lane < width)
-
-
-def pose(values: Tensor, layer: nn.Linear, out: Tensor) -> None:
-    """A float32 layer of few inputs into one token of each row. values: [R, inputs]; out: [R, width]."""
-    count, width, block = values.shape[-1], out.shape[-1], 128
-    _pose_kernel[(len(out), triton.cdiv(width, block))](
-        values, values.stride(0), count, layer.weight, layer.bias, out, out.stride(0), width,
-        padded=triton.next_power_of_2(count), block=block, num_warps=4,
-    )  # fmt: skip
-
-
-@triton.jit
-def _latents_kernel(hidden, wanted, out, wanted_stride, tokens, width, eps, block: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, block)
-    inside = at < width
-    value = tl.load(hidden + row * width + at, mask=inside, other=0.0).to(tl.float32)
-    if tl.load(wanted + row // tokens * wanted_stride) != 0:
-        centred = tl.where(inside, value - tl.sum(value, axis=0) / width, 0.0)
-        value = centred * tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
-    tl.store(out + row * width + at, value, mask=inside)
-
-
-def latents(hidden: Tensor, wanted: Tensor, eps: float) -> Tensor:
-    """What `encoder.latents_of` does. hidden: [B, ..., width], contiguous; wanted: [B], bool or numbers."""
-    rows, width = hidden.numel() // hidden.shape[-1], hidden.shape[-1]
-    out = torch.empty(hidden.shape, dtype=torch.float32, device=hidden.device)
-    block = triton.next_power_of_2(width)
-    _latents_kernel[(rows,)](
-        hidden, wanted, out, wanted.stride(0), rows // len(wanted), width, eps, block=block, num_warps=warps(block)
-    )
-    return out
 
 
 def angles(time: Tensor, row: Tensor, column: Tensor, frequencies: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
