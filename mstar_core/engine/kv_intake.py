@@ -12,7 +12,7 @@ import torch
 from mstar_core.engine.kv_sequence import Firing, Logged
 from mstar_core.engine.kv_step import id_port
 from mstar_core.engine.ports import keyword, takes
-from mstar_core.engine.upload import upload
+from mstar_core.engine.upload import stays, upload
 from mstar_core.errors import EngineError
 from mstar_core.graph.nodes import STEP, Attend, PortType
 
@@ -36,8 +36,8 @@ class Intake:
     the axis is the one its type calls `n`, else the first. A pass that joins several ports, or puts tokens around
     them, runs whole and alone; so does one with an input that is neither a number nor of that length. A pass with ports
     of which a row has one value (`NodeSpec.row_ports`) runs whole, beside those of other rows. Numbers (0-d inputs such
-    as STEP) reach the module as one value per packed token, under `ports.keyword` of their name; those on the host stay
-    there until a step takes them, so that they travel with those of all other rows.
+    as STEP) reach the module as one value per packed token, under `ports.keyword` of their name. They and small values
+    stay on the host until a step takes them, so that they travel with those of all other rows.
     """
 
     def __init__(self, spec: NodeSpec, module: KVModule, device: torch.device, dtype: torch.dtype) -> None:
@@ -59,6 +59,15 @@ class Intake:
     def on_device(self, name: str, value: Tensor) -> Tensor:
         """A port's value on this node's device; floats that are not declared otherwise come in the node's dtype."""
         return self._typed(name, value if value.device == self._device else upload(value, self._device))
+
+    def at_hand(self, name: str, value: Tensor) -> Tensor:
+        """The same for a value that one step takes: a small one of the host stays there until then."""
+        return self._typed(name, value) if stays(value) else self.on_device(name, value)
+
+    def kept(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Inputs of a loop that goes on pass by pass, where they need not travel again with each; numbers do."""
+        is_small = {name: not value.dim() or name == POSITIONS for name, value in inputs.items()}
+        return {name: value if is_small[name] else self.on_device(name, value) for name, value in inputs.items()}
 
     def firing(
         self, inputs: dict[str, Tensor], attend: Attend, position: int, base: int, *, step: int = 0, iterations: int = 1
@@ -134,7 +143,7 @@ class Intake:
                 made[name] = self._of_row(name, value, step, iterations)
                 axes[name] = None
             elif value.dim():
-                solid[name] = self.on_device(name, value)
+                solid[name] = self.at_hand(name, value)
         tokens, is_cut = self._counted(solid, attend, iterations, ", ".join(inputs))
         for name, value in solid.items():
             made[keyword(name)] = value
@@ -157,7 +166,7 @@ class Intake:
 
     def _of_row(self, name: str, value: Tensor, step: int, iterations: int) -> Tensor:
         """What the rows that the pass is get of a port: of several iterations with these on a first axis."""
-        value = self.on_device(name, value)
+        value = self.at_hand(name, value)
         if name not in self._step_ports or value.dim() != len(self._types[name].shape):
             return value if iterations == 1 else value.expand(iterations, *value.shape)
         if step + iterations > value.shape[0]:

@@ -101,6 +101,8 @@ class Loops:
             return emission, Done(
                 job=job, outputs=kept, reason="stop" if is_stopped else "length", iterations=loop.iteration
             )
+        if not job.attend.write:
+            job.inputs = self._intake.kept(job.inputs)
         branch.firing = self._iteration(branch, job, loop)
         return emission, None
 
@@ -272,7 +274,9 @@ class Loops:
 
     def _start_general(self, branch: Branch, job: Job, loop: LoopSpec) -> Done | None:
         values = carried_values(loop, job.inputs, branch.request.held, self._spec.name)
-        carried = {into: self._intake.on_device(into, value) for into, value in values.items()}
+        # What appends gives most of them on the device; what reads takes the first alone, all its iterations at once.
+        place = self._intake.on_device if job.attend.write else self._intake.at_hand
+        carried = {into: place(into, value) for into, value in values.items()}
         start = {port: carried[into] for port, into in loop.carry.items()}
         is_stopped = loop.stop_port in start and stops(loop, start[loop.stop_port])
         if is_stopped or loop.max_iters <= 0:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.attention.passes import Block, FixedPasses, PassShape
-from mstar_core.engine.packed_graphs import PackedGraphs
+from mstar_core.engine.attention.block import host_array, port_field
+from mstar_core.engine.attention.passes import FixedPasses, PassShape
+from mstar_core.engine.packed_graphs import PackedGraphs, join
 from mstar_core.engine.ports import keyword
 from mstar_core.engine.positions import positions_of_whole
+from mstar_core.engine.upload import SMALL_BYTES, upload
 from mstar_core.graph.nodes import STEP
 
 if TYPE_CHECKING:
@@ -50,27 +52,37 @@ SPARE: Final = 2048
 MOST_BYTES: Final = 256 << 20
 """Bytes of one bucket's inputs: passes that bring whole clips for each row are captured for few rows."""
 
+POSITIONS: Final = "positions"
+"""Field of a bucket's block that holds the position of each token."""
+
 _STEP: Final = keyword(STEP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """An input in fixed shape. shape: of one row's value, or of one token's where it is not per row."""
+    """An input in fixed shape. shape: of one row's value, or of one token's where it is not per row.
+
+    is_carried: whether a loop that appends carries it, so that all but its first value are made on the device.
+    """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     is_per_row: bool
+    is_carried: bool = False
 
     @property
     def size_bytes(self) -> int:
         """Bytes of one value."""
         return self.dtype.itemsize * math.prod(self.shape)
 
-    @property
-    def is_number(self) -> bool:
-        """Whether it holds a number for each token, which the host can send with others. numpy knows no bfloat16."""
-        return not self.is_per_row and not self.shape and self.dtype != torch.bfloat16
+    def count(self, rows: int, tokens: int) -> int:
+        """Values of so many rows, of so many tokens each."""
+        return rows if self.is_per_row else rows * tokens
+
+    def is_told(self, tokens: int) -> bool:
+        """Whether it may travel with other small inputs: a row's values stay on the host until a step takes them."""
+        return not self.is_carried and self.size_bytes * self.count(1, tokens) <= SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +101,7 @@ class PassKind:
 
     def sizes(self, rows: Sequence[int]) -> list[int]:
         """Of these numbers of rows, the smallest and those whose inputs are not too large."""
-        each = sum(port.size_bytes * (1 if port.is_per_row else self.tokens) for port in self.ports)
+        each = sum(port.size_bytes * port.count(1, self.tokens) for port in self.ports)
         return [count for count in rows if count * each <= MOST_BYTES or count == min(rows)]
 
     def __str__(self) -> str:
@@ -99,12 +111,11 @@ class PassKind:
 
 @dataclass(slots=True)
 class _Bucket:
-    """One graph with its buffers. facts: positions, and the ports that hold a number for each token."""
+    """One graph with its buffers; positions and small ports lie beside what attention reads."""
 
     kind: PassKind
     shape: PassShape
     attention: FixedPasses
-    facts: Block
     ports: dict[str, Tensor]
     graph: Any = None
     outputs: dict[str, Tensor] | None = None
@@ -222,11 +233,12 @@ class PassGraphs:
             return None
         firing, job = piece.firing, piece.job
         shapes = tuple([(name, value.dtype, value.shape) for name, value in firing.ports.items()])
-        key = (shapes, firing.tokens, firing.iterations, firing.attend.write)
+        carried = _carried(piece)
+        key = (shapes, firing.tokens, firing.iterations, firing.attend.write, carried)
         if key not in self._known:
             if len(self._known) >= KNOWN:
                 self._known.clear()
-            self._known[key] = _one_pass(firing)
+            self._known[key] = _one_pass(firing, carried)
         one = self._known[key]
         if one is None or firing.attend.write or job is None or job.loop is None or not job.loop.fused or job.loop.emit:
             return one
@@ -276,27 +288,31 @@ class PassGraphs:
 
     def _fill(self, bucket: _Bucket, pieces: Sequence[Piece]) -> int:
         """Bring what these pieces say to the bucket, positions and numbers in one copy. Returns its rows in use."""
-        kind, facts = bucket.kind, {"positions": positions_of_whole([piece.firing for piece in pieces])}
-        late: list[tuple[Tensor, Tensor]] = []
+        kind = bucket.kind
+        told: dict[str, np.ndarray | Sequence[np.ndarray]] = {
+            POSITIONS: positions_of_whole([piece.firing for piece in pieces])
+        }
+        late: list[tuple[Port, list[Tensor]]] = []
         for port in kind.ports:
             values = [value for piece in pieces for value in _values(piece, port)]
-            target = bucket.ports[port.name]
-            if port.is_per_row:
-                gather(values, target[: len(values)])
-            elif port.name in bucket.facts.device and all(value.device.type == "cpu" for value in values):
-                facts[port.name] = torch.cat(values).numpy()
+            field = port_field(port.name)
+            if field in bucket.attention.device and all(value.device.type == "cpu" for value in values):
+                told[field] = [host_array(value) for value in values]
             else:
-                late.append((torch.cat(values), target))
-        bucket.facts.send(facts)
-        for value, target in late:  # behind what was sent, which clears the rest
-            target[: len(value)].copy_(value)
+                late.append((port, values))
         slots = np.array([piece.branch.slot for piece in pieces], dtype=np.int64)
         often = np.array([piece.firing.iterations for piece in pieces], dtype=np.int64)
         cached = self._tables.length[slots]
         if len(pieces) < (count := int(often.sum())):
             before = np.concatenate([np.arange(each) for each in often]) * kind.tokens
             slots, cached = np.repeat(slots, often), np.repeat(cached, often) + before
-        bucket.attention.prepare(slots, cached, self._tables.ids)
+        bucket.attention.prepare(slots, cached, self._tables.ids, told)
+        for port, values in late:  # behind what was sent, which clears the rest of its fields
+            target = bucket.ports[port.name]
+            if port.is_per_row:
+                gather([upload(value, target.device) for value in values], target[: len(values)])
+            else:
+                join(values, target[: sum(map(len, values))])
         return count
 
     def _step(self, bucket: _Bucket, most: int = MOST_ITERATIONS) -> dict[str, Tensor]:
@@ -304,7 +320,7 @@ class PassGraphs:
         bucket.
         """
         bucket.attention.forget()
-        positions, carried = bucket.facts.device["positions"], dict[str, "Tensor"]()
+        positions, carried = bucket.attention.device[POSITIONS], dict[str, "Tensor"]()
         outputs: dict[str, Tensor] = {}
         for iteration in range(min(most, bucket.kind.iterations)):
             given = {**bucket.ports, **carried}
@@ -324,17 +340,16 @@ class PassGraphs:
 
     def _new(self, kind: PassKind, shape: PassShape) -> _Bucket:
         """A bucket with its buffers, and no graph yet."""
-        tokens = shape.rows * kind.tokens
-        told = {port.name: (port.dtype, tokens) for port in kind.ports if port.is_number}
-        facts = Block({"positions": (torch.int64, tokens), **told}, self._device)
+        sizes = {port: (port.count(shape.rows, kind.tokens), *port.shape) for port in kind.ports}
+        told = {port_field(p.name): (p.dtype, math.prod(s)) for p, s in sizes.items() if p.is_told(kind.tokens)}
+        beside = {POSITIONS: (torch.int64, shape.rows * kind.tokens), **told}
+        attention = self._attention.fixed_passes(shape, beside)
         ports = {
-            port.name: facts.device[port.name] if port.is_number else torch.zeros(
-                (shape.rows if port.is_per_row else tokens, *port.shape), dtype=port.dtype, device=self._device
-            )
-            for port in kind.ports
+            port.name: attention.device[port_field(port.name)].view(size) if port_field(port.name) in told
+            else torch.zeros(size, dtype=port.dtype, device=self._device)
+            for port, size in sizes.items()
         }  # fmt: skip
-        attention = self._attention.fixed_passes(shape)
-        bucket = _Bucket(kind, shape, attention, facts, ports)
+        bucket = _Bucket(kind, shape, attention, ports)
         none = np.zeros(0, dtype=np.int64)
         attention.prepare(none, none, self._tables.ids)
         return bucket
@@ -348,7 +363,13 @@ def _is_graphable(piece: Piece) -> bool:
     return firing.attend.mask == "full" and _is_of_loop(piece)
 
 
-def _one_pass(firing: Firing) -> PassKind | None:
+def _carried(piece: Piece) -> tuple[str, ...]:
+    """Inputs that a loop which appends, pass by pass, takes from what its last pass gave."""
+    loop = piece.job.loop if piece.job is not None and piece.firing.attend.write else None
+    return () if loop is None else tuple(map(keyword, loop.carry.values()))
+
+
+def _one_pass(firing: Firing, carried: Collection[str]) -> PassKind | None:
     """What graphs of such passes agree in; None where an input is neither per token nor per row."""
     ports = []
     for name in sorted(firing.ports):
@@ -357,7 +378,8 @@ def _one_pass(firing: Firing) -> PassKind | None:
             return None
         leads = not is_per_row or firing.iterations > 1
         shape = tuple(value.shape[1:]) if leads else tuple(value.shape)
-        ports.append(Port(name=name, dtype=value.dtype, shape=shape, is_per_row=is_per_row))
+        port = Port(name=name, dtype=value.dtype, shape=shape, is_per_row=is_per_row, is_carried=name in carried)
+        ports.append(port)
     return PassKind(tokens=firing.row_tokens, ports=tuple(ports), writes=firing.attend.write)
 
 

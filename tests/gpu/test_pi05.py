@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from bench.families.policy import Acting, Place, observation, random_modules
+from mstar_core.engine.attention.block import Block
 from mstar_core.engine.attention.packed import TorchFixedPacked
-from mstar_core.engine.attention.passes import Block, PassShape, TorchFixedPasses
+from mstar_core.engine.attention.passes import PassShape, TorchFixedPasses
 from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.engine.captured import Captures
 from mstar_core.engine.device import prepare_device
