@@ -291,7 +291,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8], help="requests of Pi0.5 at once")
     parser.add_argument("--no-world", action="store_true", help="leave 2-AC out")
     parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--device", default="meta", choices=("meta", "cuda"))
+    parser.add_argument("--device", default="meta", choices=("meta", "cpu", "cuda"))
     parser.add_argument("--official", action="store_true", help="the official shapes in place of small ones")
     parser.add_argument("--profile", default="", metavar="STEP", help="for example `flows of 8: launch`")
     options = parser.parse_args()

@@ -5,6 +5,7 @@ Called by the KV engine when a job starts and when the log of a preempted branch
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -28,6 +29,18 @@ POSITIONS: Final = "positions"
 
 _TOKEN_AXIS: Final = "n"
 
+MOST_FORMS: Final = 1024
+"""Forms of passes that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What passes with inputs of the same shapes agree in. words: input and keyword; axes, tokens: as in `Firing`."""
+
+    words: tuple[tuple[str, str], ...]
+    axes: dict[str, int | None]
+    tokens: int
+
 
 class Intake:
     """Knows the ports of one node. Owned by its KV engine.
@@ -50,6 +63,7 @@ class Intake:
         self.takes_step = takes(module, keyword(STEP))
         self.row_ports = frozenset(map(keyword, spec.row_ports))
         self._step_ports = frozenset(spec.step_ports)
+        self._forms: dict[tuple[object, ...], _Form] = {}
         self._id_names = {self.id_port, *((spec.sampling.port,) if spec.sampling else ())}
 
     def is_id_port(self, name: str) -> bool:
@@ -135,25 +149,40 @@ class Intake:
         self, inputs: dict[str, Tensor], attend: Attend, step: int, iterations: int
     ) -> tuple[dict[str, Tensor], dict[str, int | None], int]:
         """Ports as keywords, the axis that each is cut along, and the tokens of the pass."""
+        form = self._form(inputs, attend, iterations)
         made: dict[str, Tensor] = {}
-        axes: dict[str, int | None] = {}
-        solid: dict[str, Tensor] = {}
-        for name, value in inputs.items():
+        for name, word in form.words:
+            value = inputs[name]
             if name in self.row_ports:
-                made[name] = self._of_row(name, value, step, iterations)
-                axes[name] = None
+                made[word] = self._of_row(name, value, step, iterations)
             elif value.dim():
-                solid[name] = self.at_hand(name, value)
+                made[word] = self.at_hand(name, value)
+            else:
+                made[word] = self._number(name, value, form.tokens, iterations)
+        return made, form.axes, form.tokens
+
+    def _form(self, inputs: dict[str, Tensor], attend: Attend, iterations: int) -> _Form:
+        """How inputs of these shapes are taken: found out once, as most passes are like one before."""
+        shapes = [(name, value.shape, value.is_floating_point()) for name, value in inputs.items()]
+        key = (attend, iterations, *shapes)
+        found = self._forms.get(key)
+        if found is None:
+            if len(self._forms) >= MOST_FORMS:
+                self._forms.clear()
+            found = self._forms[key] = self._new_form(inputs, attend, iterations)
+        return found
+
+    def _new_form(self, inputs: dict[str, Tensor], attend: Attend, iterations: int) -> _Form:
+        solid = {name: value for name, value in inputs.items() if name not in self.row_ports and value.dim()}
         tokens, is_cut = self._counted(solid, attend, iterations, ", ".join(inputs))
-        for name, value in solid.items():
-            made[keyword(name)] = value
-            axes[keyword(name)] = self._axis(name, value, tokens) if is_cut else None
-        for name, value in inputs.items():
-            if not value.dim() and name not in made:
-                key = keyword(name)
-                made[key] = self._number(name, value, tokens, iterations)
-                axes[key] = 0
-        return made, axes, tokens
+        words = tuple((name, name if name in self.row_ports else keyword(name)) for name in inputs)
+        axes: dict[str, int | None] = {}
+        for name, word in words:
+            if name in solid:
+                axes[word] = self._axis(name, solid[name], tokens) if is_cut else None
+            else:
+                axes[word] = None if name in self.row_ports else 0
+        return _Form(words, axes, tokens)
 
     def _counted(self, solid: dict[str, Tensor], attend: Attend, iterations: int, names: str) -> tuple[int, bool]:
         """Tokens of a pass, and whether it can be cut. solid: its ports that are neither rows' nor numbers."""
