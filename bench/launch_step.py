@@ -32,6 +32,7 @@ from mstar_core.engine.base import LoopSpec
 from mstar_core.engine.captured import Captures
 from mstar_core.engine.device import prepare_device
 from mstar_core.graph.nodes import STEP, Attend, from_param
+from mstar_core.worker.arrays import to_tensor
 from mstar_pi05.policy import Policy
 from mstar_pi05.siglip import Cameras
 from mstar_pi05.sizes import IMAGE, Sizes, Tower, Vision
@@ -169,12 +170,14 @@ def act(here: Acting, seen: list[Observation], clock: Clock, rows: int) -> None:
     prefixes = [
         torch.cat([torch.full((len(each.images) * here.sizes.vision.tokens,), IMAGE), each.ids]) for each in seen
     ]
-    handles = [turner.open(len(prefix)) for prefix in prefixes]
+    handles, arrays = [turner.open(len(prefix)) for prefix in prefixes], [each.images.numpy() for each in seen]
     with torch.inference_mode():
         with clock.step(f"cameras of {rows}: launch"):
             keys = [
-                turner.submit("vit_encoder", handle, {"images": each.images, "tokens": prefix}, outputs=("features",))
-                for handle, each, prefix in zip(handles, seen, prefixes, strict=True)
+                turner.submit(
+                    "vit_encoder", handle, {"images": to_tensor(array, "uint8"), "tokens": prefix}, outputs=("features",)
+                )
+                for handle, array, prefix in zip(handles, arrays, prefixes, strict=True)
             ]
             running = runners["vit_encoder"].launch()
         assert running is not None
