@@ -1,11 +1,11 @@
-"""Host time of the captured steps around a request: cameras, prefixes and flows of Pi0.5, contexts and steps of 2-AC.
+"""Host time of the captured steps of a request: cameras, prefixes and flows of Pi0.5, contexts and rollouts of 2-AC.
 
-Run from the repository root: `python -m bench.launch_step [--rows 1 8] [--repeats 40]`. Prints JSON: microseconds of
-the host from before a step's jobs are submitted until its launch returns, and of its collection, medians and quartiles.
-By default nothing computes: weights, caches and inputs are on torch's `meta` device and a replay does nothing, so that
-what is left is the host's Python and its calls of torch; `calls` counts those calls of each step, and those of them
-that bring host memory to the device. On a GPU the queue is empty before each launch, and the graphs are real:
-`--device cuda --official`. `--profile STEP` prints where the host's time of one kind of step goes.
+Run from the repository root: `python -m bench.launch_step [--rows 1 8] [--repeats 60]`. Prints a JSON object per step:
+microseconds of the host from before its jobs are submitted until its launch returns, begun on an idle device, and of
+its collection; medians and quartiles. Replays do nothing and sizes are small, so that the host is left. Then the same
+on torch's `meta` device counts what a step asks of a device: launches beside the replays, and those of them that bring
+host memory there. `--device cuda --official` runs real graphs on a GPU; `replay_us` is what starting them takes of it.
+`--profile STEP` prints where the time of one kind of step goes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.families.policy import Acting, Observation, Place, observation, random_modules
 from bench.families.world import Rolling, Trial, random_nodes, trial
-from mstar_core.engine.base import LoopSpec
+from mstar_core.engine.base import Handle, LoopSpec, NodeRunner
 from mstar_core.engine.captured import Captures
 from mstar_core.engine.device import prepare_device
 from mstar_core.graph.nodes import STEP, Attend, from_param
@@ -42,15 +42,14 @@ from mstar_vjepa2.ac_predictor import ActionPredictor
 from mstar_vjepa2.encoder import FrameEncoder
 from mstar_vjepa2.facts import RELEASED_AC, ActionFacts, VitFacts, encoder_of
 
-SMALL = Sizes(
-    vocab=512, horizon=50, vision=Vision(width=64, layers=1, heads=2, mlp=64, image_size=224),
-    language=Tower(width=64, layers=2, mlp=64, heads=2, kv_heads=1, head_dim=64),
-    expert=Tower(width=64, layers=2, mlp=64, heads=2, kv_heads=1, head_dim=64),
-)  # fmt: skip
+_TOWER = Tower(width=64, layers=2, mlp=64, heads=2, kv_heads=1, head_dim=64)
+SMALL = Sizes(vocab=512, horizon=50, vision=Vision(width=64, layers=1, heads=2, mlp=64), language=_TOWER, expert=_TOWER)
 SMALL_AC = ActionFacts(
     encoder=encoder_of(64, 1, 2, 64, crop=256, clip_frames=8),
     predictor=VitFacts(width=64, layers=2, heads=2, inner=64), uses_extrinsics=False, most_frames=37,
 )  # fmt: skip
+FRAMES, CONTEXT, HORIZON = 37, 8, 8
+READ = Attend(mask="full", write=False)
 
 
 class Still:
@@ -89,55 +88,91 @@ class Counting(TorchDispatchMode):
 
 @dataclass(slots=True)
 class Clock:
-    """What steps cost, by their names. profiled: the one that is profiled."""
+    """What steps cost, by their names. counts: what they ask of the device instead. profiled: the one that is."""
 
     device: torch.device
+    counts: bool = False
     profiled: str = ""
     spent: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    calls: dict[str, dict[str, int]] = field(default_factory=dict)
-    counts: bool = False
+    replays: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    asked: dict[str, Counting] = field(default_factory=dict)
     profile: cProfile.Profile = field(default_factory=cProfile.Profile)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Around what the host does for a step, begun on an idle device."""
+        if self.counts:
+            with Counting(self.device) as self.asked[name]:
+                yield
+            return
+        with timed_replays() if self.device.type == "cuda" else nullcontext([0.0]) as replays:
+            if name == self.profiled:
+                self.profile.enable()
+            start = time.perf_counter()
+            yield
+            self.spent[name].append(time.perf_counter() - start)
+            self.profile.disable()
+        self.replays[name].append(sum(replays))
+
+    def run(self, what: str, runner: NodeRunner, submit: Callable[[], None], take: Callable[[Any], None]) -> None:
+        """One step: its jobs, its launch and its collection."""
+        with self.step(f"{what}, launch"):
+            submit()
+            running = runner.launch()
+        assert running is not None
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        if self.counts:
-            with Counting(self.device) as counting:
-                yield
-            self.calls[name] = {"launches": counting.launches.total(), "uploads": counting.uploads}
-            if self.profiled == name:
-                print(counting.launches)
-            return
-        if name == self.profiled:
-            self.profile.enable()
-        start = time.perf_counter()
-        yield
-        self.spent[name].append(time.perf_counter() - start)
-        self.profile.disable()
+        with self.step(f"{what}, collect"):
+            take(runner.collect(running))
 
-    def figures(self) -> dict[str, Any]:
-        """Microseconds of each step: median and quartiles; its calls."""
-        found = {}
+    def figures(self) -> Iterator[dict[str, Any]]:
+        """Microseconds of each step: median and quartiles."""
         for name, samples in self.spent.items():
             low, middle, high = (round(1e6 * value, 1) for value in statistics.quantiles(samples, n=4))
-            found[name] = {"us": middle, "quartiles_us": [low, high], **self.calls.get(name, {})}
-        return found
+            yield {
+                "step": name, "us": middle, "quartiles_us": [low, high],
+                "replay_us": round(1e6 * statistics.median(self.replays[name]), 1),
+            }  # fmt: skip
+
+
+@contextmanager
+def timed_replays() -> Iterator[list[float]]:
+    """Seconds that the host spends on starting each graph."""
+    plain, found = torch.cuda.CUDAGraph.replay, list[float]()
+
+    def replay(graph: torch.cuda.CUDAGraph) -> None:
+        start = time.perf_counter()
+        plain(graph)
+        found.append(time.perf_counter() - start)
+
+    torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign, assignment]
+    try:
+        yield found
+    finally:
+        torch.cuda.CUDAGraph.replay = plain  # type: ignore[method-assign]
 
 
 # -- Pi0.5 -----------------------------------------------------------------------------------------------------------
 
 
-def acting(options: argparse.Namespace, device: torch.device, rows: int) -> Acting:
-    """Both engines of Pi0.5, captured for so many requests at once."""
-    sizes = Sizes() if options.official else SMALL
-    on_gpu = device.type == "cuda"
-    dtype = torch.bfloat16
+def policy_steps(options: argparse.Namespace, clock: Clock) -> None:
+    """Cameras, prefixes and flows of so many requests at once."""
+    here = _acting(options, clock.device)
+    for rows in options.rows:
+        seen = [observation(here.sizes, 3, 60, seed=number) for number in range(rows)]
+        for _ in range(2):
+            _act(here, seen, Clock(clock.device))
+            here.turner.capture()
+        for _ in range(1 if clock.counts else options.repeats):
+            _act(here, seen, clock)
+
+
+def _acting(options: argparse.Namespace, device: torch.device) -> Acting:
+    sizes, dtype = Sizes() if options.official else SMALL, torch.bfloat16
     place = Place(
-        device=device, dtype=dtype, vision="bfloat16", attention="flashinfer" if on_gpu else "torch", requests=rows
+        device=device, dtype=dtype, vision="bfloat16", attention=options.attention, requests=max(options.rows)
     )
-    if on_gpu:
+    if device.type == "cuda":
         return Acting(sizes, random_modules(sizes, place), place)
     with building(device, dtype):
         policy, cameras = Policy(sizes), Cameras(sizes)
@@ -146,63 +181,34 @@ def acting(options: argparse.Namespace, device: torch.device, rows: int) -> Acti
     return Acting(sizes, modules, place, lambda: StillCaptures(device))
 
 
-def policy_steps(options: argparse.Namespace, clock: Clock, rows: int) -> None:
-    """Cameras, prefixes and flows of so many requests at once."""
-    here = acting(options, clock.device, rows)
-    seen = [observation(here.sizes, 3, 60, seed=number) for number in range(rows)]
-    if clock.device.type == "cuda":
-        for _ in range(2):
-            here.act(*seen)
-            here.turner.capture()
-    else:
-        for _ in range(2):
-            act(here, seen, Clock(clock.device), rows)
-            here.turner.capture()
-    clock.counts = clock.device.type != "cuda"
-    for _ in range(options.repeats + 1):
-        act(here, seen, clock, rows)
-        clock.counts = False
+def _act(here: Acting, seen: list[Observation], clock: Clock) -> None:
+    """One request each, step by step; images come as they come out of shared memory."""
+    turner, count = here.turner, len(seen)
+    language, tower = turner.runners["LLM"], turner.runners["vit_encoder"]
+    places, arrays = here.sizes.vision.tokens, [each.images.numpy() for each in seen]
+    prefixes = [torch.cat([torch.full((len(each.images) * places,), IMAGE), each.ids]) for each in seen]
+    handles, flows = [turner.open(len(prefix)) for prefix in prefixes], [_flow(each) for each in seen]
+    keys: list[int] = []
 
+    def look() -> None:
+        for handle, array, prefix in zip(handles, arrays, prefixes, strict=True):
+            inputs = {"images": to_tensor(array, "uint8"), "tokens": prefix}
+            keys.append(turner.submit("vit_encoder", handle, inputs, outputs=("features",)))
 
-def act(here: Acting, seen: list[Observation], clock: Clock, rows: int) -> None:
-    """One request each, step by step."""
-    turner, runners = here.turner, here.turner.runners
-    prefixes = [
-        torch.cat([torch.full((len(each.images) * here.sizes.vision.tokens,), IMAGE), each.ids]) for each in seen
-    ]
-    handles, arrays = [turner.open(len(prefix)) for prefix in prefixes], [each.images.numpy() for each in seen]
+    def read() -> None:
+        for handle, prefix, key in zip(handles, prefixes, keys, strict=True):
+            inputs = {"tokens": prefix, "embeds": turner.done[key].outputs["features"]}
+            turner.submit("LLM", handle, inputs, attend=Attend(mask="full"), outputs=())
+
+    def flow() -> None:
+        for handle, (inputs, loop) in zip(handles, flows, strict=True):
+            turner.submit("LLM", handle, inputs, loop=loop, outputs=("robot_actions",), attend=READ)
+
     with torch.inference_mode():
-        with clock.step(f"cameras of {rows}: launch"):
-            keys = [
-                turner.submit(
-                    "vit_encoder", handle, {"images": to_tensor(array, "uint8"), "tokens": prefix}, outputs=("features",)
-                )
-                for handle, array, prefix in zip(handles, arrays, prefixes, strict=True)
-            ]
-            running = runners["vit_encoder"].launch()
-        assert running is not None
-        with clock.step(f"cameras of {rows}: collect"):
-            turner.take(runners["vit_encoder"].collect(running))
-        with clock.step(f"prefixes of {rows}: launch"):
-            for handle, prefix, key in zip(handles, prefixes, keys, strict=True):
-                inputs = {"tokens": prefix, "embeds": turner.done[key].outputs["features"]}
-                turner.submit("LLM", handle, inputs, attend=Attend(mask="full"), outputs=())
-            running = runners["LLM"].launch()
-        assert running is not None
-        with clock.step(f"prefixes of {rows}: collect"):
-            turner.take(runners["LLM"].collect(running))
-        flows = [_flow(each) for each in seen]
-        with clock.step(f"flows of {rows}: launch"):
-            for handle, (inputs, loop) in zip(handles, flows, strict=True):
-                attend = Attend(mask="full", write=False)
-                turner.submit("LLM", handle, inputs, loop=loop, outputs=("robot_actions",), attend=attend)
-            running = runners["LLM"].launch()
-        assert running is not None
-        with clock.step(f"flows of {rows}: collect"):
-            turner.take(runners["LLM"].collect(running))
-    for handle in handles:
-        turner.close(handle)
-    turner.done.clear()
+        clock.run(f"cameras of {count}", tower, look, turner.take)
+        clock.run(f"prefixes of {count}", language, read, turner.take)
+        clock.run(f"flows of {count}", language, flow, turner.take)
+    _close(here, handles)
 
 
 def _flow(seen: Observation) -> tuple[dict[str, Tensor], LoopSpec]:
@@ -217,101 +223,103 @@ def _flow(seen: Observation) -> tuple[dict[str, Tensor], LoopSpec]:
 # -- V-JEPA 2-AC -----------------------------------------------------------------------------------------------------
 
 
-def rolling(options: argparse.Namespace, device: torch.device) -> Rolling:
-    """Both engines of 2-AC, captured."""
-    facts, on_gpu, frames = (
-        replace(RELEASED_AC, most_frames=37) if options.official else SMALL_AC,
-        device.type == "cuda",
-        37,
-    )
-    place = Place(device=device, dtype=torch.bfloat16, attention="flashinfer" if on_gpu else "torch", requests=8)
-    if on_gpu:
-        return Rolling(facts, random_nodes(facts, place), place, frames)
-    with building(device, torch.bfloat16):
-        modules: dict[str, nn.Module] = {
-            "video_encoder": FrameEncoder(facts.encoder),
-            "ac_predictor": ActionPredictor(facts),
-        }
-    return Rolling(
-        facts, {name: each.eval() for name, each in modules.items()}, place, frames, lambda: StillCaptures(device)
-    )
-
-
 def world_steps(options: argparse.Namespace, clock: Clock) -> None:
-    """The context pass of seven frames behind which a rollout of eight steps begins, and that rollout."""
-    here = rolling(options, clock.device)
-    wanted = trial(here.facts, 8, 1, 8)
+    """The context pass behind which a rollout begins, and that rollout."""
+    here = _rolling(options, clock.device)
+    wanted = trial(here.facts, CONTEXT, 1, HORIZON)
     wanted = replace(wanted, clip=wanted.clip.to(clock.device))
     for _ in range(2):
-        if clock.device.type == "cuda":
-            here.whole(wanted)
-        else:
-            imagine(here, wanted, Clock(clock.device))
+        _imagine(here, wanted, Clock(clock.device))
         here.turner.capture()
-    clock.counts = clock.device.type != "cuda"
-    for _ in range(options.repeats + 1):
-        imagine(here, wanted, clock)
-        clock.counts = False
+    for _ in range(1 if clock.counts else options.repeats):
+        _imagine(here, wanted, clock)
 
 
-def imagine(here: Rolling, wanted: Trial, clock: Clock) -> None:
+def _rolling(options: argparse.Namespace, device: torch.device) -> Rolling:
+    facts = replace(RELEASED_AC, most_frames=FRAMES) if options.official else SMALL_AC
+    place = Place(device=device, dtype=torch.bfloat16, attention=options.attention, requests=8)
+    if device.type == "cuda":
+        return Rolling(facts, random_nodes(facts, place), place, FRAMES)
+    with building(device, place.dtype):
+        encoder, predictor = FrameEncoder(facts.encoder), ActionPredictor(facts)
+    modules: dict[str, nn.Module] = {"video_encoder": encoder.eval(), "ac_predictor": predictor.eval()}
+    return Rolling(facts, modules, place, FRAMES, lambda: StillCaptures(device))
+
+
+def _imagine(here: Rolling, wanted: Trial, clock: Clock) -> None:
     """One request, step by step."""
-    turner, runner = here.turner, here.turner.runners["ac_predictor"]
-    tokens, seen = here.facts.encoder.frame_tokens + here.facts.conditions, len(wanted.clip)
+    turner, known = here.turner, len(wanted.clip) - 1
+    whole = Attend(
+        mask="full", positions="shared", tokens=here.facts.encoder.frame_tokens + here.facts.conditions
+    )  # fmt: skip
+    numbers = {NORMALIZE: torch.tensor(True), STEP: torch.tensor(0)}
     with torch.inference_mode():
         handle, latents = here.encode(wanted)
-        inputs = {
-            "given_frames": latents[:-1], "given_actions": wanted.known, "given_states": wanted.states[:-1],
-            NORMALIZE: torch.tensor(True), STEP: torch.tensor(0),
-        }  # fmt: skip
-        attend = Attend(mask="full", positions="shared", tokens=tokens)
-        with clock.step(f"context of {seen - 1} frames: launch"):
-            turner.submit("ac_predictor", handle, inputs, loop=LoopSpec(max_iters=seen - 1, fused=True), attend=attend)
-            running = runner.launch()
-        assert running is not None
-        with clock.step(f"context of {seen - 1} frames: collect"):
-            turner.take(runner.collect(running))
-        inputs = {
-            "frame": latents[-1:], "state": wanted.states[-1], "actions": wanted.candidates[0],
-            NORMALIZE: torch.tensor(True), STEP: torch.tensor(0),
-        }  # fmt: skip
-        horizon = wanted.candidates.shape[1]
-        loop = LoopSpec(max_iters=horizon, carry={"next_frame": "frame", "next_state": "state"}, fused=True)
-        attend = replace(attend, keep="loop")
-        with clock.step(f"rollout of {horizon} steps: launch"):
-            turner.submit("ac_predictor", handle, inputs, loop=loop, attend=attend, outputs=("next_frame",))
-            running = runner.launch()
-        assert running is not None
-        with clock.step(f"rollout of {horizon} steps: collect"):
-            turner.take(runner.collect(running))
-    turner.close(handle)
-    turner.done.clear()
+
+        def read() -> None:
+            inputs = {
+                "given_frames": latents[:-1], "given_actions": wanted.known, "given_states": wanted.states[:-1],
+            }  # fmt: skip
+            loop = LoopSpec(max_iters=known, fused=True)
+            turner.submit("ac_predictor", handle, {**inputs, **numbers}, loop=loop, attend=whole)
+
+        def roll() -> None:
+            inputs = {"frame": latents[-1:], "state": wanted.states[-1], "actions": wanted.candidates[0]}
+            loop = LoopSpec(max_iters=HORIZON, carry={"next_frame": "frame", "next_state": "state"}, fused=True)
+            attend = replace(whole, keep="loop")
+            turner.submit(
+                "ac_predictor", handle, {**inputs, **numbers}, loop=loop, attend=attend, outputs=("next_frame",)
+            )
+
+        predictor = turner.runners["ac_predictor"]
+        clock.run(f"context of {known} frames", predictor, read, turner.take)
+        clock.run(f"rollout of {HORIZON} steps", predictor, roll, turner.take)
+    _close(here, [handle])
+
+
+def _close(here: Acting | Rolling, handles: list[Handle]) -> None:
+    for handle in handles:
+        here.turner.close(handle)
+    here.turner.done.clear()
 
 
 def main() -> None:
     """Measure and print."""
+    options = read_options()
+    clocks = [Clock(torch.empty(0, device=options.device).device, profiled=options.profile)]
+    if options.device == "cpu":
+        clocks.append(Clock(torch.device("meta"), counts=True))
+    prepare_device(clocks[0].device)
+    for clock in clocks:
+        if clock.device.type == "meta":  # there is nothing to pin: a copy stands in for it
+            torch.Tensor.pin_memory = torch.Tensor.clone  # type: ignore[method-assign, assignment]
+        if options.rows:
+            policy_steps(options, clock)
+        if not options.no_world:
+            world_steps(options, clock)
+    asked = clocks[-1].asked
+    for found in clocks[0].figures():
+        known = asked.get(found["step"])
+        counts = {} if known is None else {"launches": known.launches.total(), "uploads": known.uploads}
+        print(json.dumps({**found, **counts}), flush=True)
+    if options.profile:
+        print(asked[options.profile].launches if options.profile in asked else "")
+        pstats.Stats(clocks[0].profile).sort_stats("tottime").print_stats(45)
+
+
+def read_options() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8], help="requests of Pi0.5 at once")
     parser.add_argument("--no-world", action="store_true", help="leave 2-AC out")
-    parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--device", default="meta", choices=("meta", "cpu", "cuda"))
+    parser.add_argument("--repeats", type=int, default=60)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--official", action="store_true", help="the official shapes in place of small ones")
-    parser.add_argument("--profile", default="", metavar="STEP", help="for example `flows of 8: launch`")
+    parser.add_argument("--attention", help="backend of the cache; default flashinfer, torch on the CPU")
+    parser.add_argument("--profile", default="", metavar="STEP", help="for example `flows of 8, launch`")
     options = parser.parse_args()
-    device = torch.empty(0, device=options.device).device
-    prepare_device(device)
-    if device.type != "cuda":  # there is nothing to pin: a copy stands in for it
-        torch.Tensor.pin_memory = torch.Tensor.clone  # type: ignore[method-assign, assignment]
-    clock = Clock(device, options.profile)
-    for rows in options.rows:
-        policy_steps(options, clock, rows)
-    if not options.no_world:
-        world_steps(options, clock)
-    print(json.dumps({"device": options.device, "torch": torch.__version__}))
-    for name, figures in clock.figures().items():
-        print(json.dumps({"step": name, **figures}))
-    if options.profile:
-        pstats.Stats(clock.profile).sort_stats("tottime").print_stats(45)
+    options.attention = options.attention or ("flashinfer" if options.device == "cuda" else "torch")
+    return options
 
 
 if __name__ == "__main__":

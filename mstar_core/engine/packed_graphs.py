@@ -191,15 +191,14 @@ class PackedGraphs:
     def _replay(self, bucket: _Bucket, pieces: Sequence[Piece]) -> dict[str, Tensor]:
         """One replay for these pieces. Returns the outputs that some of them want, packed, as tensors of their own."""
         total = sum(piece.count for piece in pieces)
-        told: dict[str, Sequence[np.ndarray]] = {
-            "positions": [np.arange(each.count) + (each.firing.position + each.firing.done) for each in pieces]
-        }
+        where = [np.arange(each.count) + (each.firing.position + each.firing.done) for each in pieces]
+        told = {"positions": np.concatenate(where)}
         late: list[tuple[list[Tensor], Tensor]] = []
         for name, target in bucket.ports.items():
             values = [piece.firing.ports[name] for piece in pieces]
             field = port_field(name)
             if field in bucket.block.device and all(value.device.type == "cpu" for value in values):
-                told[field] = [host_array(value) for value in values]
+                told[field] = host_array(torch.cat(values))
             else:
                 late.append((values, target[:total]))
         counts = np.array([piece.count for piece in pieces], dtype=np.int64)

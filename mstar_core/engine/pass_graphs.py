@@ -289,15 +289,13 @@ class PassGraphs:
     def _fill(self, bucket: _Bucket, pieces: Sequence[Piece]) -> int:
         """Bring what these pieces say to the bucket, positions and numbers in one copy. Returns its rows in use."""
         kind = bucket.kind
-        told: dict[str, np.ndarray | Sequence[np.ndarray]] = {
-            POSITIONS: positions_of_whole([piece.firing for piece in pieces])
-        }
+        told = {POSITIONS: positions_of_whole([piece.firing for piece in pieces])}
         late: list[tuple[Port, list[Tensor]]] = []
         for port in kind.ports:
             values = [value for piece in pieces for value in _values(piece, port)]
             field = port_field(port.name)
             if field in bucket.attention.device and all(value.device.type == "cpu" for value in values):
-                told[field] = [host_array(value) for value in values]
+                told[field] = host_array(torch.stack(values) if port.is_per_row else torch.cat(values))
             else:
                 late.append((port, values))
         slots = np.array([piece.branch.slot for piece in pieces], dtype=np.int64)

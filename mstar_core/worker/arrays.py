@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 LARGE_BYTES: Final = 1 << 20
-"""From here on a copy from a GPU goes through pinned memory: to ordinary memory the driver copies it piece by piece, at a
-fraction of the link's rate.
+"""From here on a copy from a GPU goes through pinned memory: to ordinary memory the driver copies it piece by piece, at
+a fraction of the link's rate.
 """
 
 HALVES: Final = {"float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -6,7 +6,7 @@ it brings, so that all that a replay needs of the host is laid into one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 Fields = Mapping[str, tuple[torch.dtype, int]]
 """Arrays side by side: name -> (dtype, length)."""
 
-Values = Mapping[str, np.ndarray | Sequence[np.ndarray]]
-"""What goes into them: an array, or several that are laid one behind the other, each in row-major order."""
+Values = Mapping[str, np.ndarray]
+"""What goes into them from the start on, in row-major order."""
 
 
 class Block:
@@ -45,18 +45,12 @@ class Block:
         host = torch.empty(len(self._block), dtype=torch.uint8, pin_memory=self._block.is_cuda)
         flat = host.numpy()
         for name, (start, end, kind) in self._spans.items():
-            into, given = flat[start:end].view(kind), values.get(name)
-            into[0 if given is None else _lay(into, given) :] = 0
+            into, given, count = flat[start:end].view(kind), values.get(name), 0
+            if given is not None:
+                count = given.size
+                into[:count] = given if given.ndim == 1 else given.reshape(-1)
+            into[count:] = 0
         self._block.copy_(host, non_blocking=True)
-
-
-def _lay(into: np.ndarray, given: np.ndarray | Sequence[np.ndarray]) -> int:
-    """Write what is given from the start on. Returns where it ends."""
-    end = 0
-    for each in (given,) if isinstance(given, np.ndarray) else given:
-        begin, end = end, end + each.size
-        into[begin:end] = each if each.ndim == 1 else each.reshape(-1)
-    return end
 
 
 def port_field(name: str) -> str:
