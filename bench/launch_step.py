@@ -116,6 +116,8 @@ class Clock:
 
     def run(self, what: str, runner: NodeRunner, submit: Callable[[], None], take: Callable[[Any], None]) -> None:
         """One step: its jobs, its launch and its collection."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         with self.step(f"{what}, launch"):
             submit()
             running = runner.launch()
