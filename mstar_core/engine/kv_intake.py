@@ -211,7 +211,8 @@ class Intake:
         """A number for each token; of several iterations the step goes on with each."""
         typed = self._typed(name, value)
         if iterations > 1 and name == STEP:
-            return (typed + torch.arange(iterations, device=typed.device)).repeat_interleave(tokens // iterations)
+            each = typed + torch.arange(iterations, device=typed.device)
+            return each[:, None].expand(iterations, tokens // iterations).reshape(-1)
         return typed.expand(tokens)
 
     def _typed(self, name: str, value: Tensor) -> Tensor:

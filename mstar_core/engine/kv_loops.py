@@ -165,14 +165,19 @@ class Loops:
         if firing.attend.write:
             self._slots.history[slot, firing.base : firing.base + firing.tokens] = NO_ID if ids is None else ids
             if job.attend.keep != "loop":  # what will be dropped again is not part of the page keys
-                self._chain(branch, job, np.full(firing.tokens, NO_ID, dtype=np.int32) if ids is None else ids)
+                self._chain(branch, job, ids, firing.tokens)
         return firing
 
-    def _chain(self, branch: Branch, job: Job, ids: np.ndarray) -> None:
-        """Extend the page keys of the branch."""
+    def _chain(self, branch: Branch, job: Job, ids: np.ndarray | None, tokens: int) -> None:
+        """Extend the page keys of the branch. ids: int32 [tokens], None where the tokens are not ids."""
         seed = job.tokens_hash_seed
+        if seed is None or not branch.chain.is_open:
+            branch.chain.is_open = False
+            return
+        if ids is None:
+            ids = np.full(tokens, NO_ID, dtype=np.int32)
         kind = f"{job.attend.mask},{job.attend.positions};".encode()
-        branch.chain.extend(ids, None if seed is None else kind + seed)
+        branch.chain.extend(ids, kind + seed)
 
     def _keep_or_drop(self, branch: Branch, job: Job) -> None:
         """Mark where a loop's own tokens begin, and drop those of a loop that is over.

@@ -74,8 +74,7 @@ class Firing:
     @property
     def must_be_whole(self) -> bool:
         """Whether chunks would change the result."""
-        is_cut = all(axis is not None for axis in self.axes.values())
-        return self.attend.mask == "full" or not self.attend.write or not is_cut
+        return self.attend.mask == "full" or not self.attend.write or None in self.axes.values()
 
     @property
     def next_position(self) -> int:

@@ -17,6 +17,7 @@ import torch
 
 from mstar_core.engine.attention.block import Block, host_array, port_field
 from mstar_core.engine.attention.segments import PackedPrompts
+from mstar_core.engine.positions import positions_of_whole
 from mstar_core.engine.upload import upload
 
 if TYPE_CHECKING:
@@ -191,19 +192,18 @@ class PackedGraphs:
     def _replay(self, bucket: _Bucket, pieces: Sequence[Piece]) -> dict[str, Tensor]:
         """One replay for these pieces. Returns the outputs that some of them want, packed, as tensors of their own."""
         total = sum(piece.count for piece in pieces)
-        where = [np.arange(each.count) + (each.firing.position + each.firing.done) for each in pieces]
-        told = {"positions": np.concatenate(where)}
+        told = {"positions": positions_of_whole([piece.firing for piece in pieces])}
         late: list[tuple[list[Tensor], Tensor]] = []
         for name, target in bucket.ports.items():
             values = [piece.firing.ports[name] for piece in pieces]
             field = port_field(name)
-            if field in bucket.block.device and all(value.device.type == "cpu" for value in values):
+            if field in bucket.block.device and all([value.is_cpu for value in values]):
                 told[field] = host_array(torch.cat(values))
             else:
                 late.append((values, target[:total]))
         counts = np.array([piece.count for piece in pieces], dtype=np.int64)
         rows = np.array([piece.branch.slot for piece in pieces], dtype=np.int64)
-        prompts = PackedPrompts(rows=rows, counts=counts, cached=np.zeros_like(counts), tables=self._tables.ids)
+        prompts = PackedPrompts(rows=rows, counts=counts, cached=counts * 0, tables=self._tables.ids)
         self._send(bucket, prompts, told)
         for values, target in late:  # behind what was sent, which clears the rest of its fields
             join(values, target)
@@ -255,7 +255,7 @@ def join(values: list[Tensor], into: Tensor) -> None:
         into.copy_(upload(values[0], into.device))
     elif all(value.device == into.device for value in values):
         torch.cat(values, out=into)
-    elif all(value.device.type == "cpu" for value in values):
+    elif all(value.is_cpu for value in values):
         into.copy_(upload(torch.cat(values), into.device))
     else:
         torch.cat([upload(value, into.device) for value in values], out=into)

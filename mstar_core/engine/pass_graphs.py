@@ -259,9 +259,9 @@ class PassGraphs:
 
     def _bucket(self, kind: PassKind, group: Sequence[Piece]) -> _Bucket | None:
         """The smallest bucket for these pieces; where none takes them all, or much of it is spare, one that is full."""
-        rows = np.array([piece.branch.slot for piece in group], dtype=np.int64)
-        held = self._tables.length[rows] + [piece.count if kind.writes else 0 for piece in group]
-        pages = -(-int(held.max()) // self._tables.pool.page_size)
+        cached = self._tables.length[[piece.branch.slot for piece in group]].tolist()
+        held = max([own + piece.count * kind.writes for own, piece in zip(cached, group, strict=True)])
+        pages = -(-held // self._tables.pool.page_size)
         fits = [key for key in self._buckets.get(kind, ()) if key[1] >= pages]
         if not fits:
             return None
@@ -290,14 +290,15 @@ class PassGraphs:
         """Bring what these pieces say to the bucket, positions and numbers in one copy. Returns its rows in use."""
         kind = bucket.kind
         told = {POSITIONS: positions_of_whole([piece.firing for piece in pieces])}
-        late: list[tuple[Port, list[Tensor]]] = []
+        late: list[Port] = []
         for port in kind.ports:
-            values = [value for piece in pieces for value in _values(piece, port)]
-            field = port_field(port.name)
-            if field in bucket.attention.device and all(value.device.type == "cpu" for value in values):
-                told[field] = host_array(torch.stack(values) if port.is_per_row else torch.cat(values))
+            values, field = [piece.firing.ports[port.name] for piece in pieces], port_field(port.name)
+            if field not in bucket.attention.device or not all([value.is_cpu for value in values]):
+                late.append(port)
+            elif len(values) == 1:
+                told[field] = host_array(values[0])
             else:
-                late.append((port, values))
+                told[field] = host_array(torch.cat([_by_row(piece, port) for piece in pieces]))
         slots = np.array([piece.branch.slot for piece in pieces], dtype=np.int64)
         often = np.array([piece.firing.iterations for piece in pieces], dtype=np.int64)
         cached = self._tables.length[slots]
@@ -305,12 +306,13 @@ class PassGraphs:
             before = np.concatenate([np.arange(each) for each in often]) * kind.tokens
             slots, cached = np.repeat(slots, often), np.repeat(cached, often) + before
         bucket.attention.prepare(slots, cached, self._tables.ids, told)
-        for port, values in late:  # behind what was sent, which clears the rest of its fields
+        for port in late:  # behind what was sent, which clears the rest of its fields
             target = bucket.ports[port.name]
-            if port.is_per_row:
-                gather([upload(value, target.device) for value in values], target[: len(values)])
+            if port.is_per_row and len(pieces) > 1:
+                rows = [upload(row, target.device) for piece in pieces for row in piece.firing.of_rows(port.name)]
+                gather(rows, target[:count])
             else:
-                join(values, target[: sum(map(len, values))])
+                join([_by_row(piece, port) for piece in pieces], target[: port.count(count, kind.tokens)])
         return count
 
     def _step(self, bucket: _Bucket, most: int = MOST_ITERATIONS) -> dict[str, Tensor]:
@@ -402,8 +404,10 @@ def _share(value: Tensor, shape: PassShape, count: int) -> Tensor:
     return value[: count * shape.tokens] if value.shape[0] == shape.rows * shape.tokens else value[:count]
 
 
-def _values(piece: Piece, port: Port) -> Sequence[Tensor]:
-    return piece.firing.of_rows(port.name) if port.is_per_row else (piece.firing.ports[port.name],)
+def _by_row(piece: Piece, port: Port) -> Tensor:
+    """A pass's values of a port, by row of the module or by token on the first axis."""
+    value = piece.firing.ports[port.name]
+    return value[None] if port.is_per_row and piece.firing.iterations == 1 else value
 
 
 def _fitting(pieces: Sequence[Piece], rows: int) -> int:

@@ -49,7 +49,7 @@ def _of_rows(values: list[Tensor], device: torch.device) -> Tensor | list[Tensor
     """One value per row, stacked where their shapes agree."""
     if any(value.shape != values[0].shape for value in values):
         return [upload(value, device) for value in values]
-    if all(value.device.type == "cpu" for value in values):
+    if all(value.is_cpu for value in values):
         return upload(torch.stack(values), device)
     return torch.stack([upload(value, device) for value in values])
 
@@ -62,6 +62,6 @@ def _cut(piece: Piece, value: Tensor, axis: int | None) -> Tensor:
 
 def _together(values: list[Tensor], device: torch.device, axis: int) -> list[Tensor]:
     """Values of several pieces on the device, joined and copied at once where they are on the host."""
-    if any(value.device.type != "cpu" for value in values):
+    if not all(value.is_cpu for value in values):
         return [upload(value, device) for value in values]
     return [upload(values[0].contiguous() if len(values) == 1 else torch.cat(values, dim=axis), device)]

@@ -18,7 +18,7 @@ to write them down once more costs less than the least copy to a GPU.
 
 def stays(value: Tensor) -> bool:
     """Whether a value is on the host and waits there for its step."""
-    return value.device.type == "cpu" and value.nbytes <= SMALL_BYTES
+    return value.is_cpu and value.nbytes <= SMALL_BYTES
 
 
 def upload(value: np.ndarray | Tensor, device: torch.device) -> Tensor:

@@ -194,7 +194,11 @@ def written(
     if not shape.writes:
         return np.zeros(0, dtype=np.int64)
     places = np.full((shape.rows, shape.tokens), elsewhere, dtype=np.int64)
-    if len(rows):
-        at = cached[:, None] + np.arange(shape.tokens)
+    inside = np.arange(shape.tokens)
+    if len(rows) and int((cached % page_size).max()) + shape.tokens <= page_size:
+        # All of a pass on one page, as frames are: one place to look up for each, and not one for each token.
+        places[: len(rows)] = places_of(rows, cached, tables, page_size)[:, None] + inside
+    elif len(rows):
+        at = cached[:, None] + inside
         places[: len(rows)] = places_of(np.broadcast_to(rows[:, None], at.shape), at, tables, page_size)
     return places.reshape(-1)
