@@ -59,23 +59,36 @@ class InnerGraphs:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """rows: [B, ...]. Returns the function's rows, a tensor of their own."""
+        bucket = self._chosen(rows)
+        return self._function(rows) if bucket is None else self._replay(bucket, rows).clone()
+
+    def borrow(self, rows: Tensor) -> Tensor:
+        """The same for who copies them at once: they may lie where the next call of either overwrites them."""
+        bucket = self._chosen(rows)
+        return self._function(rows) if bucket is None else self._replay(bucket, rows)
+
+    def _chosen(self, rows: Tensor) -> _Bucket | None:
+        """The bucket that takes these rows; one that is still missing is learned and counted."""
         if self._captures is None:
-            return self._function(rows)
+            return None
         kind = (rows.dtype, tuple(rows.shape[1:]))
         self._learn(kind)
         bucket = self._bucket(kind, len(rows))
         if bucket is None:
             # What is not worth a graph is not missed.
             self._captures.counts.misses += self._is_worth(tuple(rows.shape))
-            return self._function(rows)
+        else:
+            self._captures.counts.hits += 1
+        return bucket
+
+    def _replay(self, bucket: _Bucket, rows: Tensor) -> Tensor:
         bucket.given[: len(rows)].copy_(rows)
         if bucket.graph is not None:
             bucket.graph.replay()
         else:
             bucket.made = self._function(bucket.given)
-        self._captures.counts.hits += 1
         assert bucket.made is not None
-        return bucket.made[: len(rows)].clone()
+        return bucket.made[: len(rows)]
 
     @property
     def sizes(self) -> dict[Kind, list[int]]:

@@ -350,7 +350,7 @@ class KVCacheEngine:
         self._state.slots.next_position[branch.slot] = self._loops.position_after(branch, firing)
         if firing.attend.write:
             self._loops.log(branch, firing)
-            if self._state.cache is not None:
+            if self._state.cache is not None and branch.chain.keys:
                 full = int(self._state.tables.length[branch.slot]) // self._state.pool.page_size
                 self._state.cache.insert(branch.chain.keys[:full], self._state.tables.pages(branch.slot)[:full])
         if branch.loop is None:

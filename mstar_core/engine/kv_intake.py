@@ -5,6 +5,7 @@ Called by the KV engine when a job starts and when the log of a preempted branch
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from mstar_core.engine.kv_sequence import Firing, Logged
 from mstar_core.engine.kv_step import id_port
 from mstar_core.engine.ports import keyword, takes
-from mstar_core.engine.upload import upload
+from mstar_core.engine.upload import stays, upload
 from mstar_core.errors import EngineError
 from mstar_core.graph.nodes import STEP, Attend, PortType
 
@@ -28,6 +29,18 @@ POSITIONS: Final = "positions"
 
 _TOKEN_AXIS: Final = "n"
 
+MOST_FORMS: Final = 1024
+"""Forms of passes that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What passes with inputs of the same shapes agree in. words: input and keyword; axes, tokens: as in `Firing`."""
+
+    words: tuple[tuple[str, str], ...]
+    axes: dict[str, int | None]
+    tokens: int
+
 
 class Intake:
     """Knows the ports of one node. Owned by its KV engine.
@@ -36,8 +49,8 @@ class Intake:
     the axis is the one its type calls `n`, else the first. A pass that joins several ports, or puts tokens around
     them, runs whole and alone; so does one with an input that is neither a number nor of that length. A pass with ports
     of which a row has one value (`NodeSpec.row_ports`) runs whole, beside those of other rows. Numbers (0-d inputs such
-    as STEP) reach the module as one value per packed token, under `ports.keyword` of their name; those on the host stay
-    there until a step takes them, so that they travel with those of all other rows.
+    as STEP) reach the module as one value per packed token, under `ports.keyword` of their name. They and small values
+    stay on the host until a step takes them, so that they travel with those of all other rows.
     """
 
     def __init__(self, spec: NodeSpec, module: KVModule, device: torch.device, dtype: torch.dtype) -> None:
@@ -50,6 +63,7 @@ class Intake:
         self.takes_step = takes(module, keyword(STEP))
         self.row_ports = frozenset(map(keyword, spec.row_ports))
         self._step_ports = frozenset(spec.step_ports)
+        self._forms: dict[tuple[object, ...], _Form] = {}
         self._id_names = {self.id_port, *((spec.sampling.port,) if spec.sampling else ())}
 
     def is_id_port(self, name: str) -> bool:
@@ -59,6 +73,15 @@ class Intake:
     def on_device(self, name: str, value: Tensor) -> Tensor:
         """A port's value on this node's device; floats that are not declared otherwise come in the node's dtype."""
         return self._typed(name, value if value.device == self._device else upload(value, self._device))
+
+    def at_hand(self, name: str, value: Tensor) -> Tensor:
+        """The same for a value that one step takes: a small one of the host stays there until then."""
+        return self._typed(name, value) if stays(value) else self.on_device(name, value)
+
+    def kept(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Inputs of a loop that goes on pass by pass, where they need not travel again with each; numbers do."""
+        is_small = {name: not value.dim() or name == POSITIONS for name, value in inputs.items()}
+        return {name: value if is_small[name] else self.on_device(name, value) for name, value in inputs.items()}
 
     def firing(
         self, inputs: dict[str, Tensor], attend: Attend, position: int, base: int, *, step: int = 0, iterations: int = 1
@@ -104,8 +127,8 @@ class Intake:
         return again
 
     def lists(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Those inputs of a loop that have an entry for each iteration, on this node's device."""
-        return {name: self.on_device(name, value) for name, value in inputs.items() if self._is_list(name, value)}
+        """Those inputs of a loop that have an entry for each iteration, made ready once: its passes cut them."""
+        return {name: self.at_hand(name, value) for name, value in inputs.items() if self._is_list(name, value)}
 
     def holds_iterations(self, inputs: dict[str, Tensor], attend: Attend) -> bool:
         """Whether a pass of these inputs can be several iterations of a loop: all but numbers are of rows.
@@ -130,25 +153,40 @@ class Intake:
         self, inputs: dict[str, Tensor], attend: Attend, step: int, iterations: int
     ) -> tuple[dict[str, Tensor], dict[str, int | None], int]:
         """Ports as keywords, the axis that each is cut along, and the tokens of the pass."""
+        form = self._form(inputs, attend, iterations)
         made: dict[str, Tensor] = {}
-        axes: dict[str, int | None] = {}
-        solid: dict[str, Tensor] = {}
-        for name, value in inputs.items():
+        for name, word in form.words:
+            value = inputs[name]
             if name in self.row_ports:
-                made[name] = self._of_row(name, value, step, iterations)
-                axes[name] = None
+                made[word] = self._of_row(name, value, step, iterations)
             elif value.dim():
-                solid[name] = self.on_device(name, value)
+                made[word] = self.at_hand(name, value)
+            else:
+                made[word] = self._number(name, value, form.tokens, iterations)
+        return made, form.axes, form.tokens
+
+    def _form(self, inputs: dict[str, Tensor], attend: Attend, iterations: int) -> _Form:
+        """How inputs of these shapes are taken: found out once, as most passes are like one before."""
+        shapes = [(name, value.shape, value.is_floating_point()) for name, value in inputs.items()]
+        key = (attend, iterations, *shapes)
+        found = self._forms.get(key)
+        if found is None:
+            if len(self._forms) >= MOST_FORMS:
+                self._forms.clear()
+            found = self._forms[key] = self._new_form(inputs, attend, iterations)
+        return found
+
+    def _new_form(self, inputs: dict[str, Tensor], attend: Attend, iterations: int) -> _Form:
+        solid = {name: value for name, value in inputs.items() if name not in self.row_ports and value.dim()}
         tokens, is_cut = self._counted(solid, attend, iterations, ", ".join(inputs))
-        for name, value in solid.items():
-            made[keyword(name)] = value
-            axes[keyword(name)] = self._axis(name, value, tokens) if is_cut else None
-        for name, value in inputs.items():
-            if not value.dim() and name not in made:
-                key = keyword(name)
-                made[key] = self._number(name, value, tokens, iterations)
-                axes[key] = 0
-        return made, axes, tokens
+        words = tuple((name, name if name in self.row_ports else keyword(name)) for name in inputs)
+        axes: dict[str, int | None] = {}
+        for name, word in words:
+            if name in solid:
+                axes[word] = self._axis(name, solid[name], tokens) if is_cut else None
+            else:
+                axes[word] = None if name in self.row_ports else 0
+        return _Form(words, axes, tokens)
 
     def _counted(self, solid: dict[str, Tensor], attend: Attend, iterations: int, names: str) -> tuple[int, bool]:
         """Tokens of a pass, and whether it can be cut. solid: its ports that are neither rows' nor numbers."""
@@ -161,7 +199,7 @@ class Intake:
 
     def _of_row(self, name: str, value: Tensor, step: int, iterations: int) -> Tensor:
         """What the rows that the pass is get of a port: of several iterations with these on a first axis."""
-        value = self.on_device(name, value)
+        value = self.at_hand(name, value)
         if not self._is_list(name, value):
             return value if iterations == 1 else value.expand(iterations, *value.shape)
         if step + iterations > value.shape[0]:
@@ -180,7 +218,8 @@ class Intake:
         """A number for each token; of several iterations the step goes on with each."""
         typed = self._typed(name, value)
         if iterations > 1 and name == STEP:
-            return (typed + torch.arange(iterations, device=typed.device)).repeat_interleave(tokens // iterations)
+            each = typed + torch.arange(iterations, device=typed.device)
+            return each[:, None].expand(iterations, tokens // iterations).reshape(-1)
         return typed.expand(tokens)
 
     def _typed(self, name: str, value: Tensor) -> Tensor:

@@ -101,6 +101,8 @@ class Loops:
             return emission, Done(
                 job=job, outputs=kept, reason="stop" if is_stopped else "length", iterations=loop.iteration
             )
+        if not job.attend.write:
+            job.inputs = self._intake.kept(job.inputs)
         branch.firing = self._iteration(branch, job, loop)
         return emission, None
 
@@ -163,14 +165,19 @@ class Loops:
         if firing.attend.write:
             self._slots.history[slot, firing.base : firing.base + firing.tokens] = NO_ID if ids is None else ids
             if job.attend.keep != "loop":  # what will be dropped again is not part of the page keys
-                self._chain(branch, job, np.full(firing.tokens, NO_ID, dtype=np.int32) if ids is None else ids)
+                self._chain(branch, job, ids, firing.tokens)
         return firing
 
-    def _chain(self, branch: Branch, job: Job, ids: np.ndarray) -> None:
-        """Extend the page keys of the branch."""
+    def _chain(self, branch: Branch, job: Job, ids: np.ndarray | None, tokens: int) -> None:
+        """Extend the page keys of the branch. ids: int32 [tokens], None where the tokens are not ids."""
         seed = job.tokens_hash_seed
+        if seed is None or not branch.chain.is_open:
+            branch.chain.is_open = False
+            return
+        if ids is None:
+            ids = np.full(tokens, NO_ID, dtype=np.int32)
         kind = f"{job.attend.mask},{job.attend.positions};".encode()
-        branch.chain.extend(ids, None if seed is None else kind + seed)
+        branch.chain.extend(ids, kind + seed)
 
     def _keep_or_drop(self, branch: Branch, job: Job) -> None:
         """Mark where a loop's own tokens begin, and drop those of a loop that is over.
@@ -272,7 +279,9 @@ class Loops:
 
     def _start_general(self, branch: Branch, job: Job, loop: LoopSpec) -> Done | None:
         values = carried_values(loop, job.inputs, branch.request.held, self._spec.name)
-        carried = {into: self._intake.on_device(into, value) for into, value in values.items()}
+        # What appends gives most of them on the device; what reads takes the first alone, all its iterations at once.
+        place = self._intake.on_device if job.attend.write else self._intake.at_hand
+        carried = {into: place(into, value) for into, value in values.items()}
         start = {port: carried[into] for port, into in loop.carry.items()}
         is_stopped = loop.stop_port in start and stops(loop, start[loop.stop_port])
         if is_stopped or loop.max_iters <= 0:

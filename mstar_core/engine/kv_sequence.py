@@ -74,8 +74,7 @@ class Firing:
     @property
     def must_be_whole(self) -> bool:
         """Whether chunks would change the result."""
-        is_cut = all(axis is not None for axis in self.axes.values())
-        return self.attend.mask == "full" or not self.attend.write or not is_cut
+        return self.attend.mask == "full" or not self.attend.write or None in self.axes.values()
 
     @property
     def next_position(self) -> int:
@@ -107,7 +106,8 @@ class Logged:
 class LoopState:
     """A loop in progress. carried: input port -> value of the next iteration.
 
-    ahead: most iterations that one pass may hold. lists: inputs that have an entry for each iteration, on the device.
+    ahead: most iterations that one pass may hold. lists: inputs that have an entry for each iteration, small ones where
+    they came from.
     ready: what the next iterations gave, where a replay has run ahead; each is settled as if it had run by itself.
     """
 

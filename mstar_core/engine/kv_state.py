@@ -13,6 +13,7 @@ from mstar_core.engine.base import Failed, StepResult
 from mstar_core.engine.batching import Holder
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.kv_sequence import Branch, Request
+from mstar_core.engine.neighbours import stretches
 from mstar_core.errors import EngineError, MstarError, TooLarge
 
 if TYPE_CHECKING:
@@ -61,14 +62,17 @@ class KVRunning:
     def bring(self, ports: frozenset[str], told: frozenset[str], to_host: Callable[[Tensor], Arriving]) -> None:
         """Send what loops gave on these ports to the host, behind the step and before all that is launched later.
 
+        What rows of one pass gave travels together.
         ports: of loops that ended and of iterations that are told; told: of the latter alone.
         """
         wanted = [(item.outputs, ports) for item in self.result.done]
         wanted += [(item.outputs, ports | told) for item in self.result.emissions]
-        for outputs, names in wanted:
-            for port in names & outputs.keys():
-                self.arriving.append(to_host(outputs[port]))
-                outputs[port] = self.arriving[-1].pending
+        for port in sorted(ports | told):
+            givers = [outputs for outputs, names in wanted if port in names and port in outputs]
+            for span, values in stretches([outputs[port] for outputs in givers]):
+                self.arriving.append(to_host(values))
+                for outputs, value in zip(givers[span], self.arriving[-1].pending, strict=True):
+                    outputs[port] = value
 
 
 @dataclass(slots=True)

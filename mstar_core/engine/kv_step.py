@@ -18,7 +18,7 @@ from mstar_core.engine.attention import PackedRows, Segment
 from mstar_core.engine.columns import Columns
 from mstar_core.engine.device import HostCopy
 from mstar_core.engine.failures import node_error
-from mstar_core.engine.positions import positions_of
+from mstar_core.engine.piece_ports import packed_ports, packed_positions
 from mstar_core.engine.sampler import SamplingRows
 from mstar_core.engine.upload import upload
 from mstar_core.errors import EngineError, MstarError
@@ -309,24 +309,7 @@ class StepRunner:
         if not pieces:
             assert ids is not None and own is not None
             return {self.id_port: ids}, own
-        first = pieces[0].firing
-        ports: dict[str, Tensor | list[Tensor]] = {}
-        for name, axis in first.axes.items():
-            if name in first.per_row:
-                ports[name] = _of_rows([value for piece in pieces for value in piece.firing.of_rows(name)])
-                continue
-            cuts = [_cut(piece, piece.firing.ports[name], piece.firing.axes[name]) for piece in pieces]
-            if cuts[0].dim() == 1:  # ids and numbers may still be on the host
-                cuts = _together(cuts, slots.device)
-            if ids is not None:
-                cuts.insert(0, ids)
-            ports[name] = cuts[0] if len(cuts) == 1 else torch.cat(cuts, dim=axis or 0)
-        where = [positions_of(piece.firing, piece.count) for piece in pieces]
-        if all(piece.firing.given is None for piece in pieces):
-            where = _together(where, slots.device)
-        if own is not None:
-            where.insert(0, own)
-        return ports, where[0] if len(where) == 1 else torch.cat(where, dim=-1)
+        return packed_ports(pieces, ids, slots.device), packed_positions(pieces, own, slots.device)
 
     def _sampled(
         self, decode: DecodeRows | None, pieces: list[Piece], outputs: dict[str, Tensor], total: int
@@ -463,21 +446,3 @@ def _signature(firing: Firing, batch_key: Sequence[str]) -> tuple[object, ...]:
         else:
             parts.append((name, value.dtype, axis))
     return (*parts, firing.given.dim() if firing.given is not None else 0)
-
-
-def _of_rows(values: list[Tensor]) -> Tensor | list[Tensor]:
-    """One value per row, stacked where their shapes agree."""
-    return torch.stack(values) if all(value.shape == values[0].shape for value in values) else values
-
-
-def _cut(piece: Piece, value: Tensor, axis: int | None) -> Tensor:
-    if axis is None or piece.count == piece.firing.tokens:
-        return value
-    return value.narrow(axis, piece.firing.done, piece.count)
-
-
-def _together(values: list[Tensor], device: torch.device) -> list[Tensor]:
-    """Ids or positions of several pieces as one tensor on the device, copied at once where they are on the host."""
-    if any(value.device.type != "cpu" for value in values):
-        return [upload(value, device) for value in values]
-    return [upload(values[0].contiguous() if len(values) == 1 else torch.cat(values), device)]

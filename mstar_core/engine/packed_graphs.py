@@ -1,8 +1,8 @@
 """Whole passes outside loops as CUDA graphs, one per bucket of packed tokens: prefixes that see all of themselves.
 
 A replay takes passes of any lengths, on rows that hold nothing yet; what is left of the bucket is nobody's and reaches
-no page. All buckets of a kind share their inputs' memory. Used by the pass graphs; off unless `NodeSpec.capture_tokens`
-names buckets.
+no page. All buckets of a kind share their inputs' memory, but for numbers, which travel with what attention reads. Used
+by the pass graphs; off unless `NodeSpec.capture_tokens` names buckets.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.attention.passes import Block
+from mstar_core.engine.attention.block import Block, host_array, port_field
 from mstar_core.engine.attention.segments import PackedPrompts
+from mstar_core.engine.positions import positions_of_whole
+from mstar_core.engine.upload import upload
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention import AttentionBackend
+    from mstar_core.engine.attention.block import Values
     from mstar_core.engine.attention.packed import FixedPacked
     from mstar_core.engine.captured import Captures
     from mstar_core.engine.kv_step import Piece
@@ -150,10 +153,10 @@ class PackedGraphs:
             return None
         if piece.count != firing.tokens or firing.iterations > 1 or int(self._tables.length[piece.branch.slot]):
             return None
-        found, device = [], self._captures.device.type
+        found = []
         for name in sorted(firing.ports):
             value = firing.ports[name]
-            if firing.axes[name] != 0 or value.shape[0] != firing.tokens or value.device.type != device:
+            if firing.axes[name] != 0 or value.shape[0] != firing.tokens:
                 return None
             found.append((name, value.dtype, tuple(value.shape[1:])))
         return tuple(found)
@@ -189,19 +192,21 @@ class PackedGraphs:
     def _replay(self, bucket: _Bucket, pieces: Sequence[Piece]) -> dict[str, Tensor]:
         """One replay for these pieces. Returns the outputs that some of them want, packed, as tensors of their own."""
         total = sum(piece.count for piece in pieces)
+        told = {"positions": positions_of_whole([piece.firing for piece in pieces])}
+        late: list[tuple[list[Tensor], Tensor]] = []
         for name, target in bucket.ports.items():
             values = [piece.firing.ports[name] for piece in pieces]
-            if len(values) == 1:
-                target[:total].copy_(values[0])
-            elif all(value.device == target.device for value in values):
-                torch.cat(values, out=target[:total])
-            else:  # numbers that are still on the host
-                target[:total].copy_(torch.cat(values))
-        where = [np.arange(piece.count) + (piece.firing.position + piece.firing.done) for piece in pieces]
+            field = port_field(name)
+            if field in bucket.block.device and all([value.is_cpu for value in values]):
+                told[field] = host_array(torch.cat(values))
+            else:
+                late.append((values, target[:total]))
         counts = np.array([piece.count for piece in pieces], dtype=np.int64)
         rows = np.array([piece.branch.slot for piece in pieces], dtype=np.int64)
-        prompts = PackedPrompts(rows=rows, counts=counts, cached=np.zeros_like(counts), tables=self._tables.ids)
-        self._send(bucket, prompts, np.concatenate(where))
+        prompts = PackedPrompts(rows=rows, counts=counts, cached=counts * 0, tables=self._tables.ids)
+        self._send(bucket, prompts, told)
+        for values, target in late:  # behind what was sent, which clears the rest of its fields
+            join(values, target)
         if bucket.graph is not None:
             bucket.graph.replay()
         else:
@@ -210,9 +215,9 @@ class PackedGraphs:
         wanted = frozenset[str]().union(*(piece.wants for piece in pieces))
         return {name: value[:total].clone() for name, value in bucket.outputs.items() if name in wanted}
 
-    def _send(self, bucket: _Bucket, prompts: PackedPrompts, positions: np.ndarray) -> None:
-        """Bring what a replay reads beside its inputs to the device, with one copy."""
-        bucket.block.send({**bucket.attention.values(prompts), "positions": positions})
+    def _send(self, bucket: _Bucket, prompts: PackedPrompts, told: Values) -> None:
+        """Bring what a replay reads of the host to the device, with one copy."""
+        bucket.block.send({**bucket.attention.values(prompts), **told})
 
     def _step(self, bucket: _Bucket) -> dict[str, Tensor]:
         """One forward over the bucket's buffers."""
@@ -230,14 +235,30 @@ class PackedGraphs:
         device, rows = self._captures.device, rows_of(tokens)
         if kind not in self._inputs:
             most = max(self._sizes)
-            self._inputs[kind] = {n: torch.zeros((most, *shape), dtype=d, device=device) for n, d, shape in kind}
+            self._inputs[kind] = {
+                name: torch.zeros((most, *shape), dtype=dtype, device=device) for name, dtype, shape in kind if shape
+            }
         attention = self._attention.fixed_packed(tokens, rows)
-        block = Block({**attention.fields, "positions": (torch.int64, tokens)}, device)
+        numbers = {port_field(name): (dtype, tokens) for name, dtype, shape in kind if not shape}
+        block = Block({**attention.fields, "positions": (torch.int64, tokens), **numbers}, device)
         ports = {name: value[:tokens] for name, value in self._inputs[kind].items()}
+        ports |= {name: block.device[port_field(name)] for name, _, shape in kind if not shape}
         bucket = _Bucket(tokens, rows, attention, block, attention.view(block.device), ports)
         none = np.zeros(0, dtype=np.int64)
-        self._send(bucket, PackedPrompts(rows=none, counts=none, cached=none, tables=self._tables.ids), none)
+        self._send(bucket, PackedPrompts(rows=none, counts=none, cached=none, tables=self._tables.ids), {})
         return bucket
+
+
+def join(values: list[Tensor], into: Tensor) -> None:
+    """Copy values one behind the other into [n, ...], on whichever side they are."""
+    if len(values) == 1:
+        into.copy_(upload(values[0], into.device))
+    elif all(value.device == into.device for value in values):
+        torch.cat(values, out=into)
+    elif all(value.is_cpu for value in values):
+        into.copy_(upload(torch.cat(values), into.device))
+    else:
+        torch.cat([upload(value, into.device) for value in values], out=into)
 
 
 def rows_of(tokens: int) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from mstar_core.errors import EngineError
 
 
@@ -28,11 +26,11 @@ class PagePool:
             raise EngineError(f"a pool of {total} pages of {page_size} tokens cannot hold anything")
         self.total = total
         self.page_size = page_size
-        self.refs = np.zeros(total, dtype=np.int32)
-        self._known = np.zeros(total, dtype=np.bool_)
+        self.refs = [0] * total  # a list and bytes: they are asked page by page, where numpy takes five times as long
+        self._known = bytearray(total)
         self._free: list[int] = list(range(total - 1, -1, -1))
         self._aged: OrderedDict[int, None] = OrderedDict()
-        self._written = np.zeros(total, dtype=np.bool_)
+        self._written = bytearray(total)
         self._stale: list[int] = []
         self._forget: Callable[[int], None] = _ignore
 
@@ -76,9 +74,11 @@ class PagePool:
         while len(self._free) < count:
             self._evict()
         pages = [self._free.pop() for _ in range(count)]
-        self.refs[pages] = 1
-        self._stale.extend(page for page in pages if self._written[page])
-        self._written[pages] = True
+        for page in pages:
+            self.refs[page] = 1
+            if self._written[page]:
+                self._stale.append(page)
+            self._written[page] = 1
         return pages
 
     def take_stale(self) -> list[int]:
@@ -102,12 +102,13 @@ class PagePool:
 
         The deepest page of a chain ages first, so that eviction shortens prefixes from their end.
         """
+        refs, known = self.refs, self._known
         for page in reversed(pages):
-            assert self.refs[page] > 0, f"page {page} is released twice"
-            self.refs[page] -= 1
-            if self.refs[page]:
+            assert refs[page] > 0, f"page {page} is released twice"
+            refs[page] -= 1
+            if refs[page]:
                 continue
-            if self._known[page]:
+            if known[page]:
                 self._aged[page] = None
             else:
                 self._free.append(page)
@@ -115,18 +116,18 @@ class PagePool:
     def keep(self, page: int) -> None:
         """Keep a used page's contents after its last table lets go (the prefix cache knows it)."""
         assert self.refs[page] > 0, f"page {page} is not in use"
-        self._known[page] = True
+        self._known[page] = 1
 
     def drop(self, page: int) -> None:
         """The prefix cache no longer knows this page."""
-        self._known[page] = False
+        self._known[page] = 0
         if page in self._aged:
             del self._aged[page]
             self._free.append(page)
 
     def _evict(self) -> None:
         page, _ = self._aged.popitem(last=False)
-        self._known[page] = False
+        self._known[page] = 0
         self._forget(page)
         self._free.append(page)
 

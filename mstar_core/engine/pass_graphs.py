@@ -9,6 +9,7 @@ plainly, and its buckets are captured in idle moments. Off unless `NodeSpec.capt
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -16,13 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.attention.passes import Block, FixedPasses, PassShape
-from mstar_core.engine.packed_graphs import PackedGraphs
+from mstar_core.engine.attention.block import host_array, port_field
+from mstar_core.engine.attention.passes import FixedPasses, PassShape
+from mstar_core.engine.packed_graphs import PackedGraphs, join
 from mstar_core.engine.pass_kinds import (
     MOST_ITERATIONS,
     STEP_PORT,
     PassKind,
     Port,
+    carried_by,
     is_graphable,
     is_of_loop,
     later,
@@ -31,6 +34,7 @@ from mstar_core.engine.pass_kinds import (
     whole_loop,
 )
 from mstar_core.engine.positions import positions_of_whole
+from mstar_core.engine.upload import upload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,19 +61,21 @@ EXACT: Final = 2
 SPARE: Final = 2048
 """Tokens of padding that cost more than one replay more would: they keep a device busy for longer than its weights."""
 
+POSITIONS: Final = "positions"
+"""Field of a bucket's block that holds the position of each token."""
+
 
 @dataclass(slots=True)
 class _Bucket:
-    """One graph with its buffers.
+    """One graph with its buffers; positions and small ports lie beside what attention reads.
 
-    facts: positions, and the ports that hold a number for each token. later: buffers of the iterations behind the
-    first, where several append. outputs: of each iteration that appends, else of the last.
+    later: buffers of the iterations behind the first, where several append. outputs: of each iteration that appends,
+    else of the last.
     """
 
     kind: PassKind
     shape: PassShape
     attention: FixedPasses
-    facts: Block
     ports: dict[str, Tensor]
     later: tuple[_Bucket, ...] = ()
     graph: Any = None
@@ -198,11 +204,12 @@ class PassGraphs:
             return None
         firing, job = piece.firing, piece.job
         shapes = tuple([(name, value.dtype, value.shape) for name, value in firing.ports.items()])
-        key = (shapes, firing.tokens, firing.iterations, firing.attend.write)
+        carried = carried_by(piece)
+        key = (shapes, firing.tokens, firing.iterations, firing.attend.write, carried)
         if key not in self._known:
             if len(self._known) >= KNOWN:
                 self._known.clear()
-            self._known[key] = one_pass(firing)
+            self._known[key] = one_pass(firing, carried)
         one = self._known[key]
         if one is None or firing.attend.write or job is None or job.loop is None or not job.loop.fused or job.loop.emit:
             return one
@@ -249,10 +256,10 @@ class PassGraphs:
 
     def _bucket(self, kind: PassKind, group: Sequence[Piece]) -> _Bucket | None:
         """The smallest bucket for these pieces; where none takes them all, or much of it is spare, one that is full."""
-        rows = np.array([piece.branch.slot for piece in group], dtype=np.int64)
-        own = kind.iterations if kind.writes else 0
-        held = self._tables.length[rows] + [piece.count * own for piece in group]
-        pages = -(-int(held.max()) // self._tables.pool.page_size)
+        cached = self._tables.length[[piece.branch.slot for piece in group]].tolist()
+        often = kind.iterations if kind.writes else 0
+        held = max([own + piece.count * often for own, piece in zip(cached, group, strict=True)])
+        pages = -(-held // self._tables.pool.page_size)
         fits = [key for key in self._buckets.get(kind, ()) if key[1] >= pages]
         if not fits:
             return None
@@ -304,29 +311,32 @@ class PassGraphs:
         ahead: how many iterations behind those of the pieces the bucket is; it will be carried what loops carry.
         """
         kind, firings = bucket.kind, [later(piece, ahead) if ahead else piece.firing for piece in pieces]
-        facts = {"positions": positions_of_whole(firings)}
-        late: list[tuple[Tensor, Tensor]] = []
+        told = {POSITIONS: positions_of_whole(firings)}
+        late: list[Port] = []
         for port in kind.ports:
-            if ahead and port.name in kind.carried:
+            if ahead and port.is_carried:
                 continue
-            values = [value for firing in firings for value in _values(firing, port)]
-            target = bucket.ports[port.name]
-            if port.is_per_row:
-                gather(values, target[: len(values)])
-            elif port.name in bucket.facts.device and all(value.device.type == "cpu" for value in values):
-                facts[port.name] = torch.cat(values).numpy()
+            values, field = [firing.ports[port.name] for firing in firings], port_field(port.name)
+            if field not in bucket.attention.device or not all([value.is_cpu for value in values]):
+                late.append(port)
+            elif len(values) == 1:
+                told[field] = host_array(values[0])
             else:
-                late.append((torch.cat(values), target))
-        bucket.facts.send(facts)
-        for value, target in late:  # behind what was sent, which clears the rest
-            target[: len(value)].copy_(value)
+                told[field] = host_array(torch.cat([_by_row(firing, port) for firing in firings]))
         slots = np.array([piece.branch.slot for piece in pieces], dtype=np.int64)
         often = np.array([firing.iterations for firing in firings], dtype=np.int64)
         cached = self._tables.length[slots] + ahead * kind.tokens
         if len(pieces) < (count := int(often.sum())):
             before = np.concatenate([np.arange(each) for each in often]) * kind.tokens
             slots, cached = np.repeat(slots, often), np.repeat(cached, often) + before
-        bucket.attention.prepare(slots, cached, self._tables.ids)
+        bucket.attention.prepare(slots, cached, self._tables.ids, told)
+        for port in late:  # behind what was sent, which clears the rest of its fields
+            target = bucket.ports[port.name]
+            if port.is_per_row and len(firings) > 1:
+                rows = [upload(row, target.device) for firing in firings for row in firing.of_rows(port.name)]
+                gather(rows, target[:count])
+            else:
+                join([_by_row(firing, port) for firing in firings], target[: port.count(count, kind.tokens)])
         return count
 
     def _step(self, bucket: _Bucket, most: int = MOST_ITERATIONS) -> list[dict[str, Tensor]]:
@@ -343,7 +353,7 @@ class PassGraphs:
             given = {**own.ports, **carried}
             if STEP_PORT in given and iteration and not bucket.later:
                 given[STEP_PORT] = given[STEP_PORT] + iteration
-            outputs = self._module(kv=own.attention.view, positions=own.facts.device["positions"], **given)
+            outputs = self._module(kv=own.attention.view, positions=own.attention.device[POSITIONS], **given)
             carried = {into: outputs[port].to(bucket.ports[into].dtype) for port, into in bucket.kind.carry}
             told.append(outputs)
         for each in several:
@@ -359,17 +369,16 @@ class PassGraphs:
 
     def _new(self, kind: PassKind, shape: PassShape) -> _Bucket:
         """A bucket with its buffers, and no graph yet."""
-        tokens = shape.rows * kind.tokens
-        told = {port.name: (port.dtype, tokens) for port in kind.ports if port.is_number}
-        facts = Block({"positions": (torch.int64, tokens), **told}, self._device)
+        sizes = {port: (port.count(shape.rows, kind.tokens), *port.shape) for port in kind.ports}
+        told = {port_field(p.name): (p.dtype, math.prod(s)) for p, s in sizes.items() if p.is_told(kind.tokens)}
+        beside = {POSITIONS: (torch.int64, shape.rows * kind.tokens), **told}
+        attention = self._attention.fixed_passes(shape, beside)
         ports = {
-            port.name: facts.device[port.name] if port.is_number else torch.zeros(
-                (shape.rows if port.is_per_row else tokens, *port.shape), dtype=port.dtype, device=self._device
-            )
-            for port in kind.ports
+            port.name: attention.device[port_field(port.name)].view(size) if port_field(port.name) in told
+            else torch.zeros(size, dtype=port.dtype, device=self._device)
+            for port, size in sizes.items()
         }  # fmt: skip
-        attention = self._attention.fixed_passes(shape)
-        bucket = _Bucket(kind, shape, attention, facts, ports)
+        bucket = _Bucket(kind, shape, attention, ports)
         none = np.zeros(0, dtype=np.int64)
         attention.prepare(none, none, self._tables.ids)
         if kind.runs_ahead:
@@ -395,8 +404,10 @@ def _share(value: Tensor, shape: PassShape, count: int) -> Tensor:
     return value[: count * shape.tokens] if value.shape[0] == shape.rows * shape.tokens else value[:count]
 
 
-def _values(firing: Firing, port: Port) -> Sequence[Tensor]:
-    return firing.of_rows(port.name) if port.is_per_row else (firing.ports[port.name],)
+def _by_row(firing: Firing, port: Port) -> Tensor:
+    """A pass's values of a port, by row of the module or by token on the first axis."""
+    value = firing.ports[port.name]
+    return value[None] if port.is_per_row and firing.iterations == 1 else value
 
 
 def _fitting(pieces: Sequence[Piece], rows: int) -> int:

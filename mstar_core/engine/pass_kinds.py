@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-import torch
-
 from mstar_core.engine.ports import keyword
+from mstar_core.engine.upload import SMALL_BYTES
 from mstar_core.graph.nodes import STEP
 
 if TYPE_CHECKING:
+    import torch
+
     from mstar_core.engine.kv_sequence import Firing
     from mstar_core.engine.kv_step import Piece
 
@@ -34,22 +35,29 @@ STEP_PORT: Final = keyword(STEP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """An input in fixed shape. shape: of one row's value, or of one token's where it is not per row."""
+    """An input in fixed shape. shape: of one row's value, or of one token's where it is not per row.
+
+    is_carried: whether a loop that appends carries it, so that all but its first value are made on the device.
+    """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     is_per_row: bool
+    is_carried: bool = False
 
     @property
     def size_bytes(self) -> int:
         """Bytes of one value."""
         return self.dtype.itemsize * math.prod(self.shape)
 
-    @property
-    def is_number(self) -> bool:
-        """Whether it holds a number for each token, which the host can send with others. numpy knows no bfloat16."""
-        return not self.is_per_row and not self.shape and self.dtype != torch.bfloat16
+    def count(self, rows: int, tokens: int) -> int:
+        """Values of so many rows, of so many tokens each."""
+        return rows if self.is_per_row else rows * tokens
+
+    def is_told(self, tokens: int) -> bool:
+        """Whether it may travel with other small inputs: a row's values stay on the host until a step takes them."""
+        return not self.is_carried and self.size_bytes * self.count(1, tokens) <= SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +79,11 @@ class PassKind:
         """Whether it is several iterations that each append behind the one before."""
         return self.writes and self.iterations > 1
 
-    @property
-    def carried(self) -> frozenset[str]:
-        """Inputs that all iterations but the first take from the one before."""
-        return frozenset(into for _, into in self.carry)
-
     def sizes(self, rows: Sequence[int]) -> list[int]:
         """Of these numbers of rows, those for which it is worth a graph: the smallest, and others not too large."""
         if self.runs_ahead:
             return [count for count in rows if count * self.tokens * self.iterations <= AHEAD_TOKENS]
-        each = sum(port.size_bytes * (1 if port.is_per_row else self.tokens) for port in self.ports)
+        each = sum(port.size_bytes * port.count(1, self.tokens) for port in self.ports)
         return [count for count in rows if count * each <= MOST_BYTES or count == min(rows)]
 
     def __str__(self) -> str:
@@ -96,7 +99,13 @@ def is_graphable(piece: Piece) -> bool:
     return firing.attend.mask == "full" and is_of_loop(piece)
 
 
-def one_pass(firing: Firing) -> PassKind | None:
+def carried_by(piece: Piece) -> tuple[str, ...]:
+    """Inputs that a loop which appends, pass by pass, takes from what its last pass gave."""
+    loop = piece.job.loop if piece.job is not None and piece.firing.attend.write else None
+    return () if loop is None else tuple(map(keyword, loop.carry.values()))
+
+
+def one_pass(firing: Firing, carried: Collection[str]) -> PassKind | None:
     """What graphs of such passes agree in; None where an input is neither per token nor per row."""
     ports = []
     for name in sorted(firing.ports):
@@ -105,7 +114,8 @@ def one_pass(firing: Firing) -> PassKind | None:
             return None
         leads = not is_per_row or firing.iterations > 1
         shape = tuple(value.shape[1:]) if leads else tuple(value.shape)
-        ports.append(Port(name=name, dtype=value.dtype, shape=shape, is_per_row=is_per_row))
+        port = Port(name=name, dtype=value.dtype, shape=shape, is_per_row=is_per_row, is_carried=name in carried)
+        ports.append(port)
     return PassKind(tokens=firing.row_tokens, ports=tuple(ports), writes=firing.attend.write)
 
 
@@ -133,7 +143,7 @@ def passes_ahead(pieces: Sequence[Piece], one: PassKind) -> PassKind | None:
     carries = {tuple(sorted(piece.job.loop.carry.items())) for piece in pieces if piece.job and piece.job.loop}
     carry = tuple((port, keyword(into)) for port, into in carries.pop())
     of_rows = {port.name for port in one.ports if port.is_per_row}
-    is_known = all(port.is_per_row or port.is_number for port in one.ports)
+    is_known = all(port.is_per_row or not port.shape for port in one.ports)
     fits = carry and not carries and is_known and of_rows.issuperset(into for _, into in carry)
     return replace(one, iterations=iterations, carry=carry) if fits else None
 

@@ -30,4 +30,11 @@ def positions_of_whole(firings: Sequence[Firing]) -> np.ndarray:
     """Positions of all tokens of passes that no port gives them: int64 [tokens]."""
     if all(firing.attend.positions == "shared" and firing.iterations == 1 for firing in firings):
         return np.repeat(np.array([firing.position for firing in firings]), [firing.tokens for firing in firings])
-    return torch.cat([positions_of(firing, firing.tokens) for firing in firings]).numpy()
+    found = [_numbers(firing) for firing in firings]
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def _numbers(firing: Firing) -> np.ndarray:
+    """The same of one pass. By numpy, which counts in a fraction of the time that torch takes to begin."""
+    numbers: np.ndarray = np.arange(firing.position, firing.next_position, dtype=np.int64)
+    return np.repeat(numbers, firing.row_tokens) if firing.attend.positions == "shared" else numbers

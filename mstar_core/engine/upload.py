@@ -1,14 +1,24 @@
-"""Brings host values to the device without waiting for it. Used by the KV engine wherever a step is prepared."""
+"""Brings host values to the device without waiting for it. Used by the engines wherever a step is prepared."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+SMALL_BYTES: Final = 1 << 16
+"""Bytes up to which a value of the host stays there until a step takes it: all that are in a step travel together, and
+to write them down once more costs less than the least copy to a GPU.
+"""
+
+
+def stays(value: Tensor) -> bool:
+    """Whether a value is on the host and waits there for its step."""
+    return value.is_cpu and value.nbytes <= SMALL_BYTES
 
 
 def upload(value: np.ndarray | Tensor, device: torch.device) -> Tensor:

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
+from mstar_core.engine.upload import SMALL_BYTES
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 LARGE_BYTES: Final = 1 << 20
-"""From here on a copy between the host and a GPU goes through pinned memory: from ordinary memory the driver copies it
-piece by piece, at a fraction of the link's rate.
+"""From here on a copy from a GPU goes through pinned memory: to ordinary memory the driver copies it piece by piece, at
+a fraction of the link's rate.
 """
 
 HALVES: Final = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -43,8 +45,9 @@ def to_array(tensor: Tensor) -> tuple[np.ndarray, str | None]:
 
 def to_tensor(array: np.ndarray, dtype: str) -> Tensor:
     """A tensor over a received array (copied where the array may not be written or outlived)."""
-    if array.nbytes >= LARGE_BYTES and torch.cuda.is_initialized():
-        # Whoever takes it to the device finds it pinned, and does not copy it once more.
+    if array.nbytes > SMALL_BYTES and torch.cuda.is_initialized():
+        # Whoever takes it to the device finds it pinned, and does not copy it once more. Smaller ones wait for a step,
+        # which lays them into pinned memory with others.
         tensor = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
         np.copyto(tensor.numpy(), array)
     else:

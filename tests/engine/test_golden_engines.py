@@ -18,6 +18,7 @@ from tests.engine.golden_engines import (
     check_policy,
     check_world,
     clip_encoder,
+    observations,
     policy,
     world,
 )
@@ -49,6 +50,18 @@ def test_actions(dtype: torch.dtype, vision: str, limits: Any, tmp_path: Path, g
     for node, counters in acting.counters().items():
         assert counters["graph_hits"] >= 3, node
     assert sum(graph.replays for captures in made for graph in captures.graphs) >= 6
+
+
+def test_what_cameras_gave_stays_when_the_next_ones_are_seen(tmp_path: Path, graphs: Any) -> None:
+    acting = policy(Place(device=CPU, dtype=torch.float32, max_tokens=128, requests=4), tmp_path, graphs)
+    cameras, seen = acting.modules["vit_encoder"], observations()[0][0]
+    images, tokens = seen.images[None], [torch.zeros(len(seen.images) * acting.sizes.vision.tokens + 3)]
+    with torch.inference_mode():
+        plain = cameras(images=images, tokens=tokens)["features"][0]
+        acting.turner.capture()
+        (kept,) = cameras(images=images, tokens=tokens)["features"]
+        cameras(images=1 - images, tokens=tokens)
+    torch.testing.assert_close(kept, plain)
 
 
 @pytest.mark.parametrize(("dtype", "limits"), [KINDS[0][::2], KINDS[1][::2]], ids=["float32", "bfloat16"])

@@ -46,7 +46,7 @@ class Copy:
 
 @dataclass
 class Device:
-    """Where copies are begun. copies: in order. is_quick: they arrive at once."""
+    """Where copies are begun, each of the values of some rows. copies: in order. is_quick: they arrive at once."""
 
     copies: list[Copy] = field(default_factory=list)
     is_quick: bool = False
@@ -54,6 +54,10 @@ class Device:
     def __call__(self, value: Tensor) -> Copy:
         self.copies.append(Copy(value, there=self.is_quick))
         return self.copies[-1]
+
+    @property
+    def rows(self) -> int:
+        return sum(len(copy.value) for copy in self.copies)
 
 
 def engine_on(device: Device, **changes: Any) -> KVCacheEngine:
@@ -78,7 +82,7 @@ def test_only_what_a_module_names_travels_and_a_step_is_done_when_it_is_there() 
     assert engine.is_done(running)
     (done,) = engine.collect(running).done
     assert int(done.job.key) == key and device.copies[0].waited
-    assert torch.equal(done.outputs["velocity"], device.copies[0].value), "what the job asked for"
+    assert torch.equal(done.outputs["velocity"], device.copies[0].value[0]), "what the job asked for"
     # The values that a loop goes on from stay where they are.
     assert "velocity" not in engine._state.requests[Handle(0)].held or done.outputs["velocity"].is_cpu
 
@@ -95,7 +99,7 @@ def test_requests_that_come_while_a_flow_runs_share_the_next_one() -> None:
     engine = engine_on(device, captures=captures, max_seq_len=64)
     flows(engine, [0], lookahead=1)
     captured(engine)
-    ready = len(device.copies)
+    ready = device.rows
     flying: list[Any] = []
 
     def turn() -> None:
@@ -109,21 +113,35 @@ def test_requests_that_come_while_a_flow_runs_share_the_next_one() -> None:
     flow(driver, 1)
     for _ in range(4):
         turn()
-    assert len(device.copies) == ready + 1, "the first one flows"
+    assert device.rows == ready + 1, "the first one flows"
     for handle in range(2, 2 + late):
         flow(driver, handle)
         turn()
         turn()
-    assert len(device.copies) == ready + 1, "nobody else flows before it is there"
+    assert device.rows == ready + 1, "nobody else flows before it is there"
     for _ in range(6):
         for copy in device.copies:
             copy.there = True
         turn()
         turn()
-    assert len(device.copies) == ready + 1 + late and not flying
+    assert device.rows == ready + 1 + late and not flying
     replays = sum(graph.replays for graph in captures.graphs)
     # The second one's prefix was launched behind the first flow; all others share replays of at most four rows.
     assert replays == 2 + -(-(late - 1) // 4)
+
+
+def test_rows_of_one_replay_travel_in_one_copy_and_each_gets_its_own() -> None:
+    device = Device(is_quick=True)
+    engine = engine_on(device)
+    flows(engine, [0], lookahead=1)
+    captured(engine)
+    found: dict[int, Tensor] = {}
+    for handles in ([0, 1, 2, 3], [0], [1], [2], [3]):
+        device.copies.clear()
+        given = flows(engine, handles, lookahead=1, port="velocity")
+        assert len(device.copies) == 1 and device.rows == len(handles)
+        for handle, value in given.items():
+            near(value, found.setdefault(handle, value))
 
 
 def test_values_of_emitting_loops_travel_too() -> None:
@@ -157,6 +175,6 @@ def test_iterations_that_are_told_travel_while_the_next_ones_run_and_the_end_sta
         driver.run()
         told = torch.stack([item.outputs["next_frame"] for item in driver.emissions[key]])
         found.append((told, driver.done[key].outputs["next_frame"]))
-    assert len(device.copies) == 4 * candidates, "each candidate's frame of each step, and no last one again"
+    assert device.rows == 4 * candidates, "each candidate's frame of each step, and no last one again"
     near(found[1][0], found[0][0])
     near(found[1][1], found[0][1])

@@ -37,6 +37,17 @@ def test_the_first_of_a_shape_runs_plainly_and_later_ones_are_replayed() -> None
     assert graphs.counters()["graph_hits"] == 4 and graphs.counters()["graph_misses"] == 1
 
 
+def test_what_is_borrowed_is_right_until_the_next_call_and_costs_no_copy() -> None:
+    graphs = InnerGraphs(doubled, (1, 2), RecordedCaptures())
+    assert torch.equal(graphs.borrow(rows(2)), doubled(rows(2)))
+    captured(graphs)
+    first = graphs.borrow(rows(2))
+    assert torch.equal(first, doubled(rows(2)))
+    again = graphs.borrow(rows(2) + 5)
+    assert again.data_ptr() == first.data_ptr() and torch.equal(first, doubled(rows(2) + 5))
+    assert graphs.counters()["graph_hits"] == 2 and graphs.counters()["graph_misses"] == 1
+
+
 @pytest.mark.parametrize("count", [5, 9])
 def test_rows_that_would_be_padded_by_more_than_a_third_run_plainly(count: int) -> None:
     graphs = InnerGraphs(doubled, (8,), RecordedCaptures())

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mstar_core.engine.attention.block import Block
 from mstar_core.engine.attention.packed import TorchFixedPacked
-from mstar_core.engine.attention.passes import Block
 from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.kv_cache import KVCacheEngine

@@ -51,7 +51,10 @@ def captured(engine: KVCacheEngine) -> None:
         pass
 
 
-def flows(engine: KVCacheEngine, handles: list[int], lookahead: int = 0, **changes: Any) -> dict[int, Tensor]:
+def flows(
+    engine: KVCacheEngine, handles: list[int], lookahead: int = 0, *, port: str = "latents_out", **changes: Any
+) -> dict[int, Tensor]:
+    """Several requests at once: by handle what each gave on a port."""
     driver = Driver(engine, lookahead)
     keys = {handle: flow(driver, handle, **changes) for handle in handles}
     driver.run()
@@ -59,7 +62,7 @@ def flows(engine: KVCacheEngine, handles: list[int], lookahead: int = 0, **chang
         engine.close(Handle(handle))
     assert not driver.failed, driver.failed
     assert all(driver.done[key].iterations == changes.get("steps", 5) for key in keys.values())
-    return {handle: driver.done[key].outputs["latents_out"] for handle, key in keys.items()}
+    return {handle: driver.done[key].outputs[port] for handle, key in keys.items()}
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
@@ -115,7 +118,7 @@ def test_only_the_buckets_that_are_there_serve_and_capturing_is_done_piece_by_pi
 
 
 @pytest.mark.parametrize(("changes", "why"), [({"steps": 65}, "too long"), ({"tokens": 3}, "another kind")])
-def test_other_loops_run_plainly_and_are_counted(changes: dict[str, int], why: str) -> None:
+def test_other_loops_run_plainly_and_are_counted(changes: dict[str, Any], why: str) -> None:
     engine = flow_engine(RecordedCaptures())
     flows(engine, [0])
     captured(engine)

@@ -13,7 +13,8 @@ import torch
 
 from mstar_core.engine import rng, sampler
 from mstar_core.engine.attention.backend import backend, make_pools
-from mstar_core.engine.attention.passes import Block, PassShape
+from mstar_core.engine.attention.block import Block
+from mstar_core.engine.attention.passes import PassShape
 from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.engine.node_graphs import NodeGraphs
 from mstar_core.engine.page_table import PageTables

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from bench.families.policy import Acting, Place, observation, random_modules
+from mstar_core.engine.attention.block import Block
 from mstar_core.engine.attention.packed import TorchFixedPacked
-from mstar_core.engine.attention.passes import Block, PassShape, TorchFixedPasses
+from mstar_core.engine.attention.passes import PassShape, TorchFixedPasses
 from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.engine.captured import Captures
 from mstar_core.engine.device import prepare_device
@@ -217,6 +218,35 @@ def test_prefixes_that_wait_behind_a_busy_device_keep_their_plans(attention: str
     found = [done[acting._flows[int(handle)]].outputs["robot_actions"].cpu() for handle in handles]
     for first, second in zip(found, expected, strict=True):
         assert difference(first, second, is_relative=True) < BFLOAT16.actions
+    acting.end()
+
+
+def test_flows_that_wait_behind_a_busy_device_keep_their_inputs(cuda: torch.device) -> None:
+    """The next flow's noise is laid for its copy while the device has not read that of the first."""
+    here = place(cuda)
+    acting = Acting(WIDE, random_modules(WIDE, here), here)
+    seen = [observation(WIDE, 3, 50, seed=seed) for seed in (1, 2)]
+    acting.act(seen[0])
+    acting.turner.capture()
+    expected = [acting.act(each)[0] for each in seen]
+    handles = [acting.submit(each, is_flowing=False) for each in seen]
+    acting.turner.run()
+    runner, flying = acting.turner.runners["LLM"], []
+    hits = acting.counters()["LLM"]["graph_hits"]
+    busy = torch.randn(8192, 8192, device=cuda)
+    for _ in range(20):
+        busy = busy @ busy / 100
+    for handle, each in zip(handles, seen, strict=True):
+        acting.flow(handle, each)
+        flying.append(runner.launch())
+    for running in flying:
+        assert running is not None
+        acting.turner.take(runner.collect(running))
+    assert acting.counters()["LLM"]["graph_hits"] == hits + 2
+    done = acting.turner.done
+    for handle, wanted in zip(handles, expected, strict=True):
+        found = done[acting._flows[int(handle)]].outputs["robot_actions"]
+        assert difference(found, wanted, is_relative=True) < BFLOAT16.actions
     acting.end()
 
 

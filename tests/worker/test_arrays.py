@@ -8,6 +8,7 @@ import torch
 
 from mstar_core.api.numbers import NumberForm, packed
 from mstar_core.api.stream import Item
+from mstar_core.engine.upload import SMALL_BYTES
 from mstar_core.worker.arrays import LARGE_BYTES, narrowed, to_array, to_tensor
 
 BITS = np.random.default_rng(1).integers(0, 1 << 32, 4096, dtype=np.uint64).astype(np.uint32)
@@ -53,3 +54,5 @@ def test_large_values_go_to_the_host_and_back_through_pinned_memory() -> None:
     assert name == "bfloat16" and array.shape == (3, len(values))
     made = to_tensor(array, name)
     assert made.is_pinned() and torch.equal(made[2].cuda(), values.bfloat16())
+    small, camera = (np.ones(count, dtype=np.uint8) for count in (SMALL_BYTES, 224 * 224 * 3))
+    assert not to_tensor(small, "uint8").is_pinned() and to_tensor(camera, "uint8").is_pinned()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from mstar_core.engine.attention.block import Fields
     from mstar_core.engine.attention.packed import FixedPacked
     from mstar_core.engine.attention.passes import FixedPasses, PassShape
     from mstar_core.engine.attention.segments import FixedSegments
@@ -74,8 +75,8 @@ class AttentionBackend(Protocol):
     def fixed_segments(self, tokens: int, rows: int, max_pages: int) -> FixedSegments:
         """Attention of up to `rows` prompts packed into `tokens` tokens, in fixed shapes for captured steps."""
 
-    def fixed_passes(self, shape: PassShape) -> FixedPasses:
-        """Attention of passes of so many tokens a row, in fixed shapes for captured steps."""
+    def fixed_passes(self, shape: PassShape, beside: Fields) -> FixedPasses:
+        """Attention of passes of so many tokens a row, in fixed shapes for captured steps. beside: see FixedPasses."""
 
     def fixed_packed(self, tokens: int, rows: int) -> FixedPacked:
         """Attention of up to `rows` whole passes on empty rows, packed into `tokens` tokens, for captured steps."""

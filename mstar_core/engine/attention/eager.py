@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.backend import PackedRows, Segment
+    from mstar_core.engine.attention.block import Fields
     from mstar_core.engine.attention.passes import PassShape
     from mstar_core.engine.page_table import PageCopy
 
@@ -53,9 +54,9 @@ class EagerAttention:
         """Prompt attention of one bucket in fixed shapes."""
         return TorchFixedSegments(self._pools, self._page_size, tokens, rows, max_pages)
 
-    def fixed_passes(self, shape: PassShape) -> TorchFixedPasses:
+    def fixed_passes(self, shape: PassShape, beside: Fields) -> TorchFixedPasses:
         """Attention of one bucket of passes in fixed shapes."""
-        return TorchFixedPasses(self._pools, self._page_size, shape)
+        return TorchFixedPasses(self._pools, self._page_size, shape, beside)
 
     def fixed_packed(self, tokens: int, rows: int) -> TorchFixedPacked:
         """Attention of one bucket of packed passes in fixed shapes."""

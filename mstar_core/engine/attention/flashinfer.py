@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.backend import Segment
+    from mstar_core.engine.attention.block import Fields
     from mstar_core.engine.attention.decode import DecodeRows
     from mstar_core.engine.attention.eager import EagerView
     from mstar_core.engine.attention.packed import FixedPacked
@@ -91,7 +92,7 @@ class FlashInferAttention:
 
         return PagedFixedSegments(self._pools, self._page_size, tokens, rows, max_pages)
 
-    def fixed_passes(self, shape: PassShape) -> FixedPasses:
+    def fixed_passes(self, shape: PassShape, beside: Fields) -> FixedPasses:
         """Attention of one bucket of passes for a captured step, by kernels that need no plan on the host.
 
         FlashInfer's paged prefill would do for those that append, but has to be planned for every frame; it cannot
@@ -100,10 +101,10 @@ class FlashInferAttention:
         if shape.writes:
             from mstar_core.engine.attention.paged import PagedFixedPasses
 
-            return PagedFixedPasses(self._pools, self._page_size, shape)
+            return PagedFixedPasses(self._pools, self._page_size, shape, beside=beside)
         from mstar_core.engine.attention.reading import PagedFixedReads
 
-        return PagedFixedReads(self._pools, self._page_size, shape)
+        return PagedFixedReads(self._pools, self._page_size, shape, beside)
 
     def fixed_packed(self, tokens: int, rows: int) -> FixedPacked:
         """Attention of one bucket of packed passes for a captured step, by kernels that need no plan on the host."""

@@ -15,11 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.attention.block import Fields
     from mstar_core.engine.attention.segments import PackedPrompts
     from mstar_core.engine.kv_view import KVView
-
-Fields = dict[str, tuple[torch.dtype, int]]
-"""Arrays on the device that a replay reads: name -> (dtype, length). See `passes.Block`."""
 
 
 class FixedPacked(Protocol):

@@ -21,7 +21,7 @@ from mstar_core.layers.fused import holds_tiles, launch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.attention.packed import Fields
+    from mstar_core.engine.attention.block import Fields
     from mstar_core.engine.attention.segments import PackedPrompts
 
 SHORT: Final = 1024

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,8 @@ import triton
 import triton.language as tl
 
 from mstar_core.engine.attention.append import append
-from mstar_core.engine.attention.passes import LOG2E, Block, written
+from mstar_core.engine.attention.block import Block
+from mstar_core.engine.attention.passes import LOG2E, NOTHING, written
 from mstar_core.engine.attention.split import BLOCK, attend_shared, blocks_of, shares_of
 from mstar_core.engine.attention.static import Staging
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from triton.tools.tensor_descriptor import TensorDescriptor
 
+    from mstar_core.engine.attention.block import Fields, Values
     from mstar_core.engine.attention.passes import PassShape
     from mstar_core.engine.attention.segments import PackedPrompts
 
@@ -156,7 +159,10 @@ class PagedFixedPasses:
     are taken; None: by as many as fill the chip.
     """
 
-    def __init__(self, pools: list[Tensor], page_size: int, shape: PassShape, shares: int | None = None) -> None:
+    def __init__(
+        self, pools: list[Tensor], page_size: int, shape: PassShape, shares: int | None = None,
+        beside: Fields = NOTHING,
+    ) -> None:  # fmt: skip
         self._pools = pools
         self._page_size = page_size
         self._shape = shape
@@ -171,9 +177,14 @@ class PagedFixedPasses:
             "cached": (torch.int32, tiles),
             "tables": (torch.int32, shape.rows * shape.pages),
         }
-        self._block = Block(fields, pools[0].device)
+        self._block = Block({**fields, **beside}, pools[0].device)
         self._blocks: dict[int, TensorDescriptor] = {}
         self._frames: dict[int, object] = {}
+
+    @property
+    def device(self) -> Mapping[str, Tensor]:
+        """See FixedPasses."""
+        return self._block.device
 
     @property
     def view(self) -> PagedFixedPasses:
@@ -183,7 +194,7 @@ class PagedFixedPasses:
     def forget(self) -> None:
         """See FixedPasses: nothing is kept."""
 
-    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray) -> None:
+    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray, beside: Values = NOTHING) -> None:
         """See FixedPasses."""
         shape, count = self._shape, len(rows)
         within = np.arange(self._tiles) * BLOCK
@@ -196,6 +207,7 @@ class PagedFixedPasses:
         own = np.zeros((shape.rows, shape.pages), dtype=np.int32)
         own[:count] = tables[rows, : shape.pages]
         self._block.send({
+            **beside,
             "places": written(rows, cached, tables, self._page_size, shape, -1),
             "row": np.repeat(known, self._tiles),
             "start": (np.arange(shape.rows)[:, None] * shape.tokens + within).reshape(-1),

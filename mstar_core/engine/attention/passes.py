@@ -6,18 +6,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from mstar_core.engine.attention.block import Block
 from mstar_core.engine.attention.static import places_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.attention.block import Fields, Values
     from mstar_core.engine.kv_view import KVView
 
 LOG2E: Final = 1.4426950408889634
@@ -28,6 +32,9 @@ ALIGNED: Final = 16
 
 SHARES: Final = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)
 """The torch form reads every page of its bucket, so there is a bucket for each of these parts of a row's pages."""
+
+
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +52,13 @@ class FixedPasses(Protocol):
 
     Rows may be one sequence at several lengths, frames one behind the other: in each layer all rows append before any
     attends, and no kernel may read pages of the cache before that, not even those that a row held already.
+
+    What else a replay reads of the host travels with what this reads: `beside` names it when this is made.
     """
+
+    @property
+    def device(self) -> Mapping[str, Tensor]:
+        """All fields on the device, those of `beside` included; always the same memory."""
 
     @property
     def view(self) -> KVView:
@@ -54,42 +67,11 @@ class FixedPasses(Protocol):
     def forget(self) -> None:
         """Called around a step, within the capture: what is kept from layer to layer of a step is of no other's use."""
 
-    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray) -> None:
+    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray, beside: Values = NOTHING) -> None:
         """Fill the buffers for the next replay. rows, cached: int64 [n], n up to the bucket; tables as PackedRows.
 
-        Any number of replays may wait on the device meanwhile.
+        beside: values of the other fields. Any number of replays may wait on the device meanwhile.
         """
-
-
-class Block:
-    """Small arrays side by side on a device, brought there by one copy. fields: name -> (dtype, length).
-
-    Each copy leaves from pinned memory of its own, which torch's allocator keeps until the copy has read it: loops
-    that are launched without waiting would overtake any ring.
-    """
-
-    def __init__(self, fields: dict[str, tuple[torch.dtype, int]], device: torch.device) -> None:
-        self._fields, self._offsets, size = fields, {}, 0
-        for name, (dtype, length) in fields.items():
-            self._offsets[name] = size
-            size += -(-dtype.itemsize * length // 16) * 16
-        self._block = torch.zeros(size, dtype=torch.uint8, device=device)
-        self.device = {name: self._view(self._block, name) for name in fields}
-        self._kinds = {name: torch.empty(0, dtype=dtype).numpy().dtype for name, (dtype, _) in fields.items()}
-
-    def send(self, values: dict[str, np.ndarray]) -> None:
-        """Copy values to the device; fields are padded with zeros, those that are not named become zero."""
-        host = torch.zeros(len(self._block), dtype=torch.uint8, pin_memory=self._block.is_cuda)
-        flat = host.numpy()
-        for name, value in values.items():
-            kind, start = self._kinds[name], self._offsets[name]
-            flat[start : start + kind.itemsize * len(value)].view(kind)[:] = value
-        self._block.copy_(host, non_blocking=True)
-
-    def _view(self, block: Tensor, name: str) -> Tensor:
-        dtype, length = self._fields[name]
-        start = self._offsets[name]
-        return block[start : start + dtype.itemsize * length].view(dtype)
 
 
 def page_buckets(most_pages: int) -> list[int]:
@@ -104,7 +86,7 @@ class TorchFixedPasses:
     lie behind them.
     """
 
-    def __init__(self, pools: list[Tensor], page_size: int, shape: PassShape) -> None:
+    def __init__(self, pools: list[Tensor], page_size: int, shape: PassShape, beside: Fields = NOTHING) -> None:
         self._pools = pools
         self._page_size = page_size
         self._shape = shape
@@ -116,9 +98,14 @@ class TorchFixedPasses:
             "end": (torch.int64, shape.rows),
             "halves": (torch.int64, shape.rows * shape.pages),
         }
-        self._block = Block(fields, pools[0].device)
+        self._block = Block({**fields, **beside}, pools[0].device)
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
         self._mask: Tensor | None = None
+
+    @property
+    def device(self) -> Mapping[str, Tensor]:
+        """See FixedPasses."""
+        return self._block.device
 
     @property
     def view(self) -> TorchFixedPasses:
@@ -129,7 +116,7 @@ class TorchFixedPasses:
         """See FixedPasses."""
         self._kept, self._mask = {}, None
 
-    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray) -> None:
+    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray, beside: Values = NOTHING) -> None:
         """See FixedPasses."""
         shape, count = self._shape, len(rows)
         halves = np.full((shape.rows, shape.pages), 2 * self._spare, dtype=np.int64)
@@ -138,7 +125,7 @@ class TorchFixedPasses:
         end = np.full(shape.rows, int(shape.writes), dtype=np.int64)
         end[:count] = cached + (shape.tokens if shape.writes else 0)
         places = written(rows, cached, tables, self._page_size, shape, 2 * self._spare * self._page_size)
-        self._block.send({"places": places, "end": end, "halves": halves.reshape(-1)})
+        self._block.send({**beside, "places": places, "end": end, "halves": halves.reshape(-1)})
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""
@@ -207,7 +194,11 @@ def written(
     if not shape.writes:
         return np.zeros(0, dtype=np.int64)
     places = np.full((shape.rows, shape.tokens), elsewhere, dtype=np.int64)
-    if len(rows):
-        at = cached[:, None] + np.arange(shape.tokens)
+    inside = np.arange(shape.tokens)
+    if len(rows) and int((cached % page_size).max()) + shape.tokens <= page_size:
+        # All of a pass on one page, as frames are: one place to look up for each, and not one for each token.
+        places[: len(rows)] = places_of(rows, cached, tables, page_size)[:, None] + inside
+    elif len(rows):
+        at = cached[:, None] + inside
         places[: len(rows)] = places_of(np.broadcast_to(rows[:, None], at.shape), at, tables, page_size)
     return places.reshape(-1)

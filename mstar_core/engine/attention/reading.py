@@ -9,6 +9,7 @@ bits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,12 +18,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.engine.attention.passes import LOG2E, Block
+from mstar_core.engine.attention.block import Block
+from mstar_core.engine.attention.passes import LOG2E, NOTHING
 from mstar_core.layers.fused import launch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.attention.block import Fields, Values
     from mstar_core.engine.attention.passes import PassShape
 
 FOLDED: Final = 64
@@ -211,12 +214,17 @@ def shares_of(tiles: int) -> int:
 class PagedFixedReads:
     """Attention of one bucket of passes that read: every token sees all of its row's cache and of its own pass."""
 
-    def __init__(self, pools: list[Tensor], page_size: int, shape: PassShape) -> None:
+    def __init__(self, pools: list[Tensor], page_size: int, shape: PassShape, beside: Fields = NOTHING) -> None:
         self._pools = pools
         self._page_size = page_size
         self._shape = shape
         fields = {"ends": (torch.int32, shape.rows), "tables": (torch.int32, shape.rows * shape.pages)}
-        self._block = Block(fields, pools[0].device)
+        self._block = Block({**fields, **beside}, pools[0].device)
+
+    @property
+    def device(self) -> Mapping[str, Tensor]:
+        """See FixedPasses."""
+        return self._block.device
 
     @property
     def view(self) -> PagedFixedReads:
@@ -226,11 +234,10 @@ class PagedFixedReads:
     def forget(self) -> None:
         """See FixedPasses: nothing is kept."""
 
-    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray) -> None:
+    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray, beside: Values = NOTHING) -> None:
         """See FixedPasses. A row that is nobody's has nothing in its cache and sees its own tokens."""
-        own = np.zeros((self._shape.rows, self._shape.pages), dtype=np.int32)
-        own[: len(rows)] = tables[rows, : self._shape.pages]
-        self._block.send({"ends": cached, "tables": own.reshape(-1)})
+        own = tables[rows, : self._shape.pages]
+        self._block.send({**beside, "ends": cached, "tables": own})
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView. The last two dimensions of each are contiguous."""

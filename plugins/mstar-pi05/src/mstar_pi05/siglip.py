@@ -196,18 +196,18 @@ class Cameras(nn.Module):
 
         Returns {"features": B tensors [n, width]}: the cameras' vectors in order, then zeros at the prompt's places.
         """
-        vectors = self.encode(images)
-        lengths = [len(each) for each in tokens]
-        features = []
-        for request, length in zip(vectors, lengths, strict=True):
-            padded = request.new_zeros(length, request.shape[-1])
-            padded[: len(request)] = request
-            features.append(padded)
-        return {"features": features}
+        vectors = self._by_request(images, self._replayed.borrow(images.flatten(0, 1)))
+        lengths, (own, width) = [len(each) for each in tokens], vectors.shape[1:]
+        # All requests by one kernel each for the zeros and for what is joined: to fill them one by one keeps a GPU waiting.
+        blank = vectors.new_zeros(max(lengths) - own, width)
+        parts = [part for each, length in zip(vectors, lengths, strict=True) for part in (each, blank[: length - own])]
+        return {"features": list(torch.cat(parts).split(lengths))}
 
     def encode(self, images: Tensor) -> Tensor:
         """images: [B, c, S, S, 3]. Returns [B, c * tokens, width]."""
-        vectors = self._replayed(images.flatten(0, 1))
+        return self._by_request(images, self._replayed(images.flatten(0, 1)))
+
+    def _by_request(self, images: Tensor, vectors: Tensor) -> Tensor:
         return vectors.view(len(images), -1, vectors.shape[-1])
 
     def vectors(self, images: Tensor) -> Tensor:

@@ -1,0 +1,60 @@
+"""A block brings every value to its own field, pads with zeros, and forgets what an earlier send brought."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mstar_core.engine.attention.block import Block, host_array, port_field
+from mstar_core.engine.neighbours import stretches
+from mstar_core.engine.upload import SMALL_BYTES, stays
+
+CPU = torch.device("cpu")
+FIELDS = {"places": (torch.int64, 5), "plan": (torch.float32, 12), "end": (torch.int32, 3), "half": (torch.bfloat16, 4)}
+
+
+def test_values_reach_their_fields_and_what_is_left_is_zero() -> None:
+    block = Block(FIELDS, CPU)
+    plan = np.arange(10, dtype=np.float32).reshape(2, 5)
+    halves = torch.tensor([1.5, -2.25, 3.0], dtype=torch.bfloat16)
+    block.send({"places": np.array([7, 8]), "plan": plan, "end": np.array([1, 2, 3]), "half": host_array(halves)})
+    assert block.device["places"].tolist() == [7, 8, 0, 0, 0]
+    assert block.device["plan"].tolist() == [*range(10), 0, 0]
+    assert block.device["end"].tolist() == [1, 2, 3]
+    assert block.device["half"].tolist() == [1.5, -2.25, 3.0, 0.0]
+    block.send({"places": np.broadcast_to(np.int64(4), (2,))})
+    assert block.device["places"].tolist() == [4, 4, 0, 0, 0]
+    assert not any(block.device[name].any() for name in ("plan", "end", "half")), "nothing of an earlier send is left"
+
+
+def test_a_value_without_a_field_or_too_large_for_it_is_an_error() -> None:
+    block = Block(FIELDS, CPU)
+    with pytest.raises(AssertionError):
+        block.send({"place": np.zeros(1)})
+    with pytest.raises(ValueError):
+        block.send({"end": np.zeros(4, dtype=np.int32)})
+
+
+def test_a_port_is_never_taken_for_a_field_of_attention() -> None:
+    assert port_field("start") != "start" and port_field("start") != port_field("end")
+
+
+def test_neighbours_in_memory_are_one_stretch_and_others_are_not() -> None:
+    packed, other = torch.arange(24.0).view(4, 2, 3), torch.zeros(2, 3)
+    values = [packed[0], packed[1], packed[3], other, packed[2].t().contiguous(), packed[2].t()]
+    found = list(stretches(values))
+    assert [span for span, _ in found] == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5), slice(5, 6)]
+    for span, whole in found:
+        assert torch.equal(whole, torch.stack(values[span]))
+    assert [span for span, _ in stretches([])] == []
+
+
+def test_large_neighbours_stay_apart() -> None:
+    rows = torch.zeros(3, SMALL_BYTES // 4 + 1)
+    assert [span for span, _ in stretches(list(rows))] == [slice(0, 1), slice(1, 2), slice(2, 3)]
+
+
+def test_small_values_of_the_host_wait_for_their_step() -> None:
+    assert stays(torch.zeros(SMALL_BYTES, dtype=torch.uint8)) and not stays(torch.zeros(SMALL_BYTES // 4 + 1))
+    assert not stays(torch.zeros(1, device="meta"))

@@ -1,0 +1,112 @@
+"""What a launch asks of the device: host inputs of all rows travel together, on a device that holds no values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.captured import Captures
+from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.graph.nodes import Attend
+from tests.engine.tiny_engine import LM, TinyLM, make_engine
+from tests.engine.tiny_world import numbers
+
+META = torch.device("meta")
+SPEC = replace(
+    LM, ports={**LM.ports, "marks": "i64[n]"}, sampling=None, capture_sizes=(1, 2, 4), capture_tokens=(8, 16, 32, 64),
+    sequence=("embeds", "latents"),
+)  # fmt: skip
+PREFIX, READ = Attend(mask="full"), Attend(mask="full", write=False)
+
+
+class Marked(nn.Module):
+    """Takes a number for each token of a prefix beside its vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = TinyLM()
+
+    def forward(self, marks: torch.Tensor | None = None, **given: Any) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = self.inner(**given)
+        return found
+
+
+class Still:
+    def replay(self) -> None:
+        """Values are nowhere: there is nothing to do."""
+
+
+class StillCaptures(Captures):
+    def graph(self, step: Callable[[], Any]) -> tuple[Any, Any]:
+        return Still(), step()
+
+
+class Uploads(TorchDispatchMode):
+    """Counts copies from the host to the device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        tensors = [each for each in args if isinstance(each, torch.Tensor)]
+        is_there = isinstance(made, torch.Tensor) and made.device == META
+        self.count += is_there and any(each.device.type == "cpu" for each in tensors)
+        return made
+
+
+def engine() -> KVCacheEngine:
+    module = Marked().to(META)
+    return make_engine(
+        spec=SPEC, module=module, vocab=0, device=META, graphs=(1,), captures=StillCaptures(META), token_budget=64
+    )
+
+
+def launched(made: KVCacheEngine) -> int:
+    """Copies from the host that a step takes."""
+    uploads = Uploads()
+    with uploads:
+        running = made.launch()
+    assert running is not None
+    result = made.collect(running)
+    assert not result.failed, result.failed
+    return uploads.count
+
+
+def acted(made: KVCacheEngine, rows: int) -> tuple[int, int]:
+    """Copies that so many prefixes take, and so many flows over them."""
+    for handle in range(rows):
+        made.open(Handle(handle), SamplingParams(), 64)
+        inputs = {"embeds": numbers(handle, 8, 32).to(META), "marks": torch.arange(8)}
+        made.submit(Job(key=JobKey(2 * handle), handle=Handle(handle), inputs=inputs, attend=PREFIX, sample=False))
+        loop = LoopSpec(max_iters=3, carry={"latents_out": "latents"}, fused=True)
+        made.submit(
+            Job(
+                key=JobKey(2 * handle + 1), handle=Handle(handle), inputs={"latents": numbers(handle, 4, 32)},
+                attend=READ, loop=loop, outputs=("velocity",), sample=False,
+            )
+        )  # fmt: skip
+    prefixes = launched(made)
+    flows = launched(made)
+    for handle in range(rows):
+        made.close(Handle(handle))
+    return prefixes, flows
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_captured_step_takes_one_copy_for_all_that_the_host_brings_to_it(rows: int) -> None:
+    made = engine()
+    acted(made, 1)
+    while made.idle():
+        pass
+    acted(made, 4)  # whoever comes now gets pages that others held: to clear them, their numbers travel too
+    assert made.counters()["graph_hits"] > 0
+    assert acted(made, rows) == (2, 1)
