@@ -96,25 +96,25 @@ class Admission:
     def look_ahead(self, pieces: Sequence[Piece]) -> None:
         """Let one replay run several iterations of loops, where nobody could join in between, and get pages for them.
 
-        A loop that tells each iteration runs ahead from its second one on, and while no other branch waits.
+        A loop that tells each iteration runs ahead from its second one on, while no other branch waits and all others
+        run ahead too: who has just come is beside it in the next step.
         """
         tokens = sum(piece.count for piece in pieces)
         sizes = [size for size in AHEAD if size * tokens <= AHEAD_TOKENS]
         if self._runner.passes is None or not sizes:
             return
-        is_crowded = bool(self._state.active) or len(self._state.pending) > len(pieces)
-        for piece in pieces:
-            most = self._most_ahead(piece, is_crowded=is_crowded)
-            piece.ahead = next((size for size in sizes if size <= most and self._makes_room(piece, size)), 1)
+        most = [self._most_ahead(piece) for piece in pieces]
+        is_crowded = bool(self._state.active) or len(self._state.pending) > len(pieces) or min(most, default=1) == 1
+        for piece, own in zip(pieces, most, strict=True):
+            if not (is_crowded and piece.branch.is_told):
+                piece.ahead = next((size for size in sizes if size <= own and self._makes_room(piece, size)), 1)
 
-    def _most_ahead(self, piece: Piece, *, is_crowded: bool) -> int:
+    def _most_ahead(self, piece: Piece) -> int:
         """Iterations of its loop that nothing stands between, from that of a piece on."""
         loop, state, firing = piece.job.loop if piece.job is not None else None, piece.branch.loop, piece.firing
         if loop is None or state is None or not loop.fused or not loop.carry or loop.stop_port is not None:
             return 1
-        if loop.emit and (is_crowded or not state.iteration):
-            return 1
-        if state.ready or firing.is_replay or not firing.attend.write:
+        if state.ready or firing.is_replay or not firing.attend.write or (loop.emit and not state.iteration):
             return 1
         return min([state.limit, *map(len, state.lists.values())]) - state.iteration
 

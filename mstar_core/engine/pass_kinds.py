@@ -143,8 +143,7 @@ def passes_ahead(pieces: Sequence[Piece], one: PassKind) -> PassKind | None:
     carries = {tuple(sorted(piece.job.loop.carry.items())) for piece in pieces if piece.job and piece.job.loop}
     carry = tuple((port, keyword(into)) for port, into in carries.pop())
     of_rows = {port.name for port in one.ports if port.is_per_row}
-    is_known = all(port.is_per_row or not port.shape for port in one.ports)
-    fits = carry and not carries and is_known and of_rows.issuperset(into for _, into in carry)
+    fits = carry and not carries and of_rows.issuperset(into for _, into in carry)
     return replace(one, iterations=iterations, carry=carry) if fits else None
 
 
