@@ -81,7 +81,8 @@ class KVState:
 
     pending: branches with work outside the decode rows, by (age, branch). looping: job key -> branch of a resident
     loop; active: those of them that run in the next step. decode: arrays of the active rows, remade when
-    `is_decode_current` is false. ready: results that no step brought. is_blocked: somebody waits for memory.
+    `is_decode_current` is false. ready: results that no step brought. lacks_slots, lacks_pages: the last look at who
+    may enter found somebody who waits for them. has_changed: something has changed since, so that they may go on.
     """
 
     name: str
@@ -101,8 +102,31 @@ class KVState:
     preempted: int = 0
     preempted_pages: int = 0
     last_preempted: Handle | None = None
-    is_blocked: bool = False
+    lacks_slots: bool = False
+    lacks_pages: bool = False
+    has_changed: bool = True
     decode_since: float = float("inf")
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether somebody waits for room, who goes before all that come after."""
+        return self.lacks_slots or self.lacks_pages
+
+    def look(self) -> None:
+        """Forget who waited: a new look at all who have work begins."""
+        self.lacks_slots = self.lacks_pages = self.has_changed = False
+
+    def waits(self, branch: Branch) -> bool:
+        """Whether a branch with work cannot run now. Who found no room is looked at again after every change."""
+        return branch.in_flight > 0 or (not self.has_changed and self.lacked(branch) != "")
+
+    def lacked(self, branch: Branch) -> str:
+        """What the last look found a branch with work to wait for: `slots`, `pages`, or nothing."""
+        if branch.is_reserved:
+            return ""
+        if self.lacks_slots and branch.lacks_slots:
+            return "slots"
+        return "pages" if self.lacks_pages else ""
 
     def holders(self) -> Iterator[Holder]:
         """Requests that have slots, with the pages they hold."""
@@ -120,17 +144,22 @@ class KVState:
         """See HoldsPages."""
         counts, waits = self.tables.count.tolist(), dict[int, str]()
         for branch in self.pending.values() if self.is_blocked else ():
-            if not branch.is_reserved:
-                waits[branch.request.order] = "waits for a slot" if branch.slot < 0 else "waits for pages"
+            if not branch.in_flight and (lacked := self.lacked(branch)):
+                waits[branch.request.order] = f"waits for {lacked}"
         return {
             handle: (sum(counts[slot] for slot in request.slots), waits.get(request.order, ""))
             for handle, request in self.requests.items()
         }
 
-    def oldest_with_work(self) -> int:
-        """Age of the oldest request that has anything to do."""
+    def oldest_with_work(self) -> int | None:
+        """Age of the oldest request that has anything to do and slots to do it with; None without any.
+
+        One that waits for slots does not count: those who hold them have to go on, and may need its pages for that.
+        """
         # Requests stand in the order in which they were opened, so that the first found is the oldest.
-        return next(r.order for r in self.requests.values() if any(b.has_work for b in r.branches.values()))
+        able = (r.order for r in self.requests.values()
+                if any(b.has_work and not b.lacks_slots for b in r.branches.values()))  # fmt: skip
+        return next(able, None)
 
     def fail(self, result: StepResult, branch: Branch, job: Job, error: MstarError) -> None:
         """Fail a request: report the job, take its other work away, keep its slots until it is closed."""
@@ -150,7 +179,7 @@ class KVState:
                 each.rows.job = None
             if each.slot >= 0:
                 self.tables.release(each.slot)
-        self.is_blocked = False
+        self.has_changed = True
 
     def stop_decoding(self, branch: Branch) -> None:
         """Take a branch out of the decode rows; what steps in flight draw for it no longer counts."""
