@@ -7,47 +7,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from mstar_core.api.pool_pipe import SMALL_BYTES, pickled
-from mstar_core.api.pool_process import LOOP_BYTES, MakeProcess, ProcessorProcess
+from mstar_core.api.pool_job import Job, drop, readable, settle
+from mstar_core.api.pool_process import MakeProcess, ProcessorProcess
 from mstar_core.api.quick import QuickPrompts
 from mstar_core.errors import Unavailable
-from mstar_core.plugin.media.limits import MediaLimits
-from mstar_core.plugin.processor import Inputs, PromptRequest
+from mstar_core.plugin.media.limits import MediaLimits, check_decoded
+from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
 
 JOBS_PER_PROCESS: Final = 500
 """A process is replaced after so many jobs: decoders leak. It works on until its successor can."""
 
 JOB_S: Final = 60.0
 
+MOST_APART: Final = 4
+CORES_EACH: Final = 4
+"""Where nobody says how many processes there are, and files are read apart: this many at most, one per so many cores.
+The rest is for workers, conductor and the api itself.
+"""
+
 TOGETHER: Final = 64
 TOGETHER_BYTES: Final = 48 << 10
 """Most small jobs that are handed over at once, and their bytes: with what Linux adds to each they fit into a pipe."""
 
 
-@dataclass(slots=True, eq=False)
-class _Job:
-    """One job. answer: cancelled when whoever asked has gone. data: pickled, if it is small. is_large: too large to be
-    pickled on the loop.
-    """
-
-    name: str
-    args: tuple[Any, ...]
-    answer: asyncio.Future[Any]
-    data: bytes | None = None
-    is_large: bool = False
-
-
 class Pool:
-    """`size` processes behind one queue. Jobs of requests that have gone are not started. begun: jobs so far.
+    """Processes behind one queue. Jobs of requests that have gone are not started. begun: jobs so far.
 
     Small jobs that wait go to a process together, and their answers come back one by one. With a hundred streams open
     the loop needs long for a turn, and each job by itself took several, or a thread that had to get the interpreter
@@ -60,24 +52,30 @@ class Pool:
         folder: Path | None,
         model_kwargs: Mapping[str, Any],
         *,
-        size: int = 1,
+        size: int | None = 1,
+        cores: int | None = None,
         job_s: float = JOB_S,
         jobs: int = JOBS_PER_PROCESS,
         make: MakeProcess = ProcessorProcess,
     ) -> None:
-        """jobs: after how many a process is replaced."""
+        """size: how many processes; None: one, or as many as `cores` allow where files are read apart.
+
+        cores: of the machine, None: those that this process may use. jobs: after how many a process is replaced.
+        """
         self.busy = 0
         self.begun = 0
         self._target = (target, folder, model_kwargs)
         self._quick: QuickPrompts | None = None
         self._job_s = job_s
         self._jobs = jobs
-        self._processes = [make(target, folder, model_kwargs) for _ in range(size)]
+        self._make = make
+        self._most = size or min(MOST_APART, (cores or len(os.sched_getaffinity(0))) // CORES_EACH)
+        self._processes = [make(target, folder, model_kwargs) for _ in range(size or 1)]
         self._working: set[ProcessorProcess] = set()
-        self._threads = ThreadPoolExecutor(size, thread_name_prefix="mstar-pool")
+        self._threads = ThreadPoolExecutor(max(1, self._most), thread_name_prefix="mstar-pool")
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="mstar-pool-start")
         self._idle: deque[ProcessorProcess] = deque()
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[Job] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._closing = False
 
@@ -89,20 +87,52 @@ class Pool:
     async def start(self) -> None:
         """Start all processes and wait for their processors. Raises what a processor raised."""
         loop = asyncio.get_running_loop()
-        self._working |= set(self._processes)  # so that a close does not wait for a start
-        await asyncio.gather(*(loop.run_in_executor(self._threads, process.start) for process in self._processes))
-        self._working.clear()
+        await self._start(self._processes)
+        if all(process.is_apart for process in self._processes) and not self._closing:
+            more = [self._make(*self._target) for _ in range(self._most - len(self._processes))]
+            self._processes += more
+            await self._start(more)
         if any(process.is_quick for process in self._processes) and not self._closing:
             self._quick = await loop.run_in_executor(self._threads, QuickPrompts.load, *self._target)
         self._idle.extend(self._processes)
         self._dispatch()
 
+    async def _start(self, processes: Sequence[ProcessorProcess]) -> None:
+        loop = asyncio.get_running_loop()
+        self._working |= set(processes)  # so that a close does not wait for a start
+        await asyncio.gather(*(loop.run_in_executor(self._threads, process.start) for process in processes))
+        self._working.clear()
+
     async def prompt(self, request: PromptRequest) -> Inputs:
         """Run `process_prompt`. Raises its error, or BadMedia when it killed its process."""
-        if self._quick is not None and self._quick.takes(request):
-            return self._quick.prompt(request)
+        quick = self._quick
+        if quick is not None and not quick.takes(request) and len(self._idle) > 1:
+            places = quick.apart(request)
+            request = await self._read_apart(request, places) if len(places) > 1 else request
+        if quick is not None and quick.takes(request):
+            return quick.prompt(request)
         inputs: Inputs = await self._job("prompt", request)
         return inputs
+
+    async def _read_apart(self, request: PromptRequest, places: Sequence[int]) -> PromptRequest:
+        """The request with tensors in the places of some files, which the processes that are free read side by side."""
+        free = min(len(self._idle), len(places))
+        media, size, jobs = list(request.media), 0, []
+        for first in range(free):
+            mine = places[first::free]
+            counted = tuple(number_within(media, place) for place in mine)
+            jobs.append((mine, Job.of("apart", request.limits, counted, *(media[place] for place in mine))))
+        try:
+            self._waiting.extend(job for _, job in jobs)
+            self._dispatch()
+            for mine, job in jobs:
+                for place, (decoded, part) in zip(mine, await job.answer, strict=True):
+                    size += decoded
+                    media[place] = part
+        finally:
+            drop([job for _, job in jobs])
+        check_decoded(size, request.limits)
+        return dataclasses.replace(request, media=media)
 
     async def postprocess(self, array: Any, modality: str) -> tuple[bytes, dict[str, Any]]:
         """Run `postprocess`."""
@@ -139,12 +169,7 @@ class Pool:
             process.drop_successor()
 
     async def _job(self, name: str, *args: Any) -> Any:
-        job = _Job(name, args, asyncio.get_running_loop().create_future())
-        size = bytes_of(args)
-        job.is_large = size > LOOP_BYTES
-        if size <= SMALL_BYTES:
-            data = pickled((name, args))
-            job.data = data if len(data) <= SMALL_BYTES else None
+        job = Job.of(name, *args)
         self._waiting.append(job)
         self._dispatch()
         return await job.answer
@@ -159,9 +184,9 @@ class Pool:
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
-    def _followers(self, first: _Job) -> list[_Job]:
+    def _followers(self, first: Job) -> list[Job]:
         """Small jobs that go to the same process together with a small one, where no other process is free."""
-        found: list[_Job] = []
+        found: list[Job] = []
         size = len(first.data or b"")
         while first.data and not self._idle and self._waiting and len(found) < TOGETHER - 1:
             data = self._waiting[0].data
@@ -173,7 +198,7 @@ class Pool:
                 found.append(job)
         return found
 
-    async def _run(self, process: ProcessorProcess, jobs: list[_Job]) -> None:
+    async def _run(self, process: ProcessorProcess, jobs: list[Job]) -> None:
         self.busy += 1
         self.begun += len(jobs)
         self._working.add(process)
@@ -189,7 +214,7 @@ class Pool:
             if not self._closing:
                 self._dispatch()
 
-    async def _do(self, process: ProcessorProcess, jobs: list[_Job]) -> None:
+    async def _do(self, process: ProcessorProcess, jobs: list[Job]) -> None:
         if not process.is_ready:  # a start has a limit of its own
             started = asyncio.get_running_loop().run_in_executor(self._threads, process.renew)
             await asyncio.wait({started})
@@ -207,7 +232,7 @@ class Pool:
             return
         await self._collect(process, deque(jobs))
 
-    def _begun(self, process: ProcessorProcess, job: _Job) -> bool:
+    def _begun(self, process: ProcessorProcess, job: Job) -> bool:
         """Hand a job over without waiting. False where a thread has to, or where it failed already."""
         if job.is_large:
             return False
@@ -218,7 +243,7 @@ class Pool:
                 job.answer.set_exception(error)
             return False
 
-    async def _collect(self, process: ProcessorProcess, jobs: deque[_Job]) -> None:
+    async def _collect(self, process: ProcessorProcess, jobs: deque[Job]) -> None:
         while jobs and not process.is_gone:
             with self._limited(process):
                 await readable(process.answers)
@@ -236,44 +261,12 @@ class Pool:
         finally:
             limit.cancel()
 
-    async def _in_thread(self, job: _Job, call: Callable[..., Any], *args: Any) -> None:
+    async def _in_thread(self, job: Job, call: Callable[..., Any], *args: Any) -> None:
         working = asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
         await asyncio.wait({working})
         settle(job, working.result)
 
 
-def bytes_of(args: tuple[Any, ...]) -> int:
-    """About how many bytes a job has: its media, arrays and long texts."""
-    size = 0
-    for arg in args:
-        match arg:
-            case PromptRequest():
-                size += arg.size_bytes
-            case np.ndarray():
-                size += arg.nbytes
-            case bytes():
-                size += len(arg)
-    return size
-
-
-def settle(job: _Job, result: Callable[[], Any]) -> None:
-    """Give whoever waits for the job its result, or what it raises."""
-    try:
-        value = result()
-    except Exception as error:  # noqa: BLE001  handed on
-        if not job.answer.done():
-            job.answer.set_exception(error)
-        return
-    if not job.answer.done():
-        job.answer.set_result(value)
-
-
-async def readable(fd: int) -> None:
-    """Wait until `fd` can be read, or its other end is closed."""
-    loop = asyncio.get_running_loop()
-    news: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, lambda: None if news.done() else news.set_result(None))
-    try:
-        await news
-    finally:
-        loop.remove_reader(fd)
+def number_within(media: Sequence[MediaPart], place: int) -> int:
+    """Which file of its modality the one at `place` is, from 0."""
+    return sum(part.modality == media[place].modality for part in media[:place])

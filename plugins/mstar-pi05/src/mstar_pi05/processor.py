@@ -11,19 +11,19 @@ import numpy as np
 
 from mstar_core.errors import ConfigError, RequestError, WeightsError
 from mstar_core.plugin.observation import besides_pictures, unpacked
-from mstar_core.plugin.processor import Inputs, PromptRequest, SegmentInputs
+from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, SegmentInputs
 from mstar_pi05 import aloha
 from mstar_pi05.actions import as_lines
 from mstar_pi05.checkpoint import read_sizes
 from mstar_pi05.deployment import read_deployment
-from mstar_pi05.images import FIELD, Floats, Pixels, fitted, signed
+from mstar_pi05.images import FIELD, Floats, Pixels, decoded, fit_pillow, fitted, signed
 from mstar_pi05.normalisation import Values, normalise
 from mstar_pi05.observations import read_observation
 from mstar_pi05.prompt import pieces
 from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS, IMAGE
 from mstar_pi05.statistics import find_statistics
 from mstar_pi05.tokens import PromptTokenizer
-from mstar_pi05.uploads import are_quick, sort_uploads
+from mstar_pi05.uploads import are_quick, as_npy, image_files, sort_uploads
 
 if TYPE_CHECKING:
     from mstar_pi05.params import Params
@@ -77,6 +77,21 @@ class Processor:
         if len(request.observation) > len(CAMERAS) * 3 * side**2 + QUICK_BYTES:
             return False
         return besides_pictures(request.observation, (side, side, 3)) <= QUICK_BYTES
+
+    def apart(self, request: PromptRequest) -> Sequence[int]:
+        """Its cameras, where all are image files that count and none becomes floats."""
+        if self._deployment.resize != "pillow":
+            return ()
+        files, mask = image_files(request.media), request.params.image_mask
+        return files if mask is None or all(mask[: len(files)]) else ()
+
+    def read_apart(self, part: MediaPart, number: int) -> MediaPart:
+        """The camera as an array of the model's own size. Raises BadMedia."""
+        side = self._sizes.vision.image_size
+        pixels = decoded(part.data, number)
+        if pixels.shape[:2] != (side, side):
+            pixels = fit_pillow(pixels, side)
+        return replace(part, modality="tensor", data=as_npy(pixels))
 
     def _observed(self, message: bytes, request: PromptRequest) -> Inputs:
         params: Params = request.params
