@@ -23,6 +23,7 @@ import numpy as np
 from bench.robot_requests import FORMS, Robot, images_of, write_config
 from bench.serving.figures import median
 from bench.serving.in_turn import by_figure, keep, measured, parser_of, ratios
+from mstar_core.messages.flow import Outputs
 from mstar_core.messages.requests import NewRequest
 from mstar_pi05.deployment import read_deployment
 from mstar_pi05.plugin import spec
@@ -61,14 +62,18 @@ async def serve(requests: int, form: str, processes: int | None) -> None:
 
     def answer(fake: FakeDeployment, request: NewRequest) -> None:
         arrived.append(time.monotonic())
-        fake.output(request.handle, "action", np.zeros((Sizes().horizon, ACTION_WIDTH), np.float32))
+        actions = np.zeros((Sizes().horizon, ACTION_WIDTH), np.float32)
+        if "finished" in Outputs.__struct_fields__:  # a tree whose workers tell of the end themselves
+            fake.output(request.handle, "action", actions, finishes=True)
+            return
+        fake.output(request.handle, "action", actions)
         fake.finish(request.handle)
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mstar-api-")))
         write_config(folder / "pi05", Sizes())
-        api = {} if processes is None else {"pool_processes": processes}
-        deployment = msgspec.structs.replace(spec_in(str(folder), SPEC, api=api), folder=str(folder / "pi05"))
+        chosen = {} if processes is None else {"pool_processes": processes}
+        deployment = msgspec.structs.replace(spec_in(str(folder), SPEC, api=chosen), folder=str(folder / "pi05"))
         fake = FakeDeployment(deployment.ipc_dir, answer)
         stack.callback(fake.close)
         fake.attach()

@@ -148,7 +148,11 @@ class Conductor:
             outputs=message.outputs,
             rows=rows,
         )
-        for rank in sorted(request.homes.ranks):
+        ranks = request.homes.ranks
+        if len(ranks) == 1:
+            request.opening = opened  # goes with its first walks: to send once more takes as long as all else here
+            return
+        for rank in sorted(ranks):
             self._send.send(worker_name(rank), opened)
 
     def _kept_by_a_row(self, wish: Run) -> int:
@@ -191,8 +195,10 @@ class Conductor:
             self._step(request, run, [])
             return
         per_rank: dict[int, list[RunWalk]] = {}
+        finishes = self._may_finish(request, run, wanted)
         for number, wish in enumerate(wanted):
-            message = run_message(request, wish, forks if number == 0 else [])
+            is_end = finishes and number == len(wanted) - 1
+            message = run_message(request, wish, forks if number == 0 else [], finishes=is_end)
             partition, walk = self.spec.walk(wish.walk)
             if partition.name != run.partition.name:
                 raise EngineError(
@@ -204,11 +210,17 @@ class Conductor:
             run.order.append(message.run)
             for rank in ranks:
                 per_rank.setdefault(rank, []).append(message)
-        self.news.changed(request.handle)
         for rank, messages in per_rank.items():
-            self._send.send(
-                worker_name(rank), RunWalks(handle=request.handle, partition=run.partition.name, runs=messages)
-            )
+            walks = RunWalks(handle=request.handle, partition=run.partition.name, runs=messages, opens=request.opening)
+            request.opening = None
+            self._send.send(worker_name(rank), walks)
+        self.news.changed(request.handle)
+
+    def _may_finish(self, request: Request, run: PartitionRun, wanted: list[Run]) -> bool:
+        """Whether the rank that takes the program's last runs knows all that the api is told of the request's end."""
+        is_whole = len(request.partitions) == 1 and len(request.homes.ranks) == 1
+        is_cut = request.length_stop or any(wish.walk in self._stopping_walks for wish in wanted)
+        return run.finishes and is_whole and not is_cut
 
     def _walk_done(self, done: WalkDone) -> None:
         request = self.requests.get(done.handle)
@@ -234,6 +246,9 @@ class Conductor:
             self._send.send(worker_name(rank), ReleaseSignal(handle=handle, key=key))
 
     def _partition_ended(self, request: Request, run: PartitionRun) -> None:
+        if request.opening is not None and not request.is_finished:
+            self._send.send(worker_name(min(request.homes.ranks)), request.opening)
+            request.opening = None
         for stream, consumer in self._producers.get(run.partition.name, ()):
             rank = request.homes.by_node.get(consumer)
             if rank is not None:
@@ -254,7 +269,8 @@ class Conductor:
             cached_tokens=request.cached_tokens,
         )
         self.finished += 1
-        self._send.send(API, finished)  # first: a client waits for it
+        if not request.is_told:
+            self._send.send(API, finished)  # first: a client waits for it
         self._end(request)
 
     def _cancel(self, message: CancelRequest) -> None:
