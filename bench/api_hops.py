@@ -81,8 +81,11 @@ class Others:
                 self._last_ping = time.monotonic()
                 for name in self._up:
                     self._couriers["supervisor"].send(name, Ping(seq=0))
-        for closes in (*self._boxes.values(), *self._couriers.values(), self._tensors):
-            closes.close()
+        for box in self._boxes.values():
+            box.close()
+        for courier in self._couriers.values():
+            courier.close()
+        self._tensors.close()
         self._context.term()
 
     def _take(self, message: Message) -> None:
@@ -101,9 +104,7 @@ class Others:
             courier.connect(hello.name, hello.endpoint, 0)
         tell = self._couriers["supervisor"].send
         up = PeerUp(name=hello.name, incarnation=0, endpoint=hello.endpoint, fd_endpoint=hello.fd_endpoint)
-        mine = PeerUp(
-            name=WORKER, incarnation=0, endpoint=self.endpoint(WORKER), fd_endpoint=self._tensors.endpoint
-        )
+        mine = PeerUp(name=WORKER, incarnation=0, endpoint=self.endpoint(WORKER), fd_endpoint=self._tensors.endpoint)
         self._up.add(hello.name)
         for name in self._up:
             tell(name, up)
@@ -124,7 +125,9 @@ class Others:
         end: dict[str, Any] = {}
         if getattr(walks.runs[-1], "finishes", False):  # of a tree whose workers tell of the end themselves
             counts = {"flow": 10}
-            told = {"finished": [RequestFinished(handle=walks.handle, reason="stop", emitted={WORKER: 1}, counts=counts)]}
+            told = {
+                "finished": [RequestFinished(handle=walks.handle, reason="stop", emitted={WORKER: 1}, counts=counts)]
+            }
             end = {"is_told": True}
         send("api", Outputs(worker=WORKER, items=[output], **told))
         first, last = (run.run for run in walks.runs)

@@ -103,16 +103,19 @@ class Pool:
         await asyncio.gather(*(loop.run_in_executor(self._threads, process.start) for process in processes))
         self._working.clear()
 
+    def at_once(self, request: PromptRequest) -> Inputs | None:
+        """Run `process_prompt` here where it is quick; None where it is not. Raises its error."""
+        return self._quick.prompt(request) if self._quick is not None and self._quick.takes(request) else None
+
     async def prompt(self, request: PromptRequest) -> Inputs:
         """Run `process_prompt`. Raises its error, or BadMedia when it killed its process."""
-        quick = self._quick
-        if quick is not None and not quick.takes(request) and len(self._idle) > 1:
-            places = quick.apart(request)
-            request = await self._read_apart(request, places) if len(places) > 1 else request
-        if quick is not None and quick.takes(request):
-            return quick.prompt(request)
-        inputs: Inputs = await self._job("prompt", request)
-        return inputs
+        inputs = self.at_once(request)
+        if inputs is None and self._quick is not None and len(self._idle) > 1:
+            places = self._quick.apart(request)
+            if len(places) > 1:
+                request = await self._read_apart(request, places)
+                inputs = self.at_once(request)
+        return await self._job("prompt", request) if inputs is None else inputs
 
     async def _read_apart(self, request: PromptRequest, places: Sequence[int]) -> PromptRequest:
         """The request with tensors in the places of some files, which the processes that are free read side by side."""
