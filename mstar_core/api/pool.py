@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -76,7 +76,7 @@ class Pool:
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="mstar-pool-start")
         self._idle: deque[ProcessorProcess] = deque()
         self._waiting: deque[Job] = deque()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Future[None]] = set()
         self._closing = False
 
     @property
@@ -154,7 +154,8 @@ class Pool:
             process.end()
         for process in self._processes:
             process.end_successor()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        while self._running:  # an answer that was cut off goes on as a task
+            await asyncio.gather(*self._running, return_exceptions=True)
         for job in self._waiting:
             if not job.answer.done():
                 job.answer.set_exception(Unavailable("the deployment stops", code="draining"))
@@ -183,9 +184,19 @@ class Pool:
             if job.answer.done():
                 continue  # whoever asked has gone
             process = self._idle.popleft()
-            task = asyncio.create_task(self._run(process, [job, *self._followers(job)]))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            jobs = deque([job, *self._followers(job)])
+            self.busy += 1
+            self.begun += len(jobs)
+            self._working.add(process)
+            if process.is_ready and self._handed_over(process, jobs):
+                self._await_answer(process, jobs)
+            else:
+                self._spawn(self._run(process, jobs))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     def _followers(self, first: Job) -> list[Job]:
         """Small jobs that go to the same process together with a small one, where no other process is free."""
@@ -201,23 +212,64 @@ class Pool:
                 found.append(job)
         return found
 
-    async def _run(self, process: ProcessorProcess, jobs: list[Job]) -> None:
-        self.busy += 1
-        self.begun += len(jobs)
-        self._working.add(process)
+    def _handed_over(self, process: ProcessorProcess, jobs: deque[Job]) -> bool:
+        """Give a process its jobs without waiting. False where a thread has to, or something is wrong with one."""
+        first = jobs[0]
+        if first.data is not None:
+            process.hand_over([job.data for job in jobs if job.data is not None])
+            return True
+        if first.is_large:
+            return False
+        with contextlib.suppress(Exception):  # what it holds cannot be pickled: `_run` finds that too, and says so
+            return process.begin(first.name, first.args)
+        return False
+
+    def _await_answer(self, process: ProcessorProcess, jobs: deque[Job]) -> None:
+        """Take the answers as they come, in calls of the loop: a task takes three turns more for each."""
+        loop, pipe = asyncio.get_running_loop(), process.answers
+        limit = loop.call_later(self._job_s, process.kill)
+        over = loop.create_future()
+        self._running.add(over)
+
+        def answered() -> None:
+            limit.cancel()
+            loop.remove_reader(pipe)
+            while jobs and process.has_quick_answer:
+                settle(jobs.popleft(), process.result)
+            if jobs and not process.is_gone:
+                self._spawn(self._rest(process, jobs))
+            else:
+                self._end(process, jobs)
+            self._running.discard(over)
+            over.set_result(None)
+
+        loop.add_reader(pipe, answered)
+
+    async def _run(self, process: ProcessorProcess, jobs: deque[Job]) -> None:
         try:
             await self._do(process, jobs)
         finally:
-            self.busy -= 1
-            self._working.discard(process)
-            if process.jobs >= self._jobs and not process.is_renewing and not self._closing:
-                process.is_renewing = True
-                self._starter.submit(process.prepare)
-            self._idle.append(process)
-            if not self._closing:
-                self._dispatch()
+            self._end(process, deque())
 
-    async def _do(self, process: ProcessorProcess, jobs: list[Job]) -> None:
+    async def _rest(self, process: ProcessorProcess, jobs: deque[Job]) -> None:
+        try:
+            await self._collect(process, jobs)
+        finally:
+            self._end(process, deque())
+
+    def _end(self, process: ProcessorProcess, jobs: deque[Job]) -> None:
+        """A process is free again. jobs: of its own that it had not begun when it died."""
+        self._waiting.extendleft(reversed(jobs))
+        self.busy -= 1
+        self._working.discard(process)
+        if process.jobs >= self._jobs and not process.is_renewing and not self._closing:
+            process.is_renewing = True
+            self._starter.submit(process.prepare)
+        self._idle.append(process)
+        if not self._closing:
+            self._dispatch()
+
+    async def _do(self, process: ProcessorProcess, jobs: deque[Job]) -> None:
         if not process.is_ready:  # a start has a limit of its own
             started = asyncio.get_running_loop().run_in_executor(self._threads, process.renew)
             await asyncio.wait({started})
@@ -233,7 +285,7 @@ class Pool:
                 with self._limited(process):
                     await self._in_thread(first, process.do, first.name, first.args)
             return
-        await self._collect(process, deque(jobs))
+        await self._collect(process, jobs)
 
     def _begun(self, process: ProcessorProcess, job: Job) -> bool:
         """Hand a job over without waiting. False where a thread has to, or where it failed already."""
