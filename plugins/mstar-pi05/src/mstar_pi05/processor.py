@@ -46,6 +46,7 @@ class Processor:
         self._action_moments = statistics.actions if statistics else None
         self._folder = folder
         self._tokenizer: PromptTokenizer | None = None
+        self._robot_lines: tuple[Floats, Floats] | None = None
         robot = self._deployment.robot
         if robot and self._state_moments and len(self._state_moments) < robot.state:
             raise ConfigError(
@@ -61,7 +62,7 @@ class Processor:
         params = uploads.joined(request.params)
         counts = self._counts(len(uploads.cameras), params.image_mask)
         images = [uploads.camera(number) for number, is_on in enumerate(counts) if is_on]
-        return self.prepare(images, replace(request, params=params))
+        return self.prepare(images, request if params is request.params else replace(request, params=params))
 
     def warm_up(self) -> None:
         """Read the tokenizer."""
@@ -130,14 +131,13 @@ class Processor:
                 hint="shorten the text, send fewer cameras, or raise max_seq_len", field="text",
                 code="context_length_exceeded", value=str(len(tokens)), allowed=f"<= {room}",
             )  # fmt: skip
-        factor, term = self._lines(params, state, warnings)
-        plan = (self._horizon, ACTION_WIDTH)
+        scale, offset = self._lines(params, state, warnings)
         arrays = {
             "images": cameras,
             "tokens": np.array(tokens, dtype=np.int64),
             "noise": self._noise(params, request.seed),
-            "scale": np.broadcast_to(factor.astype(np.float32), plan).copy(),
-            "offset": np.broadcast_to(term.astype(np.float32), plan).copy(),
+            "scale": scale,
+            "offset": offset,
         }
         told = {"action": {"normalized": self._is_normalized(params)}}
         places = self._sizes.vision.tokens
@@ -264,19 +264,28 @@ class Processor:
     def _is_normalized(self, params: Params) -> bool:
         return self._action_moments is None if params.return_normalized is None else params.return_normalized
 
-    def _lines(self, params: Params, state: Values | None, warnings: list[str]) -> tuple[Values, Values]:
-        """Factor and term of every action value: [32] each."""
+    def _lines(self, params: Params, state: Values | None, warnings: list[str]) -> tuple[Floats, Floats]:
+        """Factor and term of every action value: float32 [horizon, 32] each, not to be written to."""
         if self._is_normalized(params):
             if self._action_moments is None:
                 warnings.append("this deployment has no statistics: actions are in the model's normalised units")
-            return np.ones(ACTION_WIDTH), np.zeros(ACTION_WIDTH)
+            return self._plans(np.ones(ACTION_WIDTH), np.zeros(ACTION_WIDTH))
         if self._action_moments is None:
             raise RequestError(
                 "return_normalized is false and the deployment has no statistics of actions",
                 hint="leave it out, or start the deployment with norm_stats", field="return_normalized",
                 value="false", allowed="true",
             )  # fmt: skip
-        return as_lines(self._action_moments, state, self._deployment)
+        if self._deployment.is_delta:
+            return self._plans(*as_lines(self._action_moments, state, self._deployment))
+        if self._robot_lines is None:  # the same for every state
+            self._robot_lines = self._plans(*as_lines(self._action_moments, None, self._deployment))
+        return self._robot_lines
+
+    def _plans(self, factor: Values, term: Values) -> tuple[Floats, Floats]:
+        plan = (self._horizon, ACTION_WIDTH)
+        scale, offset = (np.broadcast_to(line.astype(np.float32), plan).copy() for line in (factor, term))
+        return scale, offset
 
     def _noise(self, params: Params, seed: int) -> np.ndarray:
         """Where the flow starts: the client's, or drawn for this request alone. float32 [horizon, 32]."""
