@@ -68,6 +68,7 @@ class Conductor:
         self._clock = clock
         self._producers = _producers(spec)
         self._stopping_walks = _walks_with_stop(spec)
+        self._walks: dict[str, tuple[str, frozenset[str]]] = {}
 
     def on(self, message: Message) -> None:
         """Take one message. Never raises: what goes wrong fails the request that it belongs to."""
@@ -199,13 +200,13 @@ class Conductor:
         for number, wish in enumerate(wanted):
             is_end = finishes and number == len(wanted) - 1
             message = run_message(request, wish, forks if number == 0 else [], finishes=is_end)
-            partition, walk = self.spec.walk(wish.walk)
-            if partition.name != run.partition.name:
+            partition, nodes = self._nodes_of(wish.walk)
+            if partition != run.partition.name:
                 raise EngineError(
-                    f"the program of partition {run.partition.name} asked for walk {wish.walk} of {partition.name}"
+                    f"the program of partition {run.partition.name} asked for walk {wish.walk} of {partition}"
                 )
             homes = request.homes.of(wish.walk)
-            ranks = {homes[use.spec.name] for use in graph_nodes(walk)}
+            ranks = {homes[node] for node in nodes}
             run.pending[message.run] = PendingRun(wish.walk, waiting=set(ranks))
             run.order.append(message.run)
             for rank in ranks:
@@ -215,6 +216,14 @@ class Conductor:
             request.opening = None
             self._send.send(worker_name(rank), walks)
         self.news.changed(request.handle)
+
+    def _nodes_of(self, walk: str) -> tuple[str, frozenset[str]]:
+        """A walk's partition and nodes, found once. Raises GraphError for a name that no walk has."""
+        known = self._walks.get(walk)
+        if known is None:
+            partition, body = self.spec.walk(walk)
+            known = self._walks[walk] = (partition.name, frozenset(use.spec.name for use in graph_nodes(body)))
+        return known
 
     def _may_finish(self, request: Request, run: PartitionRun, wanted: list[Run]) -> bool:
         """Whether the rank that takes the program's last runs knows all that the api is told of the request's end."""
