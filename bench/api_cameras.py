@@ -23,6 +23,7 @@ import numpy as np
 from bench.robot_requests import FORMS, Robot, images_of, write_config
 from bench.serving.figures import median
 from bench.serving.in_turn import by_figure, keep, measured, parser_of, ratios
+from mstar_core.messages.flow import Outputs
 from mstar_core.messages.requests import NewRequest
 from mstar_pi05.deployment import read_deployment
 from mstar_pi05.plugin import spec
@@ -39,14 +40,15 @@ def main() -> None:
     """Measure, print, and keep with --save."""
     parser = parser_of(__doc__, requests=100)
     parser.add_argument("--form", choices=FORMS, default="png", help="how the images are sent")
+    parser.add_argument("--processes", type=int, help="of the pool, in either tree; its own number unless told")
     options = parser.parse_args()
     if options.serve:
-        asyncio.run(serve(options.requests, options.form))
+        asyncio.run(serve(options.requests, options.form, options.processes))
         return
     found, begun = measured(options, __file__, ["measure"])
     windows = found["measure"]
     report = {
-        **begun, "form": options.form,
+        **begun, "form": options.form, "processes": options.processes,
         "workload": f"windows of {options.requests} requests one after the other, three images of {SIDE} pixels a "
         "side, 453 kB; conductor and worker answer at once; the trees in turn",
         "ms": by_figure(windows), "ratios": ratios(windows), "windows": windows,
@@ -54,19 +56,24 @@ def main() -> None:
     keep(report, options.save)
 
 
-async def serve(requests: int, form: str) -> None:
+async def serve(requests: int, form: str, processes: int | None) -> None:
     """One tree's side: a window for each line of the standard input."""
     arrived: list[float] = []
 
     def answer(fake: FakeDeployment, request: NewRequest) -> None:
         arrived.append(time.monotonic())
-        fake.output(request.handle, "action", np.zeros((Sizes().horizon, ACTION_WIDTH), np.float32))
+        actions = np.zeros((Sizes().horizon, ACTION_WIDTH), np.float32)
+        if "finished" in Outputs.__struct_fields__:  # a tree whose workers tell of the end themselves
+            fake.output(request.handle, "action", actions, finishes=True)
+            return
+        fake.output(request.handle, "action", actions)
         fake.finish(request.handle)
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mstar-api-")))
         write_config(folder / "pi05", Sizes())
-        deployment = msgspec.structs.replace(spec_in(str(folder), SPEC), folder=str(folder / "pi05"))
+        chosen = {} if processes is None else {"pool_processes": processes}
+        deployment = msgspec.structs.replace(spec_in(str(folder), SPEC, api=chosen), folder=str(folder / "pi05"))
         fake = FakeDeployment(deployment.ipc_dir, answer)
         stack.callback(fake.close)
         fake.attach()

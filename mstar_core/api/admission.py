@@ -44,6 +44,11 @@ class Admission:
         """Requests that hold a place and no slot."""
         return self.places - self.running
 
+    @property
+    def is_free(self) -> bool:
+        """Whether who comes now gets a slot without waiting for it: then nobody else waits either."""
+        return self.running < self.slots
+
     def check(self, key: str = "", count: int = 1) -> None:
         """Raise Overloaded when `count` places are not left; before a body is read for nothing."""
         if self.per_key and self._held[key] + count > self.per_key:
@@ -123,17 +128,21 @@ class Held:
 
 
 class Place:
-    """One request's place. `run` waits for its turn; `leave` may be called any number of times."""
+    """One request's place. `run` waits for its turn; `enter` and `leave` may be called any number of times."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._turn: asyncio.Future[None] | None = None
 
-    async def run(self) -> None:
-        """Wait for a slot, behind those who came before."""
+    def enter(self) -> asyncio.Future[None]:
+        """Get in line for a slot, behind those who came before; done at once where one `is_free`."""
         if self._turn is None:
             self._turn = self._admission._enter()
-        await asyncio.shield(self._turn)
+        return self._turn
+
+    async def run(self) -> None:
+        """Wait for a slot."""
+        await asyncio.shield(self.enter())
 
     def leave(self) -> None:
         """Give the slot, or the turn in the queue, back."""

@@ -101,6 +101,12 @@ class Exchange:
         made = {**self.all_headers, **(headers or {})}
         return HTTPResponse(body, status=status, headers=made, content_type=content_type)
 
+    async def answer(self, response: HTTPResponse) -> None:
+        """Send a whole answer now: one that a handler gives back waits until all that its request held is freed."""
+        made: Any = await self.request.respond(response)
+        self.has_begun = True
+        await made.send(end_stream=True)
+
     @property
     def all_headers(self) -> dict[str, str]:
         own = {"X-Request-ID": self.request_id, "X-Trace-ID": self.trace_id, "Cache-Control": "no-store"}

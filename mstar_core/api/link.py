@@ -238,6 +238,8 @@ class Link:
             loan = loan_of(output.ref)
             if loan is not None:
                 freed.setdefault(loan.owner, []).append((loan.slot, loan.generation))
+        for finished in message.finished:
+            self._finished(finished)
         for owner, slots in freed.items():
             self._courier.send(owner, TensorFreed(slots=slots))
 

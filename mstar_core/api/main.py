@@ -100,7 +100,7 @@ class ApiProcess:
         self.link.on_stop = self.stop
         self.link.attach(loop)
         sweep(self.spec.uploads)
-        self.life.phase("pool", total=self.spec.api.pool_processes)
+        self.life.phase("pool", total=self.spec.api.pool_processes or 1)
         app = self._make_app(await self._detokenizer())
         if not self.spec.api.bind_when_ready:
             await self._serve(app)

@@ -16,7 +16,9 @@ from mstar_core.api.seal import deny_network
 from mstar_core.errors import MstarError, PluginError, StartError
 from mstar_core.observe.child import die_with_parent
 from mstar_core.plugin.media import check_media, encode_image, read_image
-from mstar_core.plugin.processor import Processor, QuickProcessor
+from mstar_core.plugin.media.check import decoded_bytes
+from mstar_core.plugin.media.limits import MediaLimits, check_decoded
+from mstar_core.plugin.processor import ApartProcessor, MediaPart, Processor, QuickProcessor
 
 HEADROOM_BYTES: Final = 3 << 30
 """Memory that one job may map beyond what the processor itself holds: 1 GiB decoded, its copy, and working space."""
@@ -37,7 +39,7 @@ def load_processor(target: str, folder: Path | None, model_kwargs: Mapping[str, 
 
 
 def serve(pipe: PoolPipe, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
-    """The process's main. Says when it is ready, and whether its processor is one for the api itself too; then sends an
+    """The process's main. Says when it is ready, and what its processor can (`is_quick`, `is_apart`); then sends an
     answer per job: (True, value) or (False, error).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the supervisor's to handle
@@ -55,7 +57,7 @@ def serve(pipe: PoolPipe, target: str, folder: Path | None, model_kwargs: Mappin
         except StartError as error:
             pipe.send((False, error))
             return
-        pipe.send((True, isinstance(processor, QuickProcessor)))
+        pipe.send((True, (isinstance(processor, QuickProcessor), isinstance(processor, ApartProcessor))))
         while True:
             job, is_alone = pipe.receive()
             limit_cpu()
@@ -76,6 +78,8 @@ def answer(processor: Processor, job: tuple[str, tuple[Any, ...]]) -> tuple[bool
             case "prompt":
                 check_media(args[0].media, args[0].limits)
                 return True, processor.process_prompt(*args)
+            case "apart":
+                return True, read_apart(processor, *args)
             case "recode":
                 data, form, limits = args
                 return True, encode_image(read_image(data, limits), form)
@@ -85,6 +89,17 @@ def answer(processor: Processor, job: tuple[str, tuple[Any, ...]]) -> tuple[bool
                 return False, PluginError(f"the pool has no job {name!r}")
     except Exception as error:  # noqa: BLE001  isolation boundary: one job
         return False, as_ours(error)
+
+
+def read_apart(
+    processor: Processor, limits: MediaLimits, numbers: tuple[int, ...], *parts: MediaPart
+) -> list[tuple[int, MediaPart]]:
+    """Some files of one request: what each decodes to, in bytes, and its tensor. Raises as `check_media` does."""
+    assert isinstance(processor, ApartProcessor)
+    sizes = [decoded_bytes(part, limits) for part in parts]
+    check_decoded(sum(sizes), limits)
+    made = (processor.read_apart(part, number) for part, number in zip(parts, numbers, strict=True))
+    return list(zip(sizes, made, strict=True))
 
 
 def as_ours(error: Exception) -> MstarError:

@@ -170,7 +170,7 @@ class PoolPipe:
 
     def waits_at_most(self, size: int) -> bool:
         """Whether a message of up to `size` bytes lies here, whole: then `receive` is quick. False: none, or larger."""
-        peeking = socket.socket(fileno=self._pipe.fileno())
+        peeking = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, self._pipe.fileno())  # told, it asks nothing
         try:
             found = peeking.recv(LENGTH.size + NOTE.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except OSError:

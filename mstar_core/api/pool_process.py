@@ -25,7 +25,7 @@ log = logging.getLogger("mstar.api.pool")
 class ProcessorProcess:
     """One process and its pipe. Used by one thread at a time; `kill` and `prepare` may come from any.
 
-    is_quick: its processor is a `QuickProcessor`.
+    is_quick, is_apart: its processor is a `QuickProcessor`, an `ApartProcessor`.
     """
 
     def __init__(self, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
@@ -34,6 +34,7 @@ class ProcessorProcess:
         self._pipe: PoolPipe | None = None
         self.jobs = 0
         self.is_quick = False
+        self.is_apart = False
         self.is_renewing = False
         self._successor: ProcessorProcess | None = None
         self._is_successor_ready = False
@@ -57,11 +58,12 @@ class ProcessorProcess:
             self.kill()  # `end` may have come before there was anything to kill
         if not ours.poll(START_S):
             self.kill()
+        value: Any
         ok, value = self._receive() or (False, StartError("a pool process ended while it started", phase="pool"))
         if not ok:
             self.stop()
             raise value
-        self.is_quick = bool(value)
+        self.is_quick, self.is_apart = value
 
     @property
     def is_ready(self) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 from mstar_core.api.pool_child import answer, load_processor
-from mstar_core.plugin.processor import Inputs, PromptRequest, QuickProcessor
+from mstar_core.plugin.processor import ApartProcessor, Inputs, PromptRequest, QuickProcessor
 
 QUICK_BYTES: Final = 1 << 20
 """Most that a request has, unless its processor says otherwise: so much is copied in about 0.1 ms."""
@@ -48,6 +48,16 @@ class QuickPrompts:
         except Exception:  # isolation boundary: a plugin's code, and a pool process may well do what was asked
             log.exception("the processor cannot say whether a request is quick: it goes to a pool process")
             return False
+
+    def apart(self, request: PromptRequest) -> Sequence[int]:
+        """Which files of a request other processes may read at the same time, by their places among its media."""
+        if not isinstance(self._processor, ApartProcessor) or len(request.media) > QUICK_FILES:
+            return ()
+        try:
+            return [number for number in self._processor.apart(request) if 0 <= number < len(request.media)]
+        except Exception:  # isolation boundary: a plugin's code, and one pool process may well do it all
+            log.exception("the processor cannot say which files are read apart: one pool process reads them all")
+            return ()
 
     def prompt(self, request: PromptRequest) -> Inputs:
         """Do what a pool process does. Raises the same."""

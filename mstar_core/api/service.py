@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from mstar_core.api.requests import Live, Outcome, Registry, timed_out
 from mstar_core.api.shared_inputs import SharedInputs
 from mstar_core.api.stops import StopStrings
 from mstar_core.api.stream import Ending, Outbox, Spool
-from mstar_core.api.usage import usage_of
+from mstar_core.api.usage import Sampled, usage_of
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec
 from mstar_core.errors import Cancelled, MstarError, RequestError, TimedOut
 from mstar_core.messages.requests import NewRequest, SegmentRef
@@ -98,8 +98,8 @@ class Session:
         for segment in self._inputs.segments:
             media[segment.kind] += segment.length
         usage = usage_of(
-            self._service.model, self.presenter, prompt_tokens=prompt, cached_tokens=self._ending.cached_tokens,
-            counts=self._ending.counts, media=media,
+            self._service.model, self._service.sampled, self.presenter, prompt_tokens=prompt,
+            cached_tokens=self._ending.cached_tokens, counts=self._ending.counts, media=media,
         )  # fmt: skip
         usage |= self._inputs.usage
         warnings = self.warnings
@@ -161,6 +161,7 @@ class Service:
         self.description: dict[str, Any] = {}  # filled by the app, which knows the routes
         self.page = ""
         self.uploads = deployment.uploads
+        self.sampled = Sampled.by(model)
         api = deployment.api
         self.admission = Admission(
             deployment.max_concurrent_requests, deployment.max_queue, clock, per_key=api.max_requests_per_key
@@ -218,7 +219,7 @@ class Service:
         ):
             refs: list[TensorRef] = []
             try:
-                inputs = await live.until(self._preprocess(call, place, live, shared), self.clock)
+                inputs = await self._prepared(call, place, live, shared)
                 self.metrics.queue_s.observe(self.clock() - live.started)
                 self._submit(call, live, inputs, refs)
                 detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None
@@ -232,19 +233,36 @@ class Service:
             finally:
                 self.link.release(refs)
 
-    async def _preprocess(self, call: Call, place: Place, live: Live, shared: SharedInputs | None) -> Inputs:
+    async def _prepared(self, call: Call, place: Place, live: Live, shared: SharedInputs | None) -> Inputs:
         prompt = PromptRequest(
             text=call.text, texts=call.texts, turns=call.turns, media=call.media, order=call.order,
             observation=call.observation, params=call.params, outputs=frozenset(call.outputs), seed=call.seed,
             max_seq_len=self.deployment.max_seq_len, limits=self.limits,
         )  # fmt: skip
-        inputs = await (self.pool.prompt(prompt) if shared is None else shared.of(prompt, self.pool.prompt))
+        # A task that has nothing to wait for costs two turns of the loop.
+        inputs = self.pool.at_once(prompt) if shared is None and self.admission.is_free else None
+        if inputs is None:
+            asked = self.pool.prompt(prompt) if shared is None else shared.of(prompt, self.pool.prompt)
+            return await live.until(self._admitted(asked, place, live), self.clock)
+        self._queue(live)
+        place.enter()
+        self._run(live)
+        return inputs
+
+    async def _admitted(self, asked: Awaitable[Inputs], place: Place, live: Live) -> Inputs:
+        inputs = await asked
+        self._queue(live)
+        await place.run()
+        self._run(live)
+        return inputs
+
+    def _queue(self, live: Live) -> None:
         live.state = "queued"
         self.feed.prepared(live)
-        await place.run()
+
+    def _run(self, live: Live) -> None:
         live.state = "running"
         self.feed.admitted(live)
-        return inputs
 
     def _submit(self, call: Call, live: Live, inputs: Inputs, refs: list[TensorRef]) -> None:
         def lend(arrays: Any) -> dict[str, TensorRef]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from mstar_core.api.present import Presenter
@@ -12,20 +13,34 @@ from mstar_core.plugin.spec import ModelSpec
 MEDIA: Final = ("image", "audio", "video")
 
 
-def completion_tokens(spec: ModelSpec, counts: Mapping[str, int]) -> int:
-    """Ids that the model's language parts sampled, the stop id included.
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Where a model samples ids. ports: of nodes; looped: loop -> its node; firsts: nodes of walks without a loop."""
 
-    Counted by the ports that nodes sample into; where the counts name none, by the loops that sample.
-    """
-    ports = {node.sampling.port for node in spec.nodes if node.sampling is not None}
-    if any(port in counts for port in ports):
-        return sum(counts.get(port, 0) for port in ports)
-    walks = [walk for partition in spec.partitions for walk in partition.walks.values()]
-    looped = {loop.name: node for walk in walks for loop in loops(walk) for node in _samplers(loop.body)}
-    ran = {name: node for name, node in looped.items() if name in counts}
-    firsts = {node for walk in walks if not any(True for _ in loops(walk)) for node in _samplers(walk)}
-    # What a prefill samples is the first id; the loop that follows it counts the others.
-    return sum(counts[name] for name in ran) + len(firsts & set(ran.values()))
+    ports: frozenset[str]
+    looped: Mapping[str, str]
+    firsts: frozenset[str]
+
+    @classmethod
+    def by(cls, spec: ModelSpec) -> Sampled:
+        """Of one model: its walks are gone through once, not for each answer."""
+        walks = [walk for partition in spec.partitions for walk in partition.walks.values()]
+        return cls(
+            ports=frozenset(node.sampling.port for node in spec.nodes if node.sampling is not None),
+            looped={loop.name: node for walk in walks for loop in loops(walk) for node in _samplers(loop.body)},
+            firsts=frozenset(node for walk in walks if not any(True for _ in loops(walk)) for node in _samplers(walk)),
+        )
+
+    def tokens(self, counts: Mapping[str, int]) -> int:
+        """Ids that the model's language parts sampled, the stop id included.
+
+        Counted by the ports that nodes sample into; where the counts name none, by the loops that sample.
+        """
+        if any(port in counts for port in self.ports):
+            return sum(counts.get(port, 0) for port in self.ports)
+        ran = {name: node for name, node in self.looped.items() if name in counts}
+        # What a prefill samples is the first id; the loop that follows it counts the others.
+        return sum(counts[name] for name in ran) + len(self.firsts & set(ran.values()))
 
 
 def _samplers(walk: Walk) -> set[str]:
@@ -34,6 +49,7 @@ def _samplers(walk: Walk) -> set[str]:
 
 def usage_of(
     spec: ModelSpec,
+    sampled: Sampled,
     presenter: Presenter,
     *,
     prompt_tokens: int,
@@ -42,7 +58,7 @@ def usage_of(
     media: Mapping[str, int],
 ) -> dict[str, Any]:
     """The usage object. media: prompt tokens by kind of segment; what is of no kind of media is text."""
-    made = max(completion_tokens(spec, counts), presenter.text_tokens)
+    made = max(sampled.tokens(counts), presenter.text_tokens)
     has_audio = spec.output("audio") is not None
     return {
         "prompt_tokens": prompt_tokens,

@@ -30,6 +30,8 @@ class WholeBody(asyncio.BufferedProtocol):
         self._take = take
         self._sanic = http.protocol
         self._full: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watcher: asyncio.TimerHandle | None = None
+        self._is_slow = False
         self.missing = int(http.request_bytes_left)
         first = min(self.missing, max(FIRST_BYTES, len(http.recv_buffer)))
         take(first)
@@ -78,16 +80,26 @@ class WholeBody(asyncio.BufferedProtocol):
             return not self.missing
         transport.set_protocol(self)
         transport.resume_reading()
+        self._watch(floor_bytes, window_s)
         try:
-            before = self.missing
-            while not (await asyncio.wait({self._full}, timeout=window_s))[0]:
-                if before - self.missing < floor_bytes:
-                    return False
-                before = self.missing
-            self._full.result()
-            return True
+            await self._full  # by itself: a wait with a limit takes a turn of the loop more
+            return not self._is_slow
         finally:
+            if self._watcher is not None:
+                self._watcher.cancel()
             self._leave()
+
+    def _watch(self, floor_bytes: float, window_s: float) -> None:
+        def look(before: int) -> None:
+            if self._full.done():
+                return
+            if before - self.missing < floor_bytes:
+                self._is_slow = True
+                self._full.set_result(None)
+            else:
+                self._watch(floor_bytes, window_s)
+
+        self._watcher = asyncio.get_running_loop().call_later(window_s, look, self.missing)
 
     def _leave(self) -> None:
         transport = self._sanic.transport

@@ -68,6 +68,7 @@ class Conductor:
         self._clock = clock
         self._producers = _producers(spec)
         self._stopping_walks = _walks_with_stop(spec)
+        self._walks: dict[str, tuple[str, frozenset[str]]] = {}
 
     def on(self, message: Message) -> None:
         """Take one message. Never raises: what goes wrong fails the request that it belongs to."""
@@ -148,7 +149,11 @@ class Conductor:
             outputs=message.outputs,
             rows=rows,
         )
-        for rank in sorted(request.homes.ranks):
+        ranks = request.homes.ranks
+        if len(ranks) == 1:
+            request.opening = opened  # goes with its first walks: to send once more takes as long as all else here
+            return
+        for rank in sorted(ranks):
             self._send.send(worker_name(rank), opened)
 
     def _kept_by_a_row(self, wish: Run) -> int:
@@ -191,24 +196,40 @@ class Conductor:
             self._step(request, run, [])
             return
         per_rank: dict[int, list[RunWalk]] = {}
+        finishes = self._may_finish(request, run, wanted)
         for number, wish in enumerate(wanted):
-            message = run_message(request, wish, forks if number == 0 else [])
-            partition, walk = self.spec.walk(wish.walk)
-            if partition.name != run.partition.name:
+            is_end = finishes and number == len(wanted) - 1
+            message = run_message(request, wish, forks if number == 0 else [], finishes=is_end)
+            partition, nodes = self._nodes_of(wish.walk)
+            if partition != run.partition.name:
                 raise EngineError(
-                    f"the program of partition {run.partition.name} asked for walk {wish.walk} of {partition.name}"
+                    f"the program of partition {run.partition.name} asked for walk {wish.walk} of {partition}"
                 )
             homes = request.homes.of(wish.walk)
-            ranks = {homes[use.spec.name] for use in graph_nodes(walk)}
+            ranks = {homes[node] for node in nodes}
             run.pending[message.run] = PendingRun(wish.walk, waiting=set(ranks))
             run.order.append(message.run)
             for rank in ranks:
                 per_rank.setdefault(rank, []).append(message)
-        self.news.changed(request.handle)
         for rank, messages in per_rank.items():
-            self._send.send(
-                worker_name(rank), RunWalks(handle=request.handle, partition=run.partition.name, runs=messages)
-            )
+            walks = RunWalks(handle=request.handle, partition=run.partition.name, runs=messages, opens=request.opening)
+            request.opening = None
+            self._send.send(worker_name(rank), walks)
+        self.news.changed(request.handle)
+
+    def _nodes_of(self, walk: str) -> tuple[str, frozenset[str]]:
+        """A walk's partition and nodes, found once. Raises GraphError for a name that no walk has."""
+        known = self._walks.get(walk)
+        if known is None:
+            partition, body = self.spec.walk(walk)
+            known = self._walks[walk] = (partition.name, frozenset(use.spec.name for use in graph_nodes(body)))
+        return known
+
+    def _may_finish(self, request: Request, run: PartitionRun, wanted: list[Run]) -> bool:
+        """Whether the rank that takes the program's last runs knows all that the api is told of the request's end."""
+        is_whole = len(request.partitions) == 1 and len(request.homes.ranks) == 1
+        is_cut = request.length_stop or any(wish.walk in self._stopping_walks for wish in wanted)
+        return run.finishes and is_whole and not is_cut
 
     def _walk_done(self, done: WalkDone) -> None:
         request = self.requests.get(done.handle)
@@ -234,6 +255,9 @@ class Conductor:
             self._send.send(worker_name(rank), ReleaseSignal(handle=handle, key=key))
 
     def _partition_ended(self, request: Request, run: PartitionRun) -> None:
+        if request.opening is not None and not request.is_finished:
+            self._send.send(worker_name(min(request.homes.ranks)), request.opening)
+            request.opening = None
         for stream, consumer in self._producers.get(run.partition.name, ()):
             rank = request.homes.by_node.get(consumer)
             if rank is not None:
@@ -254,7 +278,8 @@ class Conductor:
             cached_tokens=request.cached_tokens,
         )
         self.finished += 1
-        self._send.send(API, finished)  # first: a client waits for it
+        if not request.is_told:
+            self._send.send(API, finished)  # first: a client waits for it
         self._end(request)
 
     def _cancel(self, message: CancelRequest) -> None:

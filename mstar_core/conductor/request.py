@@ -9,7 +9,7 @@ from mstar_core.conductor.router import Homes
 from mstar_core.errors import EngineError
 from mstar_core.messages.requests import NewRequest
 from mstar_core.messages.tensors import TensorRef
-from mstar_core.messages.work import RunInputRef, RunWalk, SignalRef, WalkDone
+from mstar_core.messages.work import OpenRequest, RunInputRef, RunWalk, SignalRef, WalkDone
 from mstar_core.plugin.program import (
     Answer,
     Fork,
@@ -41,7 +41,7 @@ class PendingRun:
 class PartitionRun:
     """A partition's program on its way. batch: whether it waits for a list of runs.
 
-    wish: what it asked for last. forks: those that ride with it.
+    wish: what it asked for last. forks: those that ride with it. finishes: whether it said that nothing follows.
     """
 
     partition: Partition
@@ -52,14 +52,21 @@ class PartitionRun:
     finished: bool = False
     wish: Wish | None = None
     forks: list[tuple[str, str]] = field(default_factory=list)
+    finishes: bool = False
 
     def next_wish(self, answer: Answer, *, first: bool = False) -> None:
-        """Go on to the next wish that takes walks (None at the program's end); forks before it ride with it."""
+        """Go on to the next wish that takes walks (None at the program's end); forks before it ride with it.
+
+        Raises what the program does, and EngineError where it goes on after its own end.
+        """
         self.forks = []
         self.wish = self.advance(answer, first=first)
         while isinstance(self.wish, Fork):
             self.forks.append((self.wish.source, self.wish.into))
             self.wish = self.advance(None)
+        if self.finishes and self.wish is not None:
+            raise EngineError(f"the program of partition {self.partition.name} went on after a Run that finishes it")
+        self.finishes = any(run.finishes for run in self.wanted[-1:])
 
     @property
     def wanted(self) -> list[Run]:
@@ -101,7 +108,8 @@ class PartitionRun:
 class Request:
     """Everything the conductor knows of one request. Owned by `Conductor`; ended by `Conductor._end` alone.
 
-    walks: how often each walk has been done.
+    walks: how often each walk has been done. opening: what its only rank has not been told yet, as its first walks will
+    say it. is_told: a worker has told the api of its end.
     """
 
     message: NewRequest
@@ -116,6 +124,8 @@ class Request:
     counts: dict[str, int] = field(default_factory=dict)
     cached_tokens: int = 0
     walks: dict[str, int] = field(default_factory=dict)
+    opening: OpenRequest | None = None
+    is_told: bool = False
 
     @property
     def handle(self) -> int:
@@ -134,6 +144,7 @@ class Request:
         self.emitted[done.rank] = max(done.emitted, self.emitted.get(done.rank, 0))
         self.streamed.setdefault(done.rank, {}).update(done.streamed)
         self.cached_tokens += done.cached_tokens
+        self.is_told = self.is_told or done.is_told
         for name, count in done.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
 
@@ -165,7 +176,7 @@ def facts_of(message: NewRequest, spec: ModelSpec) -> ProgramRequest:
     return ProgramRequest(params=params, inputs=inputs, segments=segments, outputs=frozenset(message.outputs))
 
 
-def run_message(request: Request, run: Run, forks: list[tuple[str, str]]) -> RunWalk:
+def run_message(request: Request, run: Run, forks: list[tuple[str, str]], *, finishes: bool = False) -> RunWalk:
     """A program's Run as it is sent to ranks. Raises EngineError when it names an input that the request lacks."""
     request.runs += 1
     limits = run.max_iters if run.max_iters is None or isinstance(run.max_iters, int) else dict(run.max_iters)
@@ -181,6 +192,7 @@ def run_message(request: Request, run: Run, forks: list[tuple[str, str]]) -> Run
         inputs=inputs,
         forks=forks,
         homes=dict(request.homes.by_walk.get(run.walk, {})),
+        finishes=finishes,
     )
 
 

@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 
 from mstar_core.config.deployment import Plan
 from mstar_core.errors import WorkerLost
-from mstar_core.graph import graph_nodes
+from mstar_core.graph import NodeSpec, graph_nodes
 from mstar_core.plugin.spec import ModelSpec, Partition
+
+Replicas = tuple[tuple[int, ...], ...]
+Place = tuple[str, str, Replicas]
+"""(walk, node, its replicas there)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,31 +45,37 @@ class Router:
     load: Counter[int] = field(default_factory=Counter)
     ready: set[int] = field(default_factory=set)
     lost: dict[int, str] = field(default_factory=dict)
+    _known: dict[str, list[Place]] = field(default_factory=dict)
 
     def choose(self, partitions: Iterable[Partition]) -> Homes:
         """Homes for a request that starts `partitions`. Raises WorkerLost when a node has no ready replica."""
-        chosen: dict[tuple[tuple[int, ...], ...], int] = {}
+        chosen: dict[Replicas, int] = {}
         by_node: dict[str, int] = {}
         by_walk: dict[str, dict[str, int]] = {}
         for partition in partitions:
-            for walk_name, walk in partition.walks.items():
-                for use in graph_nodes(walk):
-                    rank = self._home(use.spec.name, walk_name, chosen)
-                    if rank is None and use.spec.of is not None:
-                        rank = self._home(use.spec.of.name, walk_name, chosen)
-                    if rank is None:
-                        raise WorkerLost(
-                            f"node {use.spec.name} has no place in walk {walk_name}",
-                            hint="check the config's node_groups",
-                        )
-                    if by_node.setdefault(use.spec.name, rank) != rank:
-                        by_walk.setdefault(walk_name, {})[use.spec.name] = rank
+            for walk, node, replicas in self._places(partition):
+                rank = self._home(replicas, chosen)
+                if by_node.setdefault(node, rank) != rank:
+                    by_walk.setdefault(walk, {})[node] = rank
         return Homes(by_node=by_node, by_walk=by_walk)
 
-    def _home(self, node: str, walk: str, chosen: dict[tuple[tuple[int, ...], ...], int]) -> int | None:
-        replicas = self.plan.replicas(node, walk)
-        if not replicas:
-            return None
+    def _places(self, partition: Partition) -> list[Place]:
+        """Where each use of a node may run. Gone through once: neither walks nor the plan change."""
+        known = self._known.get(partition.name)
+        if known is None:
+            uses = [(walk, use.spec) for walk, body in partition.walks.items() for use in graph_nodes(body)]
+            known = self._known[partition.name] = [(walk, spec.name, self._replicas(spec, walk)) for walk, spec in uses]
+        return known
+
+    def _replicas(self, node: NodeSpec, walk: str) -> Replicas:
+        found = self.plan.replicas(node.name, walk)
+        if not found and node.of is not None:
+            found = self.plan.replicas(node.of.name, walk)
+        if not found:
+            raise WorkerLost(f"node {node.name} has no place in walk {walk}", hint="check the config's node_groups")
+        return found
+
+    def _home(self, replicas: Replicas, chosen: dict[Replicas, int]) -> int:
         if replicas not in chosen:
             live = [replica[0] for replica in replicas if self.ready.issuperset(replica)]
             if not live:

@@ -67,7 +67,9 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The api's address and limits (docs/http-api.md). Sizes in bytes, times in seconds.
 
     tls_cert, tls_key: PEM files; with them the api speaks HTTPS alone. cors_origins: origins that browsers may call
-    from. remote_media: hosts that media may be fetched from. max_requests_per_key: 0 is no limit.
+    from. remote_media: hosts that media may be fetched from.
+    pool_processes: None: as many as the model and the machine's cores have use for.
+    max_requests_per_key: 0 is no limit.
     """
 
     host: str = "0.0.0.0"  # the documented default; `up` warns when no key is set
@@ -83,7 +85,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_text_bytes: int = 1024 * 1024
     max_files: int = 32
     max_speech_chars: int = 4096
-    pool_processes: int = 1
+    pool_processes: int | None = None
     max_n: int = 8
     max_requests_per_key: int = 0
     tls_cert: str | None = None

@@ -129,12 +129,14 @@ class Desk:
         letters = self._box.drain()
         for letter in letters:
             match letter.body:
-                case Outputs(worker=worker, items=items):
+                case Outputs(worker=worker, items=items, finished=ends):
                     for item in items:
                         found = Item(
                             modality=item.modality, port=item.port, array=self._read(item.ref), meta=dict(item.meta)
                         )
                         self._take(worker, item.handle, item.seq, found)
+                    for end in ends:
+                        self._finished(end)
                 case RequestFinished() as finished:
                     self._finished(finished)
                 case RequestFailed(handle=handle, error=error):

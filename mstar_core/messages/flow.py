@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from mstar_core.messages.requests import RequestFinished
 from mstar_core.messages.tensors import TensorRef
 
 
@@ -68,11 +69,14 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     meta: dict[str, Any] = {}
 
 
-class Outputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
-    """Worker to api: all outputs of one step. worker: the sender's name."""
+class Outputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs", omit_defaults=True):
+    """Worker to api: all outputs of one step. worker: the sender's name. finished: requests that ended with it, where
+    the conductor left it to the worker to say so.
+    """
 
     worker: str
     items: list[Output]
+    finished: list[RequestFinished] = []
 
 
 FlowMessage = Values | StreamItems | StreamTensor | TensorFreed | Outputs

@@ -62,8 +62,9 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_reque
 
 
 class RequestFinished(msgspec.Struct, frozen=True, kw_only=True, tag="request_finished", omit_defaults=True):
-    """Conductor to api: every partition ended. emitted: outputs each worker sent; the api waits for all of them.
+    """Conductor or worker to api: every partition ended.
 
+    emitted: outputs each worker sent; the api waits for all of them.
     reason: `stop` or `length`. counts: loop and port counts over all walks. cached_tokens: prompt tokens from caches.
     """
 

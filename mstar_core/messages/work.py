@@ -40,6 +40,7 @@ class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One walk to take. run: number of the run within the request. homes: nodes placed elsewhere for this walk.
 
     branches: cache branches that take part; none named means the main one. keep: ports whose values stay as signals.
+    finishes: the request ends with it, and all of it was here: the worker tells the api with its last outputs.
     """
 
     run: int
@@ -52,14 +53,19 @@ class RunWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inputs: dict[str, RunInputRef] = {}
     forks: list[tuple[str, str]] = []
     homes: dict[str, int] = {}
+    finishes: bool = False
 
 
-class RunWalks(msgspec.Struct, frozen=True, kw_only=True, tag="run_walks"):
-    """Conductor to worker: walks of one partition, taken in order with no visit in between."""
+class RunWalks(msgspec.Struct, frozen=True, kw_only=True, tag="run_walks", omit_defaults=True):
+    """Conductor to worker: walks of one partition, taken in order with no visit in between.
+
+    opens: the request itself, where these are the first that its only worker hears of it.
+    """
 
     handle: int
     partition: str
     runs: list[RunWalk]
+    opens: OpenRequest | None = None
 
 
 class EndStream(msgspec.Struct, frozen=True, kw_only=True, tag="end_stream"):
@@ -87,7 +93,8 @@ class WalkDone(msgspec.Struct, frozen=True, kw_only=True, tag="walk_done", omit_
     """Worker to conductor: its share of a run ended.
 
     emitted: outputs sent to the api so far (whole request, this worker). streamed: stream -> items put so far (whole
-    request, this worker). counts: loop name -> iterations. signals: port -> (key, dtype, shape).
+    request, this worker). counts: loop name -> iterations. signals: port -> (key, dtype, shape). is_told: the run
+    finished the request, and the api knows.
     """
 
     handle: int
@@ -99,6 +106,7 @@ class WalkDone(msgspec.Struct, frozen=True, kw_only=True, tag="walk_done", omit_
     streamed: dict[str, int] = {}
     signals: dict[str, tuple[int, str, list[int]]] = {}
     cached_tokens: int = 0
+    is_told: bool = False
 
 
 class WorkFailed(msgspec.Struct, frozen=True, kw_only=True, tag="work_failed"):

@@ -78,9 +78,13 @@ def _drive(dry: Dry, partition: Partition) -> None:
         if not inspect.isgenerator(generator):
             raise GraphError(f"{place} is no generator", hint="write it with yield", place=partition.name)
         answer: Any = None
+        is_over = False
         for _ in range(MOST_WISHES):
             wish = generator.send(answer)
+            if is_over:
+                raise GraphError(f"{place} goes on after a Run that finishes it", place=partition.name)
             answer = _answer(dry, partition, wish, taken)
+            is_over = has_finish(wish)
     except StopIteration:
         return
     except MstarError:
@@ -88,6 +92,15 @@ def _drive(dry: Dry, partition: Partition) -> None:
     except Exception as error:  # the isolation boundary of a plugin's program
         raise GraphError(f"{place} raised {type(error).__name__}: {error}", place=partition.name) from error
     raise GraphError(f"{place} does not end", f"{MOST_WISHES} runs for one sample", place=partition.name)
+
+
+def has_finish(wish: Any) -> bool:
+    """Whether a wish says that it is the program's last. Raises GraphError for one that says so before its own end."""
+    runs = wish if isinstance(wish, list) else [wish]
+    says = [isinstance(run, Run) and run.finishes for run in runs]
+    if any(says[:-1]):
+        raise GraphError("a list of runs goes on after one that finishes", hint="let the last of them say so")
+    return bool(says) and says[-1]
 
 
 def _answer(dry: Dry, partition: Partition, wish: Any, taken: list[str]) -> WalkResult | list[WalkResult] | None:

@@ -140,3 +140,21 @@ class QuickProcessor(Processor, Protocol):
         """Whether `process_prompt` may run on the loop, by sizes and first bytes alone. Asked only for small requests
         whose uploads, if any, are tensors.
         """
+
+
+@runtime_checkable
+class ApartProcessor(QuickProcessor, Protocol):
+    """A quick processor some of whose files may be read apart from the rest of their request.
+
+    Optional. Where several pool processes are free they read one file or more each, at the same time, and make tensors
+    of them; `process_prompt` then gets the request with these in their places, in the api itself if that is quick.
+    """
+
+    def apart(self, request: PromptRequest) -> Sequence[int]:
+        """Which of the request's media, by their places in it. On the loop: by sizes, first bytes and parameters."""
+
+    def read_apart(self, part: MediaPart, number: int) -> MediaPart:
+        """A file as a tensor that `process_prompt` takes for the same. number: which of its modality, from 0.
+
+        In a pool process. Raises what `process_prompt` raises for that file.
+        """

@@ -97,6 +97,7 @@ class Run:
     row_passes: the same counted in passes, each of as many tokens as `Attend.tokens` of the walk's KV node says.
     sample: whether a prefill samples from its last row. keep: output ports of the walk's nodes whose last value comes
     back as a signal. inputs: walk input -> request input, segment or signal.
+    finishes: the program wants nothing after it. The rank that takes it may then tell the client of the end itself.
     """
 
     walk: str
@@ -108,6 +109,7 @@ class Run:
     sample: bool
     keep: tuple[str, ...]
     inputs: Mapping[str, RunInput]
+    finishes: bool
 
     def __init__(
         self,
@@ -120,6 +122,7 @@ class Run:
         row_passes: int = 0,
         sample: bool = True,
         keep: Sequence[str] = (),
+        finishes: bool = False,
         **inputs: RunInput,
     ) -> None:
         object.__setattr__(self, "walk", walk)
@@ -131,6 +134,7 @@ class Run:
         object.__setattr__(self, "sample", sample)
         object.__setattr__(self, "keep", tuple(keep))
         object.__setattr__(self, "inputs", dict(inputs))
+        object.__setattr__(self, "finishes", finishes)
 
 
 @dataclass(frozen=True, slots=True)

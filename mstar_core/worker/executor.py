@@ -106,6 +106,8 @@ class Executor:
 
     def run(self, message: RunWalks) -> None:
         """Walks of one partition, in order; the first begins now unless one of that partition is under way."""
+        if message.opens is not None:
+            self.open(message.opens)
         request = self.requests.get(Handle(message.handle))
         if request is None:
             self.unknown += 1
@@ -387,6 +389,11 @@ class Executor:
         request.active.pop(run.partition, None)
         if reason == "cancelled":
             return
+        for name, count in counts.items():
+            request.counts[name] = request.counts.get(name, 0) + count
+        request.cached_tokens += run.cached_tokens
+        if run.message.finishes:
+            self._outbox.finished(request.handle, request.emitted, request.counts, request.cached_tokens)
         self._outbox.walk_done(
             WalkDone(
                 handle=request.handle,
@@ -398,6 +405,7 @@ class Executor:
                 streamed=sent_items(request),
                 signals={port: described(key, request.signals[key]) for port, key in run.signals.items()},
                 cached_tokens=run.cached_tokens,
+                is_told=run.message.finishes,
             )
         )
         self._begin_next(request, run.partition)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mstar_core.errors import MstarError
 from mstar_core.messages.flow import Output, Outputs, StreamItems, StreamTensor, TensorFreed, Value, Values
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
-from mstar_core.messages.requests import ErrorInfo
+from mstar_core.messages.requests import ErrorInfo, RequestFinished
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.wire import Message
 from mstar_core.messages.work import WalkDone, WorkFailed
@@ -39,6 +40,7 @@ class Outbox:
         self._courier = courier
         self._transport = transport
         self._outputs: list[Output] = []
+        self._finished: list[RequestFinished] = []
         self._values: defaultdict[int, list[Value]] = defaultdict(list)
         self._ids: defaultdict[tuple[int, str], tuple[list[int], list[int], list[int]]] = defaultdict(
             lambda: ([], [], [])
@@ -75,6 +77,14 @@ class Outbox:
         """This rank's share of a run ended."""
         self._control.append((CONDUCTOR, message))
 
+    def finished(self, handle: int, emitted: int, counts: Mapping[str, int], cached_tokens: int) -> None:
+        """The request ended, all of it here: the api hears of it with the last outputs, not from the conductor."""
+        sent = {self._name: emitted} if emitted else {}
+        news = RequestFinished(
+            handle=handle, reason="stop", emitted=sent, counts=dict(counts), cached_tokens=cached_tokens
+        )
+        self._finished.append(news)
+
     def failed(self, handle: int, error: ErrorInfo) -> None:
         """The request failed here."""
         self._control.append((CONDUCTOR, WorkFailed(handle=handle, rank=self._rank, error=error)))
@@ -87,10 +97,10 @@ class Outbox:
 
     def flush(self) -> None:
         """Send everything: values first, so that no control message overtakes the data that it speaks of."""
-        if self._outputs:
+        if self._outputs or self._finished:
             self.sent_outputs += len(self._outputs)
-            self._send(API, Outputs(worker=self._name, items=self._outputs))
-            self._outputs = []
+            self._send(API, Outputs(worker=self._name, items=self._outputs, finished=self._finished))
+            self._outputs, self._finished = [], []
         sent = monotonic() if self._ids or self._values else 0.0
         for (rank, stream), (handles, indices, ids) in self._ids.items():
             news = StreamItems(stream=stream, handles=handles, index=indices, ids=ids, sent=sent)

@@ -69,6 +69,7 @@ class WorkerRequest:
     early: values from other ranks for runs that have not begun here.
     streamed: items sent on each stream to another rank; produced: streams whose items were made and stay here.
     emitted: outputs sent to the api from here. tokens: ids drawn here. waited_s: in queues of nodes here.
+    counts, cached_tokens: of the runs that ended here.
     """
 
     handle: Handle
@@ -89,6 +90,8 @@ class WorkerRequest:
     early: dict[int, list[Value]] = field(default_factory=dict)
     jobs: set[JobKey] = field(default_factory=set)
     emitted: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    cached_tokens: int = 0
     emitted_units: int = 0
     first_output_s: float | None = None
     tokens: int = 0

@@ -116,6 +116,21 @@ async def test_outputs_that_overtake_each_other_are_put_in_order_and_doubles_dro
         assert [base64.b64decode(line["data"])[0] for line in got] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("streaming", ["true", "false"])
+async def test_an_end_that_comes_with_the_last_output_needs_no_other_word(streaming: str, started: Started) -> None:
+    def script(fake: FakeDeployment, request: NewRequest) -> None:
+        fake.audio(request.handle, 100)
+        fake.output(request.handle, "audio", np.full(50, 3, np.int16), finishes=True)
+
+    async with started(script) as api:
+        answer = await api.client.post(
+            "/generate", data={"text": "hi", "streaming": streaming, "stream_events": "full"}
+        )
+        assert answer.status_code == 200 and '"finish_reason":"stop"' in answer.text
+        await api.clean()
+        assert not api.fake.cancels
+
+
 async def test_large_outputs_travel_in_shared_memory_and_are_given_back(started: Started) -> None:
     def script(fake: FakeDeployment, request: NewRequest) -> None:
         fake.audio(request.handle, 100_000)

@@ -97,12 +97,15 @@ class FakeDeployment:
         """What the processor made of the request, as text: ids that are bytes."""
         return bytes(self._tensors.copy(request.inputs["tokens"]).astype(np.uint8).tolist()).decode()
 
-    def output(self, handle: int, modality: str, array: Any, *, seq: int | None = None) -> None:
+    def output(self, handle: int, modality: str, array: Any, *, seq: int | None = None, finishes: bool = False) -> None:
+        """finishes: with the request's end, as a worker tells it whose run finishes a request."""
         number = self._seq.get(handle, 0) if seq is None else seq
         self._seq[handle] = max(number + 1, self._seq.get(handle, 0))
         ref = self._tensors.put(array, "api")
         item = Output(handle=handle, seq=number, port="pcm", modality=modality, ref=ref)
-        self.tell(Outputs(worker="worker-0", items=[item]), sender="worker-0")
+        end = RequestFinished(handle=handle, reason="stop", emitted={"worker-0": self._seq[handle]})
+        finished = [end] if finishes else []
+        self.tell(Outputs(worker="worker-0", items=[item], finished=finished), sender="worker-0")
 
     def finish(self, handle: int, reason: str = "stop", *, emitted: int | None = None, **counts: int) -> None:
         sent = self._seq.get(handle, 0) if emitted is None else emitted

@@ -52,7 +52,7 @@ class Wanted:
 
 
 async def generate(exchange: Exchange) -> HTTPResponse | None:
-    """Answer one request. The answer is whole when a response comes back, streamed already when None does."""
+    """Answer one request; the answer is out when this returns."""
     service = exchange.service
     service.check_open(exchange.key)
     with uploads_in(service.uploads) as uploads:
@@ -62,9 +62,10 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
         call = await _call(exchange, form, uploads)
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
         exchange.warn(session.warnings)
-        if not wanted.is_streamed:
-            return await _whole(exchange, session, wanted)
-        await _stream(exchange, session, wanted)
+        if wanted.is_streamed:
+            await _stream(exchange, session, wanted)
+        else:
+            await exchange.answer(await _whole(exchange, session, wanted))
     return None
 
 
@@ -153,7 +154,7 @@ async def _media(files: Sequence[tuple[str, Upload]]) -> list[MediaPart]:
 async def _whole(exchange: Exchange, session: Session, wanted: Wanted) -> HTTPResponse:
     chunks = [chunk async for ready in session.chunks() for chunk in ready]
     done = session.done()
-    session.count(done)
+    asyncio.get_running_loop().call_soon(session.count, done)  # the answer goes out first
     exchange.warn(done.warnings)
     if wanted.form.content_type == FRAMES:
         lines = [*chunk_lines(wanted.form, joined_chunks(chunks)), _done_line(session, done, wanted.form)]

@@ -11,19 +11,19 @@ import numpy as np
 
 from mstar_core.errors import ConfigError, RequestError, WeightsError
 from mstar_core.plugin.observation import besides_pictures, unpacked
-from mstar_core.plugin.processor import Inputs, PromptRequest, SegmentInputs
+from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, SegmentInputs
 from mstar_pi05 import aloha
 from mstar_pi05.actions import as_lines
 from mstar_pi05.checkpoint import read_sizes
 from mstar_pi05.deployment import read_deployment
-from mstar_pi05.images import FIELD, Floats, Pixels, fitted, signed
+from mstar_pi05.images import FIELD, Floats, Pixels, decoded, fit_pillow, fitted, signed
 from mstar_pi05.normalisation import Values, normalise
 from mstar_pi05.observations import read_observation
 from mstar_pi05.prompt import pieces
 from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS, IMAGE
 from mstar_pi05.statistics import find_statistics
 from mstar_pi05.tokens import PromptTokenizer
-from mstar_pi05.uploads import are_quick, sort_uploads
+from mstar_pi05.uploads import are_quick, as_npy, image_files, sort_uploads
 
 if TYPE_CHECKING:
     from mstar_pi05.params import Params
@@ -46,6 +46,7 @@ class Processor:
         self._action_moments = statistics.actions if statistics else None
         self._folder = folder
         self._tokenizer: PromptTokenizer | None = None
+        self._robot_lines: tuple[Floats, Floats] | None = None
         robot = self._deployment.robot
         if robot and self._state_moments and len(self._state_moments) < robot.state:
             raise ConfigError(
@@ -61,7 +62,7 @@ class Processor:
         params = uploads.joined(request.params)
         counts = self._counts(len(uploads.cameras), params.image_mask)
         images = [uploads.camera(number) for number, is_on in enumerate(counts) if is_on]
-        return self.prepare(images, replace(request, params=params))
+        return self.prepare(images, request if params is request.params else replace(request, params=params))
 
     def warm_up(self) -> None:
         """Read the tokenizer."""
@@ -77,6 +78,21 @@ class Processor:
         if len(request.observation) > len(CAMERAS) * 3 * side**2 + QUICK_BYTES:
             return False
         return besides_pictures(request.observation, (side, side, 3)) <= QUICK_BYTES
+
+    def apart(self, request: PromptRequest) -> Sequence[int]:
+        """Its cameras, where all are image files that count and none becomes floats."""
+        if self._deployment.resize != "pillow":
+            return ()
+        files, mask = image_files(request.media), request.params.image_mask
+        return files if mask is None or all(mask[: len(files)]) else ()
+
+    def read_apart(self, part: MediaPart, number: int) -> MediaPart:
+        """The camera as an array of the model's own size. Raises BadMedia."""
+        side = self._sizes.vision.image_size
+        pixels = decoded(part.data, number)
+        if pixels.shape[:2] != (side, side):
+            pixels = fit_pillow(pixels, side)
+        return replace(part, modality="tensor", data=as_npy(pixels))
 
     def _observed(self, message: bytes, request: PromptRequest) -> Inputs:
         params: Params = request.params
@@ -115,14 +131,13 @@ class Processor:
                 hint="shorten the text, send fewer cameras, or raise max_seq_len", field="text",
                 code="context_length_exceeded", value=str(len(tokens)), allowed=f"<= {room}",
             )  # fmt: skip
-        factor, term = self._lines(params, state, warnings)
-        plan = (self._horizon, ACTION_WIDTH)
+        scale, offset = self._lines(params, state, warnings)
         arrays = {
             "images": cameras,
             "tokens": np.array(tokens, dtype=np.int64),
             "noise": self._noise(params, request.seed),
-            "scale": np.broadcast_to(factor.astype(np.float32), plan).copy(),
-            "offset": np.broadcast_to(term.astype(np.float32), plan).copy(),
+            "scale": scale,
+            "offset": offset,
         }
         told = {"action": {"normalized": self._is_normalized(params)}}
         places = self._sizes.vision.tokens
@@ -249,19 +264,28 @@ class Processor:
     def _is_normalized(self, params: Params) -> bool:
         return self._action_moments is None if params.return_normalized is None else params.return_normalized
 
-    def _lines(self, params: Params, state: Values | None, warnings: list[str]) -> tuple[Values, Values]:
-        """Factor and term of every action value: [32] each."""
+    def _lines(self, params: Params, state: Values | None, warnings: list[str]) -> tuple[Floats, Floats]:
+        """Factor and term of every action value: float32 [horizon, 32] each, not to be written to."""
         if self._is_normalized(params):
             if self._action_moments is None:
                 warnings.append("this deployment has no statistics: actions are in the model's normalised units")
-            return np.ones(ACTION_WIDTH), np.zeros(ACTION_WIDTH)
+            return self._plans(np.ones(ACTION_WIDTH), np.zeros(ACTION_WIDTH))
         if self._action_moments is None:
             raise RequestError(
                 "return_normalized is false and the deployment has no statistics of actions",
                 hint="leave it out, or start the deployment with norm_stats", field="return_normalized",
                 value="false", allowed="true",
             )  # fmt: skip
-        return as_lines(self._action_moments, state, self._deployment)
+        if self._deployment.is_delta:
+            return self._plans(*as_lines(self._action_moments, state, self._deployment))
+        if self._robot_lines is None:  # the same for every state
+            self._robot_lines = self._plans(*as_lines(self._action_moments, None, self._deployment))
+        return self._robot_lines
+
+    def _plans(self, factor: Values, term: Values) -> tuple[Floats, Floats]:
+        plan = (self._horizon, ACTION_WIDTH)
+        scale, offset = (np.broadcast_to(line.astype(np.float32), plan).copy() for line in (factor, term))
+        return scale, offset
 
     def _noise(self, params: Params, seed: int) -> np.ndarray:
         """Where the flow starts: the client's, or drawn for this request alone. float32 [horizon, 32]."""

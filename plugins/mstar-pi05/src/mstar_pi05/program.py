@@ -7,12 +7,12 @@ from mstar_core.plugin.program import ProgramGenerator
 
 
 def pi05(request: ProgramRequest) -> ProgramGenerator:
-    """Both walks in one message; no visit between them."""
+    """Both walks in one message; no visit between them, and none before the client has its actions."""
     inputs = request.inputs
     yield [
         Run("prefill", images=inputs["images"], tokens=inputs["tokens"], sample=False),
         Run(
             "action_gen", actions=inputs["noise"], scale=inputs["scale"], offset=inputs["offset"],
-            max_iters=request.params.num_steps,
+            max_iters=request.params.num_steps, finishes=True,
         ),
     ]  # fmt: skip

@@ -27,6 +27,7 @@ NPY: Final = b"\x93NUMPY"
 MOST_FILES: Final = len(CAMERAS) + 2
 """Cameras, state and noise."""
 
+CAMERA_AXES: Final = 3
 SMALL_BYTES: Final = 16 << 10
 PLAIN: Final = NPY + b"\x01\x00"
 PLAIN_BYTES: Final = 10
@@ -70,6 +71,35 @@ class Uploads:
 def are_quick(media: Sequence[MediaPart], side: int) -> bool:
     """Whether all are arrays as numpy writes them, and each is small or a camera of `side` pixels as it stays."""
     return len(media) <= MOST_FILES and all(_is_quick(part.data, side) for part in media)
+
+
+def image_files(media: Sequence[MediaPart]) -> list[int]:
+    """Places of the image files, where all cameras are such; none where one may be an array. Raises nothing."""
+    if any(part.modality == "tensor" and not _is_no_camera(part.data) for part in media):
+        return []
+    return [number for number, part in enumerate(media) if part.modality != "tensor"]
+
+
+def _is_no_camera(data: bytes) -> bool:
+    """Whether an array as numpy writes it has other axes than a camera."""
+    end = _head_end(data)
+    try:
+        return bool(end) and len(_known(data[:end])[0]) != CAMERA_AXES
+    except Exception:  # noqa: BLE001  a damaged file can fail in any way; the processor says how
+        return False
+
+
+def as_npy(pixels: Pixels) -> bytes:
+    """An image [h, w, 3] as a file that `read_array` gives back."""
+    return b"".join((_head_of(pixels.shape), np.ascontiguousarray(pixels).data))
+
+
+@functools.lru_cache(maxsize=64)
+def _head_of(shape: tuple[int, ...]) -> bytes:
+    file = io.BytesIO()
+    said = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, said)
+    return file.getvalue()
 
 
 def _is_quick(data: bytes, side: int) -> bool:
