@@ -389,25 +389,17 @@ class Executor:
         request.active.pop(run.partition, None)
         if reason == "cancelled":
             return
-        for name, count in counts.items():
-            request.counts[name] = request.counts.get(name, 0) + count
-        request.cached_tokens += run.cached_tokens
+        request.count(counts, run.cached_tokens)
         if run.message.finishes:
             self._outbox.finished(request.handle, request.emitted, request.counts, request.cached_tokens)
         self._outbox.walk_done(
             WalkDone(
-                handle=request.handle,
-                run=run.number,
-                rank=self._rank,
-                reason=reason,
-                counts=counts,
-                emitted=request.emitted,
-                streamed=sent_items(request),
+                handle=request.handle, run=run.number, rank=self._rank, reason=reason, counts=counts,
+                emitted=request.emitted, streamed=sent_items(request),
                 signals={port: described(key, request.signals[key]) for port, key in run.signals.items()},
-                cached_tokens=run.cached_tokens,
-                is_told=run.message.finishes,
+                cached_tokens=run.cached_tokens, is_told=run.message.finishes,
             )
-        )
+        )  # fmt: skip
         self._begin_next(request, run.partition)
 
     def _end_loops(self, request: WorkerRequest, run: ActiveRun) -> None:

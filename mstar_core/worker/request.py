@@ -101,6 +101,12 @@ class WorkerRequest:
         """The active run with that number."""
         return next((run for run in self.active.values() if run.number == number), None)
 
+    def count(self, counts: Mapping[str, int], cached_tokens: int) -> None:
+        """Add what a run counted that ended here."""
+        for name, count in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+        self.cached_tokens += cached_tokens
+
 
 def parameter_numbers(params_type: type[Any], values: Mapping[str, Any], seed: int) -> dict[str, float | int | bool]:
     """Parameters as nodes read them: numbers and booleans as they are, choices by index; `seed` is the one in force."""
