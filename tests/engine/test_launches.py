@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.captured import Captures
 from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.kv_view import KVView
+from mstar_core.engine.pass_kinds import AHEAD
 from mstar_core.graph.nodes import Attend
-from tests.engine.tiny_engine import LM, TinyLM, make_engine
-from tests.engine.tiny_world import numbers
+from tests.engine.tiny_engine import LM, WIDTH, TinyLM, make_engine
+from tests.engine.tiny_world import PATCHES, TRIAL, WORLD, make_world, numbers
 
 META = torch.device("meta")
 SPEC = replace(
@@ -110,3 +112,50 @@ def test_a_captured_step_takes_one_copy_for_all_that_the_host_brings_to_it(rows:
     acted(made, 4)  # whoever comes now gets pages that others held: to clear them, their numbers travel too
     assert made.counters()["graph_hits"] > 0
     assert acted(made, rows) == (2, 1)
+
+
+class Imagined(nn.Module):
+    """Gives each row a frame from its last one and the action of its step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lm = TinyLM()
+
+    def forward(self, kv: KVView, positions: Tensor, step: Tensor, frame: Tensor, actions: Tensor) -> dict[str, Tensor]:
+        x = (frame + actions).reshape(len(positions), WIDTH) + step[:, None]
+        rotation = self.lm.rotary(positions)
+        for block in self.lm.blocks:
+            x = block(x, kv, rotation)
+        return {"next_frame": self.lm.norm(x).view(frame.shape)}
+
+
+def imagined(made: KVCacheEngine, rows: int, steps: int, key: int) -> int:
+    """Copies that rollouts take, each of a request of its own; what they begin from is on the device."""
+    for handle in range(rows):
+        made.open(Handle(handle), SamplingParams(), 3 * steps)
+        inputs = {"frame": numbers(handle, PATCHES, WIDTH).to(META), "actions": numbers(handle, steps, WIDTH)}
+        loop = LoopSpec(max_iters=steps, carry={"next_frame": "frame"}, fused=True)
+        made.submit(
+            Job(key=JobKey(key + handle), handle=Handle(handle), inputs=inputs, attend=TRIAL, loop=loop,
+                outputs=("next_frame",), sample=False)
+        )  # fmt: skip
+    copies = launched(made)
+    for handle in range(rows):
+        made.close(Handle(handle))
+    return copies
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_each_iteration_of_a_replay_that_runs_ahead_takes_one_copy(rows: int) -> None:
+    spec = replace(WORLD, step_ports=("actions",), capture_sizes=(1, 4))
+    made = make_world(spec=spec, module=Imagined().to(META), device=META, graphs=(1,), captures=StillCaptures(META))
+    steps = 2 * AHEAD[0]
+    for key in (0, 10):
+        imagined(made, 4, steps, key)
+        while made.idle():
+            pass
+    imagined(made, 4, steps, 20)  # as above: pages that others held
+    hits = made.counters()["graph_hits"]
+    replays = steps // AHEAD[0]
+    assert imagined(made, rows, steps, 30) == steps + replays, "one for each iteration, and to clear a replay's pages"
+    assert made.counters()["graph_hits"] == hits + steps
