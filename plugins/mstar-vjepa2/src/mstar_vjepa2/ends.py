@@ -100,7 +100,11 @@ def _begin_kernel(
     cameras: tl.constexpr, padded: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, lanes: tl.constexpr,
     is_rounded: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
-    """Program: some outputs of one condition of a row, the next pose of a row, or one of its tokens."""
+    """Program: some outputs of one condition of a row, the next pose of a row, or one of its tokens.
+
+    It lets the next kernel start early and does not start early itself: what the frame before it appended is there for
+    all kernels behind, which may read pages of earlier frames before they wait (see FixedPasses).
+    """
     if overlaps:
         gdc_launch_dependents()
     tiles = tl.cdiv(width, wide)
@@ -175,7 +179,6 @@ def begin(
         frequencies, x, given, cosine, sine, following, tokens, width, inner, len(frequencies), head_dim,
         conditions=len(conditions), poses=state.shape[1], cameras=camera.shape[1], padded=8, wide=WIDE,
         block=triton.next_power_of_2(inner), lanes=triton.next_power_of_2(head_dim),
-        # Not started early: whatever the frame before left is there for all kernels behind, the cache's pages too.
         is_rounded=given is not latents, overlaps=overlaps(latents.device), num_warps=4,
     )  # fmt: skip
     return Begun(x=x, given=given, rotation=(cosine, sine), next_state=following)
