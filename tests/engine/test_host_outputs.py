@@ -13,8 +13,10 @@ from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.kv_cache import KVCacheEngine
 from mstar_core.graph.nodes import Attend
 from tests.engine.recorded import RecordedCaptures
+from tests.engine.test_iterations_ahead import Taught
 from tests.engine.test_kv_rows import context, near, roll
 from tests.engine.test_pass_graphs import FLOWING, READ, captured, flow, flows
+from tests.engine.test_replays_ahead import STEPS, alone, begin, ready
 from tests.engine.tiny_engine import WIDTH, Driver, TinyLM, make_engine, prompt
 from tests.engine.tiny_world import TinyWorld, make_world, numbers
 
@@ -178,3 +180,19 @@ def test_iterations_that_are_told_travel_while_the_next_ones_run_and_the_end_sta
     assert device.rows == 4 * candidates, "each candidate's frame of each step, and no last one again"
     near(found[1][0], found[0][0])
     near(found[1][1], found[0][1])
+
+
+class TellingTaught(Taught):
+    told_outputs = ("next_frame",)
+
+
+def test_what_a_replay_gives_ahead_travels_together_and_each_iteration_gets_its_own() -> None:
+    device = Device(is_quick=True)
+    engine, _ = ready(lookahead=1, module=TellingTaught, to_host=device)
+    device.copies.clear()
+    driver = Driver(engine, lookahead=1)
+    key = begin(driver, 3, 1, STEPS, emit=("next_frame",))
+    driver.run()
+    for item, expected in zip(driver.emissions[key], alone(3, 1, STEPS), strict=True):
+        near(item.outputs["next_frame"], expected)
+    assert device.rows == STEPS and len(device.copies) < STEPS / 2
