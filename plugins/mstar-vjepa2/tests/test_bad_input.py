@@ -182,12 +182,12 @@ def test_the_examples_run(name: str, base_server: Server, ac_server: Server, tmp
 
 
 def test_candidates_that_never_fit_together_are_refused_before_they_begin(ac_server: Server) -> None:
-    """Seventy of eight frames are 560 pages of 512; without a goal they take turns, and what they cost is told."""
-    asked = {**rolling(8, 70), "return": ["final_only"]}
+    """As many of eight frames are 1032 pages of 1024; without a goal they take turns, and what they cost is told."""
+    asked = {**rolling(8, 129), "return": ["final_only"]}
     answer = ac_server.post([picture(), picture()], {**asked, "return": ["energies"]}, streaming="false")
     assert answer.status_code == 413, answer.text
     said = answer.json()["error"]["message"]
-    assert re.search(r"never fit.*70 candidates need 560 pages of 512; ask for less", said), answer.text
+    assert re.search(r"never fit.*129 candidates need 1,?032 pages of 1,?024; ask for less", said), answer.text
     assert ac_server.leaks() == []
     usage = ac_server.post([picture()], asked, streaming="false").json()["usage"]
-    assert (usage["encoder_tokens"], usage["predictor_tokens"], usage["steps"]) == (16, 560 * 18, 8)
+    assert (usage["encoder_tokens"], usage["predictor_tokens"], usage["steps"]) == (16, 1032 * 18, 8)
