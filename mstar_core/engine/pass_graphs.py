@@ -60,16 +60,12 @@ _STEP: Final = keyword(STEP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """An input in fixed shape. shape: of one row's value, or of one token's where it is not per row.
-
-    is_carried: whether a loop that appends carries it, so that all but its first value are made on the device.
-    """
+    """An input in fixed shape. shape: of one row's value, or of one token's where it is not per row."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     is_per_row: bool
-    is_carried: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -82,7 +78,7 @@ class Port:
 
     def is_told(self, tokens: int) -> bool:
         """Whether it may travel with other small inputs: a row's values stay on the host until a step takes them."""
-        return not self.is_carried and self.size_bytes * self.count(1, tokens) <= SMALL_BYTES
+        return self.size_bytes * self.count(1, tokens) <= SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,12 +229,11 @@ class PassGraphs:
             return None
         firing, job = piece.firing, piece.job
         shapes = tuple([(name, value.dtype, value.shape) for name, value in firing.ports.items()])
-        carried = _carried(piece)
-        key = (shapes, firing.tokens, firing.iterations, firing.attend.write, carried)
+        key = (shapes, firing.tokens, firing.iterations, firing.attend.write)
         if key not in self._known:
             if len(self._known) >= KNOWN:
                 self._known.clear()
-            self._known[key] = _one_pass(firing, carried)
+            self._known[key] = _one_pass(firing)
         one = self._known[key]
         if one is None or firing.attend.write or job is None or job.loop is None or not job.loop.fused or job.loop.emit:
             return one
@@ -287,7 +282,7 @@ class PassGraphs:
         }
 
     def _fill(self, bucket: _Bucket, pieces: Sequence[Piece]) -> int:
-        """Bring what these pieces say to the bucket, positions and numbers in one copy. Returns its rows in use."""
+        """Bring what these pieces say to the bucket, what is small in one copy. Returns its rows in use."""
         kind = bucket.kind
         told = {POSITIONS: positions_of_whole([piece.firing for piece in pieces])}
         late: list[Port] = []
@@ -363,13 +358,7 @@ def _is_graphable(piece: Piece) -> bool:
     return firing.attend.mask == "full" and _is_of_loop(piece)
 
 
-def _carried(piece: Piece) -> tuple[str, ...]:
-    """Inputs that a loop which appends, pass by pass, takes from what its last pass gave."""
-    loop = piece.job.loop if piece.job is not None and piece.firing.attend.write else None
-    return () if loop is None else tuple(map(keyword, loop.carry.values()))
-
-
-def _one_pass(firing: Firing, carried: Collection[str]) -> PassKind | None:
+def _one_pass(firing: Firing) -> PassKind | None:
     """What graphs of such passes agree in; None where an input is neither per token nor per row."""
     ports = []
     for name in sorted(firing.ports):
@@ -378,8 +367,7 @@ def _one_pass(firing: Firing, carried: Collection[str]) -> PassKind | None:
             return None
         leads = not is_per_row or firing.iterations > 1
         shape = tuple(value.shape[1:]) if leads else tuple(value.shape)
-        port = Port(name=name, dtype=value.dtype, shape=shape, is_per_row=is_per_row, is_carried=name in carried)
-        ports.append(port)
+        ports.append(Port(name=name, dtype=value.dtype, shape=shape, is_per_row=is_per_row))
     return PassKind(tokens=firing.row_tokens, ports=tuple(ports), writes=firing.attend.write)
 
 
