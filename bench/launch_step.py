@@ -1,6 +1,6 @@
 """Host time of the captured steps of a request: cameras, prefixes and flows of Pi0.5, contexts and rollouts of 2-AC.
 
-Run from the repository root: `python -m bench.launch_step [--rows 1 8] [--repeats 60]`. Prints a JSON object per step:
+Run from the repository root: `python -m bench.launch_step [--rows 1 8] [--repeats 60]`. Prints JSON, a line per step:
 microseconds of the host from before its jobs are submitted until its launch returns, begun on an idle device, and of
 its collection; medians and quartiles. Replays do nothing and sizes are small, so that the host is left. Then the same
 on torch's `meta` device counts what a step asks of a device: launches beside the replays, and those of them that bring
@@ -127,14 +127,12 @@ class Clock:
         with self.step(f"{what}, collect"):
             take(runner.collect(running))
 
-    def figures(self) -> Iterator[dict[str, Any]]:
-        """Microseconds of each step: median and quartiles."""
+    def figures(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Microseconds of each step, by its name: median and quartiles."""
         for name, samples in self.spent.items():
             low, middle, high = (round(1e6 * value, 1) for value in statistics.quantiles(samples, n=4))
-            yield {
-                "step": name, "us": middle, "quartiles_us": [low, high],
-                "replay_us": round(1e6 * statistics.median(self.replays[name]), 1),
-            }  # fmt: skip
+            replay = round(1e6 * statistics.median(self.replays[name]), 1)
+            yield name, {"us": middle, "quartiles_us": [low, high], "replay_us": replay}
 
 
 @contextmanager
@@ -299,11 +297,12 @@ def main() -> None:
             policy_steps(options, clock)
         if not options.no_world:
             world_steps(options, clock)
-    asked = clocks[-1].asked
-    for found in clocks[0].figures():
-        known = asked.get(found["step"])
+    asked, lines = clocks[-1].asked, []
+    for name, found in clocks[0].figures():
+        known = asked.get(name)
         counts = {} if known is None else {"launches": known.launches.total(), "uploads": known.uploads}
-        print(json.dumps({**found, **counts}), flush=True)
+        lines.append(f"{json.dumps(name)}: {json.dumps({**found, **counts})}")
+    print("{" + ",\n".join(lines) + "}", flush=True)
     if options.profile:
         print(asked[options.profile].launches if options.profile in asked else "")
         pstats.Stats(clocks[0].profile).sort_stats("tottime").print_stats(45)

@@ -114,6 +114,12 @@ class Intake:
             iterations=iterations,
         )  # fmt: skip
 
+    def owned(self, firing: Firing) -> Firing:
+        """The same pass, not yet computed, with values of its own: whoever lent one of the host may use it again."""
+        again = firing.bare()
+        again.ports = {name: value.clone() if stays(value) else value for name, value in firing.ports.items()}
+        return again
+
     def replayed(self, entry: Logged, base: int, history: np.ndarray) -> Firing:
         """The pass that computes a logged stretch again. history: the slot's ids, int32, cache order."""
         if entry.firing is None:

@@ -121,7 +121,7 @@ class Loops:
         """Remember how a stretch of the cache was made."""
         attend = firing.attend
         is_plain = firing.is_ids and attend.mask == "causal" and attend.positions == "running"
-        kept = None if is_plain else firing.bare()
+        kept = None if is_plain else self._intake.owned(firing)
         branch.record(Logged(tokens=firing.tokens, position=firing.position, firing=kept))
 
     def sync_log(self, branch: Branch) -> None:

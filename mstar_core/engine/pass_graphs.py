@@ -25,7 +25,6 @@ from mstar_core.engine.pass_kinds import (
     STEP_PORT,
     PassKind,
     Port,
-    carried_by,
     is_graphable,
     is_of_loop,
     later,
@@ -204,12 +203,11 @@ class PassGraphs:
             return None
         firing, job = piece.firing, piece.job
         shapes = tuple([(name, value.dtype, value.shape) for name, value in firing.ports.items()])
-        carried = carried_by(piece)
-        key = (shapes, firing.tokens, firing.iterations, firing.attend.write, carried)
+        key = (shapes, firing.tokens, firing.iterations, firing.attend.write)
         if key not in self._known:
             if len(self._known) >= KNOWN:
                 self._known.clear()
-            self._known[key] = one_pass(firing, carried)
+            self._known[key] = one_pass(firing)
         one = self._known[key]
         if one is None or firing.attend.write or job is None or job.loop is None or not job.loop.fused or job.loop.emit:
             return one
@@ -306,7 +304,7 @@ class PassGraphs:
         return {name: value[0] for name, value in whole.items()}
 
     def _fill(self, bucket: _Bucket, pieces: Sequence[Piece], ahead: int = 0) -> int:
-        """Bring what these pieces say to the bucket, positions and numbers in one copy. Returns its rows in use.
+        """Bring what these pieces say to the bucket, what is small in one copy. Returns its rows in use.
 
         ahead: how many iterations behind those of the pieces the bucket is; it will be carried what loops carry.
         """
@@ -314,7 +312,7 @@ class PassGraphs:
         told = {POSITIONS: positions_of_whole(firings)}
         late: list[Port] = []
         for port in kind.ports:
-            if ahead and port.is_carried:
+            if ahead and port.name in kind.carried:
                 continue
             values, field = [firing.ports[port.name] for firing in firings], port_field(port.name)
             if field not in bucket.attention.device or not all([value.is_cpu for value in values]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -35,16 +35,12 @@ STEP_PORT: Final = keyword(STEP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """An input in fixed shape. shape: of one row's value, or of one token's where it is not per row.
-
-    is_carried: whether a loop that appends carries it, so that all but its first value are made on the device.
-    """
+    """An input in fixed shape. shape: of one row's value, or of one token's where it is not per row."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     is_per_row: bool
-    is_carried: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -57,7 +53,7 @@ class Port:
 
     def is_told(self, tokens: int) -> bool:
         """Whether it may travel with other small inputs: a row's values stay on the host until a step takes them."""
-        return not self.is_carried and self.size_bytes * self.count(1, tokens) <= SMALL_BYTES
+        return self.size_bytes * self.count(1, tokens) <= SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +75,11 @@ class PassKind:
         """Whether it is several iterations that each append behind the one before."""
         return self.writes and self.iterations > 1
 
+    @property
+    def carried(self) -> frozenset[str]:
+        """Inputs that all iterations but the first take from the one before."""
+        return frozenset(into for _, into in self.carry)
+
     def sizes(self, rows: Sequence[int]) -> list[int]:
         """Of these numbers of rows, those for which it is worth a graph: the smallest, and others not too large."""
         if self.runs_ahead:
@@ -99,13 +100,7 @@ def is_graphable(piece: Piece) -> bool:
     return firing.attend.mask == "full" and is_of_loop(piece)
 
 
-def carried_by(piece: Piece) -> tuple[str, ...]:
-    """Inputs that a loop which appends, pass by pass, takes from what its last pass gave."""
-    loop = piece.job.loop if piece.job is not None and piece.firing.attend.write else None
-    return () if loop is None else tuple(map(keyword, loop.carry.values()))
-
-
-def one_pass(firing: Firing, carried: Collection[str]) -> PassKind | None:
+def one_pass(firing: Firing) -> PassKind | None:
     """What graphs of such passes agree in; None where an input is neither per token nor per row."""
     ports = []
     for name in sorted(firing.ports):
@@ -114,8 +109,7 @@ def one_pass(firing: Firing, carried: Collection[str]) -> PassKind | None:
             return None
         leads = not is_per_row or firing.iterations > 1
         shape = tuple(value.shape[1:]) if leads else tuple(value.shape)
-        port = Port(name=name, dtype=value.dtype, shape=shape, is_per_row=is_per_row, is_carried=name in carried)
-        ports.append(port)
+        ports.append(Port(name=name, dtype=value.dtype, shape=shape, is_per_row=is_per_row))
     return PassKind(tokens=firing.row_tokens, ports=tuple(ports), writes=firing.attend.write)
 
 

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from mstar_core.engine.base import Handle, SamplingParams
 from mstar_core.errors import ConfigError, EngineError, MstarError, NotFound, StartError, TooLarge
+from mstar_core.graph.nodes import Attend
 from tests.engine.tiny_engine import VOCAB, Driver, TinyLM, make_engine, prompt, reference
+from tests.engine.tiny_world import numbers
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
@@ -230,3 +232,22 @@ def test_every_error_is_one_of_ours() -> None:
     driver.submit(0, inputs={"tokens": torch.tensor([], dtype=torch.int64)})
     driver.run()
     assert isinstance(driver.failed[1].error, MstarError)
+
+
+def test_a_preempted_prefix_is_computed_again_from_values_of_its_own() -> None:
+    """Small inputs stay where their owner left them, who may use that memory again once the job has ended."""
+    found = []
+    for is_overwritten in (False, True):
+        engine = make_engine()
+        driver = Driver(engine)
+        driver.open(0)
+        embeds = numbers(3, 6, 32)
+        driver.submit(0, inputs={"embeds": embeds}, outputs=(), attend=Attend(mask="full"), sample=False)
+        driver.run()
+        if is_overwritten:
+            embeds.zero_()
+        engine._admission._evict(engine._state.requests[Handle(0)].branches["main"])
+        key = driver.prefill(0, prompt(1, 4), sample=False, outputs=("hidden",))
+        driver.run()
+        found.append(driver.done[key].outputs["hidden"])
+    assert torch.equal(*found)
