@@ -60,6 +60,15 @@ class PlacedView(KVView, Protocol):
         """Attention of one layer once they are there. query: [T, heads, head_dim]. Returns the same shape."""
 
 
+@runtime_checkable
+class SilentView(KVView, Protocol):
+    """A view of passes of which nothing but the cache is wanted: a module may end when its last layer has appended."""
+
+    @property
+    def inner(self) -> KVView:
+        """The view that does the work."""
+
+
 class KVModule(Protocol):
     """What the KV engine runs. One forward for single, batched, chunked and captured steps.
 

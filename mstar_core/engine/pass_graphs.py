@@ -19,6 +19,7 @@ import torch
 
 from mstar_core.engine.attention.block import host_array, port_field
 from mstar_core.engine.attention.passes import FixedPasses, PassShape
+from mstar_core.engine.attention.silent import silent
 from mstar_core.engine.packed_graphs import PackedGraphs, join
 from mstar_core.engine.pass_kinds import (
     MOST_ITERATIONS,
@@ -203,11 +204,11 @@ class PassGraphs:
             return None
         firing, job = piece.firing, piece.job
         shapes = tuple([(name, value.dtype, value.shape) for name, value in firing.ports.items()])
-        key = (shapes, firing.tokens, firing.iterations, firing.attend.write)
+        key = (shapes, firing.tokens, firing.iterations, firing.attend.write, bool(piece.wants))
         if key not in self._known:
             if len(self._known) >= KNOWN:
                 self._known.clear()
-            self._known[key] = one_pass(firing)
+            self._known[key] = one_pass(firing, is_wanted=bool(piece.wants))
         one = self._known[key]
         if one is None or firing.attend.write or job is None or job.loop is None or not job.loop.fused or job.loop.emit:
             return one
@@ -351,7 +352,8 @@ class PassGraphs:
             given = {**own.ports, **carried}
             if STEP_PORT in given and iteration and not bucket.later:
                 given[STEP_PORT] = given[STEP_PORT] + iteration
-            outputs = self._module(kv=own.attention.view, positions=own.attention.device[POSITIONS], **given)
+            view = silent(own.attention.view) if bucket.kind.is_silent else own.attention.view
+            outputs = self._module(kv=view, positions=own.attention.device[POSITIONS], **given)
             carried = {into: outputs[port].to(bucket.ports[into].dtype) for port, into in bucket.kind.carry}
             told.append(outputs)
         for each in several:

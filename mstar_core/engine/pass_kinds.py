@@ -58,13 +58,17 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassKind:
-    """What passes must agree in to share a graph. tokens: of each row. carry: output -> input, as keywords."""
+    """What passes must agree in to share a graph. tokens: of each row. carry: output -> input, as keywords.
+
+    is_silent: whether nothing but what they append is wanted.
+    """
 
     tokens: int
     ports: tuple[Port, ...]
     writes: bool
     iterations: int = 1
     carry: tuple[tuple[str, str], ...] = ()
+    is_silent: bool = False
 
     def __hash__(self) -> int:
         """Few of what differs: it is asked for several times a replay, and all ports would take as long as the rest."""
@@ -100,8 +104,11 @@ def is_graphable(piece: Piece) -> bool:
     return firing.attend.mask == "full" and is_of_loop(piece)
 
 
-def one_pass(firing: Firing) -> PassKind | None:
-    """What graphs of such passes agree in; None where an input is neither per token nor per row."""
+def one_pass(firing: Firing, *, is_wanted: bool) -> PassKind | None:
+    """What graphs of such passes agree in; None where an input is neither per token nor per row.
+
+    is_wanted: whether somebody wants what they give.
+    """
     ports = []
     for name in sorted(firing.ports):
         value, is_per_row = firing.ports[name], name in firing.per_row
@@ -110,7 +117,8 @@ def one_pass(firing: Firing) -> PassKind | None:
         leads = not is_per_row or firing.iterations > 1
         shape = tuple(value.shape[1:]) if leads else tuple(value.shape)
         ports.append(Port(name=name, dtype=value.dtype, shape=shape, is_per_row=is_per_row))
-    return PassKind(tokens=firing.row_tokens, ports=tuple(ports), writes=firing.attend.write)
+    writes = firing.attend.write
+    return PassKind(tokens=firing.row_tokens, ports=tuple(ports), writes=writes, is_silent=writes and not is_wanted)
 
 
 def is_of_loop(piece: Piece) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.captured import Captures
 from mstar_core.engine.kv_cache import KVCacheEngine
-from mstar_core.engine.kv_view import KVView
+from mstar_core.engine.kv_view import KVView, SilentView
 from mstar_core.engine.pass_graphs import gather
 from tests.engine.recorded import RecordedCaptures
 from tests.engine.test_kv_rows import closes, near, roll
@@ -88,6 +88,30 @@ def test_captured_passes_hold_several_iterations_too() -> None:
     assert module.passes[before:] == [7, 4, 4, 4, 4] and engine.counters()["graph_hits"] == hits + 5
     near(rolled(engine, 5), rolled(taught()[0], 5))
     assert len(engine._runner.passes.kinds) == 3, "lists of any length share one: of frames, of candidates, ahead"  # type: ignore[union-attr]
+
+
+def test_a_module_is_told_where_nothing_but_the_cache_is_wanted() -> None:
+    """Captured passes of known frames, not those whose frames are told, nor candidates."""
+    engine, module = taught(RecordedCaptures())
+    found: list[tuple[int, bool]] = []
+    forward = module.forward
+
+    def watched(kv: KVView, **given: Any) -> dict[str, Tensor]:
+        made = forward(kv=kv, **given)
+        found.append((len(given["actions"]), isinstance(kv, SilentView)))
+        return {} if isinstance(kv, SilentView) else made
+
+    module.forward = watched  # type: ignore[method-assign, assignment]
+    for emit in ((), ("norm",)):
+        rolled(engine, 4, emit)
+        while engine.idle():
+            pass
+    found.clear()
+    near(rolled(engine, 4), rolled(taught()[0], 4))
+    assert found[0] == (4, True) and not any(is_silent for _, is_silent in found[1:])
+    found.clear()
+    near(rolled(engine, 4, ("norm",)), rolled(taught()[0], 4))
+    assert not any(is_silent for _, is_silent in found)
 
 
 def test_contexts_of_the_first_lengths_are_not_padded() -> None:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from mstar_core.engine.attention.silent import silent
 from mstar_core.engine.budget import NeedsMemory
 from mstar_core.errors import EngineError
+from mstar_vjepa2 import blocks
 from mstar_vjepa2.planning import distance
 from mstar_vjepa2.poses import difference, moved
 
@@ -103,6 +105,46 @@ def test_cached_steps_equal_one_pass_over_all_frames(ac: Golden, ac_nodes: dict[
     view = RowsView(predictor.frame_tokens)
     steps = [taught(predictor, ac, count, view, slice(t, t + 1)) for t in range(count)]
     assert gap(torch.cat(steps), whole) < NEAR
+
+
+class Placing(RowsView):
+    """A RowsView whose keys and values are placed by the module. attended: layers that asked for attention."""
+
+    def __init__(self, frame_tokens: int) -> None:
+        super().__init__(frame_tokens)
+        self.attended: list[int] = []
+        self.placed: list[int] = []
+
+    def places(self, layer: int) -> tuple[Tensor, Tensor]:
+        self.placed.append(layer)
+        return torch.zeros(()), torch.zeros(())
+
+    def attend_placed(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+        self.attended.append(layer)
+        return query
+
+
+@pytest.mark.parametrize("kind", ["plain", "placed"])
+def test_frames_of_which_nothing_is_wanted_are_appended_alone(
+    kind: str, ac: Golden, ac_nodes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache is what it would be; of the last block nothing runs behind its keys and values."""
+    predictor = ac_nodes["ac_predictor"]
+    size, last = predictor.frame_tokens, len(predictor.blocks) - 1
+    frame, pose = torch.randn(1, predictor.patches, predictor.predictor_embed.in_features), torch.randn(2, 7)
+    given = {"positions": torch.zeros(size, dtype=torch.int64), "normalize_reps": YES, "step": torch.tensor(0),
+             "given_frames": frame, "given_states": pose[:1], "given_actions": pose[1:]}  # fmt: skip
+    whole, view = RowsView(size), Placing(size) if kind == "placed" else RowsView(size)
+    predictor(kv=whole, **given)
+    monkeypatch.setattr(predictor.blocks[last].mlp, "forward", lambda x: pytest.fail("a block that nobody reads"))
+    if isinstance(view, Placing):
+        monkeypatch.setattr(blocks, "turned", lambda x, layer, rotation, heads, target: x.unflatten(-1, (heads, -1)))
+    assert predictor(kv=silent(view), **given) == {}
+    if isinstance(view, Placing):
+        assert (view.placed, view.attended) == (list(range(last + 1)), list(range(last)))
+        return
+    for layer in range(last + 1):
+        assert all(gap(mine, wanted) == 0 for mine, wanted in zip(view.held[layer], whole.held[layer], strict=True))
 
 
 def test_extrinsics_are_a_third_condition(ac: Golden, tmp_path: Any) -> None:

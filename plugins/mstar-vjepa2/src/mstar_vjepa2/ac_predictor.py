@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Final, Union
 import torch
 from torch import nn
 
+from mstar_core.engine.kv_view import SilentView
 from mstar_core.errors import EngineError
-from mstar_vjepa2.blocks import MixCached, attend_all, stack, sum_norm
+from mstar_vjepa2.blocks import Block, MixCached, attend_all, stack, sum_norm
 from mstar_vjepa2.encoder import LATENT_EPS, latents_of
 from mstar_vjepa2.params import MOST_SAMPLES, POSE
 from mstar_vjepa2.poses import moved
-from mstar_vjepa2.products import branch_of, linear_into
+from mstar_vjepa2.products import Branch, branch_of, linear_into
 from mstar_vjepa2.rotary import Rotary3D, Rotation
 
 if TYPE_CHECKING:
@@ -116,6 +117,9 @@ class ActionPredictor(nn.Module):
         action = _chosen(moves, at, rows, POSE_RANK + 1)
         camera = None if cameras is None else _chosen(cameras, at, rows, POSE_RANK + 1)
         x, rotation, next_state = self.begin(latents, action, own, camera, positions)
+        if isinstance(kv, SilentView):
+            self.keep(x, rotation, kv)
+            return {}
         following = self.end(self.run(x, rotation, kv), self._per_row(normalize_reps, rows))[:, None]
         return {"next_frame": following, "next_state": next_state}
 
@@ -166,10 +170,21 @@ class ActionPredictor(nn.Module):
 
     def run(self, x: Tensor, rotation: Rotation, kv: KVView) -> Tensor:
         """All blocks and the norm. x: [R * frame_tokens, P], with the rotation of all. Returns x's shape."""
+        return sum_norm(*self._through(x, rotation, kv, len(self.blocks)), self.norm)[1]
+
+    def keep(self, x: Tensor, rotation: Rotation, kv: KVView) -> None:
+        """Append frames of which nothing else is wanted: of the last block keys and values alone. x: as for `run`."""
+        layer = len(self.blocks) - 1
+        last = self.blocks[layer]
+        assert isinstance(last, Block)
+        normed = sum_norm(*self._through(x, rotation, kv, layer), last.norm1)[1]
+        MixCached(kv, layer).keep(normed, last.attn.qkv, rotation, last.attn.heads)
+
+    def _through(self, x: Tensor, rotation: Rotation, kv: KVView, layers: int) -> tuple[Tensor, Branch | None]:
         branch = None
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(self.blocks[:layers]):
             x, branch = block(x, branch, rotation, MixCached(kv, layer))
-        return sum_norm(x, branch, self.norm)[1]
+        return x, branch
 
     def end(self, normed: Tensor, wanted: Tensor) -> Tensor:
         """The patches of the frame behind each as latents, float32 [R, S, width].

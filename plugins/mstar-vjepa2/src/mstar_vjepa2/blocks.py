@@ -52,6 +52,13 @@ class MixCached:
             return self.kv.attend_placed(self.layer, query).flatten(-2)
         return self.kv.attend(self.layer, *apart(linear(x, layer), rotation, heads)).flatten(-2)
 
+    def keep(self, x: Tensor, layer: nn.Linear, rotation: Rotation, heads: int) -> None:
+        """Append what this layer would, where nothing is wanted of it or behind it."""
+        if isinstance(self.kv, PlacedView):
+            turned(x, layer, rotation, heads, self.kv.places(self.layer))
+        else:
+            self(x, layer, rotation, heads)
+
 
 def apart(packed: Tensor, rotation: Rotation | None, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys, turned, and values of joined projections: [..., T, heads, head_dim] each."""
