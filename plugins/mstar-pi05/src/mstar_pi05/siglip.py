@@ -198,7 +198,7 @@ class Cameras(nn.Module):
         """
         vectors = self._by_request(images, self._replayed.borrow(images.flatten(0, 1)))
         lengths, (own, width) = [len(each) for each in tokens], vectors.shape[1:]
-        # All requests by one kernel each for the zeros and for what is joined: to fill them one by one keeps a GPU waiting.
+        # All requests by one kernel each for the zeros and for what is joined: one by one would keep a GPU waiting.
         blank = vectors.new_zeros(max(lengths) - own, width)
         parts = [part for each, length in zip(vectors, lengths, strict=True) for part in (each, blank[: length - own])]
         return {"features": list(torch.cat(parts).split(lengths))}
