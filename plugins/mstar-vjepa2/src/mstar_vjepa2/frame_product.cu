@@ -2,14 +2,14 @@
 //
 // out = x @ weight.T for x [rows, inputs] and weight [outputs, inputs], rows = 256 * m + left with left <= 8. A block
 // takes 64 rows by WIDE outputs. Four blocks of a cluster lie above each other and share their weights, ACROSS lie side
-// by side and share their rows: each asks for its share of a tile and the copy engine puts it into all of them. Rows left
-// over are summed by warps of their own, from weights that are in shared memory already and without tensor cores: on
-// these, between the large products, the few rows took as long as all the others. What decides besides is how few
-// instructions a tile takes, so a warp branches as a whole, addresses are the same for all of it, and one of its threads
-// is elected where one is to act.
+// by side and share their rows: each asks for its share of a tile and the copy engine puts it into all of them. Rows
+// left over are summed by warps of their own, from weights that are in shared memory already and without tensor cores:
+// on these, between the large products, the few rows took as long as all the others. What decides besides is how few
+// instructions a tile takes, so a warp branches as a whole, addresses are the same for all of it, and one of its
+// threads is elected where one is to act.
 //
-// Compiled by `cluster` with WIDE (a multiple of 32), ACROSS, STAGES, KIND, LEFT (rows left over: 0 to 8, even) and DTYPE
-// ("bf16", "f16") defined. Sums have a fixed order: the same inputs, the same bits.
+// Compiled by `cluster` with WIDE (a multiple of 32), ACROSS, STAGES, KIND, LEFT (rows left over: 0 to 8, even) and
+// DTYPE ("bf16", "f16") defined. Sums have a fixed order: the same inputs, the same bits.
 
 #include "hopper.cuh"
 #include "multiply.cuh"  // written for WIDE
@@ -19,7 +19,7 @@
 #define TURNED 2  // queries, keys and values, turned; keys and values to their places
 #define SLICED 3  // float32 slices of the inputs, to be summed
 
-constexpr int HIGH = 64, DEEP = 64, ABOVE = 4, GROUPS = WIDE / 8;
+constexpr int HIGH = 64, DEEP = 64, ABOVE = 4, GROUPS = WIDE / 8, PITCH = WIDE + 8;
 constexpr int OF_X = HIGH * DEEP * 2, OF_W = WIDE * DEEP * 2, OF_STAGE = OF_X + OF_W;
 constexpr int HEAD = 64, GROUP = 4;  // warps of one group
 constexpr int LEFT_WARPS = LEFT ? 4 : 0, WARPS = GROUP + LEFT_WARPS + 1;
@@ -52,6 +52,9 @@ struct Place {
     int warp;
 };
 
+// Warps that multiply: those that multiply rows left over stand behind those of the tile.
+__device__ __forceinline__ int computing(const Place &own) { return GROUP + (own.has_left ? LEFT_WARPS : 0); }
+
 // What lies in shared memory.
 struct Shared {
     u32 tiles, left, barriers;
@@ -81,8 +84,8 @@ __device__ __forceinline__ void fetch_rows(
     fetch(into, rows, own.start + step * DEEP, own.first + own.beside * SHARE, full(shared, stage), blocks);
 }
 
-// Rows left over, of all inputs: each block of the cluster fetches some boxes for all. One by one they would be the same
-// lines for every block of the grid at the same time, and the cache has them in one place.
+// Rows left over, of all inputs: each block of the cluster fetches some boxes for all. One by one they would be the
+// same lines for every block of the grid at the same time, and the cache has them in one place.
 __device__ __forceinline__ void fetch_left(const Place &own, const Map &left, const Shared &shared, int first_left) {
     constexpr int SIZE = ABOVE * ACROSS, BYTES = LEFT * DEEP * 2;
     expect(left_full(shared), own.steps * BYTES);
@@ -201,30 +204,33 @@ __device__ __forceinline__ void turn(
     }
 }
 
-// A warp's 16 rows through shared memory, so that a thread has neighbouring outputs and a warp whole lines.
-__device__ __forceinline__ void keep_tile(
-    const Target &target, const Place &own, const float *bias, const float (&total)[WIDE / 2], float *lines
-) {
-    constexpr int APART = WIDE + 8, EACH = KIND == SLICED ? 4 : 8, CHUNKS = WIDE / EACH;
-    static_assert(HIGH * APART * 4 <= STAGES * OF_STAGE, "tiles make room for the results");
+// A warp's 16 rows into shared memory, so that a thread then has neighbouring outputs and a warp whole lines.
+__device__ __forceinline__ void lay(const Place &own, const float (&total)[WIDE / 2], float *lines) {
+    static_assert(HIGH * PITCH * 4 <= STAGES * OF_STAGE, "tiles make room for the results");
     int lane = threadIdx.x % 32;
-    lines += own.warp * 16 * APART;
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            float *into = lines + (lane / 4 + 8 * i) * APART + group * 8 + lane % 4 * 2;
+            float *into = lines + (own.warp * 16 + lane / 4 + 8 * i) * PITCH + group * 8 + lane % 4 * 2;
             *(float2 *)into = make_float2(total[group * 4 + i * 2], total[group * 4 + i * 2 + 1]);
         }
     }
-    __syncwarp();
+}
+
+// What lies there to where it goes, by all warps that computed.
+__device__ __forceinline__ void keep_lines(
+    const Target &target, const Place &own, const float *bias, const float *lines
+) {
+    constexpr int EACH = KIND == SLICED ? 4 : 8, CHUNKS = WIDE / EACH;
+    asm volatile("bar.sync 1, %0;" ::"r"(32 * computing(own)) : "memory");
 #pragma unroll 2
-    for (int chunk = lane; chunk < 16 * CHUNKS; chunk += 32) {
-        int line = chunk / CHUNKS, at = chunk % CHUNKS * EACH, row = own.first + own.warp * 16 + line;
+    for (int chunk = threadIdx.x; chunk < HIGH * CHUNKS; chunk += 32 * computing(own)) {
+        int line = chunk / CHUNKS, at = chunk % CHUNKS * EACH, row = own.first + line;
         if (own.to + at >= target.outputs) continue;  // beyond the last output
         float values[EACH];
 #pragma unroll
-        for (int i = 0; i < EACH; i += 4) *(float4 *)(values + i) = *(const float4 *)(lines + line * APART + at + i);
+        for (int i = 0; i < EACH; i += 4) *(float4 *)(values + i) = *(const float4 *)(lines + line * PITCH + at + i);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             if (KIND == WHOLE || KIND == GELU) values[i] += bias[at + i];
@@ -278,7 +284,7 @@ struct Readers {
 
 // The bias is there, and nobody reads tiles any more.
 __device__ __forceinline__ void meet_readers(const Place &own) {
-    asm volatile("bar.sync 1, %0;" ::"r"(32 * (GROUP + (own.has_left ? LEFT_WARPS : 0))) : "memory");
+    asm volatile("bar.sync 1, %0;" ::"r"(32 * computing(own)) : "memory");
 }
 
 __device__ __forceinline__ void compute(
@@ -315,15 +321,17 @@ __device__ __forceinline__ void compute(
     if (KIND != TURNED) wait_for_kernels_before();
     meet_readers(own);
     if (KIND == TURNED) turn(target, own, bias, total, angles);
-    keep_tile(target, own, bias, total, lines);
+    lay(own, total, lines);
+    keep_lines(target, own, bias, lines);
 }
 
 #if LEFT
 // Each block takes its quarter of the outputs, a warp four of them at a time, a thread eight inputs of one.
 __device__ __forceinline__ void compute_left(
-    const Place &own, const Target &target, const float *bias, int first_left, const char *memory, const Shared &shared
+    const Place &own, const Target &target, const float *bias, int first_left, const float *lines, const Shared &shared
 ) {
     constexpr int SHARE = WIDE / ABOVE, FOURS = SHARE / 4, TURNS = (FOURS + LEFT_WARPS - 1) / LEFT_WARPS;
+    const char *memory = (const char *)lines;
     int lane = threadIdx.x % 32, part = lane % 8, first = own.warp - GROUP;
     float total[TURNS][LEFT] = {};
     Readers readers(own);
@@ -379,6 +387,7 @@ __device__ __forceinline__ void compute_left(
         }
         keep_left(target, own, bias, first_left + part, own.above * SHARE + four * 4 + lane / 8, mine);
     }
+    keep_lines(target, own, bias, lines);
 }
 #endif
 
@@ -402,7 +411,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) frame_product_kernel(
     own.steps = (blockIdx.z + 1) * target.tiles / gridDim.z - first_tile;
     own.has_left = LEFT && blockIdx.x >= gridDim.x - ABOVE;
     own.warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);  // so that the compiler sees that a warp has one
-    int first_left = gridDim.x * HIGH, readers = (GROUP + (own.has_left ? LEFT_WARPS : 0)) * (ABOVE + ACROSS - 1);
+    int first_left = gridDim.x * HIGH, readers = computing(own) * (ABOVE + ACROSS - 1);
     asm volatile("griddepcontrol.launch_dependents;");
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
@@ -421,7 +430,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) frame_product_kernel(
     }
 #if LEFT
     else if (own.has_left) {
-        compute_left(own, target, bias, first_left, (const char *)lines, shared);
+        compute_left(own, target, bias, first_left, lines, shared);
     }
 #endif
 }
