@@ -47,7 +47,7 @@ class Admission:
 
     def choose_pieces(self) -> list[Piece]:
         """Start what can start, in order of age, and cut it to the token budget."""
-        self._state.is_blocked = False
+        self._state.look_anew()
         chosen: list[Branch] = []
         ahead = [branch for _, branch in sorted(self._state.pending.items(), reverse=True)]
         passes = self._runner.passes
@@ -64,7 +64,7 @@ class Admission:
                 self._restore(branch, chosen)
             elif branch.current is None and branch.is_reserved:
                 self._join_decode(branch)
-            elif branch.is_reserved or (not self._state.is_blocked and self.reserve(branch)):
+            elif branch.is_reserved or (not self._state.lacks_pages and self.reserve(branch)):
                 if branch.current is None:
                     self._join_decode(branch)
                 else:
@@ -93,17 +93,20 @@ class Admission:
         return piece
 
     def _has_slots(self, branch: Branch) -> bool:
+        """Whether a branch has its slot; takes one unless somebody before it waits for room."""
         request = branch.request
         if branch.trunk is not None:
             if branch.slot < 0 and (self._state.is_blocked or not self._rows.enter(branch)):
-                self._state.is_blocked = True
+                self._state.lacks_slots = True
+                self._rows.keep_out(branch.trunk)
                 return False
             return True
         if request.slots:
             return True
-        taken = None if self._state.is_blocked else self._state.slots.take(len(self._branch_names), request.sampling)
+        passes = not self._state.is_blocked or (not self._state.lacks_pages and self._rows.takes_none)
+        taken = self._state.slots.take(len(self._branch_names), request.sampling) if passes else None
         if taken is None:
-            self._state.is_blocked = True
+            self._state.lacks_slots = True
             return False
         request.slots = taken
         for slot, each in zip(taken, request.branches.values(), strict=True):
@@ -142,17 +145,21 @@ class Admission:
         if not self._rows.has_room(branch, job):
             branch.queue.appendleft(job)
             branch.job = None
-            self._state.is_blocked = True
+            self._state.lacks_slots = branch.is_kept_out = True
             return []
+        branch.is_kept_out = False
         opened = self._rows.start(branch, job)
         if not branch.is_evicted:
             self._state.pending.pop((branch.request.order, branch.name), None)
         return opened
 
     def _restore(self, branch: Branch, chosen: list[Branch]) -> None:
-        """Compute a preempted branch again before its rows, which share what it holds."""
-        if (branch.is_evicted or branch.replay) and not self._state.is_blocked and self.reserve(branch):
-            if branch.current is not None:
+        """Compute a preempted branch again before its rows, which share what it holds; not before these can run."""
+        if branch.is_evicted or branch.replay:
+            if not self._rows.may_run(branch):
+                self._state.lacks_slots = True
+                self._rows.keep_out(branch)
+            elif not self._state.lacks_pages and self.reserve(branch) and branch.current is not None:
                 chosen.append(branch)
                 return
         if not (branch.is_evicted or branch.replay):
@@ -174,7 +181,7 @@ class Admission:
                 wanted = min(wanted + tokens_ahead(branch), self._room(branch))
         wanted += branch.is_decoding
         if self._would_thrash(branch, wanted):
-            self._state.is_blocked = True
+            self._state.lacks_pages = True
             return False
         while True:
             try:
@@ -216,12 +223,12 @@ class Admission:
                 self._evict(row)
                 return True
             if self._rows.someone_goes_on(branch):
-                self._state.is_blocked = True
+                self._state.lacks_pages = True
                 return False
             if not self._state.in_flight and branch.job is not None:
                 self._state.fail(self._state.ready, branch, branch.job, self._state.outgrown(shortage))
                 return False
-        self._state.is_blocked = True
+        self._state.lacks_pages = True
         return False
 
     def _adopt_cached(self, branch: Branch) -> None:

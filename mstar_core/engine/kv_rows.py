@@ -46,7 +46,7 @@ class RowSet:
     """The rows of one branch. Owned by that branch.
 
     takes_turns: nothing of a row outlives its share of the job, so that it is freed as it ends. is_for_loop: they last
-    as long as a loop. job: what they run, None between two. held: what carried ports of each last held. made: what
+    as long as a loop. job: what they run, None between two. entered: how many have a slot. held: what carried ports of each last held. made: what
     ended rows gave by port, laid together, and laid: of how many. It is never there twice: a frame of each of
     hundreds of candidates is half a gigabyte.
     """
@@ -56,6 +56,7 @@ class RowSet:
     takes_turns: bool = False
     is_for_loop: bool = False
     job: Job | None = None
+    entered: int = 0
     done: dict[int, Done] = field(default_factory=dict)
     held: list[dict[str, Tensor]] = field(default_factory=list)
     made: dict[str, Tensor] = field(default_factory=dict)
@@ -168,8 +169,9 @@ class Rows:
         self.check(job.rows)
         request, wanted = trunk.request, job.rows * len(self._kv.branches)
         missing = wanted - request.claimed
-        taken = self._take(request, missing) if missing > 0 else []
+        taken = ([] if missing <= 0 else None if self._state.is_blocked else self._take(request, missing))
         if taken is None:
+            self._let_go(trunk)
             return False
         request.slots += taken
         request.spare += taken
@@ -239,18 +241,52 @@ class Rows:
             request.slots += taken
             request.spare += taken
         row.slot = request.spare.pop()
+        trunk.is_kept_out = False
+        assert trunk.rows is not None
+        trunk.rows.entered += 1
         if self._spec.sampling is not None:
             slots.sampling[row.slot] = _sampling_of(request.sampling, int(row.name.rpartition("#")[2]))
         slots.copy(trunk.slot, row.slot)
         return True
 
-    def _take(self, request: Request, count: int) -> list[int] | None:
-        """Slots for rows, which leave to whole requests what is theirs."""
+    def may_run(self, trunk: Branch) -> bool:
+        """Whether some row of a branch has a slot, or would get one."""
+        if (trunk.rows is not None and trunk.rows.entered) or trunk.request.spare:
+            return True
+        return not self._state.is_blocked and self._left >= 1
+
+    def keep_out(self, trunk: Branch) -> None:
+        """Note that rows of a branch wait for slots."""
+        trunk.is_kept_out = trunk.rows is not None and not trunk.rows.entered
+
+    def _let_go(self, trunk: Branch) -> None:
+        """Give back the slots of rows that a branch no longer needs: who waits must hold nothing that others wait for."""
+        request = trunk.request
+        self.drop(trunk)
+        spare = set(request.spare)
+        self._state.slots.give_back(request.spare)
+        request.slots = [slot for slot in request.slots if slot not in spare]
+        request.claimed -= len(spare)
+        request.spare = []
+
+    @property
+    def takes_none(self) -> bool:
+        """Whether one more whole request takes no slot that rows may have."""
         branches = len(self._kv.branches)
-        of_requests = branches * sum(bool(each.slots) for each in self._state.requests.values())
-        if self._state.slots.used - of_requests + count > self._kv.rows * branches:
-            return None
-        return self._state.slots.take(count, request.sampling)
+        return self._of_requests + branches <= self._state.slots.count - self._kv.rows * branches
+
+    @property
+    def _of_requests(self) -> int:
+        """Slots of whole requests."""
+        return len(self._kv.branches) * sum(bool(each.slots) for each in self._state.requests.values())
+
+    @property
+    def _left(self) -> int:
+        """Slots that rows may still take, which leave to whole requests what is theirs."""
+        return self._kv.rows * len(self._kv.branches) - (self._state.slots.used - self._of_requests)
+
+    def _take(self, request: Request, count: int) -> list[int] | None:
+        return self._state.slots.take(count, request.sampling) if count <= self._left else None
 
     def attach(self, row: Branch) -> bool:
         """Let a row without pages share those of its branch. False while these have to be computed again."""
@@ -325,6 +361,8 @@ class Rows:
         else:
             request.spare.append(row.slot)
         row.slot = -1
+        if row.trunk is not None and row.trunk.rows is not None:
+            row.trunk.rows.entered -= 1
 
     # -- what rows give ----------------------------------------------------------------------------------------------
 

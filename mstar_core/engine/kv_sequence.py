@@ -130,7 +130,8 @@ class Branch:
     """One cache of a request. slot: its place in the arrays, -1 before admission.
 
     rows: caches that go on from this one, with the job of several rows that they run. trunk: the branch that this one
-    is a row of; base: tokens that it shares with it, which its log leaves out.
+    is a row of; base: tokens that it shares with it, which its log leaves out. is_kept_out: rows of its job wait for
+    slots, and none of them has one.
     """
 
     request: Request
@@ -154,6 +155,12 @@ class Branch:
     rows: RowSet | None = None
     trunk: Branch | None = None
     base: int = 0
+    is_kept_out: bool = False
+
+    @property
+    def lacks_slots(self) -> bool:
+        """Whether it can do nothing before others give slots back."""
+        return self.slot < 0 or self.is_kept_out
 
     @property
     def waits_for_rows(self) -> bool:

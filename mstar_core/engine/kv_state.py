@@ -77,7 +77,9 @@ class KVState:
 
     pending: branches with work outside the decode rows, by (age, branch). looping: job key -> branch of a resident
     loop; active: those of them that run in the next step. decode: arrays of the active rows, remade when
-    `is_decode_current` is false. ready: results that no step brought. is_blocked: somebody waits for memory.
+    `is_decode_current` is false. ready: results that no step brought. lacks_slots, lacks_pages: the last look at who
+    may enter found somebody who waits for them. They hold until anything changes, see `look_anew`: who waits is
+    looked at again only then.
     """
 
     name: str
@@ -97,8 +99,24 @@ class KVState:
     preempted: int = 0
     preempted_pages: int = 0
     last_preempted: Handle | None = None
-    is_blocked: bool = False
+    lacks_slots: bool = False
+    lacks_pages: bool = False
     decode_since: float = float("inf")
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether somebody waits for room, who goes before all that come after."""
+        return self.lacks_slots or self.lacks_pages
+
+    def look_anew(self) -> None:
+        """Something has come, ended or given room back: who waits may be able to go on."""
+        self.lacks_slots = self.lacks_pages = False
+
+    def waits(self, branch: Branch) -> bool:
+        """Whether a branch with work cannot run now, by what the last look found."""
+        if branch.in_flight or branch.is_reserved:
+            return branch.in_flight > 0
+        return self.lacks_pages or (self.lacks_slots and branch.lacks_slots)
 
     def holders(self) -> Iterator[Holder]:
         """Requests that have slots, with the pages they hold."""
@@ -116,17 +134,22 @@ class KVState:
         """See HoldsPages."""
         counts, waits = self.tables.count.tolist(), dict[int, str]()
         for branch in self.pending.values() if self.is_blocked else ():
-            if not branch.is_reserved:
-                waits[branch.request.order] = "waits for a slot" if branch.slot < 0 else "waits for pages"
+            if self.waits(branch) and not branch.in_flight:
+                waits[branch.request.order] = "waits for slots" if branch.lacks_slots else "waits for pages"
         return {
             handle: (sum(counts[slot] for slot in request.slots), waits.get(request.order, ""))
             for handle, request in self.requests.items()
         }
 
-    def oldest_with_work(self) -> int:
-        """Age of the oldest request that has anything to do."""
+    def oldest_with_work(self) -> int | None:
+        """Age of the oldest request that has anything to do and slots to do it with; None without any.
+
+        One that waits for slots does not count: those who hold them have to go on, and may need its pages for that.
+        """
         # Requests stand in the order in which they were opened, so that the first found is the oldest.
-        return next(r.order for r in self.requests.values() if any(b.has_work for b in r.branches.values()))
+        able = (r.order for r in self.requests.values()
+                if any(b.has_work and not b.lacks_slots for b in r.branches.values()))  # fmt: skip
+        return next(able, None)
 
     def fail(self, result: StepResult, branch: Branch, job: Job, error: MstarError) -> None:
         """Fail a request: report the job, take its other work away, keep its slots until it is closed."""
@@ -146,7 +169,7 @@ class KVState:
                 each.rows.job = None
             if each.slot >= 0:
                 self.tables.release(each.slot)
-        self.is_blocked = False
+        self.look_anew()
 
     def stop_decoding(self, branch: Branch) -> None:
         """Take a branch out of the decode rows; what steps in flight draw for it no longer counts."""

@@ -105,8 +105,8 @@ class Driver:
         return self.submit(handle, loop=loop, outputs=("token",), **fields)
 
     def turn(self) -> bool:
-        """One turn of the worker. False when nothing was launched and nothing was out."""
-        launched = self.engine.launch()
+        """One turn of the worker, which launches where rows are ready. False when nothing was launched, nor was out."""
+        launched = self.engine.launch() if self.engine.pressure().ready else None
         if launched is not None:
             self.running.append(launched)
         elif not self.running:

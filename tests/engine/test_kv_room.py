@@ -1,0 +1,223 @@
+"""Who waits for slots or pages goes on when there is room again: no order of arrivals, sizes and ends stands still."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mstar_core.engine.base import Done, Handle, LoopSpec
+from mstar_core.graph.nodes import Attend
+from tests.engine.recorded import RecordedCaptures
+from tests.engine.test_kv_rows import CARRY, START, context
+from tests.engine.tiny_engine import WIDTH, Driver
+from tests.engine.tiny_world import FRAME, TRIAL, WORLD, TinyWorld, make_world, numbers
+
+ROWS = 6
+"""Rows of all requests together in the tiny world."""
+
+
+@dataclass
+class Trial:
+    """One request. rest: turns that another node takes between two steps of a scored rollout; None: the engine's own
+    loop. wide: rows of a second job behind the first, 0 for none.
+    """
+
+    rows: int
+    steps: int
+    rest: int | None = None
+    frames: int = 0
+    attend: Attend = TRIAL
+    wide: int = 0
+
+    def moves(self, handle: int, rows: int | None = None) -> Tensor:
+        """Its actions, [K, h, WIDTH]."""
+        return numbers(100 + handle, rows or self.rows, self.steps, WIDTH)
+
+
+@dataclass
+class Play:
+    """Plays the worker for several requests, and the nodes between their steps. ended: in order, with last frames."""
+
+    driver: Driver
+    trials: dict[int, Trial] = field(default_factory=dict)
+    ended: dict[int, Tensor] = field(default_factory=dict)
+    resting: list[tuple[int, int, int, Tensor]] = field(default_factory=list)
+
+    def begin(self, handle: int, trial: Trial) -> None:
+        self.trials[handle] = trial
+        self.driver.open(handle, max_tokens=12)
+        context(self.driver, handle, trial.frames)
+        if trial.rest is None:
+            self._roll(handle, trial)
+        else:
+            self._step(handle, 0, START)
+
+    def cancel(self, handle: int) -> None:
+        self.driver.engine.close(Handle(handle))
+        self.trials.pop(handle, None)
+        self.resting = [each for each in self.resting if each[0] != handle]
+
+    def turn(self) -> bool:
+        """One turn; False when nothing is under way any more, here or between two steps."""
+        going = self.driver.turn()
+        waiting, self.resting = self.resting, []
+        for handle, step, left, frame in waiting:
+            if left:
+                self.resting.append((handle, step, left - 1, frame))
+            else:
+                self._step(handle, step, frame)
+        return going or bool(waiting)
+
+    def run(self, limit: int = 4000) -> Play:
+        for _ in range(limit):
+            if not self.turn():
+                break
+        assert not self.driver.failed, [str(each.error) for each in self.driver.failed.values()]
+        assert not self.trials, f"nobody goes on, and these are left: {self.trials}"
+        memory = self.driver.engine.memory()
+        assert (memory.pages_used, memory.slots_used) == (0, 0)
+        return self
+
+    def _roll(self, handle: int, trial: Trial) -> None:
+        loop = LoopSpec(max_iters=trial.steps, carry=CARRY, fused=True)
+        moves = trial.moves(handle)
+        key = self.driver.submit(
+            handle, inputs={"frame": START, "actions": moves if trial.rows > 1 else moves[0]}, rows=trial.rows,
+            loop=loop, attend=trial.attend, outputs=("next_frame",), sample=False,
+        )  # fmt: skip
+        self.driver.on_done[key] = lambda done: self._end(handle, done)
+
+    def _step(self, handle: int, step: int, frame: Tensor) -> None:
+        trial = self.trials[handle]
+        moves = trial.moves(handle)
+        key = self.driver.submit(
+            handle, rows=trial.rows, attend=trial.attend, outputs=("next_frame",), sample=False,
+            inputs={"frame": frame, "actions": moves if trial.rows > 1 else moves[0], "$step": torch.tensor(step)},
+        )  # fmt: skip
+        self.driver.on_done[key] = lambda done: self._stepped(handle, step, done)
+
+    def _stepped(self, handle: int, step: int, done: Done) -> None:
+        trial = self.trials.get(handle)
+        if trial is None:
+            return
+        if step + 1 < trial.steps:
+            assert trial.rest is not None
+            self.resting.append((handle, step + 1, trial.rest, done.outputs["next_frame"]))
+        else:
+            self._end(handle, done)
+
+    def _end(self, handle: int, done: Done) -> None:
+        if self.trials.pop(handle, None) is not None:
+            self.ended[handle] = done.outputs["next_frame"]
+            self.driver.engine.close(Handle(handle))
+
+
+def play(lookahead: int = 0, rows: int = ROWS, **changes: Any) -> Play:
+    """An engine whose slots hold as many rows, beside a slot for each of eight requests."""
+    assert WORLD.kv is not None
+    spec = replace(WORLD, kv=replace(WORLD.kv, rows=rows))
+    settings: dict[str, Any] = {"num_pages": 256, "max_slots": 8 + rows, **changes}
+    engine = make_world(spec=spec, module=TinyWorld(), lookahead=lookahead, **settings)
+    return Play(Driver(engine, lookahead))
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_requests_whose_rows_do_not_fit_together_follow_each_other(lookahead: int) -> None:
+    """The first is between two steps when the others find no slots: its next step runs all the same."""
+    found = play(lookahead)
+    for handle in range(4):
+        found.begin(handle, Trial(rows=5, steps=3, rest=2))
+    found.run()
+    assert list(found.ended) == [0, 1, 2, 3]
+
+
+def test_who_waits_for_slots_keeps_pages_from_nobody_who_has_them() -> None:
+    """The oldest reads its context while the second takes all slots; then each needs what the other has."""
+    found = play(token_budget=3)
+    found.begin(0, Trial(rows=5, steps=2, rest=1, frames=4))
+    found.turn()
+    found.begin(1, Trial(rows=5, steps=3, rest=3))
+    found.run()
+    assert set(found.ended) == {0, 1}
+
+
+@pytest.mark.parametrize("num_pages", [4 + 5, 4 + 8, 4 + 15])
+def test_who_waits_for_slots_gives_pages_to_those_who_hold_them(num_pages: int) -> None:
+    found = play(token_budget=3, num_pages=num_pages)
+    found.begin(0, Trial(rows=5, steps=1, rest=1, frames=4))
+    found.turn()
+    found.begin(1, Trial(rows=5, steps=3, rest=3) if num_pages > 4 + 10 else Trial(rows=4, steps=2, rest=3))
+    found.run()
+    assert set(found.ended) == {0, 1}
+
+
+def test_rows_that_take_turns_wait_for_slots_behind_rows_that_stay() -> None:
+    """All slots belong to younger requests, which go on to their ends although an older one waits for a slot."""
+    found = play(token_budget=3)
+    found.begin(0, Trial(rows=9, steps=2, frames=3))
+    found.turn()
+    for handle in (1, 2):
+        found.begin(handle, Trial(rows=3, steps=3, rest=2))
+    found.run()
+    assert set(found.ended) == {0, 1, 2}
+
+
+def test_single_rows_pass_those_that_wait_for_slots_of_rows() -> None:
+    found = play()
+    for handle in range(3):
+        found.begin(handle, Trial(rows=6, steps=3, rest=6))
+    found.begin(3, Trial(rows=1, steps=2))
+    found.run()
+    assert next(iter(found.ended)) == 3
+
+
+def test_many_small_requests_do_not_overtake_a_large_one() -> None:
+    found = play()
+    found.begin(0, Trial(rows=3, steps=2, rest=2))
+    found.turn()
+    found.begin(1, Trial(rows=6, steps=2, rest=2))
+    coming = deque(range(2, 30))
+    while coming or found.trials:
+        if coming and len(found.trials) < 6:
+            found.begin(coming.popleft(), Trial(rows=3, steps=2, rest=2))
+        assert found.turn() or coming or not found.trials
+    assert list(found.ended)[:2] == [0, 1]
+
+
+def trial_of(chance: random.Random) -> Trial:
+    kind = chance.choice(["scored", "scored", "turns", "one", "stays"])
+    frames, steps = chance.randint(0, 3), chance.randint(1, 3)
+    if kind == "scored":
+        return Trial(rows=chance.randint(2, ROWS), steps=steps, rest=chance.randint(0, 4), frames=frames)
+    if kind == "turns":
+        return Trial(rows=chance.randint(2, 2 * ROWS), steps=steps, frames=frames)
+    if kind == "one":
+        return Trial(rows=1, steps=steps, frames=frames)
+    return Trial(rows=chance.randint(2, 3), steps=steps, frames=frames, attend=FRAME)
+
+
+@pytest.mark.parametrize("is_captured", [False, True], ids=["plain", "captured"])
+@pytest.mark.parametrize("seed", range(40))
+def test_any_mixture_comes_to_its_end(seed: int, is_captured: bool) -> None:
+    chance = random.Random(seed)
+    changes: dict[str, Any] = {"graphs": (1,), "captures": RecordedCaptures()} if is_captured else {}
+    found = play(
+        chance.randint(0, 1), num_pages=chance.choice([24, 30, 44, 200]), token_budget=chance.choice([3, 9, 64]),
+        page_size=chance.choice([3, 3, 4]), **changes,
+    )  # fmt: skip
+    coming = {handle: trial_of(chance) for handle in range(12)}
+    for _ in range(4000):
+        if coming and len(found.trials) < 8 and chance.random() < 0.4:
+            handle = min(coming)
+            found.begin(handle, coming.pop(handle))
+        if found.trials and chance.random() < 0.02:
+            found.cancel(chance.choice(sorted(found.trials)))
+        if not found.turn() and not coming:
+            break
+    found.run()
