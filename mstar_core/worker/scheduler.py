@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from mstar_core.engine.base import NodeRunner
@@ -24,9 +24,10 @@ class FairShare:
     used_s: dict[str, float] = field(default_factory=dict)
     idle: set[str] = field(default_factory=set)
 
-    def choose(self) -> NodeRunner | None:
-        """The runner to launch now, or None when nothing is ready."""
-        ready = {name: p for name, runner in self.runners.items() if (p := runner.pressure()).ready}
+    def choose(self, waiting: Collection[str] = ()) -> NodeRunner | None:
+        """The runner to launch now, or None when nothing is ready. waiting: nodes that just had nothing to launch."""
+        ready = {name: p for name, runner in self.runners.items()
+                 if name not in waiting and (p := runner.pressure()).ready}  # fmt: skip
         if not ready:
             self.idle = set(self.runners)
             return None

@@ -63,8 +63,7 @@ class Steps:
     def launch(self) -> list[str]:
         """Launch what may run now: one step of the node whose turn it is, or ahead of time one of every node."""
         if not self.lookahead:
-            runner = self.scheduler.choose()
-            return [runner.name] if runner is not None and self._launch(runner) else []
+            return self._launch_one()
         launched: list[str] = []
         is_fed = False
         pressures = {name: runner.pressure() for name, runner in self.runners.items()}
@@ -110,6 +109,15 @@ class Steps:
                 break
             time.sleep(nap)
         self.waited_s += time.monotonic() - started
+
+    def _launch_one(self) -> list[str]:
+        """Launch a step of the node whose turn it is; where its rows turn out to wait, of the next one."""
+        waiting: set[str] = set()
+        while (runner := self.scheduler.choose(waiting)) is not None:
+            if self._launch(runner):
+                return [runner.name]
+            waiting.add(runner.name)
+        return []
 
     def _may(self, name: str, pressure: Pressure) -> bool:
         """Whether a node has rows for a step and does not wait for more of them, which only others' steps can bring."""

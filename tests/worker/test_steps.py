@@ -65,6 +65,19 @@ def turn(steps: Steps) -> int:
     return sum(1 for _ in steps.collect(launched))
 
 
+class BlockedRunner(SlowRunner):
+    """Has rows that turn out to wait for room."""
+
+    def launch(self) -> int | None:
+        return None
+
+
+def test_a_node_whose_rows_turn_out_to_wait_leaves_its_turn_to_another() -> None:
+    blocked, scorer = BlockedRunner("LLM", lookahead=0), SlowRunner("scorer", lookahead=0)
+    steps = steps_of(blocked, scorer, lookahead=0)
+    assert steps.launch() == ["scorer"]
+
+
 def test_a_slow_codec_step_does_not_hold_back_decode_steps() -> None:
     lm, codec = SlowRunner("LLM"), SlowRunner("codec", lookahead=0)
     steps = steps_of(lm, codec)
