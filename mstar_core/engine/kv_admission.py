@@ -47,7 +47,13 @@ class Admission:
 
     def choose_pieces(self) -> list[Piece]:
         """Start what can start, in order of age, and cut it to the token budget."""
-        self._state.look_anew()
+        pieces = self._look()
+        while not pieces and self._state.has_changed:  # who came late in the look gave back what an older one lacked
+            pieces = self._look()
+        return pieces
+
+    def _look(self) -> list[Piece]:
+        self._state.look()
         chosen: list[Branch] = []
         ahead = [branch for _, branch in sorted(self._state.pending.items(), reverse=True)]
         passes = self._runner.passes

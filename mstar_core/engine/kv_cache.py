@@ -139,7 +139,7 @@ class KVCacheEngine:
             branch.waiting_since = self._state.clock()
         branch.queue.append(job)
         self._state.pending[(request.order, branch.name)] = branch
-        self._state.look_anew()  # it may be older than those who wait, or hold what they wait for
+        self._state.has_changed = True  # it may be older than those who wait, or hold what they wait for
 
     def fork(self, handle: Handle, source: str, into: str) -> None:
         """See NodeRunner. A node without these branches has nothing to do. Raises EngineError for one that is busy."""
@@ -160,7 +160,7 @@ class KVCacheEngine:
         if not new.is_evicted:
             self._state.tables.fork(old.slot, new.slot)
         new.is_evicted = new.is_evicted and new.logged > 0
-        self._state.look_anew()
+        self._state.has_changed = True
 
     def close(self, handle: Handle) -> None:
         """See NodeRunner."""
@@ -175,7 +175,7 @@ class KVCacheEngine:
             if branch.slot >= 0:
                 self._state.tables.release(branch.slot)
         self._state.slots.give_back(request.slots)
-        self._state.look_anew()
+        self._state.has_changed = True
 
     def end_loops(self, handle: Handle) -> None:
         """See EndsLoops."""
@@ -188,7 +188,7 @@ class KVCacheEngine:
         for branch in request.sequences():
             if not branch.has_work:
                 self._loops.drop(branch)
-        self._state.look_anew()
+        self._state.has_changed = True
 
     def pressure(self) -> Pressure:
         """See NodeRunner."""
@@ -249,7 +249,7 @@ class KVCacheEngine:
             branch.in_flight -= 1
             if not branch.has_work:  # a general loop ended: nothing is ready here until a job comes
                 self._state.pending.pop((branch.request.order, branch.name), None)
-        self._state.look_anew()
+        self._state.has_changed = True
         if steps:
             keys, drawn = (
                 steps[0] if len(steps) == 1 else (np.concatenate(column) for column in zip(*steps, strict=True))

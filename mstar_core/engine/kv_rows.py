@@ -46,9 +46,9 @@ class RowSet:
     """The rows of one branch. Owned by that branch.
 
     takes_turns: nothing of a row outlives its share of the job, so that it is freed as it ends. is_for_loop: they last
-    as long as a loop. job: what they run, None between two. entered: how many have a slot. held: what carried ports of each last held. made: what
-    ended rows gave by port, laid together, and laid: of how many. It is never there twice: a frame of each of
-    hundreds of candidates is half a gigabyte.
+    as long as a loop. job: what they run, None between two. entered: how many have a slot. held: what carried ports of
+    each last held. made: what ended rows gave by port, laid together, and laid: of how many. It is never there twice:
+    a frame of each of hundreds of candidates is half a gigabyte.
     """
 
     trunk: Branch
@@ -169,7 +169,7 @@ class Rows:
         self.check(job.rows)
         request, wanted = trunk.request, job.rows * len(self._kv.branches)
         missing = wanted - request.claimed
-        taken = ([] if missing <= 0 else None if self._state.is_blocked else self._take(request, missing))
+        taken = [] if missing <= 0 else None if self._state.is_blocked else self._take(request, missing)
         if taken is None:
             self._let_go(trunk)
             return False
@@ -260,14 +260,17 @@ class Rows:
         trunk.is_kept_out = trunk.rows is not None and not trunk.rows.entered
 
     def _let_go(self, trunk: Branch) -> None:
-        """Give back the slots of rows that a branch no longer needs: who waits must hold nothing that others wait for."""
+        """Give back the slots of rows that a branch no longer needs: nobody waits with what others wait for."""
         request = trunk.request
         self.drop(trunk)
+        if not request.spare:
+            return
         spare = set(request.spare)
         self._state.slots.give_back(request.spare)
         request.slots = [slot for slot in request.slots if slot not in spare]
         request.claimed -= len(spare)
         request.spare = []
+        self._state.has_changed = True
 
     @property
     def takes_none(self) -> bool:
@@ -354,6 +357,7 @@ class Rows:
         row.job = row.firing = row.loop = None
         if row.slot < 0:
             return
+        state.has_changed = True
         state.tables.release(row.slot)
         if len(request.slots) - len(request.branches) > request.claimed:
             request.slots.remove(row.slot)

@@ -78,8 +78,7 @@ class KVState:
     pending: branches with work outside the decode rows, by (age, branch). looping: job key -> branch of a resident
     loop; active: those of them that run in the next step. decode: arrays of the active rows, remade when
     `is_decode_current` is false. ready: results that no step brought. lacks_slots, lacks_pages: the last look at who
-    may enter found somebody who waits for them. They hold until anything changes, see `look_anew`: who waits is
-    looked at again only then.
+    may enter found somebody who waits for them. has_changed: something has changed since, so that they may go on.
     """
 
     name: str
@@ -101,6 +100,7 @@ class KVState:
     last_preempted: Handle | None = None
     lacks_slots: bool = False
     lacks_pages: bool = False
+    has_changed: bool = True
     decode_since: float = float("inf")
 
     @property
@@ -108,15 +108,21 @@ class KVState:
         """Whether somebody waits for room, who goes before all that come after."""
         return self.lacks_slots or self.lacks_pages
 
-    def look_anew(self) -> None:
-        """Something has come, ended or given room back: who waits may be able to go on."""
-        self.lacks_slots = self.lacks_pages = False
+    def look(self) -> None:
+        """Forget who waited: a new look at all who have work begins."""
+        self.lacks_slots = self.lacks_pages = self.has_changed = False
 
     def waits(self, branch: Branch) -> bool:
-        """Whether a branch with work cannot run now, by what the last look found."""
-        if branch.in_flight or branch.is_reserved:
-            return branch.in_flight > 0
-        return self.lacks_pages or (self.lacks_slots and branch.lacks_slots)
+        """Whether a branch with work cannot run now. Who found no room is looked at again after every change."""
+        return branch.in_flight > 0 or (not self.has_changed and self.lacked(branch) != "")
+
+    def lacked(self, branch: Branch) -> str:
+        """What the last look found a branch with work to wait for: `slots`, `pages`, or nothing."""
+        if branch.is_reserved:
+            return ""
+        if self.lacks_slots and branch.lacks_slots:
+            return "slots"
+        return "pages" if self.lacks_pages else ""
 
     def holders(self) -> Iterator[Holder]:
         """Requests that have slots, with the pages they hold."""
@@ -134,8 +140,8 @@ class KVState:
         """See HoldsPages."""
         counts, waits = self.tables.count.tolist(), dict[int, str]()
         for branch in self.pending.values() if self.is_blocked else ():
-            if self.waits(branch) and not branch.in_flight:
-                waits[branch.request.order] = "waits for slots" if branch.lacks_slots else "waits for pages"
+            if not branch.in_flight and (lacked := self.lacked(branch)):
+                waits[branch.request.order] = f"waits for {lacked}"
         return {
             handle: (sum(counts[slot] for slot in request.slots), waits.get(request.order, ""))
             for handle, request in self.requests.items()
@@ -169,7 +175,7 @@ class KVState:
                 each.rows.job = None
             if each.slot >= 0:
                 self.tables.release(each.slot)
-        self.look_anew()
+        self.has_changed = True
 
     def stop_decoding(self, branch: Branch) -> None:
         """Take a branch out of the decode rows; what steps in flight draw for it no longer counts."""

@@ -16,6 +16,7 @@ from mstar_core.transport import TensorTransport
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.steps import Steps
 from mstar_core.worker.tracing import node_at
+from mstar_core.worker.waits import Waits
 
 if TYPE_CHECKING:
     from mstar_core.worker.request import ActiveRun
@@ -55,6 +56,7 @@ class Report:
     next_requests: float = 0.0
     memory: dict[str, float] = field(default_factory=dict)
     next_memory: float = 0.0
+    waits: Waits = field(default_factory=Waits)
 
     def send(self, now: float, *, is_busy: bool = False) -> None:
         """Send what changed, if it is time. is_busy: this turn had other work, and so may the next."""
@@ -82,6 +84,7 @@ class Report:
             return [], []
         self.next_requests = now + REQUESTS_S
         self.in_walks = self._walks()
+        self.waits.look(now, self.runners, self.steps.collected)
         return self.requests(), self.executor.edges.news(self.executor.requests.values())
 
     def requests(self) -> list[RequestNews]:

@@ -25,7 +25,7 @@ ROWS = 6
 @dataclass
 class Trial:
     """One request. rest: turns that another node takes between two steps of a scored rollout; None: the engine's own
-    loop. wide: rows of a second job behind the first, 0 for none.
+    loop. wide: rows of the same loop once more behind it, 0 for none.
     """
 
     rows: int
@@ -35,9 +35,9 @@ class Trial:
     attend: Attend = TRIAL
     wide: int = 0
 
-    def moves(self, handle: int, rows: int | None = None) -> Tensor:
+    def moves(self, handle: int) -> Tensor:
         """Its actions, [K, h, WIDTH]."""
-        return numbers(100 + handle, rows or self.rows, self.steps, WIDTH)
+        return numbers(100 + handle, self.rows, self.steps, WIDTH)
 
 
 @dataclass
@@ -91,7 +91,15 @@ class Play:
             handle, inputs={"frame": START, "actions": moves if trial.rows > 1 else moves[0]}, rows=trial.rows,
             loop=loop, attend=trial.attend, outputs=("next_frame",), sample=False,
         )  # fmt: skip
-        self.driver.on_done[key] = lambda done: self._end(handle, done)
+        self.driver.on_done[key] = lambda done: self._rolled(handle, done)
+
+    def _rolled(self, handle: int, done: Done) -> None:
+        trial = self.trials.get(handle)
+        if trial is not None and trial.wide:
+            self.trials[handle] = replace(trial, rows=trial.wide, wide=0)
+            self._roll(handle, self.trials[handle])
+        else:
+            self._end(handle, done)
 
     def _step(self, handle: int, step: int, frame: Tensor) -> None:
         trial = self.trials[handle]
@@ -166,6 +174,26 @@ def test_rows_that_take_turns_wait_for_slots_behind_rows_that_stay() -> None:
         found.begin(handle, Trial(rows=3, steps=3, rest=2))
     found.run()
     assert set(found.ended) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_who_waits_for_more_slots_holds_none_that_another_waits_for(lookahead: int) -> None:
+    found = play(lookahead)
+    for handle in range(3):
+        found.begin(handle, Trial(rows=2, steps=2, attend=FRAME, wide=5))
+    found.run()
+    assert list(found.ended) == [0, 1, 2] and all(len(frames) == 5 for frames in found.ended.values())
+
+
+def test_what_a_request_waits_for_is_told_while_others_run() -> None:
+    found = play(num_pages=12)
+    found.begin(0, Trial(rows=6, steps=2, rest=2))
+    found.begin(1, Trial(rows=6, steps=2, rest=2))
+    told = []
+    while found.turn():
+        told += [why for handle, (_, why) in found.driver.engine.held().items() if handle == 1]
+    assert told[0] == "waits for slots" and "" in told and set(told) == {"waits for slots", ""}
+    assert told == sorted(told, reverse=True), "it waits without a break, and then no more"
 
 
 def test_single_rows_pass_those_that_wait_for_slots_of_rows() -> None:
