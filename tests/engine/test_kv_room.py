@@ -176,6 +176,22 @@ def test_rows_that_take_turns_wait_for_slots_behind_rows_that_stay() -> None:
     assert set(found.ended) == {0, 1, 2}
 
 
+def test_a_context_whose_rows_wait_for_slots_is_not_read_again_before_they_have_some() -> None:
+    """Else it and the rows that have the slots would take the same pages from each other for ever."""
+    found = play(token_budget=3, num_pages=18)
+    found.begin(0, Trial(rows=9, steps=2, frames=3))
+    found.turn()
+    found.begin(1, Trial(rows=6, steps=3, rest=3))
+    found.run(limit=200)
+    assert found.driver.engine.memory().preempted == 1 and list(found.ended) == [1, 0]
+    found = play(token_budget=3, num_pages=12)
+    found.begin(0, Trial(rows=9, steps=2, frames=4))
+    found.turn()
+    found.begin(1, Trial(rows=3, steps=4, rest=1))
+    found.begin(2, Trial(rows=3, steps=3, rest=1))
+    assert set(found.run(limit=400).ended) == {0, 1, 2}
+
+
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_who_waits_for_more_slots_holds_none_that_another_waits_for(lookahead: int) -> None:
     found = play(lookahead)

@@ -24,7 +24,7 @@ AC: Final = Served(
     model="vjepa2_ac",
     plugin="vjepa2",
     nodes=("video_encoder", "ac_predictor", "mpc_scorer", "cem_sampler", "cem_update"),
-    settings={"max_seq_len": 32 * 18, "kv_cache": KVCacheConfig(pages=512, prefix_cache=False)},
+    settings={"max_seq_len": 32 * 18, "kv_cache": KVCacheConfig(pages=1024, prefix_cache=False)},
 )
 TYPES: Final = {"image": "image/png", "video": "video/mp4", "tensor": "application/octet-stream"}
 

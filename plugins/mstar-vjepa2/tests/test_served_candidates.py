@@ -184,6 +184,34 @@ def test_any_mixture_of_requests_equals_each_alone(ac: Golden, ac_bench: Ways) -
             np.testing.assert_allclose(np.stack(outcome.of(port)), np.stack(alone.of(port)), atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("way", ["http", "bench", "bench with steps ahead"])
+def test_requests_whose_candidates_do_not_fit_together_are_all_answered(
+    way: str, ac: Golden, ac_folder: Path, request: pytest.FixtureRequest
+) -> None:
+    """512 candidates have caches at once: while one of 400 is scored, the others wait, and it goes on all the same."""
+    if way == "http":
+        asked: Ways = request.getfixturevalue("ac_server")
+    else:
+        spec = SPECS["vjepa2_ac"].bound(ac_folder, {})
+        asked = Bench(spec, ac_folder, Settings(pages=1024, lookahead=int(way != "bench")))
+    moves = ac.given["roll_actions"][:, :2]
+    many = moves.repeat(-(-400 // len(moves)), 1, 1)[:400].tolist()
+    asks = [
+        Ask(media=[start(ac)], params=params, outputs=BOTH)
+        for params in (
+            *[rolled(ac, actions=many, goal=goal(ac)) for _ in range(4)], rolled(ac, goal=goal(ac)),
+            plain_plan(ac, goal=goal(ac), samples=600, cem_steps=2), rolled(ac, actions=many, goal=goal(ac)),
+        )
+    ]  # fmt: skip
+    for ask, outcome in zip(asks, asked.ask(*asks), strict=True):
+        assert outcome.status == "finished", outcome.cause
+        if ask.params.get("actions") is many:
+            energies = by_candidate(outcome.of("energies"))[..., 0]
+            wanted = np.resize(ac.expected["roll_energies_per_step"][:, :2], energies.shape)
+            assert gap(energies, wanted) < ENERGY
+    assert asked.leaks() == []
+
+
 def test_what_candidates_share_is_computed_once(ac: Golden, ac_folder: Path) -> None:
     bench, past, given = served("vjepa2_ac", ac_folder), 2, ac.given
     frames, rows = [], []
