@@ -102,11 +102,12 @@ class Admission:
         """Whether a branch has its slot; takes one unless somebody before it waits for room."""
         request = branch.request
         if branch.trunk is not None:
-            if branch.slot < 0 and (self._state.is_blocked or not self._rows.enter(branch)):
-                self._state.lacks_slots = True
-                self._rows.keep_out(branch.trunk)
-                return False
-            return True
+            passes = bool(request.spare) or not self._state.is_blocked  # what was claimed for it, nobody waits for
+            if branch.slot >= 0 or (passes and self._rows.enter(branch)):
+                return True
+            self._state.lacks_slots = True
+            self._rows.keep_out(branch.trunk)
+            return False
         if request.slots:
             return True
         passes = not self._state.is_blocked or (not self._state.lacks_pages and self._rows.takes_none)

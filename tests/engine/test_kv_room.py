@@ -129,10 +129,18 @@ class Play:
 def play(lookahead: int = 0, rows: int = ROWS, **changes: Any) -> Play:
     """An engine whose slots hold as many rows, beside a slot for each of eight requests."""
     assert WORLD.kv is not None
-    spec = replace(WORLD, kv=replace(WORLD.kv, rows=rows))
+    sizes = (1, 2, 4) if "captures" in changes else ()
+    spec = replace(WORLD, kv=replace(WORLD.kv, rows=rows), capture_sizes=sizes)
     settings: dict[str, Any] = {"num_pages": 256, "max_slots": 8 + rows, **changes}
     engine = make_world(spec=spec, module=TinyWorld(), lookahead=lookahead, **settings)
-    return Play(Driver(engine, lookahead))
+    found = Play(Driver(engine, lookahead))
+    if sizes:  # rows enter a few at a time where steps are captured
+        found.begin(99, Trial(rows=5, steps=2, rest=1))
+        found.run()
+        while engine.idle():
+            pass
+        assert found.ended.pop(99) is not None and engine.counters()["graphs_captured"] > 0
+    return found
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
@@ -143,6 +151,15 @@ def test_requests_whose_rows_do_not_fit_together_follow_each_other(lookahead: in
         found.begin(handle, Trial(rows=5, steps=3, rest=2))
     found.run()
     assert list(found.ended) == [0, 1, 2, 3]
+
+
+def test_rows_enter_by_and_by_although_an_older_request_waits_for_slots() -> None:
+    """Where steps are captured a look takes few rows; those behind them have their slots all the same."""
+    found = play(graphs=(1,), captures=RecordedCaptures())
+    found.begin(0, Trial(rows=6, steps=1, rest=1, frames=1))
+    found.begin(1, Trial(rows=5, steps=2, rest=1))
+    found.run()
+    assert set(found.ended) == {0, 1}
 
 
 def test_who_waits_for_slots_keeps_pages_from_nobody_who_has_them() -> None:
