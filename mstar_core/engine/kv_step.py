@@ -222,7 +222,14 @@ class StepRunner:
         """One group of passes: by captured ones where they take them, else by a plain forward."""
         parts: list[Part] = []
         if self.passes is not None and self._faults is None:
-            replayed, pieces = self.passes.run(pieces)
+            try:
+                replayed, pieces = self.passes.run(pieces)
+            except torch.OutOfMemoryError:
+                # There is no room for what a replay gave. Nothing is committed yet: row by row it shows who lacks it.
+                for piece in pieces:
+                    piece.iterations = piece.firing.iterations
+                self.passes.counts.misses += 1
+                return self._isolated(None, pieces)
             for batch, outputs in replayed:
                 part = Part(None, batch, _EMPTY, _EMPTY)
                 self._commit(part, self._chunks(part, outputs, sum(piece.count for piece in batch)))

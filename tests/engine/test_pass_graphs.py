@@ -16,7 +16,7 @@ from mstar_core.engine.captured import Captures
 from mstar_core.engine.kv_cache import KVCacheEngine
 from mstar_core.engine.pass_graphs import PassKind, Port, rows_taken
 from mstar_core.graph.nodes import Attend
-from tests.engine.recorded import RecordedCaptures
+from tests.engine.recorded import Recorded, RecordedCaptures
 from tests.engine.test_kv_rows import CARRY, START, context, near, roll
 from tests.engine.test_reading import CACHED, HEADS, KV_HEADS, PAGE, filled, plain
 from tests.engine.tiny_engine import LM, WIDTH, Driver, make_engine, prompt
@@ -183,6 +183,27 @@ def test_frames_that_are_appended_equal_the_plain_ones(lookahead: int) -> None:
     # Contexts (1, 2 and 3 frames) and four iterations of nine rows, at most four rows to a replay.
     assert engine.counters()["graph_hits"] - hits >= 12
     assert {kind.writes for kind in engine._runner.passes.kinds} == {True}  # type: ignore[union-attr]
+
+
+def test_a_replay_without_room_for_what_it_gives_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = {handle: numbers(20 + handle, 3, 3, WIDTH) for handle in range(2)}
+    engine = world_engine(RecordedCaptures())
+    rollouts(engine, sets)
+    captured(engine)
+    before, failures, replay = engine.counters(), iter([True]), Recorded.replay
+
+    def full_once(graph: Recorded) -> None:
+        replay(graph)
+        if next(failures, False):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Recorded, "replay", full_once)
+    found = rollouts(engine, sets)
+    expected = rollouts(world_engine(None), sets)
+    for handle in sets:
+        near(found[handle], expected[handle])
+    after = engine.counters()
+    assert after["graph_misses"] == before["graph_misses"] + 1 and after["graph_hits"] > before["graph_hits"]
 
 
 def test_each_iteration_is_told_from_a_replay_of_its_own() -> None:
