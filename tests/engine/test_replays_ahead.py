@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle
 from mstar_core.engine.kv_cache import KVCacheEngine
 from mstar_core.engine.pass_kinds import AHEAD, PassKind
-from tests.engine.recorded import RecordedCaptures
+from tests.engine.recorded import Recorded, RecordedCaptures
 from tests.engine.test_iterations_ahead import TAUGHT, Taught
 from tests.engine.test_kv_rows import context, near, roll
 from tests.engine.test_pass_graphs import ROLLING, captured
@@ -222,6 +223,26 @@ def test_what_was_computed_ahead_goes_with_its_pages() -> None:
     assert engine.memory().preempted > 0
     for mine, plain in zip(*found, strict=True):
         near(driver.done[mine].outputs["next_frame"], other.done[plain].outputs["next_frame"])
+
+
+def test_a_replay_ahead_without_room_for_what_it_gives_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = ready()
+    failures, replay = iter([False, True, True]), Recorded.replay
+
+    def full(graph: Recorded) -> None:
+        replay(graph)
+        if len(graph.outputs) == MOST and next(failures, False):  # of a replay of so many iterations
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Recorded, "replay", full)
+    driver = Driver(engine)
+    keys = {begin(driver, handle, 1, STEPS, emit=("next_frame",)): handle for handle in (2, 3)}
+    driver.run()
+    for key, handle in keys.items():
+        for item, expected in zip(driver.emissions[key], alone(handle, 1, STEPS), strict=True):
+            near(item.outputs["next_frame"], expected)
+        engine.close(Handle(handle))
+    assert next(failures, None) is None and engine.memory().pages_used == 0
 
 
 def test_only_few_rows_run_ahead() -> None:
