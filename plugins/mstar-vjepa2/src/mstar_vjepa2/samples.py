@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mstar_core.plugin import Sample
@@ -18,9 +19,15 @@ LEGACY = frozenset({"scalar", "tensor", "video"})
 AND_GOAL = ("video", "image")
 
 
+def _candidates(count: int, steps: int) -> list[list[list[float]]]:
+    """Last moves in as many directions: which of several equal ones is the best would be for rounding to say."""
+    last = [[round(0.05 * turn(number), 4) for turn in (math.cos, math.sin)] + [0.0] * 5 for number in range(count)]
+    return [[MOVE] * (steps - 1) + [move] for move in last]
+
+
 def _roll(steps: int, candidates: int | None = None, **params: Any) -> dict[str, Any]:
-    one = [MOVE] * steps
-    return {"task": "rollout", "actions": one if candidates is None else [one] * candidates, "states": [POSE], **params}
+    actions = [MOVE] * steps if candidates is None else _candidates(candidates, steps)
+    return {"task": "rollout", "actions": actions, "states": [POSE], **params}
 
 
 def _start(steps: int, candidates: int | None = None) -> dict[str, tuple[int, ...]]:
@@ -113,7 +120,7 @@ AC_SAMPLES = (
             "mpc": True,
             "rollout_horizon": 2,
             "goal_hidden_fill": 0.0,
-            "actions": [[MOVE] * 2] * 3,
+            "actions": _candidates(3, 2),
             "states": [POSE],
         },
     ),
