@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
+
 import pytest
 import torch
 
@@ -49,6 +52,57 @@ def test_kernels_of_products(rows: int) -> None:
     for made in (tiles.whole(x, weight, weight[:, 0].contiguous()), tiles.parts(x, weight).sum(0)):
         assert made.shape == (rows, 256) and made.isfinite().all()
     assert tiles.whole(x, weight, weight[:, 0].contiguous(), is_gelu=True).isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [256, 258, 263])
+@pytest.mark.parametrize(("outputs", "inputs"), [(336, 256), (1024, 1088)])
+def test_kernels_of_clusters(rows: int, outputs: int, inputs: int) -> None:
+    """Sizes that leave the last tile and the last slice short; the same bits each time."""
+    cluster = _clusters()
+    dtype = torch.bfloat16 if rows < 263 else torch.float16
+    x, weight = (
+        torch.randn(rows, inputs, device="cuda").to(dtype),
+        torch.randn(outputs, inputs, device="cuda").to(dtype),
+    )
+    bias = torch.randn(outputs, device="cuda").to(dtype)
+    assert cluster.takes(x, weight) and not cluster.takes(x[: rows // 2], weight)
+    wanted = x.double() @ weight.double().T
+    made = {
+        "whole": (cluster.whole(x, weight, bias), wanted + bias.double()),
+        "gelu": (cluster.whole(x, weight, bias, is_gelu=True), torch.nn.functional.gelu(wanted + bias.double())),
+        "parts": (cluster.parts(x, weight).sum(0), wanted),
+    }
+    for name, (found, reference) in made.items():
+        error = (found.double() - reference).norm() / reference.norm()
+        assert error < (1e-5 if name == "parts" else 4e-3), (name, float(error))
+    assert torch.equal(cluster.parts(x, weight), cluster.parts(x, weight))
+
+
+@pytest.mark.parametrize("rows", [256, 258])
+def test_kernels_of_clusters_that_turn(rows: int) -> None:
+    """Queries, and keys and values in their places, as Triton's kernel leaves them; one row has no place."""
+    from mstar_vjepa2 import tiles
+
+    cluster, heads, page = _clusters(), 4, 258
+    rotation = Rotary3D(64).to("cuda").of_ids(torch.arange(rows, device="cuda"), 16, 16)
+    x, weight = (torch.randn(lines, 512, device="cuda").bfloat16() for lines in (rows, 3 * heads * 64))
+    bias, places = weight[:, 0].contiguous(), 2 * page + torch.arange(rows, device="cuda")
+    places[-1] = -1
+    pools = [torch.zeros(3, 2, page, heads, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    assert cluster.takes(x, weight) and cluster.turns(weight, pools[0], 64)
+    queries = [
+        kernels.turned(x, weight, bias, rotation, pool, places)
+        for kernels, pool in zip((cluster, tiles), pools, strict=True)
+    ]
+    for one, other in (queries, pools):
+        assert (one.float() - other.float()).norm() < 4e-3 * other.float().norm()
+    assert not pools[0][1, :, rows - 1 :].any() and pools[0][1, :, : rows - 1].any(-1).all()
+
+
+def _clusters() -> ModuleType:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("clusters of these kernels are Hopper's")
+    return importlib.import_module("mstar_vjepa2.cluster")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])

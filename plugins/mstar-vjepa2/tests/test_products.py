@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
 import torch
 from torch.nn.functional import gelu
 
+from mstar_vjepa2 import products
 from mstar_vjepa2.blocks import sum_norm
 from mstar_vjepa2.products import Branch, branch_of, is_few, linear, linear_into
 
@@ -32,3 +38,24 @@ def test_the_cpu_multiplies_by_the_layers_themselves() -> None:
     with torch.inference_mode():
         linear_into(out[1:], x, layer)
         assert torch.equal(out[1:], layer(x)) and not out[0].any()
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Nobody has asked yet which kernels are there, or will know afterwards what was found here."""
+    products._cluster.cache_clear()
+    yield monkeypatch
+    products._cluster.cache_clear()
+
+
+def test_products_go_without_multicast_where_its_kernels_cannot_be_imported(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setitem(sys.modules, "mstar_vjepa2.cluster", None)
+    assert products._cluster() is None
+
+
+def test_the_environment_turns_multicast_off(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setitem(sys.modules, "mstar_vjepa2.cluster", ModuleType("mstar_vjepa2.cluster"))
+    assert products._cluster() is not None
+    products._cluster.cache_clear()
+    fresh.setenv("MSTAR_MULTICAST", "0")
+    assert products._cluster() is None

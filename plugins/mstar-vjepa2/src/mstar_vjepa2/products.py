@@ -6,8 +6,11 @@ On CUDA in half precision the kernels of `tiles` take products of few rows, a fr
 from __future__ import annotations
 
 import importlib
+import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +22,13 @@ if TYPE_CHECKING:
 
     from mstar_vjepa2.rotary import Rotation
 
+log = logging.getLogger(__name__)
+
 FEW_ROWS: Final = 1100
 """Rows up to which the kernels of `tiles` win."""
+
+SWITCH: Final = "MSTAR_MULTICAST"
+"""Environment variable that turns the kernels of `cluster` off: `0`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,7 @@ def linear(x: Tensor, layer: nn.Linear, act: Callable[[Tensor], Tensor] | None =
     """act(layer(x)). x: [..., inputs]. Returns [..., outputs]."""
     is_gelu = act is functional.gelu
     if is_few(x, layer) and (act is None or is_gelu):
-        few: Tensor = _tiles().whole(x, layer.weight, layer.bias, is_gelu=is_gelu)
+        few: Tensor = _kernels(x, layer).whole(x, layer.weight, layer.bias, is_gelu=is_gelu)
         return few
     out: Tensor = layer(x)
     return out if act is None else act(out)
@@ -49,7 +57,7 @@ def linear(x: Tensor, layer: nn.Linear, act: Callable[[Tensor], Tensor] | None =
 def linear_into(out: Tensor, x: Tensor, layer: nn.Linear) -> None:
     """Write layer(x) into a part of something larger. x: [..., inputs]; out: [..., outputs]."""
     if is_few(x, layer) and out.is_contiguous():
-        _tiles().whole(x, layer.weight, layer.bias, out=out)
+        _kernels(x, layer).whole(x, layer.weight, layer.bias, out=out)
     else:
         out.copy_(layer(x))
 
@@ -59,9 +67,11 @@ def turned(x: Tensor, layer: nn.Linear, rotation: Rotation, heads: int, target: 
 
     x: [T, inputs] on CUDA; target: a layer's pool and places, as `PlacedView.places` gives them.
     """
-    if is_few(x, layer) and _tiles().turns(layer.weight, target[0], rotation[0].shape[-1]):
-        few: Tensor = _tiles().turned(x, layer.weight, layer.bias, rotation, *target)
-        return few
+    lanes = rotation[0].shape[-1]
+    for kernels in (_kernels(x, layer), _tiles()) if is_few(x, layer) else ():
+        if kernels.turns(layer.weight, target[0], lanes):
+            few: Tensor = kernels.turned(x, layer.weight, layer.bias, rotation, *target)
+            return few
     apart: Tensor = importlib.import_module("mstar_vjepa2.fused").turn_append(*target, layer(x), rotation, heads)
     return apart
 
@@ -69,7 +79,7 @@ def turned(x: Tensor, layer: nn.Linear, rotation: Rotation, heads: int, target: 
 def branch_of(x: Tensor, layer: nn.Linear) -> Branch:
     """layer(x), as far as it is computed before the sum. x: [..., inputs]."""
     if is_few(x, layer):
-        return Branch(_tiles().parts(x, layer.weight), layer.bias)
+        return Branch(_kernels(x, layer).parts(x, layer.weight), layer.bias)
     return Branch(layer(x))
 
 
@@ -78,6 +88,24 @@ def is_few(x: Tensor, layer: nn.Linear) -> bool:
     if not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16) or not x.is_contiguous():
         return False
     return 0 < x.numel() // x.shape[-1] <= FEW_ROWS and bool(_tiles().takes(layer.weight))
+
+
+def _kernels(x: Tensor, layer: nn.Linear) -> ModuleType:
+    """Those of `cluster` where they run, for whole frames on Hopper; else those of `tiles`."""
+    found = _cluster()
+    return found if found is not None and found.takes(x, layer.weight) else _tiles()
+
+
+@cache
+def _cluster() -> ModuleType | None:
+    """The kernels whose tiles are multicast, where the environment leaves them on and what they import is there."""
+    if os.environ.get(SWITCH, "1") == "0":
+        return None
+    try:
+        return importlib.import_module("mstar_vjepa2.cluster")
+    except ImportError as error:
+        log.info("products go without multicast: %s", error)
+        return None
 
 
 def _tiles() -> ModuleType:
