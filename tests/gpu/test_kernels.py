@@ -137,11 +137,14 @@ def prompts(cuda: torch.device, counts: tuple[int, ...], cached: tuple[int, ...]
     assert out.shape == query.shape and torch.isfinite(out).all()
 
 
-def passes(cuda: torch.device, rows: int, cached: int, page: int) -> None:
-    """Attention of passes that append, as captured frames use it: by one kernel, or by two where rows are few."""
+def passes(cuda: torch.device, rows: int, cached: int, page: int, tokens: int = 70) -> None:
+    """Attention of passes that append, as captured frames use it: by one kernel, or by two where rows are few.
+
+    On Hopper few rows of whole tiles of tokens are taken by the kernel of frames.
+    """
     from mstar_core.engine.attention.paged import PagedFixedPasses
 
-    most, tokens = 8, 70
+    most = 8
     tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)[:, ::-1].copy()
     pool = torch.randn(tables.size + 1, 2, page, 2, 64, device=cuda, dtype=torch.bfloat16)
     fixed = PagedFixedPasses([pool], page, PassShape(rows=rows + 1, tokens=tokens, pages=most, writes=True))
@@ -215,6 +218,7 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "packed-many": lambda cuda: packed(cuda, (130, 1, 64), 300),
     "passes-few": lambda cuda: passes(cuda, 2, 0, 37),
     "passes-many": lambda cuda: passes(cuda, 150, 75, 70),
+    "passes-frames": lambda cuda: passes(cuda, 1, 131, 131, tokens=130),
     "reads-few": lambda cuda: reads(cuda, 2, 0),
     "reads-some": lambda cuda: reads(cuda, 30, 150),
     "reads-many": lambda cuda: reads(cuda, 70, 150),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
@@ -159,10 +159,13 @@ def _multiply(x: Tensor, weight: Tensor, target: Target, kind: int) -> None:
     left = -(-(rows % HIGH) // 2) * 2
     target.rows, target.outputs, target.tiles = rows, outputs, inputs // DEEP
     function = _compiled(cut, kind, left, _NAMES[x.dtype], x.device.index)
+    is_brain, at, held = x.dtype == torch.bfloat16, x.data_ptr(), weight.data_ptr()
     given = (
-        _map(x, rows, HIGH // 4 // cut.across), _map(x, rows, left or LEFT, is_swizzled=False),
-        _map(weight, outputs, cut.wide // 4), target,
-    )  # fmt: skip
+        _map(at, rows, inputs, HIGH // 4 // cut.across, is_brain),
+        _map(at, rows, inputs, left or LEFT, is_brain, is_swizzled=False),
+        _map(held, outputs, inputs, cut.wide // 4, is_brain),
+        target,
+    )
     pointers = (ctypes.c_void_p * len(given))(*(ctypes.addressof(each) for each in given))
     config = _grid(cut, rows, outputs, inputs, left)
     config.hStream = torch.cuda.current_stream(x.device).cuda_stream
@@ -199,16 +202,18 @@ def _attributes(across: int) -> list[Any]:
     return [shape, early]
 
 
-def _map(matrix: Tensor, lines: int, high: int, *, is_swizzled: bool = True) -> Any:
-    """What the copy engine knows of a matrix of so many lines whose tiles have `high` of them: 128 bytes."""
-    inputs = matrix.shape[-1]
+@lru_cache(maxsize=4096)
+def _map(at: int, lines: int, inputs: int, high: int, is_brain: bool, *, is_swizzled: bool = True) -> Any:
+    """What the copy engine knows of a matrix of so many lines at an address, its tiles `high` lines: 128 bytes.
+
+    Kept, as plain steps take the same weights again and again; an address and sizes are all that it says.
+    """
     kinds, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
-    is_brain = matrix.dtype == torch.bfloat16
     (made,) = _checked(
         driver.cuTensorMapEncodeTiled(
             kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if is_brain else kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             2,
-            matrix.data_ptr(),
+            at,
             [driver.cuuint64_t(inputs), driver.cuuint64_t(lines)],
             [driver.cuuint64_t(inputs * 2)],
             [driver.cuuint32_t(DEEP), driver.cuuint32_t(high)],

@@ -1,6 +1,7 @@
 """Linear layers of the blocks, and what is left of one for the sum behind it. Used by `blocks` and `pooler`.
 
-On CUDA in half precision the kernels of `tiles` take products of few rows, a frame or a few; the library takes others.
+On CUDA in half precision own kernels take the products of one frame, those of `cluster` on Hopper and else those of
+`tiles`; the library takes others.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FEW_ROWS: Final = 1100
-"""Rows up to which the kernels of `tiles` win."""
+FEW_ROWS: Final = 300
+"""Rows up to which own kernels win: those of one frame."""
 
 SWITCH: Final = "MSTAR_MULTICAST"
 """Environment variable that turns the kernels of `cluster` off: `0`."""
