@@ -42,6 +42,9 @@ HAS_VIDEO: Final = find_spec("av") is not None
 FRAMES: Final = "application/x-mstar-frames"
 """Bytes as they are, in place of base64."""
 
+QUIET_S: Final = 4.0
+"""Without a capture, until all are thought done: where kernels are compiled in between, three seconds may pass."""
+
 STATE: Final = [0.3, 0.0, 0.2, 3.1, 0.0, 0.0, 0.5]
 
 
@@ -137,7 +140,7 @@ def _asked(
     for _ in range(2):
         _one_by_one(port, ask, 2)
         _at_once(port, ask, load.clients, 1)
-        captured = running.wait_captured(quiet_s=1.5, limit_s=40)
+        captured = running.wait_captured(quiet_s=QUIET_S, limit_s=60)
     before = running.captures()
     with watched(running, figures, f"{label}_alone") as spent:
         alone = _one_by_one(port, ask, load.alone)

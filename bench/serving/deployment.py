@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,6 +65,9 @@ class Served:
     _client: httpx.Client | None = None
 
     def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            # A measurement that is ended from outside ends what it started: else that keeps the device.
+            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         start = time.monotonic()
         code = subprocess.run(self.plan.command(), env=self.environment(), cwd=self.plan.tree, check=False).returncode
         self.ready_s = time.monotonic() - start

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,31 @@ def test_robots_before_two_servers_in_turn(tmp_path: Path) -> None:
         assert report["metrics"][f"{side}_npy_alone"]["n"] == report["metrics"][f"{side}_clients_2"]["n"] == 2
         assert report["metrics"][f"station_api_prepare_end_{side}_png_alone"]["p50"] > 0
         assert report["sections"][f"start_{side}"]["result"]["ready_s"] > 0
+
+
+def test_a_measurement_that_is_ended_stops_its_deployment(tmp_path: Path) -> None:
+    port = free_port()
+    program = (
+        "import time; from pathlib import Path; from bench.serving.deployment import Plan, Served\n"
+        f"with Served(Plan(model='vjepa2_ac:tiny', device='cpu', port={port}, root=Path({str(tmp_path)!r}))) as it:\n"
+        "    print(it.pids['worker-0'], flush=True); time.sleep(100)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], cwd=REPO, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = next(int(line) for line in process.stdout if line.strip().isdigit())
+        assert Path(f"/proc/{worker}").exists()
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{worker}").exists()
+
+
+def test_rollouts_of_two_trees_in_turn(tmp_path: Path) -> None:
+    words = ("--tree", str(REPO), "--rollout", "2:1:3", "1:2:2", "--rounds", "2", "--each", "1")
+    metrics = measured(tmp_path / "rollouts.json", "bench.gpu_rollouts", *words)["metrics"]
+    names = {f"{side}_{part}_{kind}" for side in ("before", "now") for part in ("context", "steps", "whole", "replays")
+             for kind in ("2_1_3", "1_2_2")}  # fmt: skip
+    assert names == set(metrics) and all(metrics[name]["n"] == 2 for name in names)
+    assert metrics["now_steps_2_1_3"]["p50"] > 0
 
 
 def test_the_world_model(tmp_path: Path) -> None:
