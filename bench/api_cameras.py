@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
@@ -36,21 +37,25 @@ SIDE: Final = 224
 WARM: Final = 10
 
 
-def main() -> None:
-    """Measure, print, and keep with --save."""
-    parser = parser_of(__doc__, requests=100)
-    parser.add_argument("--form", choices=FORMS, default="png", help="how the images are sent")
+Serve = Callable[[int, str, int | None], Coroutine[None, None, None]]
+"""One tree's side of a measurement: requests of a window, form of the images, processes of the pool."""
+
+
+def command(text: str | None, script: str, form: str, serve: Serve, answering: str) -> None:
+    """Measure, print, and keep with --save. form: of images by default; answering: who does so at once."""
+    parser = parser_of(text, requests=100)
+    parser.add_argument("--form", choices=FORMS, default=form, help="how the images are sent")
     parser.add_argument("--processes", type=int, help="of the pool, in either tree; its own number unless told")
     options = parser.parse_args()
     if options.serve:
         asyncio.run(serve(options.requests, options.form, options.processes))
         return
-    found, begun = measured(options, __file__, ["measure"])
+    found, begun = measured(options, script, ["measure"])
     windows = found["measure"]
     report = {
         **begun, "form": options.form, "processes": options.processes,
         "workload": f"windows of {options.requests} requests one after the other, three images of {SIDE} pixels a "
-        "side, 453 kB; conductor and worker answer at once; the trees in turn",
+        f"side, 453 kB; {answering}; the trees in turn",
         "ms": by_figure(windows), "ratios": ratios(windows), "windows": windows,
     }  # fmt: skip
     keep(report, options.save)
@@ -104,4 +109,4 @@ def _load(robot: Robot, requests: int) -> tuple[list[float], list[float]]:
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, __file__, "png", serve, "conductor and worker answer at once")

@@ -24,10 +24,9 @@ import msgspec
 import numpy as np
 import zmq
 
-from bench.api_cameras import SIDE, SPEC, WARM
-from bench.robot_requests import FORMS, Robot, images_of, write_config
+from bench.api_cameras import SIDE, SPEC, WARM, command
+from bench.robot_requests import Robot, images_of, write_config
 from bench.serving.figures import median
-from bench.serving.in_turn import by_figure, keep, measured, parser_of, ratios
 from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, RankPlan
 from mstar_core.messages.flow import Output, Outputs
 from mstar_core.messages.life import Hello, PeerReady, PeerUp, Phase, Ping, ServiceState
@@ -135,26 +134,6 @@ class Others:
         send("conductor", WalkDone(handle=walks.handle, run=last, rank=0, counts={"flow": 10}, emitted=1, **end))
 
 
-def main() -> None:
-    """Measure, print, and keep with --save."""
-    parser = parser_of(__doc__, requests=100)
-    parser.add_argument("--form", choices=FORMS, default="npy", help="how the images are sent")
-    parser.add_argument("--processes", type=int, help="of the pool, in either tree; its own number unless told")
-    options = parser.parse_args()
-    if options.serve:
-        asyncio.run(serve(options.requests, options.form, options.processes))
-        return
-    found, begun = measured(options, __file__, ["measure"])
-    windows = found["measure"]
-    report = {
-        **begun, "form": options.form, "processes": options.processes,
-        "workload": f"windows of {options.requests} requests one after the other, three images of {SIDE} pixels a "
-        "side, 453 kB; api and conductor are real, the worker answers at once; the trees in turn",
-        "ms": by_figure(windows), "ratios": ratios(windows), "windows": windows,
-    }  # fmt: skip
-    keep(report, options.save)
-
-
 async def serve(requests: int, form: str, processes: int | None) -> None:
     """One tree's side: a window for each line of the standard input."""
     with ExitStack() as stack:
@@ -214,4 +193,4 @@ def _load(others: Others, robot: Robot, requests: int) -> dict[str, list[float]]
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, __file__, "npy", serve, "api and conductor are real, the worker answers at once")
