@@ -66,6 +66,10 @@ def test_kernels_of_clusters(rows: int, outputs: int, inputs: int) -> None:
     )
     bias = torch.randn(outputs, device="cuda").to(dtype)
     assert cluster.takes(x, weight) and not cluster.takes(x[: rows // 2], weight)
+    deep = torch.zeros(rows, 8192, device="cuda", dtype=dtype)
+    assert cluster.takes(deep, torch.zeros(64, 8192, device="cuda", dtype=dtype)) == (
+        rows == 256
+    )  # no room beside tiles
     wanted = x.double() @ weight.double().T
     made = {
         "whole": (cluster.whole(x, weight, bias), wanted + bias.double()),
@@ -101,7 +105,7 @@ def test_kernels_of_clusters_that_turn(rows: int) -> None:
 
 def _clusters() -> ModuleType:
     if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("clusters of these kernels are Hopper's")
+        pytest.skip("runs on Hopper, whose clusters these kernels use")
     return importlib.import_module("mstar_vjepa2.cluster")
 
 

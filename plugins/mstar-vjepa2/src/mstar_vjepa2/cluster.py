@@ -99,7 +99,10 @@ def takes(x: Tensor, weight: Tensor) -> bool:
     if not HIGH <= rows <= HIGH + LEFT or x.dtype not in _NAMES or not weight.is_contiguous():
         return False
     is_cut = outputs % 16 == 0 and inputs % DEEP == 0 and inputs >= DEEP * MOST_SPLITS
-    return is_cut and _is_hopper(x.device) and WIDER.columns(outputs) <= _room(x.device.index)
+    if not is_cut or not _is_hopper(x.device) or WIDER.columns(outputs) > _room(x.device.index):
+        return False
+    # Rows left over lie in shared memory whole, beside the tiles.
+    return cut_of(weight, WHOLE).shared_bytes(inputs, _left_of(rows)) <= MOST_SHARED
 
 
 def cut_of(weight: Tensor, kind: int) -> Cut:
@@ -156,7 +159,7 @@ def _multiply(x: Tensor, weight: Tensor, target: Target, kind: int) -> None:
     cut = cut_of(weight, kind)
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
-    left = -(-(rows % HIGH) // 2) * 2
+    left = _left_of(rows)
     target.rows, target.outputs, target.tiles = rows, outputs, inputs // DEEP
     function = _compiled(cut, kind, left, _NAMES[x.dtype], x.device.index)
     is_brain, at, held = x.dtype == torch.bfloat16, x.data_ptr(), weight.data_ptr()
@@ -170,6 +173,11 @@ def _multiply(x: Tensor, weight: Tensor, target: Target, kind: int) -> None:
     config = _grid(cut, rows, outputs, inputs, left)
     config.hStream = torch.cuda.current_stream(x.device).cuda_stream
     _checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0))
+
+
+def _left_of(rows: int) -> int:
+    """Rows left over by clusters, made even."""
+    return -(-(rows % HIGH) // 2) * 2
 
 
 def _grid(cut: Cut, rows: int, outputs: int, inputs: int, left: int) -> Any:
