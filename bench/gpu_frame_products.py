@@ -39,19 +39,20 @@ from mstar_vjepa2.rotary import Rotary3D
 TOKENS: Final = RELEASED_AC.encoder.frame_tokens + RELEASED_AC.conditions
 WIDTH, HEADS, INNER = RELEASED_AC.predictor.width, RELEASED_AC.predictor.heads, RELEASED_AC.predictor.inner
 LAYERS: Final = RELEASED_AC.predictor.layers
+PAGE: Final = TOKENS + 1
 SHAPES: Final = {"turned": (3 * WIDTH, WIDTH), "gelu": (INNER, WIDTH), "out": (WIDTH, WIDTH), "down": (WIDTH, INNER)}
 """Kind -> outputs and inputs."""
 
 LIMIT: Final = 0.01
 """Of ‖result - reference‖ / ‖reference‖: bfloat16 is between 0.001 and that."""
 
-TRIALS: Final[Mapping[str, tuple[tuple[int, int, int, int], ...]]] = {
-    "turned": ((128, 2, 8, 1), (128, 1, 8, 1), (128, 2, 6, 1)),
-    "gelu": ((160, 2, 6, 1), (160, 1, 6, 1), (160, 2, 7, 1)),
-    "out": ((128, 2, 8, 3), (128, 2, 4, 3), (128, 1, 8, 3), (64, 2, 6, 2)),
-    "down": ((128, 2, 8, 3), (128, 1, 8, 3), (160, 1, 6, 4)),
+TRIALS: Final[Mapping[str, tuple[tuple[int, int, int, int, int], ...]]] = {
+    "turned": ((1, 2, 4, 8, 1), (1, 2, 2, 8, 1), (1, 2, 4, 6, 1), (2, 3, 2, 8, 1)),
+    "gelu": ((2, 3, 2, 8, 1), (2, 3, 1, 8, 1), (2, 3, 2, 6, 1), (1, 2, 2, 8, 1)),
+    "out": ((1, 2, 4, 8, 3), (1, 2, 2, 8, 3), (1, 2, 4, 6, 3), (1, 3, 2, 8, 2)),
+    "down": ((1, 2, 4, 8, 3), (1, 2, 2, 8, 3), (1, 2, 4, 6, 3), (2, 3, 2, 8, 4)),
 }
-"""Kind -> cuts that are timed by themselves: outputs of a block, blocks across, stages, slices of the inputs."""
+"""Kind -> cuts that are timed by themselves: instructions high, blocks above and across, stages, slices of inputs."""
 
 
 @dataclass(slots=True)
@@ -72,15 +73,13 @@ class Case:
         return kernels.parts(self.x, weight)
 
 
-def case(frames: int, inputs: int, rows: int | None = None) -> Case:
-    """Random rows of so many frames."""
-    count = rows or frames * TOKENS
+def case(inputs: int, rows: int = TOKENS) -> Case:
+    """Random rows of a frame."""
     with torch.inference_mode():
-        rotation = Rotary3D(WIDTH // HEADS).to("cuda").of_ids(torch.arange(count, device="cuda") % TOKENS, 16, 16)
-    pool = torch.zeros(frames + 2, 2, TOKENS, HEADS, WIDTH // HEADS, device="cuda", dtype=torch.bfloat16)
-    at = torch.arange(count, device="cuda")
-    places = (1 + at // TOKENS) * 2 * TOKENS + at % TOKENS
-    return Case(torch.randn(count, inputs, device="cuda").bfloat16(), rotation, pool, places)
+        rotation = Rotary3D(WIDTH // HEADS).to("cuda").of_ids(torch.arange(rows, device="cuda") % TOKENS, 16, 16)
+    pool = torch.zeros(3, 2, PAGE, HEADS, WIDTH // HEADS, device="cuda", dtype=torch.bfloat16)
+    places = 2 * PAGE + torch.arange(rows, device="cuda")
+    return Case(torch.randn(rows, inputs, device="cuda").bfloat16(), rotation, pool, places)
 
 
 def weights_of(kind: str) -> tuple[Tensor, Tensor]:
@@ -111,8 +110,8 @@ def check() -> bool:
     is_right = True
     for kind, (_, inputs) in SHAPES.items():
         weight, bias = weights_of(kind)
-        for frames, rows in ((1, 256), (1, None), (2, None), (3, None), (4, None)):
-            given = case(frames, inputs, rows)
+        for rows in (TOKENS - 2, TOKENS, PAGE):
+            given = case(inputs, rows)
             line = [f"{kind} {len(given.x)} rows:"]
             for name, kernels in (("cluster", cluster), ("tiles", tiles)):
                 given.pool.zero_()
@@ -122,7 +121,7 @@ def check() -> bool:
                 found = [made.double().sum(0) if kind in ("out", "down") else made.double()]
                 if kind == "turned":
                     flat = given.pool.double().flatten(0, 2)
-                    found += [flat[given.places], flat[given.places + TOKENS]]
+                    found += [flat[given.places], flat[given.places + PAGE]]
                 wanted = reference(given, kind, weight, bias)
                 errors = [float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
                 is_same = torch.equal(made, again)
@@ -152,24 +151,26 @@ def graph_us(run: Callable[[], object], pieces: int, repeats: int = 25) -> float
     return statistics.median(found) / pieces
 
 
-def alone(frames: int) -> dict[str, dict[str, float]]:
-    """Microseconds of each product of so many frames over the weights of all layers, by kernel; of one also by cut."""
+def alone() -> dict[str, dict[str, float]]:
+    """Microseconds of each product over the weights of all layers, by kernel and by cut."""
     found: dict[str, dict[str, float]] = {}
     for kind, (_, inputs) in SHAPES.items():
-        given, layers = case(frames, inputs), [weights_of(kind) for _ in range(LAYERS)]
+        given, layers = case(inputs), [weights_of(kind) for _ in range(LAYERS)]
         lines: dict[str, float] = {"tiles": graph_us(partial(_all, given, tiles, kind, layers), LAYERS)}
         lines["cluster"] = graph_us(partial(_all, given, cluster, kind, layers), LAYERS)
+        whole_tiles = case(inputs, TOKENS - 2)
+        lines["cluster, 256 rows"] = graph_us(partial(_all, whole_tiles, cluster, kind, layers), LAYERS)
         lines["library"] = graph_us(partial(_by_library, given.x, layers), LAYERS)
-        for wide, across, stages, splits in TRIALS[kind] if frames == 1 else ():
-            cut = cluster.Cut(wide=wide, across=across, stages=stages, splits=splits)
-            name = f"{wide}x{across} stages {stages} splits {splits}"
+        for up, above, across, stages, splits in TRIALS[kind]:
+            cut = cluster.Cut(up=up, above=above, across=across, stages=stages, splits=splits)
+            name = f"{64 * up}, {above}x{across}, stages {stages} splits {splits}"
             try:
                 with cut_as(kind, cut):
                     lines[name] = graph_us(partial(_all, given, cluster, kind, layers), LAYERS)
             except Exception as error:  # noqa: BLE001 the other cuts are still to be timed
                 print(kind, name, type(error).__name__, error, flush=True)
         found[kind] = lines
-        print(frames, kind, {name: round(each, 2) for name, each in lines.items()}, flush=True)
+        print(kind, {name: round(each, 2) for name, each in lines.items()}, flush=True)
     return found
 
 
@@ -204,7 +205,7 @@ class Layers:
         for each in self.blocks.parameters():
             each.data.normal_(std=0.02)
         self.blocks.requires_grad_(False)
-        self.given = case(1, WIDTH)
+        self.given = case(WIDTH)
         pools = [
             torch.randn(cached + 2, 2, TOKENS, HEADS, WIDTH // HEADS, device="cuda").bfloat16() for _ in self.blocks
         ]
@@ -266,14 +267,13 @@ def main() -> int:
     """Check, measure, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cached", type=int, nargs="*", default=[1, 9, 23, 37], help="frames in front")
-    parser.add_argument("--frames", type=int, nargs="*", default=[1, 2, 4], help="frames of a product by itself")
     parser.add_argument("--out", type=Path, help="the file of figures")
     options = parser.parse_args()
     prepare_device(resolve_device("cuda"))
     report: dict[str, Any] = {**head(), "model": "official shapes, random weights", "unit": "us"}
     with torch.inference_mode():
         report["is_right"] = check()
-        report["alone"] = {str(frames): alone(frames) for frames in options.frames}
+        report["alone"] = alone()
         report["layer"] = {str(cached): in_layers(cached) for cached in options.cached}
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n")

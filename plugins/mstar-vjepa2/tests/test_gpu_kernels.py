@@ -54,22 +54,19 @@ def test_kernels_of_products(rows: int) -> None:
     assert tiles.whole(x, weight, weight[:, 0].contiguous(), is_gelu=True).isfinite().all()
 
 
-@pytest.mark.parametrize("rows", [256, 258, 263])
-@pytest.mark.parametrize(("outputs", "inputs"), [(336, 256), (1024, 1088)])
+@pytest.mark.parametrize("rows", [202, 256, 258, 263, 272])
+@pytest.mark.parametrize(("outputs", "inputs"), [(336, 256), (1024, 1088), (4112, 256)])
 def test_kernels_of_clusters(rows: int, outputs: int, inputs: int) -> None:
-    """Sizes that leave the last tile and the last slice short; the same bits each time."""
+    """Sizes that leave the last tile and the last slice short, and both cuts; the same bits each time."""
     cluster = _clusters()
-    dtype = torch.bfloat16 if rows < 263 else torch.float16
+    dtype = torch.bfloat16 if rows != 263 else torch.float16
     x, weight = (
         torch.randn(rows, inputs, device="cuda").to(dtype),
         torch.randn(outputs, inputs, device="cuda").to(dtype),
     )
     bias = torch.randn(outputs, device="cuda").to(dtype)
     assert cluster.takes(x, weight) and not cluster.takes(x[: rows // 2], weight)
-    deep = torch.zeros(rows, 8192, device="cuda", dtype=dtype)
-    assert cluster.takes(deep, torch.zeros(64, 8192, device="cuda", dtype=dtype)) == (
-        rows == 256
-    )  # no room beside tiles
+    assert cluster.cut_of(weight, cluster.WHOLE) == (cluster.WIDER if outputs > 4000 else cluster.NARROW)
     wanted = x.double() @ weight.double().T
     made = {
         "whole": (cluster.whole(x, weight, bias), wanted + bias.double()),
@@ -82,12 +79,12 @@ def test_kernels_of_clusters(rows: int, outputs: int, inputs: int) -> None:
     assert torch.equal(cluster.parts(x, weight), cluster.parts(x, weight))
 
 
-@pytest.mark.parametrize("rows", [256, 258])
+@pytest.mark.parametrize("rows", [256, 258, 259])
 def test_kernels_of_clusters_that_turn(rows: int) -> None:
     """Queries, and keys and values in their places, as Triton's kernel leaves them; one row has no place."""
     from mstar_vjepa2 import tiles
 
-    cluster, heads, page = _clusters(), 4, 258
+    cluster, heads, page = _clusters(), 4, 259
     rotation = Rotary3D(64).to("cuda").of_ids(torch.arange(rows, device="cuda"), 16, 16)
     x, weight = (torch.randn(lines, 512, device="cuda").bfloat16() for lines in (rows, 3 * heads * 64))
     bias, places = weight[:, 0].contiguous(), 2 * page + torch.arange(rows, device="cuda")

@@ -3,12 +3,13 @@
 The same results as those of `tiles`, from `frame_product.cu`. Importing this needs cuda-bindings, which a CUDA build of
 torch brings, and its run-time compiler, which takes half a second for a kernel.
 
-Cost model: `tiles` fetches 161 MB a layer from the second-level cache, 5.3 TB/s, which bounds it. Here the four blocks
-that lie above each other share their weights and those that lie side by side their rows, so that a byte is fetched once
-for several. A tile of 64 rows by 128 outputs by 64 inputs then takes 280 cycles, 256 of them tensor cores' own; it is
-some 2,000 cycles from the moment that its place is free until it is there, so eight are on their way, a processor has
-room for one block, and a product must fit as many clusters as run at once. Weights of the first tiles are fetched, and
-the rest asked into the cache, while the kernel before still runs (programmatic dependent launch).
+Cost model: `tiles` fetches 161 MB a layer from the second-level cache, 5.3 TB/s, which bounds it. Here blocks that lie
+above each other share their weights and those that lie side by side their rows, so that a byte is fetched once for
+several. Outputs are the long side of a tensor-core instruction, of which there are whole tiles, and rows the short one,
+which comes in steps of eight: the 258 tokens of a frame are two blocks of 136 or three of 88. It is some 2,000 cycles
+from the moment that a tile's place is free until it is filled again, so eight are on their way, a processor has room
+for one block, and a product must fit as many clusters as run at once. Weights of the first tiles are fetched, and the
+rest asked into the cache, while the kernel before still runs (programmatic dependent launch).
 """
 
 from __future__ import annotations
@@ -27,14 +28,20 @@ from mstar_core.errors import EngineError
 if TYPE_CHECKING:
     from torch import Tensor
 
-HIGH: Final = 256
-"""Rows of a cluster."""
-
-LEFT: Final = 8
-"""Most rows left over by clusters, which the last of them takes besides."""
+LEAST, MOST = 200, 272
+"""Rows that are taken: those of one frame."""
 
 DEEP: Final = 64
 """Inputs of a tile."""
+
+HIGH: Final = 64
+"""Outputs of one tensor-core instruction."""
+
+BOX: Final = 32
+"""Lines of weights that the copy engine brings at once."""
+
+WARPS: Final = 9
+"""Of a block: four that multiply, four that help to write results, and one that fetches."""
 
 MOST_SHARED: Final = 227 * 1024 - 2048
 """Bytes of dynamic shared memory that a block may ask for, beside its few static ones."""
@@ -48,32 +55,37 @@ _NAMES: Final = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How a product is cut: `wide` outputs a block, two blocks side by side in a cluster of four above each other.
+    """How a product is cut: blocks of `up` times 64 outputs, `above` for all rows, `across` side by side in a cluster.
 
     stages: tiles on their way. splits: slices of the inputs, each summed on its own.
     """
 
-    wide: int
-    stages: int
+    up: int
+    above: int
+    across: int
+    stages: int = 8
     splits: int = 1
-    across: int = 2
 
     def columns(self, outputs: int) -> int:
         """Clusters side by side."""
-        return -(-outputs // (self.wide * self.across))
+        return -(-outputs // (HIGH * self.up * self.across))
 
-    def shared_bytes(self, inputs: int, left: int) -> int:
-        """Shared memory of a block: its tiles and what aligns them, and lines of rows left over, of all its inputs."""
-        steps = -(-inputs // DEEP // self.splits) + 1
-        return self.stages * 2 * DEEP * (HIGH // 4 + self.wide) + 1024 + steps * left * DEEP * 2
+    def block_rows(self, rows: int) -> int:
+        """Rows of a block, a multiple of eight."""
+        return -(-rows // (8 * self.above)) * 8
 
-    def warps(self, *, has_left: bool) -> int:
-        """Warps of a block: four of tiles, four of rows left over, and one that fetches."""
-        return 9 if has_left else 5
+    def boxes(self, rows: int) -> tuple[int, int]:
+        """Rows that each of the blocks side by side fetches of a tile, and what they leave over, both in eights."""
+        share = self.block_rows(rows) // self.across // 8 * 8
+        return share, self.block_rows(rows) - share * self.across
+
+    def shared_bytes(self, rows: int) -> int:
+        """Shared memory of a block: its tiles and what aligns them."""
+        return self.stages * 2 * DEEP * (HIGH * self.up + self.block_rows(rows)) + 1024
 
 
-NARROW: Final = Cut(wide=128, stages=8)
-WIDER: Final = Cut(wide=160, stages=6)
+NARROW: Final = Cut(up=1, above=2, across=4)
+WIDER: Final = Cut(up=2, above=3, across=2)
 """Where there would be more clusters of narrow blocks than the device has room for."""
 
 MOST_SPLITS: Final = 4
@@ -95,19 +107,16 @@ def takes(x: Tensor, weight: Tensor) -> bool:
     x: [..., inputs], contiguous, in half precision.
     """
     outputs, inputs = weight.shape
-    rows = x.numel() // inputs
-    if not HIGH <= rows <= HIGH + LEFT or x.dtype not in _NAMES or not weight.is_contiguous():
+    is_frame = LEAST <= x.numel() // inputs <= MOST
+    if not is_frame or x.dtype not in _NAMES or not weight.is_contiguous() or not _is_hopper(x.device):
         return False
     is_cut = outputs % 16 == 0 and inputs % DEEP == 0 and inputs >= DEEP * MOST_SPLITS
-    if not is_cut or not _is_hopper(x.device) or WIDER.columns(outputs) > _room(x.device.index):
-        return False
-    # Rows left over lie in shared memory whole, beside the tiles.
-    return cut_of(weight, WHOLE).shared_bytes(inputs, _left_of(rows)) <= MOST_SHARED
+    return is_cut and WIDER.columns(outputs) <= _room(WIDER, x.device.index)
 
 
 def cut_of(weight: Tensor, kind: int) -> Cut:
     """How a layer is cut: into as many clusters as can run at once, for one more would come after all others."""
-    room, outputs = _room(weight.device.index), len(weight)
+    room, outputs = _room(NARROW, weight.device.index), len(weight)
     columns = NARROW.columns(outputs)
     if columns > room:
         return WIDER
@@ -159,64 +168,58 @@ def _multiply(x: Tensor, weight: Tensor, target: Target, kind: int) -> None:
     cut = cut_of(weight, kind)
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
-    left = _left_of(rows)
     target.rows, target.outputs, target.tiles = rows, outputs, inputs // DEEP
-    function = _compiled(cut, kind, left, _NAMES[x.dtype], x.device.index)
-    is_brain, at, held = x.dtype == torch.bfloat16, x.data_ptr(), weight.data_ptr()
+    function = _compiled(cut, kind, cut.block_rows(rows), _NAMES[x.dtype], x.device.index)
+    is_brain, at, (share, rest) = x.dtype == torch.bfloat16, x.data_ptr(), cut.boxes(rows)
     given = (
-        _map(at, rows, inputs, HIGH // 4 // cut.across, is_brain),
-        _map(at, rows, inputs, left or LEFT, is_brain, is_swizzled=False),
-        _map(held, outputs, inputs, cut.wide // 4, is_brain),
+        _map(at, rows, inputs, share, is_brain),
+        _map(at, rows, inputs, rest or share, is_brain),
+        _map(weight.data_ptr(), outputs, inputs, BOX, is_brain),
         target,
     )
     pointers = (ctypes.c_void_p * len(given))(*(ctypes.addressof(each) for each in given))
-    config = _grid(cut, rows, outputs, inputs, left)
+    config = _grid(cut, rows, outputs)
     config.hStream = torch.cuda.current_stream(x.device).cuda_stream
     _checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0))
 
 
-def _left_of(rows: int) -> int:
-    """Rows left over by clusters, made even."""
-    return -(-(rows % HIGH) // 2) * 2
-
-
-def _grid(cut: Cut, rows: int, outputs: int, inputs: int, left: int) -> Any:
+def _grid(cut: Cut, rows: int, outputs: int) -> Any:
     config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = rows // HIGH * 4, cut.columns(outputs) * cut.across, cut.splits
-    config.blockDimX, config.blockDimY, config.blockDimZ = 32 * cut.warps(has_left=left > 0), 1, 1
-    config.sharedMemBytes = cut.shared_bytes(inputs, left)
-    config.attrs = _attributes(cut.across)
+    config.gridDimX, config.gridDimY, config.gridDimZ = cut.above, cut.columns(outputs) * cut.across, cut.splits
+    config.blockDimX, config.blockDimY, config.blockDimZ = 32 * WARPS, 1, 1
+    config.sharedMemBytes = cut.shared_bytes(rows)
+    config.attrs = _attributes(cut.above, cut.across)
     config.numAttrs = len(config.attrs)
     return config
 
 
 @cache
-def _room(device: int) -> int:
+def _room(cut: Cut, device: int) -> int:
     """Clusters that run at once on this device: one block a processor, and a cluster within one group of these."""
-    function = _compiled(NARROW, WHOLE, 0, "bf16", device)
+    function = _compiled(cut, WHOLE, cut.block_rows(MOST), "bf16", device)
     with torch.cuda.device(device):
-        (found,) = _checked(driver.cuOccupancyMaxActiveClusters(function, _grid(NARROW, HIGH, 1024, 1024, 0)))
+        (found,) = _checked(driver.cuOccupancyMaxActiveClusters(function, _grid(cut, MOST, 1024)))
     return int(found)
 
 
 @cache
-def _attributes(across: int) -> list[Any]:
-    """A cluster of four by `across` blocks, and a start before the kernel in front has ended."""
+def _attributes(above: int, across: int) -> list[Any]:
+    """A cluster of so many blocks, and a start before the kernel in front has ended."""
     shape, early = driver.CUlaunchAttribute(), driver.CUlaunchAttribute()
     shape.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    shape.value.clusterDim.x, shape.value.clusterDim.y, shape.value.clusterDim.z = 4, across, 1
+    shape.value.clusterDim.x, shape.value.clusterDim.y, shape.value.clusterDim.z = above, across, 1
     early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     early.value.programmaticStreamSerializationAllowed = 1
     return [shape, early]
 
 
 @lru_cache(maxsize=4096)
-def _map(at: int, lines: int, inputs: int, high: int, is_brain: bool, *, is_swizzled: bool = True) -> Any:
+def _map(at: int, lines: int, inputs: int, high: int, is_brain: bool) -> Any:
     """What the copy engine knows of a matrix of so many lines at an address, its tiles `high` lines: 128 bytes.
 
     Kept, as plain steps take the same weights again and again; an address and sizes are all that it says.
     """
-    kinds, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
+    kinds = driver.CUtensorMapDataType
     (made,) = _checked(
         driver.cuTensorMapEncodeTiled(
             kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if is_brain else kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -227,7 +230,7 @@ def _map(at: int, lines: int, inputs: int, high: int, is_brain: bool, *, is_swiz
             [driver.cuuint32_t(DEEP), driver.cuuint32_t(high)],
             [driver.cuuint32_t(1), driver.cuuint32_t(1)],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzles.CU_TENSOR_MAP_SWIZZLE_128B if is_swizzled else swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
@@ -236,10 +239,10 @@ def _map(at: int, lines: int, inputs: int, high: int, is_brain: bool, *, is_swiz
 
 
 @cache
-def _compiled(cut: Cut, kind: int, left: int, dtype: str, device: int) -> Any:
-    """The kernel's function in the device's context."""
+def _compiled(cut: Cut, kind: int, rows: int, dtype: str, device: int) -> Any:
+    """The kernel's function in the device's context. rows: of a block."""
     defined = {
-        "WIDE": cut.wide, "ACROSS": cut.across, "STAGES": cut.stages, "KIND": kind, "LEFT": left,
+        "UP": cut.up, "ROWS": rows, "ABOVE": cut.above, "ACROSS": cut.across, "STAGES": cut.stages, "KIND": kind,
         "DTYPE": f'"{dtype}"',
     }  # fmt: skip
     with torch.cuda.device(device):
@@ -255,7 +258,7 @@ def _binary(defined: dict[str, Any]) -> bytes:
     """The kernel as machine code."""
     files = resources.files("mstar_vjepa2")
     source, hopper = (files.joinpath(name).read_bytes() for name in ("frame_product.cu", "hopper.cuh"))
-    headers, names = [hopper, _multiply_source(defined["WIDE"]).encode()], [b"hopper.cuh", b"multiply.cuh"]
+    headers, names = [hopper, _multiply_source(defined["ROWS"]).encode()], [b"hopper.cuh", b"multiply.cuh"]
     (program,) = _checked(nvrtc.nvrtcCreateProgram(source, b"frame_product.cu", len(headers), headers, names))
     options = [b"--gpu-architecture=sm_90a", b"--std=c++17"]
     options += [f"-D{name}={value}".encode() for name, value in defined.items()]
@@ -271,15 +274,15 @@ def _binary(defined: dict[str, Any]) -> bytes:
     return binary
 
 
-def _multiply_source(wide: int) -> str:
-    """CUDA C++ of `multiply(total, a, b)`: 64 rows by `wide` outputs by 16 inputs of two described tiles, added to.
+def _multiply_source(rows: int) -> str:
+    """CUDA C++ of `multiply(total, a, b)`: 64 outputs by `rows` by 16 inputs of two described tiles, added to.
 
     Its operands, one for each number that a thread holds, cannot be written but one by one.
     """
-    count = wide // 2
+    count = rows // 2
     held = ", ".join(f"%{number}" for number in range(count))
     operands = ", ".join(f'"+f"(total[{number}])' for number in range(count))
-    shape = f'wgmma.mma_async.sync.aligned.m64n{wide}k16.f32." DTYPE "." DTYPE "'
+    shape = f'wgmma.mma_async.sync.aligned.m64n{rows}k16.f32." DTYPE "." DTYPE "'
     return (
         f"__device__ __forceinline__ void multiply(float (&total)[{count}], u64 a, u64 b) {{\n"
         f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, 1, 0; {shape} {{{held}}}, %{count}, %{count + 1}, p,"\n'
