@@ -67,6 +67,7 @@ def test_kernels_of_clusters(rows: int, outputs: int, inputs: int) -> None:
     bias = torch.randn(outputs, device="cuda").to(dtype)
     assert cluster.takes(x, weight) and not cluster.takes(x[: rows // 2], weight)
     assert cluster.cut_of(weight, cluster.WHOLE) == (cluster.WIDER if outputs > 4000 else cluster.NARROW)
+    assert (cluster.cut_of(weight, cluster.SLICED) == cluster.HELD) == (outputs == 336)
     wanted = x.double() @ weight.double().T
     made = {
         "whole": (cluster.whole(x, weight, bias), wanted + bias.double()),

@@ -88,6 +88,9 @@ NARROW: Final = Cut(up=1, above=2, across=4)
 WIDER: Final = Cut(up=2, above=3, across=2)
 """Where there would be more clusters of narrow blocks than the device has room for."""
 
+HELD: Final = Cut(up=1, above=3, across=2, splits=2)
+"""For slices so short that all of their tiles are asked for before the frame is there."""
+
 MOST_SPLITS: Final = 4
 
 
@@ -116,8 +119,11 @@ def takes(x: Tensor, weight: Tensor) -> bool:
 
 def cut_of(weight: Tensor, kind: int) -> Cut:
     """How a layer is cut: into as many clusters as can run at once, for one more would come after all others."""
-    room, outputs = _room(NARROW, weight.device.index), len(weight)
-    columns = NARROW.columns(outputs)
+    (outputs, inputs), device = weight.shape, weight.device.index
+    is_held = kind == SLICED and inputs <= DEEP * HELD.stages * HELD.splits
+    if is_held and HELD.columns(outputs) * HELD.splits <= _room(HELD, device):
+        return HELD
+    room, columns = _room(NARROW, device), NARROW.columns(outputs)
     if columns > room:
         return WIDER
     return replace(NARROW, splits=min(MOST_SPLITS, room // columns)) if kind == SLICED else NARROW
