@@ -242,7 +242,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--each", type=int, default=20, help="requests of each of them")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="the miniature in place of the official shapes")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the server, as `up --set` takes it")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the server, as `up --set` takes it"
+    )
     parser.add_argument("--folder", type=Path, help="where the checkpoint is, or is written and kept")
     parser.add_argument("--port", type=int, default=18124)
     parser.add_argument("--out", type=Path, help="the file of figures; raw samples go beside it")

@@ -61,7 +61,7 @@ class Link:
         *,
         spin: Spin | None = None,
     ) -> None:
-        """Opens the mailbox; raises TransportError when that cannot be done. spin: roused by whatever is of a request."""
+        """Opens the mailbox; raises TransportError when that cannot be done. spin: roused by what is of a request."""
         self.deployment = Deployment()
         self.outboxes: dict[int, Outbox] = {}
         self.on_stop: Callable[[str], None] | None = None

@@ -61,7 +61,8 @@ def test_other_values_are_refused_with_line_and_range(resolved: Resolve, value: 
 
 
 @pytest.mark.parametrize(
-    ("limit", "wanted"), [("200000 100000", 2.0), ("50000 100000", 0.5), ("max 100000", None), ("", None), ("a b", None)]
+    ("limit", "wanted"),
+    [("200000 100000", 2.0), ("50000 100000", 0.5), ("max 100000", None), ("", None), ("a b", None)],
 )
 def test_a_containers_share_of_the_cores_counts(tmp_path: Path, limit: str, wanted: float | None) -> None:
     whole = usable_cores(tmp_path / "missing")

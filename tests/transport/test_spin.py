@@ -1,4 +1,4 @@
-"""A wait that looks again without sleeping: it ends when a message comes, or when its time is over, and lets others run."""
+"""A wait that looks again without sleeping ends with a message or when its time is over, and lets other threads run."""
 
 from __future__ import annotations
 
