@@ -21,14 +21,12 @@ class SpinSelector(selectors.EpollSelector):
         left_s = self._spin.left_s
         if not left_s or (timeout is not None and timeout <= 0):
             return super().select(timeout)
-        look = super().select
-        end = time.monotonic() + (left_s if timeout is None else min(left_s, timeout))
-        while time.monotonic() < end:
+        look, begun = super().select, time.monotonic()
+        end = begun + (left_s if timeout is None else min(left_s, timeout))
+        while (now := time.monotonic()) < end:
             if found := look(0):
                 return found
-        if timeout is None or timeout > left_s:
-            return look(None if timeout is None else timeout - left_s)
-        return []
+        return look(None if timeout is None else max(0.0, timeout - (now - begun)))
 
 
 def spin_loop(spin: Spin) -> asyncio.AbstractEventLoop:
