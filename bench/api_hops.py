@@ -49,7 +49,7 @@ ACTIONS: Final = np.zeros((Sizes().horizon, ACTION_WIDTH), np.float32)
 
 
 class Others:
-    """Supervisor and worker, on a thread of their own. asked: when walks came; told: when their answer had gone."""
+    """Supervisor and worker, on a thread of their own. asked: when walks came; told: when their answer begins."""
 
     def __init__(self, spec: DeploymentSpec, think_s: float) -> None:
         self.asked: list[float] = []
@@ -97,9 +97,8 @@ class Others:
             case RunWalks():
                 self.asked.append(time.monotonic())
                 time.sleep(self._think_s)
-                begun = time.monotonic()
+                self.told.append(time.monotonic())  # not behind the answer: the client may then be done already
                 self._answer(message)
-                self.told.append(begun if self._think_s else time.monotonic())
             case Hello():
                 self._greet(message)
             case Phase(name="api", phase="ready"):
@@ -167,8 +166,10 @@ async def serve(options: argparse.Namespace) -> None:
                 with _conductor(spec, others.endpoint("supervisor")) as conductor:
                     await api.ready()
                     with closing(Robot(api.port, images_of(SIDE, options.form))) as robot:
-                        await _windows(others, robot, options.requests)
-                    conductor.terminate()
+                        try:
+                            await _windows(others, robot, options.requests)
+                        finally:
+                            conductor.terminate()
         finally:
             others.is_over = True
             thread.join()
