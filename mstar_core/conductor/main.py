@@ -126,4 +126,6 @@ def main(argv: list[str] | None = None) -> None:
                 )
                 keep_start()
                 life.phase("ready", facts={GRAPH_FACT: msgspec.to_builtins(graph_of(model, spec.plan))})
-                Loop(conductor, mailbox, courier, life, Spin(wait_spin_s(spec))).run()
+                spin = Spin(wait_spin_s(spec))
+                log.info("processes of this deployment spin for %g ms before they sleep", 1000 * spin.span_s)
+                Loop(conductor, mailbox, courier, life, spin).run()
