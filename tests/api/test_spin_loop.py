@@ -37,7 +37,7 @@ def test_timers_threads_and_descriptors_are_served_while_it_looks_on_and_after(s
         async with asyncio.timeout(LONG_S / 2):
             await asyncio.sleep(0.02)
             assert time.monotonic() - begun >= 0.02
-            assert await asyncio.to_thread(time.sleep, 0.1) is None
+            await asyncio.to_thread(time.sleep, 0.1)
             readable = asyncio.Event()
             event = os.eventfd(0)
             loop.add_reader(event, readable.set)
