@@ -8,6 +8,7 @@ come one after the other, each with three images of 224 x 224 pixels. Two trees 
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import sys
@@ -37,18 +38,22 @@ SIDE: Final = 224
 WARM: Final = 10
 
 
-Serve = Callable[[int, str, int | None], Coroutine[None, None, None]]
-"""One tree's side of a measurement: requests of a window, form of the images, processes of the pool."""
+Serve = Callable[[argparse.Namespace], Coroutine[None, None, None]]
+"""One tree's side of a measurement, by the words of the command line."""
 
 
-def command(text: str | None, script: str, form: str, serve: Serve, answering: str) -> None:
-    """Measure, print, and keep with --save. form: of images by default; answering: who does so at once."""
+def command(
+    text: str | None, script: str, form: str, serve: Serve, answering: str,
+    add: Callable[[argparse.ArgumentParser], None] = lambda _: None,
+) -> None:  # fmt: skip
+    """Measure, print, and keep with --save. form: of images by default; answering: who does so, when."""
     parser = parser_of(text, requests=100)
+    add(parser)
     parser.add_argument("--form", choices=FORMS, default=form, help="how the images are sent")
     parser.add_argument("--processes", type=int, help="of the pool, in either tree; its own number unless told")
     options = parser.parse_args()
     if options.serve:
-        asyncio.run(serve(options.requests, options.form, options.processes))
+        asyncio.run(serve(options))
         return
     found, begun = measured(options, script, ["measure"])
     windows = found["measure"]
@@ -61,7 +66,7 @@ def command(text: str | None, script: str, form: str, serve: Serve, answering: s
     keep(report, options.save)
 
 
-async def serve(requests: int, form: str, processes: int | None) -> None:
+async def serve(options: argparse.Namespace) -> None:
     """One tree's side: a window for each line of the standard input."""
     arrived: list[float] = []
 
@@ -77,7 +82,7 @@ async def serve(requests: int, form: str, processes: int | None) -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mstar-api-")))
         write_config(folder / "pi05", Sizes())
-        chosen = {} if processes is None else {"pool_processes": processes}
+        chosen = {} if options.processes is None else {"pool_processes": options.processes}
         deployment = msgspec.structs.replace(spec_in(str(folder), SPEC, api=chosen), folder=str(folder / "pi05"))
         fake = FakeDeployment(deployment.ipc_dir, answer)
         stack.callback(fake.close)
@@ -86,16 +91,16 @@ async def serve(requests: int, form: str, processes: int | None) -> None:
             await fake.until(lambda: bool(fake.received))
             fake.ready()
             await api.ready()
-            with closing(Robot(api.port, images_of(SIDE, form))) as robot:
+            with closing(Robot(api.port, images_of(SIDE, options.form))) as robot:
                 await asyncio.to_thread(_load, robot, WARM)
                 print("{}", flush=True)
                 while (await asyncio.to_thread(sys.stdin.readline)).strip():
                     arrived.clear()
                     cpu = api.cpu_s
-                    begun, took = await asyncio.to_thread(_load, robot, requests)
+                    begun, took = await asyncio.to_thread(_load, robot, options.requests)
                     found = {
                         "to_conductor_ms": [at - start for at, start in zip(arrived, begun, strict=True)],
-                        "whole_ms": took, "api_cpu_ms": [(api.cpu_s - cpu) / requests],
+                        "whole_ms": took, "api_cpu_ms": [(api.cpu_s - cpu) / options.requests],
                     }  # fmt: skip
                     print(json.dumps({k: round(1000 * median(sorted(v)), 3) for k, v in found.items()}), flush=True)
 

@@ -2,15 +2,19 @@
 
 Run from the repository root: `python bench/api_hops.py [--against FOLDER] [--save NAME]`. Prints one JSON object. Api,
 its pool and conductor are processes of their own; supervisor and worker are stand-ins in the client's process, and the
-worker answers as soon as it has the walks. So what is measured is the way, with every process that has to be woken:
-from the client to the worker, and from the worker's answer to the client. Requests come one after the other, each with
-three images of 224 x 224 pixels. Two trees take turns.
+worker answers as soon as it has the walks, or --think-ms later. So what is measured is the way, with every process that
+has to be woken: from the client to the worker, and from the worker's answer to the client. A device that computes in
+between lets the others fall asleep: with --think-ms 15 the same way takes twice as long on an idle machine. Requests
+come one after the other, each with three images of 224 x 224 pixels. Two trees take turns; --spin-us is the later one's
+`wait_spin_us`, which `--against .` compares with none.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -45,13 +49,14 @@ ACTIONS: Final = np.zeros((Sizes().horizon, ACTION_WIDTH), np.float32)
 
 
 class Others:
-    """Supervisor and worker, on a thread of their own. asked: when walks came; told: when their answer had gone."""
+    """Supervisor and worker, on a thread of their own. asked: when walks came; told: when their answer begins."""
 
-    def __init__(self, spec: DeploymentSpec) -> None:
+    def __init__(self, spec: DeploymentSpec, think_s: float) -> None:
         self.asked: list[float] = []
         self.told: list[float] = []
         self.ready = threading.Event()
         self.is_over = False
+        self._think_s = think_s
         self._ipc = spec.ipc_dir
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._codecs = {name: WireCodec(name, 0) for name in ("supervisor", WORKER)}
@@ -91,8 +96,9 @@ class Others:
         match message:
             case RunWalks():
                 self.asked.append(time.monotonic())
+                time.sleep(self._think_s)
+                self.told.append(time.monotonic())  # not behind the answer: the client may then be done already
                 self._answer(message)
-                self.told.append(time.monotonic())
             case Hello():
                 self._greet(message)
             case Phase(name="api", phase="ready"):
@@ -134,13 +140,14 @@ class Others:
         send("conductor", WalkDone(handle=walks.handle, run=last, rank=0, counts={"flow": 10}, emitted=1, **end))
 
 
-async def serve(requests: int, form: str, processes: int | None) -> None:
+async def serve(options: argparse.Namespace) -> None:
     """One tree's side: a window for each line of the standard input."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mstar-api-")))
         write_config(folder / "pi05", Sizes())
         names = tuple(node.name for node in SPEC.nodes)
-        chosen = {} if processes is None else {"pool_processes": processes}
+        chosen = {} if options.processes is None else {"pool_processes": options.processes}
+        spin_us = options.spin_us if os.environ.get("BENCH_TREE") == "now" else None
         spec = msgspec.structs.replace(
             spec_in(str(folder), SPEC, api=chosen), folder=str(folder / "pi05"), plugin="pi05",
             plan=Plan(
@@ -148,7 +155,9 @@ async def serve(requests: int, form: str, processes: int | None) -> None:
                 placements=tuple(NodePlacement(node=name, replicas=((0,),)) for name in names),
             ),
         )  # fmt: skip
-        others = Others(spec)
+        if spin_us is not None:
+            spec = msgspec.structs.replace(spec, wait_spin_us=spin_us)
+        others = Others(spec, options.think_ms / 1000)
         thread = threading.Thread(target=others.run)
         thread.start()
         try:
@@ -156,9 +165,11 @@ async def serve(requests: int, form: str, processes: int | None) -> None:
                 await asyncio.to_thread(others.ready.wait, 60)
                 with _conductor(spec, others.endpoint("supervisor")) as conductor:
                     await api.ready()
-                    with closing(Robot(api.port, images_of(SIDE, form))) as robot:
-                        await _windows(others, robot, requests)
-                    conductor.terminate()
+                    with closing(Robot(api.port, images_of(SIDE, options.form))) as robot:
+                        try:
+                            await _windows(others, robot, options.requests)
+                        finally:
+                            conductor.terminate()
         finally:
             others.is_over = True
             thread.join()
@@ -192,5 +203,13 @@ def _load(others: Others, robot: Robot, requests: int) -> dict[str, list[float]]
     return {"to_worker_ms": there, "back_ms": back, "whole_ms": whole}
 
 
+def add_words(parser: argparse.ArgumentParser) -> None:
+    """What only this measurement asks."""
+    parser.add_argument("--think-ms", type=float, default=0.0, help="how long the worker has the walks")
+    parser.add_argument("--spin-us", type=int, help="wait_spin_us of the later tree; its own choice unless told")
+
+
 if __name__ == "__main__":
-    command(__doc__, __file__, "npy", serve, "api and conductor are real, the worker answers at once")
+    command(
+        __doc__, __file__, "npy", serve, "api and conductor are real, the worker answers --think-ms later", add_words
+    )

@@ -220,6 +220,7 @@ def server(options: argparse.Namespace, sections: Sections, scratch: Path) -> No
             f"model_kwargs.vision_dtype={vision}",
             f"max_concurrent_requests={max(options.clients + 1, 4)}",
             *(("kv_cache.tokens=32768",) if not options.tiny else ()),
+            *options.set,
         )
         run = partial(
             served, load, model="pi05:tiny" if options.tiny else "pi05", device=options.device, port=options.port,
@@ -241,6 +242,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--each", type=int, default=20, help="requests of each of them")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="the miniature in place of the official shapes")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="of the server, as `up --set` takes it"
+    )
     parser.add_argument("--folder", type=Path, help="where the checkpoint is, or is written and kept")
     parser.add_argument("--port", type=int, default=18124)
     parser.add_argument("--out", type=Path, help="the file of figures; raw samples go beside it")

@@ -15,15 +15,15 @@ from bench.serving.figures import ROOT
 class Tree:
     """A process that imports the packages of one source tree, and what that tree lacks from this one.
 
-    It runs `script --serve` with the words of this command line, says `{}` when it is ready, and answers each line of
-    its standard input with one JSON object.
+    It runs `script --serve` with the words of this command line and its name in BENCH_TREE, says `{}` when it is ready,
+    and answers each line of its standard input with one JSON object.
     """
 
     def __init__(self, name: str, folder: Path, script: str) -> None:
         self.name = name
         command = [sys.executable, str(Path(script).resolve()), "--serve", *sys.argv[1:]]
         own = [folder.resolve(), *sorted(folder.resolve().glob("plugins/*/src")), ROOT]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, own))}
+        env = {**os.environ, "BENCH_TREE": name, "PYTHONPATH": os.pathsep.join(map(str, own))}
         self._process = subprocess.Popen(
             command, cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -133,6 +133,7 @@ async def _answered(exchange: Exchange, route: Route, handler: Handler) -> HTTPR
         if not route.reads_body:
             await exchange.skip()
             return await handler(exchange)
+        service.link.spin.rouse()
         with service.registry.arriving(exchange.request_id, route=route.name, key=exchange.key) as arriving:
             return await handler(exchange)
     except asyncio.CancelledError:

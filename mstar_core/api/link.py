@@ -36,7 +36,7 @@ from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.child import SUPERVISOR, ChildLife
-from mstar_core.transport import Courier, Mailbox, Malformed, OutboxLimits, loan_of, open_transport
+from mstar_core.transport import Courier, Mailbox, Malformed, OutboxLimits, Spin, loan_of, open_transport
 from mstar_core.transport.dtypes import Array
 
 TURN_S: Final = 0.1
@@ -58,14 +58,17 @@ class Link:
         registry: Registry,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        spin: Spin | None = None,
     ) -> None:
-        """Opens the mailbox; raises TransportError when that cannot be done."""
+        """Opens the mailbox; raises TransportError when that cannot be done. spin: roused by what is of a request."""
         self.deployment = Deployment()
         self.outboxes: dict[int, Outbox] = {}
         self.on_stop: Callable[[str], None] | None = None
         self.on_ready: Callable[[], None] | None = None
         self.gauges: Callable[[], dict[str, float]] = dict
         self.news: Callable[[], tuple[list[RequestNews], list[Span]]] = lambda: ([], [])
+        self.spin = spin or Spin()
         self._spec = spec
         self._registry = registry
         self._metrics = metrics
@@ -192,6 +195,8 @@ class Link:
         message = envelope.body
         if self.life.on(message):
             return
+        if isinstance(message, Outputs | RequestFinished | RequestFailed):
+            self.spin.rouse()
         match message:
             case Outputs():
                 self._outputs(message)

@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,13 +26,16 @@ from mstar_core.api.pool_process import MakeProcess, ProcessorProcess
 from mstar_core.api.requests import Registry
 from mstar_core.api.service import KEEPALIVE_S, Service
 from mstar_core.api.socket import dismiss
+from mstar_core.api.spin_loop import spin_loop
 from mstar_core.api.tls import tls_context
 from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.wait_spin import wait_spin_s
 from mstar_core.errors import PluginError, StartError, Unavailable
 from mstar_core.observe.child import guarded_process, keep_freed_memory, keep_start, prepare_process
 from mstar_core.observe.logs import start_logging
 from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.transport import Spin
 
 CLOSE_S: Final = 5.0
 """How long answers that are being written may still take once the process stops."""
@@ -54,8 +58,12 @@ class ApiProcess:
         keepalive_s: float = KEEPALIVE_S,
         fetcher: Fetcher | None = None,
         make_process: MakeProcess = ProcessorProcess,
+        spin: Spin | None = None,
     ) -> None:
-        """Take the port and open the mailbox, before anything is loaded. Raises StartError, TransportError."""
+        """Take the port and open the mailbox, before anything is loaded. Raises StartError, TransportError.
+
+        spin: that of the event loop, which requests rouse.
+        """
         if model.processor is None:
             raise PluginError(
                 f"{model.name} cannot be served by the installed version", hint="its plugin has no model code"
@@ -68,7 +76,7 @@ class ApiProcess:
         self.metrics = Metrics()
         self._folder = Path(spec.folder) if spec.folder is not None else None
         try:
-            self.link = Link(spec, incarnation, supervisor, self.registry, self.metrics)
+            self.link = Link(spec, incarnation, supervisor, self.registry, self.metrics, spin=spin)
         except BaseException:
             self.socket.close()
             raise
@@ -228,7 +236,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(spec: DeploymentSpec, incarnation: int, supervisor: str) -> int:
     """Serve a deployment until it stops. Every error is written to the run directory before the process ends."""
     with guarded_process("api", incarnation, spec):
-        process = ApiProcess(spec, incarnation, supervisor, load_model(spec))
-        reason = asyncio.run(serve(process))
+        spin = Spin(wait_spin_s(spec))
+        process = ApiProcess(spec, incarnation, supervisor, load_model(spec), spin=spin)
+        with asyncio.Runner(loop_factory=partial(spin_loop, spin)) as runner:
+            reason = runner.run(serve(process))
         log.info("stopped: %s", reason)
     return 0

@@ -208,6 +208,7 @@ class Service:
         Raises Duplicate, Overloaded, Unavailable, TimedOut, Cancelled, and what preprocessing finds wrong.
         """
         self.check_open(key)
+        self.link.spin.rouse()
         deadline = started + call.timeout_s
         with (
             self.registry.open(

@@ -12,6 +12,7 @@ import zmq
 
 from mstar_core.conductor.conductor import Conductor
 from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.wait_spin import wait_spin_s
 from mstar_core.errors import PeerStalled
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.child import ChildLife, keep_start, prepare_process
@@ -19,7 +20,7 @@ from mstar_core.observe.frames import GRAPH_FACT
 from mstar_core.observe.graph import graph_of
 from mstar_core.observe.logs import start_logging
 from mstar_core.plugin.served import bound_model
-from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
+from mstar_core.transport import Courier, Mailbox, Spin, mailbox_endpoint
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +47,13 @@ class Loop:
     """The process's main loop. Owns the mailbox, the courier and the conductor."""
 
     def __init__(
-        self, conductor: Conductor, mailbox: Mailbox[Envelope], courier: Courier[Message], life: ChildLife
+        self, conductor: Conductor, mailbox: Mailbox[Envelope], courier: Courier[Message], life: ChildLife, spin: Spin
     ) -> None:
         self._conductor = conductor
         self._mailbox = mailbox
         self._courier = courier
         self._life = life
+        self._spin = spin
         self._next_expire = 0.0
         self._next_report = 0.0
         self._last_report: dict[str, float] = {}
@@ -63,13 +65,14 @@ class Loop:
             now = time.monotonic()
             self._life.beat(now, steps=self._conductor.finished)
             self._timers(now)
-            self._mailbox.wait(self._wait_s(now), writable=self._courier.blocked())
+            self._mailbox.wait(self._wait_s(now), writable=self._courier.blocked(), spin_s=self._spin.left_s)
             self._courier.flush()
             for item in self._mailbox.drain():
                 if not isinstance(item, Envelope):
                     log.warning("a message could not be read: %s", item.error)
                 elif not self._life.on(item.body):
                     self._has_news = True
+                    self._spin.rouse()
                     self._conductor.on(item.body)
         log.info("conductor ends: %s", self._life.stop_reason)
 
@@ -123,4 +126,6 @@ def main(argv: list[str] | None = None) -> None:
                 )
                 keep_start()
                 life.phase("ready", facts={GRAPH_FACT: msgspec.to_builtins(graph_of(model, spec.plan))})
-                Loop(conductor, mailbox, courier, life).run()
+                spin = Spin(wait_spin_s(spec))
+                log.info("processes of this deployment spin for %g ms before they sleep", 1000 * spin.span_s)
+                Loop(conductor, mailbox, courier, life, spin).run()

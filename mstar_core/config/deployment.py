@@ -111,6 +111,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention: backend of KV nodes (None: flashinfer on CUDA, torch on the CPU); never replaced by another one.
     admin_group: members may read the admin socket.
     quantization: of the weights of KV nodes, `none` or `fp8`.
+    wait_spin_us: for how long processes look for messages without sleeping after the last (None: config/wait_spin.py).
     settings, sources: every configuration key with its value, and where that came from (file and line, flag, default).
     gpus: device -> key of its lock (config/gpu_locks.py). upload_dir: below it request media is spooled (None: in the
     run directory). log_stats: write one line per finished request to stats_file (None: stats.ndjson beside the logs).
@@ -140,6 +141,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention: str | None = None
     quantization: str = "none"
     token_budget: int = 2048
+    wait_spin_us: int | None = None
     transport: str = "SHM"
     api: ApiConfig = ApiConfig()
     log_level: str = "INFO"

@@ -54,6 +54,7 @@ def resolve(
         max_concurrent_requests=_or(values, "max_concurrent_requests"),
         max_queue=_or(values, "max_queue"),
         token_budget=_or(values, "token_budget"),
+        wait_spin_us=_or(values, "wait_spin_us", None),
         model_kwargs=kwargs,
         node_groups=groups,
         kv_cache=_kv_cache(spec, values),

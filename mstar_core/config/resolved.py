@@ -43,6 +43,7 @@ class ResolvedConfig:
     max_concurrent_requests: int
     max_queue: int
     token_budget: int
+    wait_spin_us: int | None
     model_kwargs: Mapping[str, Any]
     node_groups: tuple[NodeGroup, ...]
     kv_cache: KVCacheConfig
@@ -68,6 +69,7 @@ class ResolvedConfig:
             "max_concurrent_requests": self.max_concurrent_requests,
             "max_queue": self.max_queue,
             "token_budget": self.token_budget,
+            "wait_spin_us": self.wait_spin_us,
         }
         flat |= {f"model_kwargs.{name}": value for name, value in self.model_kwargs.items()}
         for index, group in enumerate(self.node_groups):

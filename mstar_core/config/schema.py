@@ -170,6 +170,15 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         doc="Most tokens of one step; longer prompts are prefilled in chunks.",
     ),
     Setting(
+        key="wait_spin_us",
+        kind="integer",
+        default_text="50000 beside accelerators with 4 cores per process, else 0",
+        nullable=True,
+        ge=0,
+        le=10_000_000,
+        doc="Microseconds for which api, conductor and workers look for messages without sleeping after the last one.",
+    ),
+    Setting(
         key="model_kwargs",
         kind="mapping",
         default_text="the model's",

@@ -9,6 +9,7 @@ from mstar_core.transport.codec import Decodes, Encodes
 from mstar_core.transport.courier import Courier, CourierCounters, OutboxLimits, Pending
 from mstar_core.transport.fd_server import FdServer
 from mstar_core.transport.mailbox import Mailbox, Malformed
+from mstar_core.transport.spin import Spin
 from mstar_core.transport.tensors import TRANSPORTS, Loan, TensorTransport, loan_of, open_transport
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Malformed",
     "OutboxLimits",
     "Pending",
+    "Spin",
     "TensorTransport",
     "arena_path",
     "loan_of",

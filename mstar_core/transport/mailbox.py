@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
@@ -63,6 +64,8 @@ class Mailbox(Generic[M]):
         except (zmq.ZMQError, OSError) as error:
             self._socket.close(0)
             raise TransportError("a mailbox cannot be opened", f"{endpoint}: {error}") from error
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
 
     @property
     def fd(self) -> int:
@@ -84,18 +87,28 @@ class Mailbox(Generic[M]):
         self.received += len(taken)
         return taken
 
-    def wait(self, timeout_s: float, *, fds: Iterable[int] = (), writable: Iterable[zmq.Socket[bytes]] = ()) -> bool:
+    def wait(
+        self, timeout_s: float, *, fds: Iterable[int] = (), writable: Iterable[zmq.Socket[bytes]] = (),
+        spin_s: float = 0.0,
+    ) -> bool:  # fmt: skip
         """Wait for a message, one of `fds` to read, or one of the `writable` sockets. For loops without asyncio.
 
         writable: `Courier.blocked()`, so that a loop that waits also goes on with its unsent messages.
+        spin_s: seconds of that in which it looks again and again in place of sleeping (`Spin.left_s`).
         Returns False when `timeout_s` passed.
         """
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        for fd in fds:
-            poller.register(fd, zmq.POLLIN)
-        for socket in writable:
-            poller.register(socket, zmq.POLLOUT)
+        others = [*((fd, zmq.POLLIN) for fd in fds), *((socket, zmq.POLLOUT) for socket in writable)]
+        poller = self._poller if not others else zmq.Poller()
+        for other, event in others:
+            poller.register(other, event)
+        if others:
+            poller.register(self._socket, zmq.POLLIN)
+        if spin_s > 0 and timeout_s > 0:
+            end = time.monotonic() + min(spin_s, timeout_s)
+            while time.monotonic() < end:  # each look lets go of the interpreter, for other threads
+                if poller.poll(0):
+                    return True
+            timeout_s = max(0.0, timeout_s - spin_s)
         return bool(poller.poll(math.ceil(timeout_s * 1000)))
 
     def attach(self, loop: asyncio.AbstractEventLoop, callback: Callable[[list[M | Malformed]], None]) -> None:

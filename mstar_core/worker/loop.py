@@ -15,7 +15,7 @@ from mstar_core.messages.names import CONDUCTOR
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, ReleaseSignal, RunWalks
 from mstar_core.observe.child import ChildLife
-from mstar_core.transport import Courier, Mailbox, Malformed, TensorTransport
+from mstar_core.transport import Courier, Mailbox, Malformed, Spin, TensorTransport
 from mstar_core.worker.early import EarlyMessages
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.outbox import Outbox
@@ -44,6 +44,7 @@ class Worker:
     runners: Mapping[str, NodeRunner]
     steps: Steps
     early: EarlyMessages = field(default_factory=EarlyMessages)
+    spin: Spin = field(default_factory=Spin)
     has_idle_work: bool = True
     quiet_since: float = 0.0
     report: Report = field(init=False)
@@ -78,10 +79,11 @@ class Worker:
         self.report.send(now, is_busy=bool(came or launched or collected))
         if launched or collected:
             self.quiet_since = now
+            self.spin.rouse()
         elif in_flight:
             self.steps.wait(lambda: self.mailbox.wait(0.0, writable=self.courier.blocked()))
         elif not self.work_in_the_quiet(now):
-            self.mailbox.wait(self.wait_s(now), writable=self.courier.blocked())
+            self.mailbox.wait(self.wait_s(now), writable=self.courier.blocked(), spin_s=self.spin.left_s)
             self.report.idle_s += time.monotonic() - now
 
     def work_in_the_quiet(self, now: float) -> bool:
@@ -111,6 +113,7 @@ class Worker:
                 continue
             self.report.has_news = True
             self.quiet_since = time.monotonic()
+            self.spin.rouse()
             try:
                 self.dispatch(item.body)
             except Exception:  # isolation boundary: one message

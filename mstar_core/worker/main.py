@@ -11,6 +11,7 @@ from pathlib import Path
 import zmq
 
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
+from mstar_core.config.wait_spin import wait_spin_s
 from mstar_core.engine.device import resolve_device
 from mstar_core.errors import ConfigError
 from mstar_core.messages.names import worker_name
@@ -18,7 +19,7 @@ from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.child import ChildLife, keep_freed_memory, keep_start, prepare_process, set_exact_timers
 from mstar_core.observe.logs import start_logging
 from mstar_core.plugin.served import bound_model
-from mstar_core.transport import Courier, Mailbox, TensorTransport, mailbox_endpoint, open_transport
+from mstar_core.transport import Courier, Mailbox, Spin, TensorTransport, mailbox_endpoint, open_transport
 from mstar_core.worker.build import build_runners, lookahead_on
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
@@ -84,13 +85,14 @@ def _worker(
     runners = build_runners(spec, model, rank, life)
     outbox = Outbox(life.name, rank.rank, courier, transport)
     executor = Executor(model, rank.rank, runners, outbox, transport, time.monotonic)
+    spin = Spin(wait_spin_s(spec))
     steps = Steps(
         runners=runners, scheduler=FairShare(runners), lookahead=lookahead_on(resolve_device(rank.device)),
-        ranges=ranges_on(rank.device, is_wanted=spec.nvtx),
+        ranges=ranges_on(rank.device, is_wanted=spec.nvtx), spin_s=spin.span_s,
     )  # fmt: skip
     return Worker(
         mailbox=mailbox, courier=courier, transport=transport, life=life, executor=executor, outbox=outbox,
-        runners=runners, steps=steps,
+        runners=runners, steps=steps, spin=spin,
     )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ COMPANY: Final = 8
 class Steps:
     """Owned by the worker's loop. lookahead: steps of one node that may wait behind the one that runs (0 on a CPU).
 
+    spin_s: how long a wait looks without naps.
     in_flight: by node, oldest first. collected: how many steps were, of all nodes. waited_s: seconds in which the
     thread did nothing but wait for a step. ranges: marks for a profiler around launches and collections.
     """
@@ -43,6 +44,7 @@ class Steps:
     runners: Mapping[str, NodeRunner]
     scheduler: FairShare
     lookahead: int = 0
+    spin_s: float = 0.0
     clock: Callable[[], float] = time.monotonic
     ranges: Ranges = no_range
     collected: int = 0
@@ -104,6 +106,10 @@ class Steps:
         started = time.monotonic()
         while not any(steps and self.runners[name].is_done(steps[0]) for name, steps in self.in_flight.items()):
             lasted = time.monotonic() - started
+            if lasted < self.spin_s:
+                if is_called():  # lets go of the interpreter too, for other threads
+                    break
+                continue
             nap = min(max(lasted * NAP_SHARE, LEAST_NAP_S), MOST_NAP_S)
             if lasted > MOST_NAP_S and is_called():
                 break

@@ -124,6 +124,7 @@ def make_planned(wanted: Wanted) -> Planned:
         attention=config.attention,
         quantization=config.quantization,
         token_budget=config.token_budget,
+        wait_spin_us=config.wait_spin_us,
         transport=transport,
         api=msgspec.structs.replace(config.api, api_keys=wanted.api_keys),
         log_level=wanted.log_level,

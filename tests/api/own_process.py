@@ -9,13 +9,17 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.api.main import ApiProcess
+from mstar_core.api.spin_loop import spin_loop
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
+from mstar_core.config.wait_spin import wait_spin_s
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.transport import Spin
 
 PROBE_S: Final = 0.05
 START_S: Final = 60
@@ -98,7 +102,10 @@ async def own_api(
 
 def _run(path: str, supervisor: str, module: str, pipe: Connection) -> None:
     model: ModelSpec = importlib.import_module(module).SPEC
-    asyncio.run(_serve(ApiProcess(DeploymentSpec.load(Path(path)), 0, supervisor, model), pipe))
+    spec = DeploymentSpec.load(Path(path))
+    spin = Spin(wait_spin_s(spec))
+    with asyncio.Runner(loop_factory=partial(spin_loop, spin)) as runner:
+        runner.run(_serve(ApiProcess(spec, 0, supervisor, model, spin=spin), pipe))
 
 
 async def _serve(process: ApiProcess, pipe: Connection) -> None:

@@ -220,3 +220,26 @@ def test_marks_are_made_on_gpus_alone_and_when_they_are_wanted() -> None:
     assert ranges_on("cpu", is_wanted=True) is no_range
     assert ranges_on("cuda:0", is_wanted=False) is no_range
     assert ranges_on("cuda:0", is_wanted=True) is not no_range
+
+
+def test_a_wait_looks_without_naps_for_as_long_as_it_spins_and_sees_what_comes() -> None:
+    """Beyond that it naps: a step of seconds costs no core."""
+    lm = SlowRunner("LLM")
+    steps = steps_of(lm)
+    steps.spin_s = 0.2
+    turn(steps)
+    begun, busy, looks = time.monotonic(), time.thread_time(), [0]
+
+    def is_called() -> bool:
+        looks[0] += 1
+        if time.monotonic() - begun > 0.5:
+            lm.done.add(1)
+        return False
+
+    steps.wait(is_called)
+    assert 0.5 <= time.monotonic() - begun < 30 and looks[0] > 100
+    assert 0.01 < time.thread_time() - busy < 0.35
+    lm.done.clear()
+    begun = time.monotonic()
+    steps.wait(lambda: True)
+    assert time.monotonic() - begun < 0.2, "a message ends the wait at once"
