@@ -51,7 +51,11 @@ MOST_SHARES: Final = 16
 _DTYPES: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
-@gluon.jit
+_COUNTS: Final = ("tokens", "max_pages", "kv_heads", "all_lines", "tiles", "shares")
+"""Numbers of which nothing depends on whether they are one or even: the kernel is compiled once for all of them."""
+
+
+@gluon.jit(do_not_specialize=_COUNTS)
 def _folded_kernel(
     query, key, value, pool, lines, mixed_out, top_out, total_out, ends, tables, scale,
     query_stride, key_stride, value_stride, tokens, max_pages, kv_heads, all_lines, tiles, shares,
