@@ -21,6 +21,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from mstar_core.engine.attention.folded_parts import bring_part, queries_part
+from mstar_core.engine.attention.folds import HOPPER_KEYS, Folds, fits_hopper
 from mstar_core.engine.attention.split import join, shared
 
 if TYPE_CHECKING:
@@ -28,25 +29,11 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.attention.passes import PassShape
 
-QUERIES: Final = 128
-"""Of a program: 64, the rows of a tensor-core instruction, for each of two groups."""
-
-KEYS: Final = 64
-"""Keys of one block. At 256 lanes a block and its values are 64 KiB."""
-
 STAGES: Final = 2
 """Blocks in shared memory, beside 64 KiB of queries."""
 
 REGISTERS: Final = (232, 40)
 """Of a thread of the groups with queries, and of that which brings keys, of 65,536."""
-
-WIDTHS: Final = (64, 128, 256)
-"""Lanes of a head."""
-
-PROCESSORS: Final = 132
-"""Of an H100, each of which holds one program."""
-
-MOST_SHARES: Final = 16
 
 _DTYPES: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
@@ -78,7 +65,7 @@ def _folded_kernel(
     begin = (share * blocks) // shares
     stop = ((share + 1) * blocks) // shares
     middle = gl.maximum(begin, gl.minimum(stop, end // keys))
-    first = tile * 128
+    first = tile * (2 * 64)
     start = (row * tokens).to(gl.int64)
     heads = kv_heads * groups
     head = kv_head * groups
@@ -127,13 +114,8 @@ def _folded_kernel(
 
 
 def takes(query: Tensor, pool: Tensor) -> bool:
-    """Whether a pass runs here: on Hopper, heads of a width that fits, pages of whole blocks.
-
-    query: [T, heads, width]; pool: as `make_pools` makes it.
-    """
-    page, width = pool.shape[2], pool.shape[4]
-    is_fit = query.is_cuda and query.dtype in _DTYPES and query.dtype == pool.dtype and _is_hopper(query.device)
-    return is_fit and page % KEYS == 0 and pool.is_contiguous() and width in WIDTHS and query.shape[2] == width
+    """Whether a pass runs here: on Hopper, if it `fits_hopper`."""
+    return query.is_cuda and _is_hopper(query.device) and fits_hopper(query, pool)
 
 
 @cache
@@ -141,25 +123,12 @@ def _is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def tiles_of(tokens: int, groups: int) -> int:
-    """Programs that take the queries of one row and key head. groups: query heads of one key head."""
-    return -(-tokens * groups // QUERIES)
-
-
-def shares_of(tiles: int, most_keys: int) -> int:
-    """By how many programs the keys of each tile are taken: as many as run at once, none of them without a block.
-
-    most_keys: that a row can hold and bring.
-    """
-    return max(1, min(MOST_SHARES, PROCESSORS // tiles, -(-most_keys // KEYS)))
-
-
 def blocks_of(pool: Tensor) -> TensorDescriptor:
     """What the copy engine takes blocks of keys and values of a pool by."""
     pages, halves, page, kv_heads, width = pool.shape
-    layout = gl.NVMMASharedLayout.get_default_for([KEYS, width], _DTYPES[pool.dtype])
+    layout = gl.NVMMASharedLayout.get_default_for([HOPPER_KEYS, width], _DTYPES[pool.dtype])
     lines = pool.view(pages * halves * page, kv_heads * width)
-    return TensorDescriptor.from_tensor(lines, [KEYS, width], layout)
+    return TensorDescriptor.from_tensor(lines, [HOPPER_KEYS, width], layout)
 
 
 def attend(
@@ -175,16 +144,14 @@ def attend(
     query, key, value = given
     count, heads, width = query.shape
     page, kv_heads = pool.shape[2], pool.shape[3]
-    groups = heads // kv_heads
-    tiles = tiles_of(shape.tokens, groups)
-    if shares is None:
-        shares = shares_of(tiles * shape.rows * kv_heads, shape.pages * page + shape.tokens)
+    tiles, full = Folds.of(query, pool, shape).hopper
+    shares = shares or full
     out = torch.empty((count, heads, width), dtype=query.dtype, device=query.device)
     mixed, top, total = shared(out, shares)
     _folded_kernel[(tiles * shares * shape.rows * kv_heads,)](
         query, key, value, pool, blocks, mixed, top, total, fields["ends"], fields["tables"], factor,
         query.stride(0), key.stride(0), value.stride(0), shape.tokens, shape.pages, kv_heads, count * heads, tiles,
-        shares, page=page, groups=groups, stages=STAGES, is_whole=shares == 1, registers=REGISTERS[0],
+        shares, page=page, groups=heads // kv_heads, stages=STAGES, is_whole=shares == 1, registers=REGISTERS[0],
         bringing=REGISTERS[1], num_warps=4, launch_pdl=True,
     )  # fmt: skip
     if shares > 1:

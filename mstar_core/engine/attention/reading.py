@@ -19,6 +19,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mstar_core.engine.attention.block import Block
+from mstar_core.engine.attention.folds import FOLDED, HELD_FOLDED, HELD_KEYS, Folds
 from mstar_core.engine.attention.gluon import kernels
 from mstar_core.engine.attention.passes import LOG2E, NOTHING
 from mstar_core.layers.fused import launch
@@ -32,25 +33,11 @@ if TYPE_CHECKING:
 Given: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 """Query [T, heads, width], key and value [T, kv_heads, width]; the last two dimensions of each are contiguous."""
 
-FOLDED: Final = 64
-"""Queries of one tile: tokens times the query heads of one key head."""
-
 KEYS: Final = 64
 """Keys of one pass of the inner loop."""
 
-PROGRAMS: Final = 132
-"""Programs that fill an H100: one of 160 KiB of shared memory for each of its processors."""
-
-MOST_SHARES: Final = 16
-
 JOINED: Final = 4
 """Lines of one program that joins shares."""
-
-HELD_FOLDED: Final = 32
-"""Queries of one tile where every program has one block of keys."""
-
-HELD_KEYS: Final = 128
-"""Keys of that block: with their values 128 KiB, which arrive while the projections in front still run."""
 
 
 @triton.jit
@@ -210,11 +197,6 @@ def _gather_kernel(
     tl.store(out + line * width + at, made.to(out.dtype.element_ty))
 
 
-def shares_of(tiles: int) -> int:
-    """Programs that share the keys of one tile, given how many tiles there are."""
-    return max(1, min(MOST_SHARES, -(-PROGRAMS // tiles)))
-
-
 class PagedFixedReads:
     """Attention of one bucket of passes that read: every token sees all of its row's cache and of its own pass."""
 
@@ -247,16 +229,13 @@ class PagedFixedReads:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView. The last two dimensions of each are contiguous."""
         pool, shape = self._pools[layer], self._shape
-        heads, width = query.shape[1:]
-        kv_heads = pool.shape[3]
+        width, given, folds = query.shape[2], (query, key, value), Folds.of(query, pool, shape)
         factor = (width**-0.5 if scale is None else scale) * LOG2E
-        given = (query, key, value)
-        tiles, blocks = self._held_grid(shape.tokens * (heads // kv_heads))
-        if tiles * blocks * shape.rows * kv_heads <= PROGRAMS:
-            return self._held(given, pool, factor, (tiles, blocks, shape.rows * kv_heads))
+        if folds.held is not None:
+            return self._held(given, pool, factor, (*folds.held, folds.each))
         folded = kernels("folded", "flow steps of several requests") if query.is_cuda else None
         if folded is None or not folded.takes(query, pool):
-            return self._read(given, pool, factor)
+            return self._read(given, pool, factor, (*folds.shared, folds.each))
         if layer not in self._folded:
             self._folded[layer] = folded.blocks_of(pool)
         found: Tensor = folded.attend(given, pool, self._folded[layer], self._block.device, factor, shape)
@@ -273,14 +252,12 @@ class PagedFixedReads:
         )  # fmt: skip
         return _gathered(mixed, top, total, out)
 
-    def _read(self, given: Given, pool: Tensor, factor: float) -> Tensor:
-        """By as many programs as fill the chip."""
-        query, shape, kv_heads = given[0], self._shape, pool.shape[3]
-        tiles = triton.cdiv(shape.tokens * (query.shape[1] // kv_heads), FOLDED)
-        shares = shares_of(tiles * shape.rows * kv_heads)
+    def _read(self, given: Given, pool: Tensor, factor: float, grid: tuple[int, int, int]) -> Tensor:
+        """By as many programs as fill the chip. grid: tiles, shares of keys, rows times key heads."""
+        query, shares = given[0], grid[1]
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         mixed, top, total = _found(shares, out) if shares > 1 else (out, out, out)
-        _read_kernel[(tiles, shares, shape.rows * kv_heads)](
+        _read_kernel[grid](
             *given, pool, out, mixed, top, total, *self._sizes(given, pool, factor), block=FOLDED, keys=KEYS,
             is_whole=shares == 1, num_stages=2, **self._options(query, pool),
         )  # fmt: skip
@@ -299,11 +276,6 @@ class PagedFixedReads:
         """And how both are built."""
         groups, width = query.shape[1] // pool.shape[3], query.shape[2]
         return {"page": self._page_size, "width": width, "groups": groups, "num_warps": 8, **launch(query.device)}
-
-    def _held_grid(self, folded: int) -> tuple[int, int]:
-        """Tiles of so many queries, and blocks of keys, for each of which there could be a program of its own."""
-        most = self._shape.pages * self._page_size + self._shape.tokens
-        return triton.cdiv(folded, HELD_FOLDED), triton.cdiv(most, HELD_KEYS)
 
 
 def _found(shares: int, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
