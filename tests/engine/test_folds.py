@@ -30,14 +30,14 @@ def test_programs_on_hopper_run_at_once_and_all_have_keys(rows: int, tokens: int
     tiles, shares = found.hopper
     programs = tiles * shares * rows
     assert tiles * 128 >= tokens * 8 > (tiles - 1) * 128
-    assert 1 <= shares <= min(16, -(-found.most_keys // 64))
+    assert 1 <= shares <= min(8, -(-found.most_keys // 64))
     assert shares == 1 or programs <= PROGRAMS
-    assert shares == 16 or shares * 64 >= found.most_keys or tiles * (shares + 1) * rows > PROGRAMS, "room is left"
+    assert shares == 8 or shares * 64 >= found.most_keys or tiles * (shares + 1) * rows > PROGRAMS, "room is left"
 
 
 def test_shares_of_requests_that_flow_together() -> None:
     assert [folds(rows).hopper for rows in (2, 4, 5, 6, 8, 16, 33, 40)] == [
-        (4, 16), (4, 8), (4, 6), (4, 5), (4, 4), (4, 2), (4, 1), (4, 1)
+        (4, 8), (4, 8), (4, 6), (4, 5), (4, 4), (4, 2), (4, 1), (4, 1)
     ]  # fmt: skip
     assert [folds(rows).shared for rows in (2, 4, 8, 40)] == [(7, 10), (7, 5), (7, 3), (7, 1)]
 

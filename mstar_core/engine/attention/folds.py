@@ -35,6 +35,9 @@ HOPPER_FOLDED: Final = 128
 HOPPER_KEYS: Final = 64
 """Keys of a block there. At 256 lanes a block and its values are 64 KiB."""
 
+HOPPER_SHARES: Final = 8
+"""Programs that share a tile's keys there at most: two blocks each at nine hundred keys, and half as much to join."""
+
 HOPPER_WIDTHS: Final = (64, 128, 256)
 """Lanes of a head there."""
 
@@ -76,7 +79,7 @@ class Folds:
         """The same on Hopper: as many as run at once, none of them without a block of a row that is full."""
         tiles = -(-self.count // HOPPER_FOLDED)
         blocks = -(-self.most_keys // HOPPER_KEYS)
-        return tiles, max(1, min(MOST_SHARES, PROGRAMS // (tiles * self.each), blocks))
+        return tiles, max(1, min(HOPPER_SHARES, PROGRAMS // (tiles * self.each), blocks))
 
 
 def fits_hopper(query: Tensor, pool: Tensor) -> bool:
