@@ -33,7 +33,7 @@ from mstar_pi05.siglip import Cameras
 from mstar_pi05.sizes import ACTION_WIDTH, IMAGE, Sizes
 from mstar_pi05.weights import building
 
-PAGE = 16
+PAGE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_wait
 
 
 @gluon.jit
-def _soften(score, top, total, scale, limit, is_masked: gl.constexpr):
+def soften(score, top, total, scale, limit, is_masked: gl.constexpr):
     """One block of scores: weights, by how much former sums shrink, the new maximum and sum of weights."""
     if is_masked:
         key = gl.arange(0, score.shape[1], layout=gl.SliceLayout(0, score.type.layout))
@@ -73,7 +73,7 @@ def _walk(
         mbarrier.wait(has_k.index(slot), phase)
         score = warpgroup_mma(q, ring_k.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
         score = warpgroup_mma_wait(0, deps=(score,))
-        weight, shrink, top, total = _soften(score, top, total, scale, limit - (i - first) * keys, is_masked)
+        weight, shrink, top, total = soften(score, top, total, scale, limit - (i - first) * keys, is_masked)
         mixed = mixed * gl.convert_layout(shrink, gl.SliceLayout(1, layout))[:, None]
         taken = gl.convert_layout(weight.to(q.dtype), own)
         mbarrier.wait(has_v.index(slot), phase)

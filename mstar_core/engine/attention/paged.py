@@ -6,10 +6,7 @@ last prompt get zeros. Nothing is planned: a tile says where it begins, and its 
 
 from __future__ import annotations
 
-import importlib
-import logging
 from collections.abc import Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,24 +16,18 @@ import triton.language as tl
 
 from mstar_core.engine.attention.append import append
 from mstar_core.engine.attention.block import Block
+from mstar_core.engine.attention.gluon import kernels
 from mstar_core.engine.attention.passes import LOG2E, NOTHING, written
 from mstar_core.engine.attention.split import BLOCK, attend_shared, blocks_of, shares_of
 from mstar_core.engine.attention.static import Staging
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from torch import Tensor
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     from mstar_core.engine.attention.block import Fields, Values
     from mstar_core.engine.attention.passes import PassShape
     from mstar_core.engine.attention.segments import PackedPrompts
-
-log = logging.getLogger(__name__)
-
-GLUON: Final = "3.6."
-"""The Triton whose experimental half `frames` is written in; it changes from release to release."""
 
 KEYS: Final = 64
 """Keys of one pass of the inner loop."""
@@ -230,7 +221,7 @@ class PagedFixedPasses:
         pool, shape = self._pools[layer], self._shape
         heads, width = query.shape[1:]
         factor = (width**-0.5 if scale is None else scale) * LOG2E
-        frames = _framing() if query.is_cuda else None
+        frames = kernels("frames", "frames") if query.is_cuda else None
         if frames and frames.takes(query, pool, shape.tokens):
             if layer not in self._frames:
                 self._frames[layer] = frames.blocks_of(pool)
@@ -245,14 +236,3 @@ class PagedFixedPasses:
             query, pool, self._blocks[layer], self._block.device, factor, max_pages=shape.pages,
             shares=self._shares or shares_of(shape.rows * self._tiles, heads),
         )  # fmt: skip
-
-
-@cache
-def _framing() -> ModuleType | None:
-    """The kernel of whole frames; none, which is said once, where another triton is installed."""
-    if triton.__version__.startswith(GLUON):
-        return importlib.import_module("mstar_core.engine.attention.frames")
-    log.warning(
-        "frames take the slower attention: their kernel needs triton %sx, this is %s", GLUON, triton.__version__
-    )
-    return None

@@ -51,9 +51,9 @@ class FixedPasses(Protocol):
     """Attention of one bucket of passes. Made once per captured graph.
 
     Rows may be one sequence at several lengths, frames one behind the other: in each layer all rows append before any
-    attends, and no kernel may read pages of the cache before that, not even those that a row held already. Only with a
-    bucket of one row it may, as soon as it starts: where a replay holds several passes, modules have a kernel between
-    two of them that starts when all before it has ended, as the first of a graph does.
+    attends, and no kernel may read pages of the cache before that, not even those that a row held already. As soon as
+    it starts it may where nothing is appended, and with a bucket of one row: where a replay holds several passes,
+    modules have a kernel between two of them that starts when all before it has ended, as the first of a graph does.
 
     What else a replay reads of the host travels with what this reads: `beside` names it when this is made.
     """

@@ -3,14 +3,14 @@
 The keys of a pass are those of its row's pages and, behind them, its own, which are read where the projections left
 them: nothing is gathered, folded or copied. Few rows make few tiles, so their keys are shared out among programs and a
 second kernel joins what they found. Where that makes few programs even with one block of keys for each, they read what
-the cache has of it while the projections in front still run. Sums have a fixed order: the same inputs give the same
-bits.
+the cache has of it while the projections in front still run; others are taken by `folded` on Hopper. Sums have a fixed
+order: the same inputs give the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mstar_core.engine.attention.block import Block
+from mstar_core.engine.attention.folds import FOLDED, HELD_FOLDED, HELD_KEYS, Folds
+from mstar_core.engine.attention.gluon import kernels
 from mstar_core.engine.attention.passes import LOG2E, NOTHING
 from mstar_core.layers.fused import launch
 
@@ -28,25 +30,14 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.block import Fields, Values
     from mstar_core.engine.attention.passes import PassShape
 
-FOLDED: Final = 64
-"""Queries of one tile: tokens times the query heads of one key head."""
+Given: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
+"""Query [T, heads, width], key and value [T, kv_heads, width]; the last two dimensions of each are contiguous."""
 
 KEYS: Final = 64
 """Keys of one pass of the inner loop."""
 
-PROGRAMS: Final = 132
-"""Programs that fill an H100: one of 160 KiB of shared memory for each of its processors."""
-
-MOST_SHARES: Final = 16
-
 JOINED: Final = 4
 """Lines of one program that joins shares."""
-
-HELD_FOLDED: Final = 32
-"""Queries of one tile where every program has one block of keys."""
-
-HELD_KEYS: Final = 128
-"""Keys of that block: with their values 128 KiB, which arrive while the projections in front still run."""
 
 
 @triton.jit
@@ -206,11 +197,6 @@ def _gather_kernel(
     tl.store(out + line * width + at, made.to(out.dtype.element_ty))
 
 
-def shares_of(tiles: int) -> int:
-    """Programs that share the keys of one tile, given how many tiles there are."""
-    return max(1, min(MOST_SHARES, -(-PROGRAMS // tiles)))
-
-
 class PagedFixedReads:
     """Attention of one bucket of passes that read: every token sees all of its row's cache and of its own pass."""
 
@@ -220,6 +206,7 @@ class PagedFixedReads:
         self._shape = shape
         fields = {"ends": (torch.int32, shape.rows), "tables": (torch.int32, shape.rows * shape.pages)}
         self._block = Block({**fields, **beside}, pools[0].device)
+        self._folded: dict[int, object] = {}
 
     @property
     def device(self) -> Mapping[str, Tensor]:
@@ -241,40 +228,54 @@ class PagedFixedReads:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView. The last two dimensions of each are contiguous."""
-        pool, fields, shape = self._pools[layer], self._block.device, self._shape
-        heads, width = query.shape[1:]
-        kv_heads = pool.shape[3]
-        folded = shape.tokens * (heads // kv_heads)
-        tiles, blocks = self._held_grid(folded)
-        is_held = tiles * blocks * shape.rows * kv_heads <= PROGRAMS
-        if not is_held:
-            tiles = triton.cdiv(folded, FOLDED)
-        shares = blocks if is_held else shares_of(tiles * shape.rows * kv_heads)
-        out = torch.empty((query.shape[0], heads, width), dtype=query.dtype, device=query.device)
-        mixed, top, total = _found(shares, out) if is_held or shares > 1 else (out, out, out)
+        pool, shape = self._pools[layer], self._shape
+        width, given, folds = query.shape[2], (query, key, value), Folds.of(query, pool, shape)
         factor = (width**-0.5 if scale is None else scale) * LOG2E
-        given = (
-            fields["ends"], fields["tables"], factor, query.stride(0), key.stride(0), value.stride(0), shape.tokens,
-            shape.pages, kv_heads, query.shape[0] * heads,
+        if folds.held is not None:
+            return self._held(given, pool, factor, (*folds.held, folds.each))
+        folded = kernels("folded", "flow steps of several requests") if query.is_cuda else None
+        if folded is None or not folded.takes(query, pool):
+            return self._read(given, pool, factor, (*folds.shared, folds.each))
+        if layer not in self._folded:
+            self._folded[layer] = folded.blocks_of(pool)
+        found: Tensor = folded.attend(given, pool, self._folded[layer], self._block.device, factor, shape)
+        return found
+
+    def _held(self, given: Given, pool: Tensor, factor: float, grid: tuple[int, int, int]) -> Tensor:
+        """By a program for every tile and block of keys. grid: tiles, blocks, rows times key heads."""
+        query = given[0]
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        mixed, top, total = _found(grid[1], out)
+        _hold_kernel[grid](
+            *given, pool, mixed, top, total, *self._sizes(given, pool, factor), block=HELD_FOLDED, keys=HELD_KEYS,
+            **self._options(query, pool),
         )  # fmt: skip
-        options = {"page": self._page_size, "width": width, "groups": heads // kv_heads, "num_warps": 8}
-        grid = (tiles, shares, shape.rows * kv_heads)
-        if is_held:
-            _hold_kernel[grid](
-                query, key, value, pool, mixed, top, total, *given, block=HELD_FOLDED, keys=HELD_KEYS, **options,
-                **launch(query.device),
-            )  # fmt: skip
-            return _gathered(mixed, top, total, out)
+        return _gathered(mixed, top, total, out)
+
+    def _read(self, given: Given, pool: Tensor, factor: float, grid: tuple[int, int, int]) -> Tensor:
+        """By as many programs as fill the chip. grid: tiles, shares of keys, rows times key heads."""
+        query, shares = given[0], grid[1]
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        mixed, top, total = _found(shares, out) if shares > 1 else (out, out, out)
         _read_kernel[grid](
-            query, key, value, pool, out, mixed, top, total, *given, block=FOLDED, keys=KEYS, is_whole=shares == 1,
-            num_stages=2, **options, **launch(query.device),
+            *given, pool, out, mixed, top, total, *self._sizes(given, pool, factor), block=FOLDED, keys=KEYS,
+            is_whole=shares == 1, num_stages=2, **self._options(query, pool),
         )  # fmt: skip
         return out if shares == 1 else _joined(mixed, top, total, out)
 
-    def _held_grid(self, folded: int) -> tuple[int, int]:
-        """Tiles of so many queries, and blocks of keys, for each of which there could be a program of its own."""
-        most = self._shape.pages * self._page_size + self._shape.tokens
-        return triton.cdiv(folded, HELD_FOLDED), triton.cdiv(most, HELD_KEYS)
+    def _sizes(self, given: Given, pool: Tensor, factor: float) -> tuple[Any, ...]:
+        """What both kernels take behind where they write."""
+        fields, shape, query = self._block.device, self._shape, given[0]
+        strides = (each.stride(0) for each in given)
+        return (
+            fields["ends"], fields["tables"], factor, *strides, shape.tokens, shape.pages, pool.shape[3],
+            query.shape[0] * query.shape[1],
+        )  # fmt: skip
+
+    def _options(self, query: Tensor, pool: Tensor) -> dict[str, int]:
+        """And how both are built."""
+        groups, width = query.shape[1] // pool.shape[3], query.shape[2]
+        return {"page": self._page_size, "width": width, "groups": groups, "num_warps": 8, **launch(query.device)}
 
 
 def _found(shares: int, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -38,8 +38,8 @@ KEYS: Final = 64
 STAGES: Final = 3
 """Blocks on their way."""
 
-JOINED: Final = 16
-"""Lines of one program that joins shares."""
+JOINED: Final = 1024
+"""Lanes of one program that joins shares: 16 lines of 64."""
 
 
 @triton.jit
@@ -202,6 +202,7 @@ def shared(out: Tensor, shares: int) -> tuple[Tensor, Tensor, Tensor]:
 def join(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> None:
     """Sum shares, each by its weight, into out. Shapes as `shared` makes them."""
     shares, lines, width = mixed.shape
-    _join_kernel[(triton.cdiv(lines, JOINED),)](
-        mixed, top, total, out, lines, width=width, shares=shares, some=JOINED, num_warps=4, **launch(out.device),
+    some = max(1, JOINED // width)
+    _join_kernel[(triton.cdiv(lines, some),)](
+        mixed, top, total, out, lines, width=width, shares=shares, some=some, num_warps=4, **launch(out.device),
     )  # fmt: skip

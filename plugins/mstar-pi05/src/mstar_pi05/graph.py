@@ -61,7 +61,7 @@ def build(sizes: Sizes, action_dim: int, vision_dtype: str | None = None) -> Pol
         ),
         sequence=("tokens", "actions"),
         batch_key=("actions",),
-        capture_sizes=(1, 2, 4, 8, 16),
+        capture_sizes=(1, 2, 4, 5, 6, 8, 16),
         capture_tokens=prefixes(sizes),
         doc="language model for the prefix, action expert for the flow; requests of a batch may be at different steps",
     )  # fmt: skip
