@@ -23,7 +23,8 @@ class Tree:
         self.name = name
         command = [sys.executable, str(Path(script).resolve()), "--serve", *sys.argv[1:]]
         own = [folder.resolve(), *sorted(folder.resolve().glob("plugins/*/src")), ROOT]
-        env = {**os.environ, "BENCH_TREE": name, "PYTHONPATH": os.pathsep.join(map(str, own))}
+        others = filter(None, [os.environ.get("PYTHONPATH")])  # where libraries come that way
+        env = {**os.environ, "BENCH_TREE": name, "PYTHONPATH": os.pathsep.join([*map(str, own), *others])}
         self._process = subprocess.Popen(
             command, cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
