@@ -9,7 +9,7 @@ programmatic dependent launch, each kernel lets the next one start early and wai
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 import triton
@@ -18,6 +18,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PROCESSORS: Final = 132
+"""Of an H100: with so many rows each has one of its own."""
+
+FEW_ROWS: Final = 512
+"""Rows that processors hold at once, of twice the warps that many rows would get."""
 
 
 @triton.jit
@@ -277,6 +284,12 @@ def rotate_pair(
     return made["query"], made["key"], made["value"]
 
 
-def warps(block: int) -> int:
-    """Warps of a program that holds one row: few values per thread, because nothing else hides the latency."""
-    return min(16, max(4, block // 256))
+def warps(block: int, rows: int | None = None) -> int:
+    """Warps of a program that holds one row: few values per thread, because nothing else hides the latency.
+
+    rows: how many there are, where they may be so few that processors stay empty: those get as many as help.
+    """
+    each = 256
+    if rows is not None and rows <= FEW_ROWS:
+        each = 64 if rows <= PROCESSORS else 128
+    return min(16, max(4, block // each))

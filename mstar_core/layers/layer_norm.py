@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -13,9 +13,6 @@ from mstar_core.layers.fused import launch, warps
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-FEW_ROWS: Final = 512
-"""Rows up to which a row gets twice the warps: there are too few to hide one another's latency."""
 
 
 @triton.jit
@@ -59,10 +56,9 @@ def sum_norm(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm, bias: Tensor 
     parts = 0 if branch is None else branch.shape[0] if branch.dim() > x.dim() else 1
     summed = x if branch is None else torch.empty_like(x)
     block = triton.next_power_of_2(width)
-    count = warps(2 * block if rows <= FEW_ROWS else block)
     _sum_norm_kernel[(rows,)](
         x, x if branch is None else branch, norm.bias if bias is None else bias, norm.weight, norm.bias, summed, out,
-        width, norm.eps, parts=parts, has_bias=bias is not None, block=block, num_warps=count,
+        width, norm.eps, parts=parts, has_bias=bias is not None, block=block, num_warps=warps(block, rows),
         **launch(x.device),
     )  # fmt: skip
     return summed, out

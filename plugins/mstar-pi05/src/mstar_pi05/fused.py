@@ -82,8 +82,8 @@ def modulate(
     block = triton.next_power_of_2(width)
     _modulate_kernel[(tokens,)](
         x, x if branch is None else branch, modulations, rows, summed, out, number, modulations.shape[1], width, eps,
-        parts=0 if branch is None else slices_of(branch), dtype=DTYPES[inner], block=block, num_warps=warps(block),
-        **launch(x.device),
+        parts=0 if branch is None else slices_of(branch), dtype=DTYPES[inner], block=block,
+        num_warps=warps(block, tokens), **launch(x.device),
     )  # fmt: skip
     return summed, out
 

@@ -219,7 +219,7 @@ def latents(values: Tensor, bias: Tensor | None, wanted: Tensor, eps: float, ski
     out = torch.empty((rows, kept, width), dtype=torch.float32, device=values.device)
     _latents_kernel[(rows * kept,)](
         values, values if bias is None else bias, wanted, out, wanted.stride(0), rows * tokens * width, tokens, skip,
-        kept, width, eps, parts=slices, has_bias=bias is not None, block=block, num_warps=warps(block),
-        **launch(values.device),
+        kept, width, eps, parts=slices, has_bias=bias is not None, block=block,
+        num_warps=warps(block, rows * kept), **launch(values.device),
     )  # fmt: skip
     return out
