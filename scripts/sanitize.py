@@ -30,6 +30,9 @@ TOOLS: Final = {"memcheck": "kernels and not captured", "racecheck": "kernels", 
 """Tool -> the tests that run under it. Without a pooling allocator, which memcheck needs, nothing can be captured."""
 
 UNPOOLED: Final = {"memcheck": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}}
+OPTIONS: Final = {"memcheck": ("--report-api-errors", "no")}
+"""Tool -> options of its own. Functions that cuda-bindings looks for in the driver and does not find are no errors."""
+
 FOUND: Final = 99
 """Exit status of compute-sanitizer when it found something and the tests passed."""
 
@@ -119,7 +122,7 @@ def watched(program: str, tool: str) -> list[str]:
     return [
         program, "--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "application-only",
         "--launch-timeout", str(LAUNCH_S), "--kernel-name", f"regex={OWN}", "--destroy-on-device-error", "kernel",
-        "--print-limit", "1000",
+        "--print-limit", "1000", *OPTIONS.get(tool, ()),
     ]  # fmt: skip
 
 
