@@ -55,8 +55,11 @@ class Attention(nn.Module):
         self._joined: Matrix | None = None
 
     def pack(self) -> bool:
-        """Make the three input projections one matrix where nothing stands between them and the rotation."""
-        if self.spec.norm_eps is None:
+        """Make the three input projections one matrix where nothing stands between them and the rotation.
+
+        Once: captured graphs read the matrix where it lies.
+        """
+        if self._joined is None and self.spec.norm_eps is None:
             self._joined = join([self.q_proj, self.k_proj, self.v_proj])
         return self._joined is not None
 

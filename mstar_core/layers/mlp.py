@@ -27,8 +27,9 @@ class GatedMLP(nn.Module):
         self._joined: Matrix | None = None
 
     def pack(self) -> bool:
-        """Make gate and up one matrix; see `packing.pack`."""
-        self._joined = join([self.gate_proj, self.up_proj])
+        """Make gate and up one matrix, once; see `packing.pack`."""
+        if self._joined is None:
+            self._joined = join([self.gate_proj, self.up_proj])
         return self._joined is not None
 
     @property

@@ -121,6 +121,16 @@ def test_a_packed_layer_stays_packed() -> None:
     assert torch.equal(up.weight.float(), joined.values[48:].float())
 
 
+def test_packing_again_leaves_the_weights_where_captured_graphs_read_them() -> None:
+    model = Model()
+    found = []
+    for _ in range(2):
+        assert model.attention.pack() and model.mlp.pack()
+        assert model.attention.joined is not None and model.mlp.joined is not None
+        found.append((model.attention.joined.values.data_ptr(), model.mlp.joined.values.data_ptr()))
+    assert found[0] == found[1]
+
+
 def test_a_bias_is_kept_and_added() -> None:
     model = Model(bias=True)
     bias = model.attention.q_proj.bias.clone()
