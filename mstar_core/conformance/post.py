@@ -73,5 +73,5 @@ class PostBox:
         """Nobody is ever slow to read."""
         return ()
 
-    def wait(self, timeout_s: float, *, writable: object = ()) -> None:
+    def wait(self, timeout_s: float, *, writable: object = (), spin_s: float = 0.0) -> None:
         """A bench turns its parts itself, so none of them waits."""
