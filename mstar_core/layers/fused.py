@@ -188,6 +188,12 @@ def holds_tiles(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
+@cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether kernels in Hopper's own instructions run here, which nothing later has: compute capability 9.0."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
 def launch(device: torch.device) -> dict[str, bool]:
     """The options of a kernel that takes `overlaps`: the interpreter knows none of them."""
     return {"overlaps": True, "launch_pdl": True} if overlaps(device) else {"overlaps": False}

@@ -10,7 +10,6 @@ same inputs, the same bits.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -23,6 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from mstar_core.engine.attention.folded_parts import bring_part, queries_part
 from mstar_core.engine.attention.folds import HOPPER_KEYS, Folds, fits_hopper
 from mstar_core.engine.attention.split import join, shared
+from mstar_core.layers.fused import is_hopper
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,12 +115,7 @@ def _folded_kernel(
 
 def takes(query: Tensor, pool: Tensor) -> bool:
     """Whether a pass runs here: on Hopper, if it `fits_hopper`."""
-    return query.is_cuda and _is_hopper(query.device) and fits_hopper(query, pool)
-
-
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
+    return query.is_cuda and is_hopper(query.device) and fits_hopper(query, pool)
 
 
 def blocks_of(pool: Tensor) -> TensorDescriptor:

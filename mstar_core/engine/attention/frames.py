@@ -14,7 +14,6 @@ slower. Every sum has a fixed order: the same inputs, the same bits.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -26,6 +25,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from mstar_core.engine.attention.frame_parts import bring_part, left_part, tokens_part
 from mstar_core.engine.attention.split import join, shared
+from mstar_core.layers.fused import is_hopper
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -139,18 +139,13 @@ def takes(query: Tensor, pool: Tensor, tokens: int) -> bool:
     """
     page, kv_heads = pool.shape[2], pool.shape[3]
     count, heads, width = query.shape
-    is_fit = query.is_cuda and query.dtype in _DTYPES and query.dtype == pool.dtype and _is_hopper(query.device)
+    is_fit = query.is_cuda and query.dtype in _DTYPES and query.dtype == pool.dtype and is_hopper(query.device)
     # What pages hold beyond whole blocks is gathered, which pays for little of them only.
     is_paged = page >= KEYS and page % KEYS <= page // 8 and pool.is_contiguous()
     # A program has room for so many tokens whether they are there or not.
     is_full = parts_of(tokens)[0] * TOKENS <= tokens * 5 // 4
     is_shared = shares_of(count // tokens, tokens, heads) > 1
     return is_fit and is_paged and is_full and is_shared and heads == kv_heads and width == WIDTH
-
-
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def parts_of(tokens: int) -> tuple[int, int]:

@@ -12,7 +12,6 @@ registers, and one in a loop cannot begin before the wait. Every sum has a fixed
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -27,6 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mstar_core.layers.fused import is_hopper
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -177,12 +178,7 @@ def takes(x: Tensor, inner: int, across: int, head_dim: int) -> bool:
         return False
     width = x.shape[1]
     is_held = width % CHUNK == 0 and width <= WIDEST
-    return is_held and across % SLICE == 0 and inner % SLICE == 0 and head_dim % 32 == 0 and _is_hopper(x.device)
-
-
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
+    return is_held and across % SLICE == 0 and inner % SLICE == 0 and head_dim % 32 == 0 and is_hopper(x.device)
 
 
 def turned(x: Tensor, weight: Tensor, rotation: Rotation, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:

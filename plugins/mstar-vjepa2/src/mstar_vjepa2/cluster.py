@@ -24,6 +24,7 @@ import torch
 from cuda.bindings import driver, nvrtc
 
 from mstar_core.errors import EngineError
+from mstar_core.layers.fused import is_hopper
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,7 +112,7 @@ def takes(x: Tensor, weight: Tensor) -> bool:
     """
     outputs, inputs = weight.shape
     is_frame = LEAST <= x.numel() // inputs <= MOST
-    if not is_frame or x.dtype not in _NAMES or not weight.is_contiguous() or not _is_hopper(x.device):
+    if not is_frame or x.dtype not in _NAMES or not weight.is_contiguous() or not is_hopper(x.device):
         return False
     is_cut = outputs % 16 == 0 and inputs % DEEP == 0 and inputs >= DEEP * MOST_SPLITS
     return is_cut and WIDER.columns(outputs) <= _room(WIDER, x.device.index)
@@ -311,8 +312,3 @@ def _failed(detail: str) -> EngineError:
         "MSTAR_MULTICAST=0 takes other kernels",
         node="ac_predictor",
     )
-
-
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
