@@ -16,10 +16,10 @@ import triton.language as tl
 
 from mstar_core.engine.attention.append import append
 from mstar_core.engine.attention.block import Block
-from mstar_core.engine.attention.gluon import kernels
 from mstar_core.engine.attention.passes import LOG2E, NOTHING, written
 from mstar_core.engine.attention.split import BLOCK, attend_shared, blocks_of, shares_of
 from mstar_core.engine.attention.static import Staging
+from mstar_core.layers.gluon import kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -221,7 +221,7 @@ class PagedFixedPasses:
         pool, shape = self._pools[layer], self._shape
         heads, width = query.shape[1:]
         factor = (width**-0.5 if scale is None else scale) * LOG2E
-        frames = kernels("frames", "frames") if query.is_cuda else None
+        frames = kernels("mstar_core.engine.attention.frames", "frames") if query.is_cuda else None
         if frames and frames.takes(query, pool, shape.tokens):
             if layer not in self._frames:
                 self._frames[layer] = frames.blocks_of(pool)

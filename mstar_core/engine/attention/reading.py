@@ -20,9 +20,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mstar_core.engine.attention.block import Block
 from mstar_core.engine.attention.folds import FOLDED, HELD_FOLDED, HELD_KEYS, Folds
-from mstar_core.engine.attention.gluon import kernels
 from mstar_core.engine.attention.passes import LOG2E, NOTHING
 from mstar_core.layers.fused import launch
+from mstar_core.layers.gluon import kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -233,7 +233,9 @@ class PagedFixedReads:
         factor = (width**-0.5 if scale is None else scale) * LOG2E
         if folds.held is not None:
             return self._held(given, pool, factor, (*folds.held, folds.each))
-        folded = kernels("folded", "flow steps of several requests") if query.is_cuda else None
+        folded = (
+            kernels("mstar_core.engine.attention.folded", "flow steps of several requests") if query.is_cuda else None
+        )
         if folded is None or not folded.takes(query, pool):
             return self._read(given, pool, factor, (*folds.shared, folds.each))
         if layer not in self._folded:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -22,12 +20,6 @@ if TYPE_CHECKING:
     from mstar_core.engine.kv_view import KVView
     from mstar_pi05.flow import TimeTable
     from mstar_pi05.sizes import Sizes, Tower
-
-
-log = logging.getLogger(__name__)
-
-GLUON: Final = "3.6."
-"""The triton whose Gluon the kernels of `held` were measured with: it is not a stable language yet."""
 
 
 class AdaNorm(nn.Module):
@@ -181,13 +173,9 @@ class Expert(nn.Module):
         return x, branch
 
 
-@cache
 def _holding() -> ModuleType | None:
-    """The kernels that hold their weights; none, which is said once, where another triton is installed."""
-    found = importlib.import_module("triton").__version__
-    if found.startswith(GLUON):
-        return importlib.import_module("mstar_pi05.held")
-    log.warning(
-        "flows of one request take the slower products: their kernels need triton %sx, this is %s", GLUON, found
+    """The kernels that hold their weights; none where another triton than theirs is installed."""
+    found: ModuleType | None = importlib.import_module("mstar_core.layers.gluon").kernels(
+        "mstar_pi05.held", "flows of one request"
     )
-    return None
+    return found

@@ -20,13 +20,11 @@ GLUON: Final = "3.6."
 
 @cache
 def kernels(name: str, what: str) -> ModuleType | None:
-    """The module `name` beside this one; none, which is said once, where another triton is installed.
+    """The module of that name; none, which is said once, where another triton is installed.
 
     what: what takes slower kernels then, in the plural.
     """
     if triton.__version__.startswith(GLUON):
-        return importlib.import_module(f"mstar_core.engine.attention.{name}")
-    log.warning(
-        "%s take the slower attention: their kernel needs triton %sx, this is %s", what, GLUON, triton.__version__
-    )
+        return importlib.import_module(name)
+    log.warning("%s take slower kernels: their own need triton %sx, this is %s", what, GLUON, triton.__version__)
     return None

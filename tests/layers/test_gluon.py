@@ -1,0 +1,27 @@
+"""Kernels in Triton's experimental half are taken with the release that they were written for, else left, once said."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from types import ModuleType
+
+import pytest
+
+
+@pytest.mark.parametrize(("version", "is_taken"), [("3.6.0", True), ("3.6.1+cuda", True), ("3.7.0", False)])
+def test_kernels_are_taken_with_their_triton(
+    version: str, is_taken: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    triton = ModuleType("triton")
+    triton.__version__ = version  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    monkeypatch.delitem(sys.modules, "mstar_core.layers.gluon", raising=False)
+    gluon = importlib.import_module("mstar_core.layers.gluon")
+    monkeypatch.setitem(sys.modules, "mstar_core.layers.gluon", gluon)  # undone with the rest
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            found = gluon.kernels("colorsys", "tests")
+            assert (found is importlib.import_module("colorsys")) if is_taken else found is None
+    assert [version in record.getMessage() for record in caplog.records] == ([] if is_taken else [True])
