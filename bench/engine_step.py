@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv_view import KVView
 from mstar_core.graph.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 

@@ -26,7 +26,7 @@ import torch
 from bench.gpu_codec_tiles import CODEC, KEEP, OFFSET, captured_us, decoder, errors
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_orpheus.fused import FusedDecoder
 from mstar_orpheus.plugin import ORPHEUS
 from mstar_orpheus.tiles import Tile, tile

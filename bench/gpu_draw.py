@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from mstar_core.engine.nucleus import NucleusSampler
+from mstar_core.engine.sampling.top_p import NucleusSampler
 
 VOCABULARIES = {"full": 156940, "restricted": 28673}
 SPREADS = {"flat": 1.1, "peaked": 5.0}

@@ -27,7 +27,7 @@ from torch.nn.functional import gelu
 from torch.nn.functional import linear as library
 
 from bench.serving.figures import head
-from mstar_core.engine.attention.paged import PagedFixedPasses
+from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
 from mstar_core.engine.attention.passes import PassShape
 from mstar_core.engine.device import prepare_device, resolve_device
 from mstar_pi05.weights import building

@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import linear
 
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.layers import matrix
 from mstar_core.layers.matrix import Matrix
 from mstar_core.layers.packing import kernels

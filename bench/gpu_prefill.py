@@ -19,10 +19,10 @@ import torch
 from gpu_orpheus import SAMPLING, SPEC, VOCAB, captured, environment, event_ms, random_llama, spread
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, StepResult
-from mstar_core.engine.captured import Buckets
+from mstar_core.engine.cuda_graphs.buckets import Buckets
+from mstar_core.engine.cuda_graphs.prefill import PrefillGraphs
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.kv_cache import KVCacheEngine
-from mstar_core.engine.prefill_graphs import PrefillGraphs
+from mstar_core.engine.kv.engine import KVCacheEngine
 
 SHAPES = ((1, 40), (1, 128), (8, 40), (32, 45), (1, 512), (1, 2048))
 FIRST, LATER = Buckets(decode=(1, 8, 32), prefill=(128, 512)), (64, 256, 384, 768, 1024, 1536, 2048)

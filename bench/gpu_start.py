@@ -116,8 +116,8 @@ def reading(folder: Path) -> dict[str, Any]:
     import torch
 
     from mstar_core.layers import Checkpoint
-    from mstar_core.layers.upload import Target, upload
-    from mstar_core.layers.weight_files import stored_tensors
+    from mstar_core.weights.files import stored_tensors
+    from mstar_core.weights.upload import Target, upload
 
     path = folder / "lm" / "model.safetensors"
     size = path.stat().st_size

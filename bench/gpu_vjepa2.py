@@ -39,7 +39,7 @@ from bench.families.world import (
     trial,
 )
 from bench.serving.figures import Figures, head
-from mstar_core.engine.captured import Captures
+from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.engine.device import prepare_device, resolve_device
 from mstar_pi05.weights import building
 from mstar_vjepa2.encoder import ClipEncoder, FrameEncoder

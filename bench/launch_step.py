@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench.families.policy import Acting, Observation, Place, observation, random_modules
 from bench.families.world import Rolling, Trial, random_nodes, trial
 from mstar_core.engine.base import Handle, LoopSpec, NodeRunner
-from mstar_core.engine.captured import Captures
+from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.engine.device import prepare_device
 from mstar_core.graph.nodes import STEP, Attend, from_param
 from mstar_core.worker.arrays import to_tensor

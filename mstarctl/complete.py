@@ -108,7 +108,7 @@ def described(incomplete: str) -> list[str]:
 
 
 def _running() -> list[Any]:
-    from mstar_core.config.run_dir import deployments
+    from mstar_core.host.run_dir import deployments
 
     return [run for run in deployments() if run.holder() is not None]
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from bench.families.turner import Turner
 from mstar_core.engine.base import Done, Handle, LoopSpec
-from mstar_core.engine.captured import Buckets, Captures
-from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.cuda_graphs.buckets import Buckets, Captures
+from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv_view import KVModule
-from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import NodeSpec
 from mstar_core.graph.nodes import Attend, from_param
 from mstar_core.layers.packing import pack

@@ -17,10 +17,10 @@ from bench.families.policy import Place, draw, prepare
 from bench.families.turner import Turner
 from mstar_core.engine.attention.passes import FixedPasses, PassShape, TorchFixedPasses
 from mstar_core.engine.base import Done, Handle, LoopSpec
-from mstar_core.engine.captured import Buckets, Captures
-from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.cuda_graphs.buckets import Buckets, Captures
+from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv_view import KVModule
-from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph.nodes import STEP, Attend
 from mstar_core.plugin.model import ModelContext
 from mstar_pi05.weights import building
@@ -219,7 +219,7 @@ def attending(facts: ActionFacts, cached: int, device: torch.device, dtype: torc
     shape = PassShape(rows=1, tokens=tokens, pages=pages, writes=True)
     made: dict[str, FixedPasses] = {"pages": TorchFixedPasses([pool], tokens, shape)}
     if device.type == "cuda":
-        from mstar_core.engine.attention.paged import PagedFixedPasses
+        from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
 
         made |= {f"shares_{n}": PagedFixedPasses([pool], tokens, shape, n or None) for n in (0, 1, 2, 4, 8)}
     rows, held = np.zeros(1, dtype=np.int64), np.array([cached * tokens], dtype=np.int64)

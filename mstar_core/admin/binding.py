@@ -7,8 +7,8 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from mstar_core.config.run_dir import SOCKET_PATH_LIMIT
 from mstar_core.errors import StartError
+from mstar_core.host.run_dir import SOCKET_PATH_LIMIT
 
 BACKLOG: Final = 64
 

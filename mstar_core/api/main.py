@@ -29,8 +29,8 @@ from mstar_core.api.socket import dismiss
 from mstar_core.api.spin_loop import spin_loop
 from mstar_core.api.tls import tls_context
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.wait_spin import wait_spin_s
 from mstar_core.errors import PluginError, StartError, Unavailable
+from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.observe.child import guarded_process, keep_freed_memory, keep_start, prepare_process
 from mstar_core.observe.logs import start_logging
 from mstar_core.plugin.processor import Detokenizer

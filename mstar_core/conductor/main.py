@@ -12,8 +12,8 @@ import zmq
 
 from mstar_core.conductor.conductor import Conductor
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.wait_spin import wait_spin_s
 from mstar_core.errors import PeerStalled
+from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.child import ChildLife, keep_start, prepare_process
 from mstar_core.observe.frames import GRAPH_FACT

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, cast
 import torch
 
 from mstar_core.engine.base import Handle, NodeRunner
-from mstar_core.engine.kv_cache import KVCacheEngine
-from mstar_core.engine.sizing import PoolRequest, plan_pool
-from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.engine.cache.sizing import PoolRequest, plan_pool
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.errors import PluginError
 from mstar_core.graph import KV_CACHE, NodeSpec
 from mstar_core.plugin.model import Model, ModelContext

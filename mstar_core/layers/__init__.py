@@ -7,7 +7,7 @@ from mstar_core.layers.embedding import Head, TokenEmbedding
 from mstar_core.layers.mlp import GatedMLP
 from mstar_core.layers.norm import RMSNorm
 from mstar_core.layers.rotary import Llama3Scaling, Rotary, RotarySpec, frequencies, rotate
-from mstar_core.layers.weights import Checkpoint, NameMap, load_weights
+from mstar_core.weights.checkpoint import Checkpoint, NameMap, load_weights
 
 __all__ = [
     "Attention",

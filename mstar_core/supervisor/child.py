@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from mstar_core.config.cache_dir import TRITON_CACHE, triton_cache
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.run_dir import RunDirectory
+from mstar_core.host.cache_dir import TRITON_CACHE, triton_cache
+from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import Phase
 from mstar_core.supervisor.log_file import LINE_LIMIT, LogFile, pump
 

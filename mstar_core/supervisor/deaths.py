@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.config.run_dir import RunDirectory
+from mstar_core.host.run_dir import RunDirectory
 from mstar_core.observe.child import write_fatal
 from mstar_core.supervisor.child import Child
 from mstar_core.supervisor.log_file import LogFile

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.run_dir import RunDirectory
+from mstar_core.host.run_dir import RunDirectory
 from mstar_core.supervisor.child import ChildKind
 
 FETCH: Final = ChildKind(name="weights", module="mstar_core.worker.fetch")

@@ -20,11 +20,11 @@ import zmq
 from mstar_core.admin.binding import bind_admin
 from mstar_core.admin.server import AdminServer
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.gpu_locks import acquire_gpus, release
-from mstar_core.config.groups import group_id
-from mstar_core.config.ports import check_port, one_start, port_claimant
-from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ConfigError, ExitCode, MstarError
+from mstar_core.host.gpu_locks import acquire_gpus, release
+from mstar_core.host.groups import group_id
+from mstar_core.host.ports import check_port, one_start, port_claimant
+from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.logs import start_logging
 from mstar_core.observe.stats_log import FILE as STATS_FILE

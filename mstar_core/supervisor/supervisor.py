@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ExitCode, Unavailable
+from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import (
     Beat,
     Drain,

@@ -16,14 +16,14 @@ import torch
 
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
 from mstar_core.engine.base import NodeRunner
-from mstar_core.engine.budget import mib, node_shares, rank_budget, working_bytes
-from mstar_core.engine.captured import Captures
+from mstar_core.engine.cache.budget import mib, node_shares, rank_budget, working_bytes
+from mstar_core.engine.cache.sizing import PoolPlan, PoolRequest, plan_pool
+from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.decode import BUCKETS
+from mstar_core.engine.cuda_graphs.warmup import Rehearsal, Rehearses, compile_ahead, rehearse
 from mstar_core.engine.device import check_device, prepare_device, resolve_device
-from mstar_core.engine.graphs import BUCKETS
-from mstar_core.engine.kv_cache import KVCacheEngine
-from mstar_core.engine.rehearsal import Rehearsal, Rehearses, compile_ahead, rehearse
-from mstar_core.engine.sizing import PoolPlan, PoolRequest, plan_pool
-from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.errors import ConfigError, PluginError, did_you_mean
 from mstar_core.graph import KV_CACHE, NodeSpec
 from mstar_core.layers.packing import pack

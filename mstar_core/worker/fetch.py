@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import zmq
 
-from mstar_core.config.cache_dir import cache_root
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import WeightsError
+from mstar_core.host.cache_dir import cache_root
 from mstar_core.messages.wire import Message, WireCodec
 from mstar_core.observe.child import ChildLife, prepare_process
 from mstar_core.observe.logs import start_logging

@@ -11,9 +11,9 @@ from pathlib import Path
 import zmq
 
 from mstar_core.config.deployment import DeploymentSpec, RankPlan
-from mstar_core.config.wait_spin import wait_spin_s
 from mstar_core.engine.device import resolve_device
 from mstar_core.errors import ConfigError
+from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.messages.names import worker_name
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.observe.child import ChildLife, keep_freed_memory, keep_start, prepare_process, set_exact_timers

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import urlencode
 
-from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import MstarError, NotFound, Refused, TimedOut, Unavailable, Unreachable, UsageError
+from mstar_core.host.run_dir import RunDirectory
 
 TIMEOUT_S: Final = 6.0
 """Three beats of a stream; a supervisor that is silent for longer does not answer."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.config.run_dir import RunDirectory, check_name, deployments, state_root
 from mstar_core.errors import ExitCode, NotFound, Unreachable, did_you_mean
+from mstar_core.host.run_dir import RunDirectory, check_name, deployments, state_root
 from mstarctl.client.admin import AdminClient
 
 OUTCOME: Final = "outcome.json"

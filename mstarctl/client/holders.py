@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
-from mstar_core.config.run_dir import deployments
 from mstar_core.errors import NotFound, Unreachable, UsageError
+from mstar_core.host.run_dir import deployments
 from mstarctl.client.admin import AdminClient
 from mstarctl.client.reach import Reached, context_of, reached
 from mstarctl.output.options import GlobalOptions

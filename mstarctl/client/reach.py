@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mstar_core.config.run_dir import RunDirectory, find
 from mstar_core.errors import NotFound, UsageError, did_you_mean
+from mstar_core.host.run_dir import RunDirectory, find
 from mstarctl.client.admin import AdminClient
 from mstarctl.client.contexts import LOCAL, Context, Contexts
 from mstarctl.client.deployments import Known

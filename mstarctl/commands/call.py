@@ -16,8 +16,8 @@ import typer
 
 from mstar_core.client import ApiClient
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.run_dir import RunDirectory, deployments
 from mstar_core.errors import ExitCode, MstarError, NotFound, UsageError
+from mstar_core.host.run_dir import RunDirectory, deployments
 from mstarctl.call.ask import Ask, Card, parse_params, read_files, state_param
 from mstarctl.call.pace import keep_pace
 from mstarctl.call.report import Progress, Tally, report, report_pace

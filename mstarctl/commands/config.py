@@ -253,7 +253,7 @@ def settings_of(text: str) -> Settings:
 
 def running_spec(name: str) -> DeploymentSpec:
     """What a running deployment was started with. Raises NotFound."""
-    from mstar_core.config.run_dir import find as find_running
+    from mstar_core.host.run_dir import find as find_running
 
     run = find_running(name)
     try:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mstar_core.config.run_dir import deployments
 from mstar_core.errors import UsageError, did_you_mean
+from mstar_core.host.run_dir import deployments
 from mstarctl.client import Known, find_known
 from mstarctl.client.holders import holder_of, request_path
 from mstarctl.client.reach import context_of, known_at

@@ -14,10 +14,10 @@ from typing import Final
 
 import typer
 
-from mstar_core.config.gpu_locks import gpu_holder, lock_folder
-from mstar_core.config.ports import bind_error
-from mstar_core.config.run_dir import deployments, runtime_root, state_root
 from mstar_core.errors import ExitCode, MstarError
+from mstar_core.host.gpu_locks import gpu_holder, lock_folder
+from mstar_core.host.ports import bind_error
+from mstar_core.host.run_dir import deployments, runtime_root, state_root
 from mstar_core.plugin import Plugins
 from mstarctl.commands.doctor_gpu import gpu_findings
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding

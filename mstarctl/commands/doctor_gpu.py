@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from mstar_core.config.kernels import AOT_DIR, is_prebuilt, kernel_names, prebuilt_folder
 from mstar_core.errors import MstarError
+from mstar_core.host.kernels import AOT_DIR, is_prebuilt, kernel_names, prebuilt_folder
 from mstar_core.plugin import Plugins
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.output import size_text

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from mstar_core.config.run_dir import RunDirectory, deployments, find
 from mstar_core.errors import ExitCode, NotFound, Unreachable, UsageError
+from mstar_core.host.run_dir import RunDirectory, deployments, find
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import find_known
 from mstarctl.client.reach import context_of, reached

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mstar_core.config.run_dir import RunDirectory, deployments, find
 from mstar_core.errors import NotFound, UsageError
+from mstar_core.host.run_dir import RunDirectory, deployments, find
 from mstarctl.client import LogLine, LogQuery, find_known, read_logs
 from mstarctl.client.deployments import last_log_dir
 from mstarctl.client.log_lines import parse_lines

@@ -337,7 +337,7 @@ def _prefix(planned: Planned) -> str:
 
 
 def _root() -> Path:
-    from mstar_core.config.run_dir import runtime_root
+    from mstar_core.host.run_dir import runtime_root
 
     return runtime_root()
 

@@ -58,7 +58,7 @@ def running_servers(options: GlobalOptions) -> list[dict[str, Any]]:
     if options.socket is not None or not context_of(options).is_local:
         with reached(options, None) as found:
             return [_server(found.admin)]
-    from mstar_core.config.run_dir import deployments
+    from mstar_core.host.run_dir import deployments
 
     made = []
     for run in deployments():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from mstar_core.config.gpu_locks import gpu_holder
 from mstar_core.errors import NotFound, did_you_mean
+from mstar_core.host.gpu_locks import gpu_holder
 from mstarctl.client import Known
 from mstarctl.output import duration_text, size_text
 from mstarctl.output.table import escape

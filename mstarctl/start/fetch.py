@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.config.cache_dir import cache_root
 from mstar_core.errors import ExitCode, WeightsError
+from mstar_core.host.cache_dir import cache_root
 from mstar_core.plugin import ModelSpec
 
 CHILD: Final = "mstarctl.start.fetch_child"

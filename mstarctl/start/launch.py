@@ -14,9 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from mstar_core.config import DeploymentSpec
-from mstar_core.config.groups import group_id
-from mstar_core.config.run_dir import RunDirectory, new_log_dir
 from mstar_core.errors import ExitCode, MstarError, StartError, Unreachable
+from mstar_core.host.groups import group_id
+from mstar_core.host.run_dir import RunDirectory, new_log_dir
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import read_outcome
 from mstarctl.client.log_lines import place_of_last_error

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from mstar_core.config.deployment import Plan
-from mstar_core.config.gpu_locks import gpu_holder, taken_error
 from mstar_core.errors import StartError
+from mstar_core.host.gpu_locks import gpu_holder, taken_error
 from mstarctl.output import size_text
 from mstarctl.start.accelerator import Gpu, GpuProcess
 

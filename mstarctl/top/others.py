@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
-from mstar_core.config.run_dir import deployments
 from mstar_core.errors import MstarError
+from mstar_core.host.run_dir import deployments
 from mstarctl.client.admin import AdminClient
 from mstarctl.client.deployments import known
 from mstarctl.client.reach import context_of, reached

@@ -17,7 +17,7 @@ from typing import Any, Final
 from mstar_core.api.main import ApiProcess
 from mstar_core.api.spin_loop import spin_loop
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
-from mstar_core.config.wait_spin import wait_spin_s
+from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.transport import Spin
 

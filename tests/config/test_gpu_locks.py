@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.config.gpu_locks import FOLDER_VARIABLE, acquire_gpus, gpu_holder, lock_path, release
 from mstar_core.errors import StartError
+from mstar_core.host.gpu_locks import FOLDER_VARIABLE, acquire_gpus, gpu_holder, lock_path, release
 
 TWO = {"cuda:0": "GPU-aaaa", "cuda:1": "GPU-bbbb"}
 
@@ -39,7 +39,7 @@ def test_the_second_is_told_who_holds_it_and_takes_nothing() -> None:
 
 def test_a_killed_holder_leaves_nothing_behind() -> None:
     body = (
-        "import sys\nfrom mstar_core.config.gpu_locks import acquire_gpus\n"
+        "import sys\nfrom mstar_core.host.gpu_locks import acquire_gpus\n"
         "kept = acquire_gpus({'cuda:0': 'GPU-aaaa'}, 'other')\nprint('held', flush=True)\nsys.stdin.read()\n"
     )
     path = os.pathsep.join(filter(None, sys.path))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mstar_core.config.deployment import DeploymentSpec, Plan, RankPlan
-from mstar_core.config.wait_spin import AUTOMATIC_US, usable_cores, wait_spin_s
 from mstar_core.errors import ConfigError
+from mstar_core.host.wait_spin import AUTOMATIC_US, usable_cores, wait_spin_s
 from tests.config.conftest import Resolve
 
 TEXT = "model: toy\nnode_groups:\n  - node_names: [LLM, vocoder]\n    ranks: [0]\n"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bench.families.policy import Acting, Observation, Place, checkpoint_modules
 from bench.families.world import Rolling, Trial, checkpoint_nodes
-from mstar_core.engine.captured import Captures
+from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.plugin.model import ModelContext
 from mstar_vjepa2.encoder import ClipEncoder
 from mstar_vjepa2.model import Vjepa2

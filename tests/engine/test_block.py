@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mstar_core.engine.attention.block import Block, host_array, port_field
-from mstar_core.engine.neighbours import stretches
+from mstar_core.engine.kv.contiguous import stretches
 from mstar_core.engine.upload import SMALL_BYTES, stays
 
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mstar_core.engine.base import SamplingParams
-from mstar_core.engine.columns import Columns
-from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.sampling.logit_subset import Columns
 from mstar_core.errors import ConfigError, EngineError
 from mstar_core.graph.nodes import NodeSpec, Sampling
 from tests.engine.tiny_engine import LM, VOCAB, Driver, TinyLM, generate, make_engine, prompt

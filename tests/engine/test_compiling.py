@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mstar_core.engine.compiling import Compiling, apart, compiling_only
+from mstar_core.engine.cuda_graphs.compilation import Compiling, apart, compiling_only
 from tests.fakes import jit
 from tests.fakes.jit import Disk, JITFunction
 

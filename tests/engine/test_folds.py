@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mstar_core.engine.attention.folds import PROGRAMS, Folds, fits_hopper
+from mstar_core.engine.attention.kernels.tile_heuristics import PROGRAMS, Folds, fits_hopper
 from mstar_core.engine.attention.passes import PassShape
 
 

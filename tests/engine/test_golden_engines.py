@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.families.policy import Place
-from mstar_core.engine.captured import Captures
+from mstar_core.engine.cuda_graphs.buckets import Captures
 from tests.engine.golden_engines import (
     BFLOAT16,
     FLOAT32,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mstar_core.engine.base import SamplingParams
-from mstar_core.engine.captured import Buckets
+from mstar_core.engine.cuda_graphs.buckets import Buckets
 from tests.engine.tiny_engine import generate, make_engine, prompt
 
 SAMPLINGS = (

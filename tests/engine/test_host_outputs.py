@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle, LoopSpec
-from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.nodes import Attend
 from tests.engine.recorded import RecordedCaptures
 from tests.engine.test_iterations_ahead import Taught

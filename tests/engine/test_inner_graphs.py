@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.inner_graphs import InnerGraphs
+from mstar_core.engine.cuda_graphs.submodules import InnerGraphs
 from tests.engine.recorded import RecordedCaptures
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle, LoopSpec
-from mstar_core.engine.captured import Captures
-from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.passes import gather
+from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv_view import KVView, SilentView
-from mstar_core.engine.pass_graphs import gather
 from tests.engine.recorded import RecordedCaptures
 from tests.engine.test_kv_rows import closes, near, roll
 from tests.engine.tiny_engine import WIDTH, Driver

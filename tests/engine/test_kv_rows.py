@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Done, Handle, LoopSpec, SamplingParams
-from mstar_core.engine.kv_cache import KVCacheEngine
-from mstar_core.engine.kv_rows import RowSet
+from mstar_core.engine.kv.candidates import RowSet
+from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.errors import ConfigError, EngineError, TooLarge
 from mstar_core.graph.nodes import MAIN, Attend
 from tests.engine.tiny_engine import LM, VOCAB, WIDTH, Driver, make_engine, prompt

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
-from mstar_core.engine.captured import Captures
-from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.pass_keys import AHEAD
+from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv_view import KVView
-from mstar_core.engine.pass_kinds import AHEAD
 from mstar_core.graph.nodes import Attend
 from tests.engine.tiny_engine import LM, WIDTH, TinyLM, make_engine
 from tests.engine.tiny_world import PATCHES, TRIAL, WORLD, make_world, numbers

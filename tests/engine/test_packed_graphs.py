@@ -14,7 +14,7 @@ from mstar_core.engine.attention.block import Block
 from mstar_core.engine.attention.packed import TorchFixedPacked
 from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.engine.base import Handle, LoopSpec
-from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.nodes import Attend
 from tests.engine.recorded import RecordedCaptures
 from tests.engine.tiny_engine import LM, Driver, make_engine

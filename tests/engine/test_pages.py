@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mstar_core.engine.page_table import PageTables
-from mstar_core.engine.pages import OutOfPages, PagePool
-from mstar_core.engine.prefix_cache import ContentChain, PrefixCache
+from mstar_core.engine.cache.page_pool import OutOfPages, PagePool
+from mstar_core.engine.cache.page_table import PageTables
+from mstar_core.engine.cache.prefix_cache import ContentChain, PrefixCache
 from mstar_core.errors import TooLarge
 
 ROWS, PAGE, PAGES, LONGEST = 4, 3, 9, 18

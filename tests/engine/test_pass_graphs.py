@@ -12,10 +12,10 @@ from torch import Tensor
 
 from mstar_core.engine.attention.passes import PassShape, TorchFixedPasses, page_buckets
 from mstar_core.engine.base import Handle, LoopSpec
-from mstar_core.engine.captured import Captures
-from mstar_core.engine.kv_cache import KVCacheEngine
-from mstar_core.engine.pass_graphs import rows_taken
-from mstar_core.engine.pass_kinds import PassKind, Port
+from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.pass_keys import PassKind, Port
+from mstar_core.engine.cuda_graphs.passes import rows_taken
+from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.nodes import Attend
 from tests.engine.recorded import Recorded, RecordedCaptures
 from tests.engine.test_kv_rows import CARRY, START, context, near, roll

@@ -12,10 +12,10 @@ from mstar_core.engine.attention import PackedRows, Segment
 from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.engine.base import Handle, SamplingParams
-from mstar_core.engine.captured import Buckets
-from mstar_core.engine.kv_cache import KVCacheEngine
-from mstar_core.engine.page_table import PageTables
-from mstar_core.engine.pages import PagePool
+from mstar_core.engine.cache.page_pool import PagePool
+from mstar_core.engine.cache.page_table import PageTables
+from mstar_core.engine.cuda_graphs.buckets import Buckets
+from mstar_core.engine.kv.engine import KVCacheEngine
 from tests.engine.test_graphs import REQUESTS
 from tests.engine.tiny_engine import Driver, generate, make_engine, prompt
 

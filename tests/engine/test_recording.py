@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mstar_core.engine.captured import recording
+from mstar_core.engine.cuda_graphs.buckets import recording
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import torch
 
 from bench.families.policy import Acting, Place, observation, random_modules
 from mstar_core.engine.base import NodeRunner
-from mstar_core.engine.compiling import SWITCH
-from mstar_core.engine.rehearsal import Act, Rehearsal, Rehearses, compile_ahead, rehearse
+from mstar_core.engine.cuda_graphs.compilation import SWITCH
+from mstar_core.engine.cuda_graphs.warmup import Act, Rehearsal, Rehearses, compile_ahead, rehearse
 from mstar_core.errors import MstarError
 from mstar_core.graph.nodes import Attend
 from mstar_pi05.policy import Policy

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle
-from mstar_core.engine.kv_cache import KVCacheEngine
-from mstar_core.engine.pass_kinds import AHEAD, PassKind
+from mstar_core.engine.cuda_graphs.pass_keys import AHEAD, PassKind
+from mstar_core.engine.kv.engine import KVCacheEngine
 from tests.engine.recorded import Recorded, RecordedCaptures
 from tests.engine.test_iterations_ahead import TAUGHT, Taught
 from tests.engine.test_kv_rows import context, near, roll

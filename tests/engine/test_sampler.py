@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine import rng
 from mstar_core.engine.base import SamplingParams
-from mstar_core.engine.sampler import BAD_ROW, HEAD, SamplingRows, probabilities, sample
+from mstar_core.engine.sampling import rng
+from mstar_core.engine.sampling.sampler import BAD_ROW, HEAD, SamplingRows, probabilities, sample
 from tests.engine.exact_draw import is_right
 
 CPU = torch.device("cpu")
@@ -84,7 +84,7 @@ def test_sorting_the_largest_gives_what_sorting_all_gives(monkeypatch: pytest.Mo
     batch = rows(*[CASES[i % 6] for i in range(64)])
     seen, counter = torch.zeros(64, 1500, dtype=torch.bool), torch.arange(64)
     few = sample(logits, batch, seen, counter)
-    monkeypatch.setattr("mstar_core.engine.sampler.HEAD", 1500)
+    monkeypatch.setattr("mstar_core.engine.sampling.sampler.HEAD", 1500)
     assert torch.equal(few, sample(logits, batch, seen, counter))
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mstar_core.engine.budget import Budget, node_shares, rank_budget, working_bytes
-from mstar_core.engine.captured import Captures
+from mstar_core.engine.cache.budget import Budget, node_shares, rank_budget, working_bytes
+from mstar_core.engine.cache.sizing import PoolPlan, PoolRequest, plan_pool
+from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.engine.device import check_device, resolve_device
-from mstar_core.engine.sizing import PoolPlan, PoolRequest, plan_pool
 from mstar_core.errors import ConfigError, StartError
 from mstar_core.graph.nodes import KVSpec
 

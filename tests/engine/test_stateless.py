@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mstar_core.engine import rng
 from mstar_core.engine.base import Done, Failed, Handle, Job, JobKey, LoopSpec, SamplingParams, StepResult
-from mstar_core.engine.stateless import StatelessEngine
-from mstar_core.engine.stateless_ports import SMALL, BatchPorts
+from mstar_core.engine.sampling import rng
+from mstar_core.engine.stateless.engine import StatelessEngine
+from mstar_core.engine.stateless.inputs import SMALL, BatchPorts
 from mstar_core.graph.nodes import STATELESS, NodeSpec
 
 SPEC = NodeSpec(name="codec", engine=STATELESS, ports={"x": "f32[n]", "y": "f32[n]"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mstar_core.engine.attention.turns import MOST, Turns
+from mstar_core.engine.attention.host_buffers import MOST, Turns
 
 
 @dataclass

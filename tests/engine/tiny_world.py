@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv_view import KVView
 from mstar_core.graph.nodes import KV_CACHE, Attend, KVSpec, NodeSpec
 from tests.engine.tiny_engine import LAYERS, WIDTH, TinyLM, make_engine

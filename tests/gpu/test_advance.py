@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 
-from mstar_core.engine import advance
-from mstar_core.engine.slots import Slots
+from mstar_core.engine.cache.slots import Slots
+from mstar_core.engine.kv import advance
 from mstar_core.layers import Rotary, RotarySpec
 
 pytestmark = pytest.mark.gpu

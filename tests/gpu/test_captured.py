@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mstar_core.engine.captured import recording
-from mstar_core.engine.compiling import apart, compiling_only
+from mstar_core.engine.cuda_graphs.buckets import recording
+from mstar_core.engine.cuda_graphs.compilation import apart, compiling_only
 
 pytestmark = pytest.mark.gpu
 
@@ -71,7 +71,7 @@ def test_a_thread_that_gets_memory_does_not_end_a_capture(cuda: torch.device) ->
 def test_kernels_that_are_gone_through_are_compiled_and_do_not_run(
     cuda: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mstar_core.engine.attention.append import _append_kernel, append
+    from mstar_core.engine.attention.kernels.append import _append_kernel, append
     from mstar_core.layers.fused import _norm_kernel, rms_norm
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

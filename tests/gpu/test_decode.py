@@ -67,7 +67,7 @@ class Rows:
 def test_one_kernel_equals_float64(
     cuda: torch.device, lengths: list[int], heads: int, kv_heads: int, parts: int
 ) -> None:
-    from mstar_core.engine.attention.decode import DecodeRows
+    from mstar_core.engine.attention.kernels.decode import DecodeRows
 
     rows = Rows(cuda, lengths, heads, kv_heads, parts)
     expected, pool = rows.expected()
@@ -84,7 +84,7 @@ def test_one_kernel_equals_float64(
 
 def test_layers_share_the_scratch_in_one_graph(cuda: torch.device) -> None:
     """Kernels of a graph overlap; one that read or reset the scratch of its neighbour would differ."""
-    from mstar_core.engine.attention.decode import DecodeRows
+    from mstar_core.engine.attention.kernels.decode import DecodeRows
 
     layers = [Rows(cuda, [338, 60, 1], 24, 8, 3) for _ in range(12)]
     kernel = DecodeRows(3, 24, layers[0].pool)

@@ -28,7 +28,7 @@ class Case:
         self, cuda: torch.device, ends: list[int], tokens: int = 50, *, page: int = 64, spare: int = 0,
         heads: tuple[int, int] = (8, 1), width: int = 256, dtype: torch.dtype = torch.bfloat16,
     ) -> None:  # fmt: skip
-        from mstar_core.engine.attention.reading import PagedFixedReads
+        from mstar_core.engine.attention.kernels.prefix import PagedFixedReads
 
         rows, most = len(ends), 1024 // page
         self.ends, self.tokens, self.page = [*ends, *[0] * spare], tokens, page
@@ -50,11 +50,11 @@ class Case:
 
     def found(self, shares: int | None = None) -> Tensor:
         """By the kernel that folds: [rows, tokens, heads, width]."""
-        from mstar_core.engine.attention import folded
+        from mstar_core.engine.attention.kernels import gqa_packed
 
-        assert folded.takes(self.given[0], self.pool)
-        made = folded.attend(
-            self.given, self.pool, folded.blocks_of(self.pool), self.reads._block.device,
+        assert gqa_packed.takes(self.given[0], self.pool)
+        made = gqa_packed.attend(
+            self.given, self.pool, gqa_packed.blocks_of(self.pool), self.reads._block.device,
             self.given[0].shape[2] ** -0.5 * LOG2E, self.shape, shares,
         )  # fmt: skip
         return made.view(self.shape.rows, self.tokens, *made.shape[1:])
@@ -123,11 +123,11 @@ def test_the_same_inputs_give_the_same_bits(cuda: torch.device) -> None:
 
 def test_it_is_taken_by_passes_of_several_rows_alone(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a graph, as it is used. One row is shared out by block, pages of 16 go to the kernel for any page."""
-    from mstar_core.engine.attention import folded
-    from mstar_core.engine.captured import Captures
+    from mstar_core.engine.attention.kernels import gqa_packed
+    from mstar_core.engine.cuda_graphs.buckets import Captures
 
     asked: list[Case] = []
-    attend = folded.attend
+    attend = gqa_packed.attend
     for case, is_taken in (
         (Case(cuda, [828]), False),
         (Case(cuda, [828, 4], page=16), False),
@@ -138,7 +138,7 @@ def test_it_is_taken_by_passes_of_several_rows_alone(cuda: torch.device, monkeyp
             asked.append(case)
             return attend(*given)
 
-        monkeypatch.setattr(folded, "attend", noted)
+        monkeypatch.setattr(gqa_packed, "attend", noted)
         with torch.inference_mode():
             graph, out = Captures(cuda).graph(lambda case=case: case.reads.attend(0, *case.given))
             graph.replay()

@@ -24,7 +24,7 @@ class Case:
     def __init__(
         self, cuda: torch.device, tokens: int, page: int, held: list[int], dtype: torch.dtype = torch.bfloat16
     ) -> None:
-        from mstar_core.engine.attention.paged import PagedFixedPasses
+        from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
 
         self.tokens, self.page, self.held, self.rows = tokens, page, held, len(held)
         most = -(-(max(held) + tokens) // page) + 1
@@ -42,14 +42,14 @@ class Case:
 
     def found(self, shares: int | None = None) -> Tensor:
         """By the kernel of frames: [rows + 1, tokens, heads, width]."""
-        from mstar_core.engine.attention import frames
+        from mstar_core.engine.attention.kernels import dense
         from mstar_core.engine.attention.passes import LOG2E
 
         shape = self.shape
-        made = frames.attend(
-            self.query, self.pool, frames.blocks_of(self.pool), self.passes._block.device, WIDTH**-0.5 * LOG2E,
+        made = dense.attend(
+            self.query, self.pool, dense.blocks_of(self.pool), self.passes._block.device, WIDTH**-0.5 * LOG2E,
             tokens=self.tokens, max_pages=shape.pages,
-            shares=shares or frames.shares_of(shape.rows, self.tokens, HEADS),
+            shares=shares or dense.shares_of(shape.rows, self.tokens, HEADS),
         )  # fmt: skip
         return made.view(shape.rows, self.tokens, HEADS, WIDTH)
 
@@ -108,7 +108,7 @@ def test_the_same_inputs_give_the_same_bits(cuda: torch.device) -> None:
 
 def test_one_row_alone_reads_what_it_held_before_the_kernels_in_front_end(cuda: torch.device) -> None:
     """Without a spare row: blocks of earlier frames are asked for early, those of this pass are not."""
-    from mstar_core.engine.attention.paged import PagedFixedPasses
+    from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
 
     case = Case(cuda, 258, 258, [258 * 3])
     passes = PagedFixedPasses([case.pool], 258, PassShape(rows=1, tokens=258, pages=case.shape.pages, writes=True))
@@ -122,14 +122,14 @@ def test_one_row_alone_reads_what_it_held_before_the_kernels_in_front_end(cuda: 
 
 
 def test_frames_are_taken_and_others_left(cuda: torch.device) -> None:
-    from mstar_core.engine.attention import frames
+    from mstar_core.engine.attention.kernels import dense
 
     def takes(
         tokens: int = 258, page: int = 258, heads: int = 16, kv_heads: int = 16, width: int = 64, rows: int = 1
     ) -> bool:
         query = torch.zeros(rows * tokens, heads, width, device=cuda, dtype=torch.bfloat16)
         pool = torch.zeros(2, 2, page, kv_heads, width, device=cuda, dtype=torch.bfloat16)
-        return frames.takes(query, pool, tokens)
+        return dense.takes(query, pool, tokens)
 
     assert takes(rows=2) and not takes(rows=3)
     assert takes() and takes(tokens=256) and takes(page=128) and takes(tokens=128)
@@ -137,7 +137,7 @@ def test_frames_are_taken_and_others_left(cuda: torch.device) -> None:
 
 
 def test_programs_of_a_row_run_at_once(cuda: torch.device) -> None:
-    from mstar_core.engine.attention.frames import parts_of, shares_of
+    from mstar_core.engine.attention.kernels.dense import parts_of, shares_of
 
     assert [shares_of(rows, 258, 16) for rows in (1, 2, 3, 4, 5)] == [4, 2, 1, 1, 1]
     assert [parts_of(tokens) for tokens in (2, 128, 130, 144, 145, 258, 272, 273, 514)] == [

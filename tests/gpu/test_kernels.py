@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.engine import rng, sampler
 from mstar_core.engine.attention.backend import backend, make_pools
 from mstar_core.engine.attention.block import Block
 from mstar_core.engine.attention.passes import PassShape
 from mstar_core.engine.attention.segments import PackedPrompts
-from mstar_core.engine.node_graphs import NodeGraphs
-from mstar_core.engine.page_table import PageTables
-from mstar_core.engine.pages import PagePool
-from mstar_core.engine.slots import Slots
+from mstar_core.engine.cache.page_pool import PagePool
+from mstar_core.engine.cache.page_table import PageTables
+from mstar_core.engine.cache.slots import Slots
+from mstar_core.engine.cuda_graphs.node import NodeGraphs
+from mstar_core.engine.sampling import rng, sampler
 from mstar_core.layers.packing import pack
 from tests.engine.tiny_engine import generate, prompt
 from tests.gpu.kernels import launched
@@ -31,7 +31,7 @@ RAN: set[str] = set()
 
 def draws(cuda: torch.device, rows: int, vocab: int) -> None:
     """The sampler alone."""
-    from mstar_core.engine.nucleus import NucleusSampler
+    from mstar_core.engine.sampling.top_p import NucleusSampler
 
     params = [SAMPLINGS[row % len(SAMPLINGS)] for row in range(rows)]
     settings = sampler.SamplingRows.of(params, cuda)
@@ -123,7 +123,7 @@ def later(cuda: torch.device, rows: int, tokens: int) -> None:
 
 def prompts(cuda: torch.device, counts: tuple[int, ...], cached: tuple[int, ...], bucket: int) -> None:
     """Attention of packed prompts in fixed shapes, as the captured prompts use it."""
-    from mstar_core.engine.attention.paged import PagedFixedSegments
+    from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedSegments
 
     page, most, pieces = 16, 16, len(counts)
     tables = np.arange((pieces + 1) * most, dtype=np.int32).reshape(pieces + 1, most)[:, ::-1].copy()
@@ -142,7 +142,7 @@ def passes(cuda: torch.device, rows: int, cached: int, page: int, tokens: int = 
 
     On Hopper few rows of whole tiles of tokens are taken by the kernel of frames.
     """
-    from mstar_core.engine.attention.paged import PagedFixedPasses
+    from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
 
     most = 8
     tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)[:, ::-1].copy()
@@ -160,7 +160,7 @@ def reads(cuda: torch.device, rows: int, cached: int, page: int = 37) -> None:
 
     On Hopper many rows of pages of whole blocks are taken by the kernel that folds queries.
     """
-    from mstar_core.engine.attention.reading import PagedFixedReads
+    from mstar_core.engine.attention.kernels.prefix import PagedFixedReads
 
     most, tokens = 8, 7
     tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)[:, ::-1].copy()
@@ -174,7 +174,7 @@ def reads(cuda: torch.device, rows: int, cached: int, page: int = 37) -> None:
 
 def packed(cuda: torch.device, counts: tuple[int, ...], bucket: int) -> None:
     """Attention of packed prefixes in fixed shapes: with its own rotation, and behind another's."""
-    from mstar_core.engine.attention.packed_kernels import PagedFixedPacked
+    from mstar_core.engine.attention.kernels.packed_prefill import PagedFixedPacked
 
     page, most, pieces = 16, 16, len(counts)
     tables = np.arange((pieces + 1) * most, dtype=np.int32).reshape(pieces + 1, most)[:, ::-1].copy()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
-from mstar_core.engine.kv_cache import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.layers.packing import pack
 from tests.engine.tiny_engine import prompt
 from tests.gpu.test_engine import WideLM, wide_engine

@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mstar_core.engine.attention import make_pools
-from mstar_core.engine.budget import node_shares, rank_budget
-from mstar_core.engine.sizing import PoolRequest, plan_pool
+from mstar_core.engine.cache.budget import node_shares, rank_budget
+from mstar_core.engine.cache.sizing import PoolRequest, plan_pool
 from mstar_core.errors import StartError
 from mstar_core.graph.nodes import KVSpec
 from mstar_core.layers import Checkpoint, load_weights
-from mstar_core.layers.upload import Target, upload
-from mstar_core.layers.weight_files import stored_tensors
+from mstar_core.weights.files import stored_tensors
+from mstar_core.weights.upload import Target, upload
 
 pytestmark = pytest.mark.gpu
 
@@ -77,8 +77,8 @@ def test_memory_that_another_process_uses_is_not_counted_on(cuda: torch.device) 
 CHILD = """
 import sys, torch
 from mstar_core.engine.attention import make_pools
-from mstar_core.engine.budget import rank_budget
-from mstar_core.engine.sizing import PoolRequest, plan_pool
+from mstar_core.engine.cache.budget import rank_budget
+from mstar_core.engine.cache.sizing import PoolRequest, plan_pool
 from mstar_core.graph.nodes import KVSpec
 spec, device = KVSpec(layers=4, kv_heads=8, head_dim=128), torch.device("cuda", 0)
 weights = torch.empty(512 << 20, dtype=torch.uint8, device=device)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from mstar_core.engine import rng, sampler
 from mstar_core.engine.base import SamplingParams
+from mstar_core.engine.sampling import rng, sampler
 from tests.engine.exact_draw import is_right
 
 pytestmark = pytest.mark.gpu
@@ -19,7 +19,7 @@ def drawn(
     ids: torch.Tensor | None = None,
 ) -> list[int]:  # fmt: skip
     """What the kernels draw; every third id is seen."""
-    from mstar_core.engine.nucleus import NucleusSampler
+    from mstar_core.engine.sampling.top_p import NucleusSampler
 
     rows = sampler.SamplingRows.of(params, device)
     known = logits.shape[1] if ids is None else int(ids.max()) + 1
@@ -114,7 +114,7 @@ def test_columns_of_some_ids_draw_what_all_others_at_minus_infinity_do(cuda: tor
 
 def test_draws_are_captured_and_follow_the_chance(cuda: torch.device) -> None:
     """A graph of one draw, replayed with other chances, gives the distribution."""
-    from mstar_core.engine.nucleus import NucleusSampler
+    from mstar_core.engine.sampling.top_p import NucleusSampler
 
     rows, vocab = 256, 3000
     logits = (torch.randn(vocab, generator=torch.Generator().manual_seed(8)) * 3).to(cuda).expand(rows, -1).contiguous()

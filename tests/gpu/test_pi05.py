@@ -15,9 +15,9 @@ from mstar_core.engine.attention.block import Block
 from mstar_core.engine.attention.packed import TorchFixedPacked
 from mstar_core.engine.attention.passes import PassShape, TorchFixedPasses
 from mstar_core.engine.attention.segments import PackedPrompts
-from mstar_core.engine.captured import Captures
+from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.warmup import Rehearses, rehearse
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.rehearsal import Rehearses, rehearse
 from mstar_core.layers.rotary import rotate
 from mstar_pi05.expert import AdaNorm, Modulation
 from mstar_pi05.flow import TimeTable, distinct_times
@@ -79,7 +79,7 @@ def test_reading_a_cached_prefix_in_one_kernel_equals_the_torch_form(
     rows: int, given: int, tokens: int, dtype: torch.dtype, cuda: torch.device
 ) -> None:
     """By a graph, for two sets of rows one after the other; places that are not in use hold what is no number."""
-    from mstar_core.engine.attention.reading import PagedFixedReads
+    from mstar_core.engine.attention.kernels.prefix import PagedFixedReads
 
     page, pages, held = 16, 64, torch.Generator().manual_seed(3)
     tables = torch.randperm(given * pages, generator=held).view(given, pages).to(torch.int32).numpy()
@@ -123,7 +123,7 @@ def test_a_packed_prefix_in_two_kernels_equals_the_torch_form(
     counts: tuple[int, ...], tokens: int, dtype: torch.dtype, cuda: torch.device
 ) -> None:
     """Rotation, append and attention; pages that are not theirs hold what is no number before and after."""
-    from mstar_core.engine.attention.packed_kernels import PagedFixedPacked
+    from mstar_core.engine.attention.kernels.packed_prefill import PagedFixedPacked
 
     page, rows, heads = 16, len(counts), 8
     tables = torch.randperm(rows * 64, generator=torch.Generator().manual_seed(5)).view(rows, 64).int().numpy()

@@ -15,11 +15,11 @@ from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.flashinfer import FlashInferAttention
 from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
-from mstar_core.engine.captured import Buckets
-from mstar_core.engine.kv_cache import KVCacheEngine
-from mstar_core.engine.kv_state import KVRunning
-from mstar_core.engine.page_table import PageTables
-from mstar_core.engine.pages import PagePool
+from mstar_core.engine.cache.page_pool import PagePool
+from mstar_core.engine.cache.page_table import PageTables
+from mstar_core.engine.cuda_graphs.buckets import Buckets
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.state import KVRunning
 from mstar_core.layers.packing import pack
 from tests.engine.tiny_engine import Driver, TinyLM, generate, make_engine, prompt
 from tests.gpu.test_engine import REQUESTS, SAMPLINGS, WIDE, WideLM, wide_engine
@@ -103,7 +103,7 @@ def test_kernels_of_paged_prompts_against_float64(
         torch.randn(tokens, n, width, device=cuda, generator=generator) for n in (heads, kv_heads, kv_heads)
     )
     pool, query, key, value = (each.to(torch.bfloat16) for each in (pool, query, key, value))
-    from mstar_core.engine.attention.paged import PagedFixedSegments
+    from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedSegments
 
     prompts = PackedPrompts(rows=rows, counts=counts, cached=cached, tables=tables.ids)
     fixed = PagedFixedSegments([pool.clone()], page, tokens, 8, tables.ids.shape[1])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
-from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph.nodes import STATELESS, NodeSpec
 
 pytestmark = pytest.mark.gpu

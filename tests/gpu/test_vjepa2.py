@@ -13,7 +13,7 @@ from torch.nn.functional import gelu, layer_norm
 from bench.families.policy import Place
 from bench.families.world import Rolling, random_nodes, trial
 from mstar_core.engine.attention.passes import PassShape
-from mstar_core.engine.captured import Captures
+from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.engine.device import prepare_device
 from mstar_core.worker.warm import warm_module
 from mstar_vjepa2.blocks import sum_norm
@@ -189,7 +189,7 @@ def test_attention_of_frames_against_float64(
     rows: int, cached: list[int], shares: int | None, cuda: torch.device
 ) -> None:
     """Frames of 258 tokens behind others, in pages that lie anywhere; one row of the bucket is nobody's."""
-    from mstar_core.engine.attention.paged import PagedFixedPasses
+    from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
 
     page, heads, width, most = 258, 4, 64, 40
     generator = torch.Generator(cuda).manual_seed(rows)
@@ -213,7 +213,7 @@ def test_attention_of_frames_against_float64(
 
 
 def test_attention_of_few_tiles_fills_the_chip_once() -> None:
-    from mstar_core.engine.attention.split import shares_of
+    from mstar_core.engine.attention.kernels.split_kv import shares_of
 
     assert [shares_of(5 * rows, 16) for rows in (1, 2, 3, 100)] == [4, 2, 1, 1]
     assert shares_of(1, 4) == 8
@@ -228,7 +228,7 @@ def test_attention_of_passes_in_pages_of_any_size_against_float64(
     page: int, tokens: int, cached: tuple[int, int], shares: int | None, cuda: torch.device
 ) -> None:
     """Pages of fewer keys than a block, of whole blocks and of more; rows that end anywhere; four heads on two."""
-    from mstar_core.engine.attention.paged import PagedFixedPasses
+    from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
 
     heads, width, rows, most = 4, 64, 2, 20
     generator = torch.Generator(cuda).manual_seed(page)

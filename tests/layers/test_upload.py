@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from mstar_core.errors import WeightsError
-from mstar_core.layers.upload import Target, chunks, upload
-from mstar_core.layers.weight_files import Stored, stored_tensors
+from mstar_core.weights.files import Stored, stored_tensors
+from mstar_core.weights.upload import Target, chunks, upload
 
 SHAPES: dict[str, tuple[Sequence[int], torch.dtype]] = {
     "a.wide": ((37, 19), torch.bfloat16), "b.odd": ((7,), torch.uint8), "c.float": ((50, 3), torch.float32),

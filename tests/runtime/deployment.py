@@ -20,7 +20,7 @@ from typing import Any, Final, Self, TypeVar
 import httpx
 
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, KVCacheConfig, NodePlacement, Plan, RankPlan
-from mstar_core.config.run_dir import RunDirectory
+from mstar_core.host.run_dir import RunDirectory
 from tests.fakes.ports import free_port
 
 REPO: Final = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mstar_core.engine.base import Job
-from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.messages.flow import Outputs
 from mstar_core.messages.work import EndStream, OpenRequest, RunWalk, RunWalks, WalkDone, WorkFailed
 from mstar_core.transport.tensors import inline, inline_array

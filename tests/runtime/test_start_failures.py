@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ConfigError, ExitCode
+from mstar_core.host.run_dir import RunDirectory
 from tests.runtime.deployment import Deployment
 from tests.runtime.golden import Golden
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mstar_core.config.run_dir import RunDirectory
+from mstar_core.host.run_dir import RunDirectory
 from mstar_core.supervisor.deaths import LATELY_S, Circumstances, MemoryKills, death_record
 
 

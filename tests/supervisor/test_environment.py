@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.config.cache_dir import TRITON_CACHE
 from mstar_core.config.deployment import DeploymentSpec, Plan, RankPlan
+from mstar_core.host.cache_dir import TRITON_CACHE
 from mstar_core.supervisor.child import child_environment
 
 

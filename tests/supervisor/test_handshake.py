@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mstar_core.config.deployment import DeploymentSpec, NodePlacement, Plan, RankPlan
-from mstar_core.config.run_dir import RunDirectory
+from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import Beat, Hello, PeerReady, PeerUp, Phase
 from mstar_core.messages.wire import WIRE_VERSION, Envelope, Message
 from mstar_core.supervisor.child import Child, ChildKind

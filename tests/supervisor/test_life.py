@@ -14,8 +14,8 @@ import pytest
 import zmq
 
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ExitCode
+from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.supervisor.kinds import Pace
 from mstar_core.supervisor.outcome import outcome

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from mstar_core.config.deployment import ApiConfig
-from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ConfigError, ExitCode, MstarError
+from mstar_core.host.run_dir import RunDirectory
 from mstarctl.client import AdminClient
 from mstarctl.client.deployments import known
 from mstarctl.start.launch import Started, wait_ready

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.config.run_dir import RunDirectory
+from mstar_core.host.run_dir import RunDirectory
 from mstarctl.client import AdminClient
 from tests.fakes.ports import free_port
 from tests.runtime.deployment import cache_dir

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.passes import FixedPasses, PassShape
     from mstar_core.engine.attention.segments import FixedSegments
     from mstar_core.engine.attention.static import FixedRows
+    from mstar_core.engine.cache.page_table import PageCopy
     from mstar_core.engine.kv_view import KVView
-    from mstar_core.engine.page_table import PageCopy
     from mstar_core.graph.nodes import KVSpec
 
 BACKENDS: Final = {

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.backend import PackedRows, Segment
     from mstar_core.engine.attention.block import Fields
     from mstar_core.engine.attention.passes import PassShape
-    from mstar_core.engine.page_table import PageCopy
+    from mstar_core.engine.cache.page_table import PageCopy
 
 PADDING_LIMIT: Final = 2.0
 """Decode rows are split by length when padding to the longest would more than double the keys to read."""

@@ -21,8 +21,8 @@ import torch
 
 from mstar_core.engine.attention.backend import PackedRows
 from mstar_core.engine.attention.eager import EagerAttention
+from mstar_core.engine.attention.host_buffers import Turns, pinned_turns
 from mstar_core.engine.attention.static import Staging, places_of
-from mstar_core.engine.attention.turns import Turns, pinned_turns
 from mstar_core.engine.upload import upload
 from mstar_core.errors import StartError
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.attention.backend import Segment
     from mstar_core.engine.attention.block import Fields
-    from mstar_core.engine.attention.decode import DecodeRows
     from mstar_core.engine.attention.eager import EagerView
+    from mstar_core.engine.attention.kernels.decode import DecodeRows
+    from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedSegments
     from mstar_core.engine.attention.packed import FixedPacked
-    from mstar_core.engine.attention.paged import PagedFixedSegments
     from mstar_core.engine.attention.passes import FixedPasses, PassShape
-    from mstar_core.engine.page_table import PageCopy
+    from mstar_core.engine.cache.page_table import PageCopy
 
 AOT_DIR: Final = "FLASHINFER_AOT_DIR"
 """Environment variable that names the folder of kernels built ahead (see `make kernels`)."""
@@ -88,7 +88,7 @@ class FlashInferAttention:
         FlashInfer's own prefill can be captured too, but then it always splits the keys: two kernels per layer, grids
         padded to the whole chip, and a plan on the host for every prompt.
         """
-        from mstar_core.engine.attention.paged import PagedFixedSegments
+        from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedSegments
 
         return PagedFixedSegments(self._pools, self._page_size, tokens, rows, max_pages)
 
@@ -99,16 +99,16 @@ class FlashInferAttention:
         express those that only read.
         """
         if shape.writes:
-            from mstar_core.engine.attention.paged import PagedFixedPasses
+            from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
 
             return PagedFixedPasses(self._pools, self._page_size, shape, beside=beside)
-        from mstar_core.engine.attention.reading import PagedFixedReads
+        from mstar_core.engine.attention.kernels.prefix import PagedFixedReads
 
         return PagedFixedReads(self._pools, self._page_size, shape, beside)
 
     def fixed_packed(self, tokens: int, rows: int) -> FixedPacked:
         """Attention of one bucket of packed passes for a captured step, by kernels that need no plan on the host."""
-        from mstar_core.engine.attention.packed_kernels import PagedFixedPacked
+        from mstar_core.engine.attention.kernels.packed_prefill import PagedFixedPacked
 
         return PagedFixedPacked(self._pools, self._page_size, tokens, rows)
 
@@ -207,7 +207,7 @@ class FlashInferView:
         if not self._is_planned:
             self._plan(query.shape[1], pool.shape[3], query.shape[2], scale)
         if self._places is not None:
-            from mstar_core.engine.attention.append import append
+            from mstar_core.engine.attention.kernels.append import append
 
             append(pool, self._attention.page_size, self._places, key, value)
         count = len(self._packed.decode)
@@ -347,7 +347,7 @@ class FlashInferFixedRows:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView. The first call, outside any capture, makes the first plan."""
-        from mstar_core.engine.attention.append import append
+        from mstar_core.engine.attention.kernels.append import append
 
         pool = self._attention.pools[layer]
         if self._wrapper is None:
@@ -360,7 +360,7 @@ class FlashInferFixedRows:
         self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None
     ) -> Tensor | None:
         """See PackedView. A kernel of its own: it asks for no plan, and its cache lines while projections run."""
-        from mstar_core.engine.attention.decode import DecodeRows, takes
+        from mstar_core.engine.attention.kernels.decode import DecodeRows, takes
 
         pool = self._attention.pools[layer]
         if not takes(heads, pool):

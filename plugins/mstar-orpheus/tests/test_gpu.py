@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.kv_cache import KVCacheEngine
-from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import from_param
 from mstar_core.plugin.model import ModelContext
 from mstar_orpheus.frames import codes_from_ids, levels_from_codes

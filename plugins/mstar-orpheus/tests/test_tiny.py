@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.engine import sampler
 from mstar_core.engine.base import SamplingParams
+from mstar_core.engine.sampling import sampler
 from mstar_core.errors import StartError
 from mstar_core.layers import Checkpoint as WeightFiles
-from mstar_core.plugin.embedded import STAMP
 from mstar_core.plugin.processor import PromptRequest
+from mstar_core.weights.embedded import STAMP
 from mstar_orpheus.checkpoint import Checkpoint, weight_files
 from mstar_orpheus.facts import IDS_PER_FRAME, read_facts
 from mstar_orpheus.frames import misplaced

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
-from mstar_core.engine.stateless import StatelessEngine
+from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import ChunkCursor, from_param, policy_for
 from mstar_orpheus.facts import EARLY_FRAMES, IDS_PER_FRAME, NOISE_MODES, WINDOW_FRAMES
 from mstar_orpheus.noise import window_noise

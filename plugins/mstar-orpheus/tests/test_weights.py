@@ -11,7 +11,7 @@ import pytest
 
 from mstar_core.errors import WeightsError
 from mstar_core.plugin import WeightRef
-from mstar_core.plugin.hub import HuggingFace, Received
+from mstar_core.weights.hub import HuggingFace, Received
 from mstar_orpheus.checkpoint import Checkpoint
 from mstar_orpheus.facts import read_facts
 from mstar_orpheus.plugin import ORPHEUS

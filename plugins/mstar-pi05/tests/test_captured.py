@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mstar_core.engine.captured import Captures
+from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_pi05.siglip import CAPTURED
 
 

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 from mstar_core.errors import ConfigError, WeightsError
 from mstar_core.plugin import Action
-from mstar_core.plugin.embedded import STAMP
 from mstar_core.plugin.json_form import spec_from_json, spec_to_json
 from mstar_core.plugin.spec_check import check_spec
+from mstar_core.weights.embedded import STAMP
 from mstar_pi05.checkpoint import read_sizes
 from mstar_pi05.deployment import MODEL_KWARGS, read_deployment, tower_dtype
 from mstar_pi05.plugin import mstar_models

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.attention.silent import silent
-from mstar_core.engine.budget import NeedsMemory
+from mstar_core.engine.attention.append_only import silent
+from mstar_core.engine.cache.budget import NeedsMemory
 from mstar_core.errors import EngineError
 from mstar_vjepa2 import blocks
 from mstar_vjepa2.planning import distance

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mstar_core.engine.captured import Captures
+from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_vjepa2 import blocks, rotary
 from mstar_vjepa2.encoder import CAPTURED, MOST_TOKENS
 

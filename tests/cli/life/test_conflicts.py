@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mstar_core.config.deployment import ApiConfig
-from mstar_core.config.gpu_locks import FOLDER_VARIABLE
 from mstar_core.errors import ExitCode, MstarError
+from mstar_core.host.gpu_locks import FOLDER_VARIABLE
 from mstarctl.output.options import GlobalOptions
 from mstarctl.start.launch import Started, wait_ready
 from mstarctl.top.feed import Feed, LogFeed

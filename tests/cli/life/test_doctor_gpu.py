@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.config.kernels import AOT_DIR, kernel_names
+from mstar_core.host.kernels import AOT_DIR, kernel_names
 from mstarctl.commands.doctor_gpu import gpu_findings, missing_kernels
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.start.accelerator import Gpu, parse_smi, torch_cuda

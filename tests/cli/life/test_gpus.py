@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from mstar_core.config.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
 from mstar_core.errors import ExitCode
+from mstar_core.host.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
 from mstarctl.start.accelerator import Gpu, parse_processes, parse_smi
 from mstarctl.start.room import free_bytes, gpu_keys, visible_gpus, weights_bytes
 from tests.cli.life.conftest import own_port

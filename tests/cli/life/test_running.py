@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ExitCode, MstarError
+from mstar_core.host.run_dir import RunDirectory
 from mstarctl.start.launch import Started, wait_ready
 
 Cli = Callable[..., Any]

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from mstar_core.config.run_dir import deployments
 from mstar_core.errors import ConfigError, ExitCode, PluginError, UsageError
+from mstar_core.host.run_dir import deployments
 from mstarctl.start.devices import choose_devices
 from mstarctl.start.limits import unused_options
 from tests.cli.life.conftest import own_port

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from mstar_core.config.run_dir import RunDirectory
 from mstar_core.errors import ExitCode, MstarError
+from mstar_core.host.run_dir import RunDirectory
 from mstarctl.client import AdminClient
 from tests.fakes.ports import free_port
 from tests.runtime.deployment import cache_dir

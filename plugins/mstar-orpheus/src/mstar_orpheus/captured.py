@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from mstar_core.engine.captured import recording
+from mstar_core.engine.cuda_graphs.buckets import recording
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from mstar_core.engine import rng
+from mstar_core.engine.sampling import rng
 from mstar_orpheus.facts import NOISE_MODES
 
 if TYPE_CHECKING:

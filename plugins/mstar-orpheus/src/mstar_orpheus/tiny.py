@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from mstar_core.plugin.embedded import embedded_checkpoint
+from mstar_core.weights.embedded import embedded_checkpoint
 
 VERSION: Final = 1
 """Raised whenever the files that are written change; an older folder is then replaced."""

@@ -12,9 +12,9 @@ from typing import Final
 
 from mstar_core.errors import WeightsError
 from mstar_core.plugin import WeightRef
-from mstar_core.plugin.assembled import assembled
-from mstar_core.plugin.hub import Hub, HuggingFace, fetch_files
 from mstar_core.plugin.model import WeightProgress
+from mstar_core.weights.assembled import assembled
+from mstar_core.weights.hub import Hub, HuggingFace, fetch_files
 from mstar_orpheus.checkpoint import CONFIG, Checkpoint, verify, weight_files
 from mstar_orpheus.plugin import ORPHEUS
 

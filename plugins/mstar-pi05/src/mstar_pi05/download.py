@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mstar_core.errors import WeightsError
-from mstar_core.plugin.assembled import assembled
-from mstar_core.plugin.hub import Hub, HuggingFace, fetch_files
+from mstar_core.weights.assembled import assembled
+from mstar_core.weights.hub import Hub, HuggingFace, fetch_files
 from mstar_pi05.checkpoint import CONFIG, read_json, read_sizes
 from mstar_pi05.plugin import TOKENIZER_REPO, WEIGHTS_REPO
 from mstar_pi05.tokens import FILES as TOKENIZERS

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mstar_core.engine.captured import Captures
+from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import Checkpoint
 from mstar_pi05.checkpoint import read_sizes

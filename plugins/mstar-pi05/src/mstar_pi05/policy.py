@@ -23,8 +23,8 @@ from mstar_pi05.sizes import ACTION_WIDTH
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.engine.cuda_graphs.warmup import Rehearsal
     from mstar_core.engine.kv_view import KVView
-    from mstar_core.engine.rehearsal import Rehearsal
     from mstar_pi05.sizes import Sizes
 
 

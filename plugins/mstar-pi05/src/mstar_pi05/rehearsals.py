@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from mstar_core.engine.base import LoopSpec
-from mstar_core.engine.rehearsal import Act, Rehearsal
+from mstar_core.engine.cuda_graphs.warmup import Act, Rehearsal
 from mstar_core.graph.nodes import Attend, from_param
 from mstar_pi05.sizes import ACTION_WIDTH, IMAGE, Sizes
 

@@ -15,14 +15,14 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
-from mstar_core.engine.inner_graphs import InnerGraphs
+from mstar_core.engine.cuda_graphs.submodules import InnerGraphs
 from mstar_pi05.rehearsals import of_cameras
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.captured import Captures, GraphCounts
-    from mstar_core.engine.rehearsal import Rehearsal
+    from mstar_core.engine.cuda_graphs.buckets import Captures, GraphCounts
+    from mstar_core.engine.cuda_graphs.warmup import Rehearsal
     from mstar_pi05.sizes import Sizes, Vision
 
 

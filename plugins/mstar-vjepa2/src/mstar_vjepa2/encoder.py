@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import layer_norm, linear
 
-from mstar_core.engine.inner_graphs import InnerGraphs
+from mstar_core.engine.cuda_graphs.submodules import InnerGraphs
 from mstar_vjepa2.blocks import stack, sum_norm
 from mstar_vjepa2.params import POOLINGS
 from mstar_vjepa2.pixels import MEAN, STD
@@ -19,7 +19,7 @@ from mstar_vjepa2.rotary import Rotary3D
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.captured import Captures
+    from mstar_core.engine.cuda_graphs.buckets import Captures
     from mstar_vjepa2.facts import EncoderFacts
 
 LATENT_EPS: Final = 1e-5

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from mstar_core.engine.captured import Captures
+from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.errors import StartError, WeightsError
 from mstar_vjepa2 import names
 from mstar_vjepa2.ac_predictor import ActionPredictor

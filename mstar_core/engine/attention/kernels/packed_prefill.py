@@ -1,0 +1,204 @@
+"""Attention of packed prefixes on CUDA: one kernel rotates and leaves keys and values in the pages, one attends.
+
+A tile is some tokens of one pass and one query head; it walks through the keys of its own pass where the projections
+and the rotation left them. Nothing is planned, and sums have a fixed order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mstar_core.engine.attention.kernels.append import append
+from mstar_core.engine.attention.passes import LOG2E
+from mstar_core.layers.fused import holds_tiles, launch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.attention.block import Fields
+    from mstar_core.engine.attention.segments import PackedPrompts
+
+SHORT: Final = 1024
+"""Buckets up to so many tokens take tiles of 64, which with eight heads fill an H100; longer ones take 128 where a
+program has the 192 KiB that these need of heads of 256."""
+
+KEYS: Final = 64
+"""Keys of one pass of the inner loop."""
+
+
+@triton.jit
+def _packed_kernel(
+    query, key, value, out, tile_start, tile_count, tile_first, tile_end, scale, query_stride, key_stride,
+    value_stride, out_stride, groups, width: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
+    overlaps: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(1)
+    head = tl.program_id(0)
+    if overlaps:
+        gdc_launch_dependents()
+    count = tl.load(tile_count + tile)
+    first = tl.load(tile_first + tile)
+    end = tl.load(tile_end + tile)
+    start = tl.load(tile_start + tile).to(tl.int64)
+    if overlaps:
+        gdc_wait()
+    if count > 0:
+        token = tl.arange(0, block)
+        at = tl.arange(0, width)
+        inside = token < count
+        load = query + (start + token[:, None]) * query_stride + head * width + at[None, :]
+        q = tl.load(load, mask=inside[:, None], other=0.0)
+        top = tl.full((block,), -1.0e30, tl.float32)
+        total = tl.zeros((block,), tl.float32)
+        mixed = tl.zeros((block, width), tl.float32)
+        keys_at = key + (head // groups) * width + at[:, None]
+        values_at = value + (head // groups) * width + at[None, :]
+        place = tl.arange(0, keys)
+        for begin in range(first, end, keys):
+            # Past its end a pass reads its last token again: no load has a mask, no score is larger for it, and no
+            # other pass's numbers are touched. 32 bits: a bucket is far from 2^31 values, and registers are short.
+            line = tl.minimum(begin + place, end - 1)
+            k = tl.load(keys_at + line[None, :] * key_stride)
+            v = tl.load(values_at + line[:, None] * value_stride)
+            score = tl.dot(q, k) * scale
+            higher = tl.maximum(top, tl.max(score, axis=1))
+            share = tl.where((begin + place < end)[None, :], tl.exp2(score - higher[:, None]), 0.0)
+            shrink = tl.exp2(top - higher)
+            total = total * shrink + tl.sum(share, axis=1)
+            mixed = tl.dot(share.to(v.dtype), v, mixed * shrink[:, None])
+            top = higher
+        # Tokens that are nobody's have no keys and get zeros.
+        made = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+        store = out + (start + token[:, None]) * out_stride + head * width + at[None, :]
+        tl.store(store, made.to(out.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def _place_kernel(
+    packed, cosine, sine, places, pool, query, key, row_stride, page, heads, kv_heads,
+    width: tl.constexpr, half: tl.constexpr, lines: tl.constexpr, overlaps: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    if overlaps:
+        gdc_launch_dependents()
+    line = tl.arange(0, lines)[:, None]
+    at = tl.arange(0, half)[None, :]
+    c = tl.load(cosine + row * width + at)
+    s = tl.load(sine + row * width + at)
+    place = tl.load(places + row)
+    if overlaps:
+        gdc_wait()
+    inside = line < heads + 2 * kv_heads
+    source = packed + row * row_stride + line * width + at
+    first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+    turns = line < heads + kv_heads
+    turned = tl.where(turns, first * c - second * s, first).to(query.dtype.element_ty)
+    behind = tl.where(turns, second * c + first * s, second).to(query.dtype.element_ty)
+    asks = line < heads
+    into = query + (row * heads + line) * width + at
+    tl.store(into, turned, mask=asks)
+    tl.store(into + half, behind, mask=asks)
+    is_key = (line >= heads) & turns
+    into = key + (row * kv_heads + line - heads) * width + at
+    tl.store(into, turned, mask=is_key)
+    tl.store(into + half, behind, mask=is_key)
+    # Keys of a page come before its values.
+    is_value = (line >= heads + kv_heads) & inside
+    at_page = tl.where(is_value, (place + page) * kv_heads + line - heads - kv_heads, place * kv_heads + line - heads)
+    kept = (line >= heads) & inside & (place >= 0)
+    tl.store(pool + at_page * width + at, turned, mask=kept)
+    tl.store(pool + at_page * width + at + half, behind, mask=kept)
+
+
+class PagedFixedPacked:
+    """Packed attention of one bucket: up to `rows` passes of `tokens` tokens in all."""
+
+    def __init__(self, pools: list[Tensor], page_size: int, tokens: int, rows: int) -> None:
+        self._pools = pools
+        self._page_size = page_size
+        self._tokens = tokens
+        self._block = 128 if tokens > SHORT and holds_tiles(pools[0].device) else 64
+        # Each pass, and what is left of the bucket after them, may end in a tile that is not full.
+        self._tiles = -(-tokens // self._block) + rows
+
+    @property
+    def fields(self) -> Fields:
+        """See FixedPacked. first, end: tokens of the tile's pass; start, count: those of the tile."""
+        tiles = {name: (torch.int32, self._tiles) for name in ("start", "count", "first", "end")}
+        return {"places": (torch.int64, self._tokens), **tiles}
+
+    def view(self, device: dict[str, Tensor]) -> PagedPackedView:
+        """See FixedPacked."""
+        return PagedPackedView(self._pools, self._page_size, self._block, device)
+
+    def values(self, prompts: PackedPrompts) -> dict[str, np.ndarray]:
+        """See FixedPacked. Tiles past the last have no tokens; those of nobody's tokens have no keys."""
+        starts, block = prompts.starts, self._block
+        counts = np.append(prompts.counts, self._tokens - starts[-1])
+        tiles = -(-counts // block)
+        of = np.repeat(np.arange(len(counts)), tiles)
+        within = (np.arange(len(of)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
+        ends = np.append(starts[1:], starts[-1])
+        return {
+            "places": prompts.places(self._page_size, self._tokens, -1),
+            "start": starts[of] + within,
+            "count": np.minimum(counts[of] - within, block),
+            "first": starts[of],
+            "end": ends[of],
+        }
+
+
+class PagedPackedView:
+    """The KVView of one bucket."""
+
+    def __init__(self, pools: list[Tensor], page_size: int, block: int, device: dict[str, Tensor]) -> None:
+        self._pools = pools
+        self._page_size = page_size
+        self._block = block
+        self._device = device
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """See KVView. The last two dimensions of each are contiguous."""
+        self.keep(layer, key, value)
+        return self._attended(query, key, value, scale)
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """See KeepingView."""
+        append(self._pools[layer], self._page_size, self._device["places"], key, value)
+
+    def attend_packed(
+        self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None
+    ) -> Tensor | None:
+        """See PackedView."""
+        pool, width = self._pools[layer], rotation[0].shape[-1]
+        kv_heads, half = pool.shape[3], width // 2
+        if packed.dim() != 2 or packed.dtype != pool.dtype or width != pool.shape[4] or half & (half - 1):
+            return None
+        rows = packed.shape[0]
+        query, key = packed.new_empty((rows, heads, width)), packed.new_empty((rows, kv_heads, width))
+        _place_kernel[(rows,)](
+            packed, *rotation, self._device["places"], pool, query, key, packed.stride(0), self._page_size, heads,
+            kv_heads, width=width, half=half, lines=triton.next_power_of_2(heads + 2 * kv_heads), num_warps=4,
+            **launch(packed.device),
+        )  # fmt: skip
+        value = packed[:, (heads + kv_heads) * width :].view(rows, kv_heads, width)
+        return self._attended(query, key, value, scale)
+
+    def _attended(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        tokens, heads, width = query.shape
+        out = torch.empty((tokens, heads, width), dtype=query.dtype, device=query.device)
+        tile = self._device
+        _packed_kernel[(heads, len(tile["start"]))](
+            query, key, value, out, tile["start"], tile["count"], tile["first"], tile["end"],
+            (width**-0.5 if scale is None else scale) * LOG2E, query.stride(0), key.stride(0), value.stride(0),
+            out.stride(0), heads // key.shape[1], width=width, block=self._block, keys=KEYS,
+            num_warps=self._block // 16, num_stages=2, **launch(query.device),
+        )  # fmt: skip
+        return out

@@ -1,0 +1,1 @@
+"""Paged KV-cache memory: pages, page tables, slots and their sizing."""

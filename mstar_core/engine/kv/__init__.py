@@ -1,0 +1,1 @@
+"""Engine for nodes with a paged KV cache."""

@@ -1,0 +1,1 @@
+"""Sampling of token ids from logits."""

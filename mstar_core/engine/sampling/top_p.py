@@ -1,0 +1,155 @@
+"""Draws ids from logits in seven kernels, without sorting and without asking the host: the sampler of captured steps.
+
+The same distribution and the same random numbers as `sampler.sample` for rows that use temperature, top-p, penalty or
+the arg-max. Two elements of the descending order are looked for: the edge of the nucleus, then the drawn one. A count
+of the whole row by distance from its largest value says in which bins they must lie; what is in these bins is listed
+and narrowed once more, and one program per row finds both among the few that are left. Masses are sums of integers,
+so no result depends on the order of a sum, on the number of programs or on the bucket of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from mstar_core.engine.sampling.top_p_bins import BINS, INFINITY, OUTSIDE, choose_kernel, count_kernel, ordered
+from mstar_core.engine.sampling.top_p_search import (
+    STATE,
+    SUMS,
+    collect_kernel,
+    finish_kernel,
+    gather_kernel,
+    narrow_kernel,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+UNIT_BITS: Final = 44
+"""Fraction bits of a share, relative to the largest of its row: 2 ** 18 of them fit a sum with a bit to spare."""
+
+LIST_PARTS: Final = 32
+"""Programs per row that share a list."""
+
+
+@triton.jit
+def _scale_kernel(
+    logits, seen, ids, slots, penalty, temperature, keys, peaks, places, histogram, masses, counts, extents,
+    vocab, chunks, logits_stride, seen_stride, is_penalised: tl.constexpr, is_restricted: tl.constexpr,
+    chunk: tl.constexpr, bins: tl.constexpr, ways: tl.constexpr,
+):  # fmt: skip
+    """Penalise, divide by the temperature, write as keys; the largest logit (with its place) and value of each chunk.
+
+    Also empties the sums and counts of the kernels after it.
+    """
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    at = part * chunk + tl.arange(0, chunk)
+    inside = at < vocab
+    x = tl.load(logits + row * logits_stride + at, mask=inside, other=-INFINITY).to(tl.float32)
+    x = tl.where(x != x, INFINITY, x)
+    if is_penalised:
+        weight = tl.load(penalty + row)
+        id_of = tl.load(ids + at, mask=inside, other=0) if is_restricted else at
+        known = tl.load(seen + tl.load(slots + row) * seen_stride + id_of, mask=inside, other=0) != 0
+        x = tl.where(known, tl.where(x > 0, tl.div_rn(x, weight), x * weight), x)
+    best = tl.max(x, axis=0)
+    y = tl.div_rn(x, tl.load(temperature + row))
+    tl.store(keys + row * vocab + at, ordered(y), mask=inside)
+    cell = row * chunks + part
+    tl.store(peaks + cell * 2, best)
+    tl.store(peaks + cell * 2 + 1, tl.max(y, axis=0))
+    tl.store(places + cell, tl.min(tl.where(inside & (x == best), at, 0x7FFFFFFF), axis=0))
+    if part == 0:
+        tl.store(histogram + row * bins + tl.arange(0, bins), tl.zeros((bins,), tl.int32))
+        tl.store(masses + row * (4 + ways) + tl.arange(0, 4), tl.zeros((4,), tl.int64))
+        tl.store(masses + row * (4 + ways) + 4 + tl.arange(0, ways), tl.zeros((ways,), tl.int64))
+        tl.store(counts + row * 2 + tl.arange(0, 2), tl.zeros((2,), tl.int32))
+        tl.store(extents + row * 4 + tl.arange(0, 4), tl.full((4,), OUTSIDE, tl.int32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """How the work on a row is cut: elements of a program and its warps. No result depends on it."""
+
+    scale: int = 1024
+    scale_warps: int = 4
+    count: int = 2048
+    count_warps: int = 2
+    gather: int = 512
+    gather_warps: int = 1
+    narrow: int = 256
+    collect: int = 512
+    finish: int = 2048
+    finish_warps: int = 8
+    ways: int = 32
+
+
+class NucleusSampler:
+    """Draws `rows` ids at a time. One call is always the same kernels, so it can be captured."""
+
+    def __init__(self, rows: int, vocab: int, device: torch.device, ids: Tensor | None = None) -> None:
+        """ids: int32 [vocab] on the device, ascending: the id of each column; None where they are the same."""
+        self.rows, self.vocab, self._device, self._ids = rows, vocab, device, ids
+        # One row alone leaves the chip nearly empty: its last kernel is bound by barriers, not by elements.
+        self.pieces = Pieces() if rows > 8 else Pieces(finish=1024, finish_warps=4)
+        self._unit = float(1 << min(UNIT_BITS, 62 - vocab.bit_length()))
+
+    def draw(
+        self, logits: Tensor, *, seen: Tensor | None, slots: Tensor, penalty: Tensor, temperature: Tensor,
+        top_p: Tensor, greedy: Tensor, chance: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Draw one id per row: int64 [rows], BAD_ROW where a row has no finite maximum.
+
+        logits: [rows, vocab] of any float type, read as float32, rows with unit stride; seen: bool [slots, ids] or
+        None without a penalty; slots: int64 [rows]; penalty, temperature: float32 [rows]; top_p, chance: float64
+        [rows], top_p above 1 = off; greedy: bool [rows].
+        """
+        rows, vocab, unit, cut = self.rows, self.vocab, self._unit, self.pieces
+        assert logits.shape == (rows, vocab) and logits.stride(1) == 1, (logits.shape, logits.stride())
+        chunks = triton.cdiv(vocab, cut.scale)
+        cells, ways = triton.next_power_of_2(chunks), cut.ways
+        # Made here, not kept: while a graph is captured they come from its pool, which all buckets share.
+        keys, first, second = (self._made(torch.int32, rows, vocab) for _ in range(3))
+        peaks, places = self._made(torch.float32, rows, chunks, 2), self._made(torch.int32, rows, chunks)
+        histogram, chosen = self._made(torch.int32, rows, BINS), self._made(torch.int32, rows, 4)
+        masses, counts = self._made(torch.int64, rows, SUMS + ways), self._made(torch.int32, rows, 2)
+        extents, states = self._made(torch.int32, rows, 4), self._made(torch.int64, rows, STATE)
+        drawn = self._made(torch.int64, rows)
+        marks, flags = logits if seen is None else seen.view(torch.uint8), greedy.view(torch.uint8)
+        ids, is_restricted = (drawn, False) if self._ids is None else (self._ids, True)
+        _scale_kernel[(chunks, rows)](
+            logits, marks, ids, slots, penalty, temperature, keys, peaks, places, histogram, masses, counts, extents,
+            vocab, chunks, logits.stride(0), marks.stride(0), is_penalised=seen is not None,
+            is_restricted=is_restricted, chunk=cut.scale, bins=BINS, ways=ways, num_warps=cut.scale_warps,
+        )  # fmt: skip
+        count_kernel[(triton.cdiv(vocab, cut.count), rows)](
+            keys, peaks, flags, histogram, vocab, chunks,
+            bins=BINS, cells=cells, chunk=cut.count, num_warps=cut.count_warps,
+        )  # fmt: skip
+        choose_kernel[(rows,)](histogram, top_p, chance, chosen, bins=BINS, num_warps=1)
+        gather_kernel[(triton.cdiv(vocab, cut.gather), rows)](
+            keys, first, peaks, flags, chosen, masses, counts, extents, vocab, chunks, unit,
+            bins=BINS, cells=cells, chunk=cut.gather, ways=ways, num_warps=cut.gather_warps,
+        )  # fmt: skip
+        # The lists' lengths are known to the device alone: as many programs as a long one needs.
+        narrow, collect = (min(triton.cdiv(vocab, piece), LIST_PARTS) for piece in (cut.narrow, cut.collect))
+        narrow_kernel[(narrow, rows)](
+            keys, first, peaks, flags, masses, counts, extents, vocab, chunks, unit,
+            cells=cells, chunk=cut.narrow, ways=ways, num_warps=1,
+        )  # fmt: skip
+        collect_kernel[(collect, rows)](
+            keys, first, second, masses, counts, extents, states, top_p, chance, vocab,
+            chunk=cut.collect, ways=ways, num_warps=1,
+        )  # fmt: skip
+        finish_kernel[(rows,)](
+            keys, second, ids, peaks, places, flags, counts, states, top_p, chance, drawn, vocab, chunks, unit,
+            is_restricted=is_restricted, cells=cells, chunk=cut.finish, num_warps=cut.finish_warps,
+        )  # fmt: skip
+        return drawn
+
+    def _made(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)

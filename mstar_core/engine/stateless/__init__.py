@@ -1,0 +1,1 @@
+"""Engine for nodes that keep no state between calls."""

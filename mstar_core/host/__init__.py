@@ -1,0 +1,1 @@
+"""Resources of this host: run directories, ports, GPU locks, caches and groups."""

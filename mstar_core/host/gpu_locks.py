@@ -1,0 +1,164 @@
+"""One lock file per GPU of this host: no two deployments take one GPU. Held by supervisors, looked at by `up`.
+
+The files stay: a lock is held by the open file, and a file that went away between two looks would be two locks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mstar_core.errors import StartError
+from mstar_core.host.run_dir import lock_soon
+
+FOLDER: Final = "mstar-gpus"
+FOLDER_VARIABLE: Final = "MSTAR_GPU_LOCK_DIR"
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who holds a GPU. pid: 0 when it is not known."""
+
+    pid: int = 0
+    name: str = ""
+    user: str = ""
+
+    def __str__(self) -> str:
+        who = f"deployment {self.name!r}" if self.name else "another deployment"
+        facts = [f"pid {self.pid}"] if self.pid else []
+        facts += [f"user {self.user}"] if self.user else []
+        return f"{who} ({', '.join(facts)})" if facts else who
+
+
+def lock_folder() -> Path:
+    """Where the locks of this host are: $MSTAR_GPU_LOCK_DIR, else shared memory, which no clean-up by age touches."""
+    chosen = os.environ.get(FOLDER_VARIABLE)
+    if chosen:
+        return Path(chosen)
+    shared = Path("/dev/shm")
+    return (shared if shared.is_dir() else Path(tempfile.gettempdir())) / FOLDER
+
+
+def lock_path(key: str) -> Path:
+    """The lock of one GPU. key: its uuid, or what else names it on this host."""
+    return lock_folder() / _UNSAFE.sub("_", key)
+
+
+def gpu_holder(key: str) -> Holder | None:
+    """Who holds a GPU now; None when it is free. Takes nothing."""
+    try:
+        fd = os.open(lock_path(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        return _read(fd)
+    finally:
+        os.close(fd)
+
+
+def acquire_gpus(gpus: Mapping[str, str], name: str) -> list[int]:
+    """Take the lock of every GPU; the descriptors hold them. gpus: device -> key. All or none.
+
+    Raises StartError naming who holds one that is taken.
+    """
+    held: list[int] = []
+    try:
+        for device, key in sorted(gpus.items(), key=lambda pair: pair[1]):  # one order for all: none waits for another
+            held.append(_acquire(device, key, name))
+    except BaseException:
+        release(held)
+        raise
+    return held
+
+
+def release(held: list[int]) -> None:
+    """Give the locks back."""
+    for fd in held:
+        os.close(fd)
+
+
+def taken_error(device: str, holder: Holder) -> StartError:
+    """What a start is told that wants a taken GPU."""
+    hint = f"mstarctl down {holder.name}, or take others with --gpus" if holder.name else "take others with --gpus"
+    return StartError(
+        f"GPU {device.partition(':')[2] or device} is in use",
+        f"{holder} holds it",
+        hint,
+        phase="plan",
+        code="gpu_in_use",
+    )
+
+
+def _acquire(device: str, key: str, name: str) -> int:
+    try:
+        fd = _open(lock_path(key))
+    except OSError as error:
+        raise StartError(
+            "the lock of a GPU cannot be opened", f"{lock_path(key)}: {error.strerror}",
+            f"set {FOLDER_VARIABLE} to a folder that all users of this host can write", phase="plan", code="gpu_lock",
+        ) from error  # fmt: skip
+    if not lock_soon(fd):
+        holder = _read(fd)
+        os.close(fd)
+        raise taken_error(device, holder) from None
+    with suppress(OSError):  # another user's file can be locked, not written: then its holder is named by nobody
+        facts = {"pid": os.getpid(), "name": name, "user": _user(), "since": round(time.time())}
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(facts).encode(), 0)
+    return fd
+
+
+def _open(path: Path) -> int:
+    """Open a lock for writing where that is allowed; made with the first use, for every user of the host."""
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            path.parent.chmod(0o1777)
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(FileExistsError):
+        fd = os.open(path, flags | os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        os.fchmod(fd, 0o666)
+        return fd
+    try:
+        fd = os.open(path, flags | os.O_RDWR)
+    except PermissionError:
+        fd = os.open(path, flags | os.O_RDONLY)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(0, "not a plain file")
+    return fd
+
+
+def _read(fd: int) -> Holder:
+    try:
+        facts = json.loads(os.pread(fd, 4096, 0))
+        pid = int(facts["pid"])
+        os.kill(pid, 0)
+        return Holder(pid=pid, name=str(facts["name"]), user=str(facts["user"]))
+    except PermissionError:
+        return Holder(pid=pid, name=str(facts["name"]), user=str(facts["user"]))
+    except (ValueError, KeyError, TypeError, OSError):  # nothing written yet, or by a holder that is gone
+        return Holder()
+
+
+def _user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

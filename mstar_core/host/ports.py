@@ -1,0 +1,81 @@
+"""Whether the api's port can be taken. Asked by `up` before it starts anything and again by the supervisor."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.errors import StartError
+from mstar_core.host.run_dir import RunDirectory, deployments
+
+EVERYWHERE: Final = ("0.0.0.0", "::")
+SEARCHED: Final = 64
+"""How many ports above a taken one are looked at for a free one to name."""
+
+
+def check_port(host: str, port: int, holder: str = "") -> None:
+    """Raises StartError when nothing can listen there. holder: who is known to have the port, for the error."""
+    error = bind_error(host, port)
+    if error is None:
+        if holder:
+            raise _taken(host, port, f"{holder} has it")
+        return
+    if error.errno != errno.EADDRINUSE:
+        raise StartError(
+            f"{host}:{port} cannot be listened on",
+            error.strerror or str(error),
+            "choose another with --host or --port",
+            phase="plan",
+            code="address_unusable",
+        ) from error
+    raise _taken(host, port, f"{holder or 'another process'} listens there") from error
+
+
+def _taken(host: str, port: int, detail: str) -> StartError:
+    free = next((p for p in range(port + 1, min(port + SEARCHED, 65536)) if bind_error(host, p) is None), None)
+    hint = f"choose another: --port {free}" if free is not None else "choose another with --port"
+    return StartError(f"port {port} on {host} is taken", detail, hint, phase="plan", code="port_in_use")
+
+
+def port_claimant(host: str, port: int, run: RunDirectory) -> str:
+    """Another deployment beside `run` that will listen there, "" for none: one that starts has not bound it yet."""
+    for other in deployments(run.path.parent):
+        if other.name == run.name:
+            continue
+        try:
+            api = DeploymentSpec.load(other.spec).api
+        except (OSError, ValueError):  # gone meanwhile, or of another version
+            continue
+        overlaps = api.host == host or host in EVERYWHERE or api.host in EVERYWHERE
+        if api.port == port and overlaps and other.holder() is not None:
+            return f"deployment {other.name!r}"
+    return ""
+
+
+@contextmanager
+def one_start(run: RunDirectory) -> Iterator[None]:
+    """Let one start at a time compare its port with its neighbours' and write its own down."""
+    fd = os.open(run.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def bind_error(host: str, port: int) -> OSError | None:
+    """What binding gives just now; None when it works."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        return error
+    return None

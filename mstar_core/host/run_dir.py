@@ -1,0 +1,266 @@
+"""Where a deployment lives on this host: its run directory and its logs. Used by `up`, `ps` and the supervisor."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from mstar_core.errors import ConfigError, NotFound, did_you_mean
+from mstar_core.host.groups import closed_to
+
+SOCKET_PATH_LIMIT: Final = 107
+"""Bytes that a unix socket's path may take (108 with the closing NUL)."""
+
+LONGEST_SOCKET: Final = "ipc/worker-000.000.fd"
+KEPT_STARTS: Final = 10
+LOCK_TRIES: Final = 5
+LOCK_PAUSE_S: Final = 0.02
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+
+
+def runtime_root() -> Path:
+    """The folder of all run directories: $MSTAR_RUNTIME_DIR, $XDG_RUNTIME_DIR/mstar, or TMPDIR/mstar-UID."""
+    chosen = os.environ.get("MSTAR_RUNTIME_DIR")
+    if chosen:
+        return Path(chosen)
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(session) / "mstar" if session else Path(tempfile.gettempdir()) / f"mstar-{os.getuid()}"
+
+
+def state_root() -> Path:
+    """The folder of logs and outcomes: beside $MSTAR_RUNTIME_DIR when that is set, else $XDG_STATE_HOME/mstar."""
+    chosen = os.environ.get("MSTAR_RUNTIME_DIR")
+    if chosen and not os.environ.get("XDG_STATE_HOME"):
+        return Path(chosen) / ".state"
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "mstar"
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it can name a deployment. Raises ConfigError."""
+    if not _NAME.match(name):
+        raise ConfigError(
+            f"{name!r} cannot name a deployment", hint="use letters, digits, '.', '_' and '-', at most 64", key="name"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths of one deployment's run directory. The supervisor holds its lock for as long as it lives."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, name: str) -> RunDirectory:
+        """The run directory of the deployment called `name`, whether it exists or not."""
+        return cls(runtime_root() / check_name(name))
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "spec.json"
+
+    @property
+    def admin_socket(self) -> Path:
+        return self.path / "admin.sock"
+
+    @property
+    def ipc(self) -> Path:
+        return self.path / "ipc"
+
+    @property
+    def children(self) -> Path:
+        return self.path / "children"
+
+    @property
+    def uploads(self) -> Path:
+        return self.path / "uploads"
+
+    def check_length(self) -> None:
+        """Raises ConfigError when the sockets inside would have too long a path."""
+        size = len(os.fsencode(self.path / LONGEST_SOCKET))
+        if size > SOCKET_PATH_LIMIT:
+            raise ConfigError(
+                "the run directory's path is too long for sockets",
+                f"{self.path}: {size} bytes, at most {SOCKET_PATH_LIMIT}",
+                "set MSTAR_RUNTIME_DIR to a shorter folder or take a shorter --name",
+                key="name",
+            )
+
+    def create(self, gid: int | None = None) -> None:
+        """Make the directory (0700) and its folders. gid: a group that may enter it (0710), for its admin socket alone.
+
+        Raises ConfigError when it cannot be written, is not ours, or lies where that group cannot get.
+        """
+        self.check_length()
+        mode = 0o700 if gid is None else 0o710
+        try:
+            for folder in (self.path.parent, self.path):
+                if not folder.is_dir():
+                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    self._open_to(folder, gid)
+            self._open_to(self.path, gid)
+            for folder in (self.ipc, self.children, self.uploads):
+                folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                "the run directory cannot be written",
+                f"{self.path}: {error.strerror}",
+                "set MSTAR_RUNTIME_DIR to a folder of yours",
+            ) from error
+        facts = self.path.stat()
+        if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o777 & ~mode:
+            raise ConfigError(
+                "the run directory is open to others",
+                f"{self.path}: owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):o}",
+                f"run: chmod 700 {self.path}",
+            )  # fmt: skip
+
+        closed = None if gid is None else closed_to(self.path, gid)
+        if closed is not None:
+            raise ConfigError(
+                "the admin group cannot reach the run directory",
+                f"its members may not enter {closed}",
+                "give a --socket-path-prefix that they can enter, such as a folder under /var/run",
+                key="admin_group",
+            )
+
+    @staticmethod
+    def _open_to(folder: Path, gid: int | None) -> None:
+        if gid is not None:
+            os.chown(folder, -1, gid)
+            folder.chmod(0o710)
+
+    def holder(self) -> int | None:
+        """The pid that holds the lock, or None when nobody does."""
+        try:
+            with self.lock.open("r+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return None
+        except BlockingIOError:
+            text = self.lock.read_text().strip()
+            return int(text) if text.isdigit() else 0
+        except OSError:
+            return None
+
+    def acquire(self) -> int:
+        """Take the lock and write our pid. Returns the descriptor to keep open. Raises ConfigError when it is held."""
+        fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not lock_soon(fd) or not self._is_lock(fd):  # whoever ended just now took the directory away
+                raise BlockingIOError
+        except BlockingIOError:
+            os.close(fd)
+            raise self.running_error(self.holder() or 0) from None
+        os.ftruncate(fd, 0)
+        os.write(fd, str(os.getpid()).encode())
+        return fd
+
+    def running_error(self, pid: int) -> ConfigError:
+        """What a second start of this name is told. pid: 0 when it is not known."""
+        detail = f"pid {pid}" if pid else "its pid is not known"
+        return ConfigError(
+            f"deployment {self.name!r} is already running",
+            detail,
+            f"stop it with: mstarctl down {self.name}",
+            key="name",
+        )
+
+    def _is_lock(self, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), self.lock.stat())
+        except FileNotFoundError:
+            return False
+
+    def clean(self) -> None:
+        """Remove what an earlier start left behind. Only under the lock."""
+        for folder in (self.ipc, self.children, self.uploads):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+        self.admin_socket.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Remove everything. Only under the lock. Moved away first: no later start may see one half removed."""
+        ended = self.path.with_name(f".{self.name}.ended-{os.getpid()}")
+        try:
+            self.path.rename(ended)
+        except OSError:
+            ended = self.path
+        shutil.rmtree(ended, ignore_errors=True)
+
+
+def lock_soon(fd: int) -> bool:
+    """Take the lock of an open file; False when somebody keeps it. A look at who holds it takes it for a moment too."""
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_S)
+    return False
+
+
+def deployments(root: Path | None = None) -> Iterator[RunDirectory]:
+    """Run directories on this host (or below `root`) with a spec, running or stale, by name."""
+    root = runtime_root() if root is None else root
+    if not root.is_dir():
+        return
+    for path in sorted(root.iterdir()):
+        if not path.name.startswith(".") and (path / "spec.json").is_file():
+            yield RunDirectory(path)
+
+
+def find(name: str | None) -> RunDirectory:
+    """The running deployment called `name`, or the only one. Raises NotFound with the nearest name."""
+    live = {run.name: run for run in deployments() if run.holder() is not None}
+    if name is None:
+        if len(live) == 1:
+            return next(iter(live.values()))
+        hint = "start one with: mstarctl up MODEL" if not live else f"name one of: {', '.join(sorted(live))}"
+        title = "no deployment is running" if not live else f"{len(live)} deployments are running"
+        raise NotFound(title, hint=hint, kind="deployment", name="")
+    if name not in live:
+        hint = did_you_mean(name, live) if live else "start one with: mstarctl up MODEL"
+        raise NotFound(f"no deployment {name!r} is running", hint=hint, kind="deployment", name=name)
+    return live[name]
+
+
+def new_log_dir(name: str) -> Path:
+    """Make the log folder of a new start, and drop those of all but the last ten. Raises ConfigError."""
+    root = state_root() / check_name(name)
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for old in sorted(p for p in root.iterdir() if p.is_dir())[: -(KEPT_STARTS - 1)]:
+            shutil.rmtree(old, ignore_errors=True)
+        return _new_folder(root)
+    except OSError as error:
+        raise ConfigError(
+            "the log folder cannot be written", f"{root}: {error.strerror}", "set XDG_STATE_HOME to a folder of yours"
+        ) from error
+
+
+def _new_folder(root: Path) -> Path:
+    while True:
+        path = root / datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")[:-3]
+        with suppress(FileExistsError):  # another start of this name in the same millisecond
+            path.mkdir(mode=0o700)
+            return path

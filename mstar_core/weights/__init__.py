@@ -1,0 +1,1 @@
+"""Checkpoint files: finding, downloading, reading, and copying to the device."""
