@@ -26,7 +26,7 @@ from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.decode import DecodeGraphs
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.graph.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.spec.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.layers import AttentionSpec, Llama3Scaling, RotarySpec
 from mstar_core.layers.packing import pack
 from mstar_orpheus.llama import Llama

@@ -31,7 +31,7 @@ from bench.families.world import Rolling, Trial, random_nodes, trial
 from mstar_core.engine.base import Handle, LoopSpec, NodeRunner
 from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.engine.device import prepare_device
-from mstar_core.graph.nodes import STEP, Attend, from_param
+from mstar_core.graph.spec.nodes import STEP, Attend, from_param
 from mstar_core.worker.arrays import to_tensor
 from mstar_pi05.policy import Policy
 from mstar_pi05.siglip import Cameras

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mstar_core.api.present import Presenter
-from mstar_core.graph.walks import Walk, graph_nodes, loops
+from mstar_core.graph.spec.walks import Walk, graph_nodes, loops
 from mstar_core.plugin.spec import ModelSpec
 
 MEDIA: Final = ("image", "audio", "video")

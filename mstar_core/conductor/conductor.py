@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from mstar_core.conductor.news import News
+from mstar_core.conductor.progress import News
 from mstar_core.conductor.request import PartitionRun, PendingRun, Request, facts_of, run_message, signal_map
 from mstar_core.conductor.router import Router
 from mstar_core.config.deployment import Plan

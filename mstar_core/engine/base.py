@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
 
-from mstar_core.graph.nodes import MAIN, Attend
+from mstar_core.graph.spec.nodes import MAIN, Attend
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from mstar_core.graph.nodes import PARAM_PREFIX
+from mstar_core.graph.spec.nodes import PARAM_PREFIX
 
 
 def keyword(name: str) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mstar_core.errors import EngineError
-from mstar_core.graph.nodes import PortType
+from mstar_core.graph.spec.nodes import PortType
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.graph.nodes import NodeSpec
+    from mstar_core.graph.spec.nodes import NodeSpec
 
 
 class Dealer:

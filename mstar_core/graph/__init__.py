@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from mstar_core.graph.actions import (
+from mstar_core.graph.check.graph_check import check_graph, walk_inputs
+from mstar_core.graph.compile.compiled import CompiledLoop, CompiledTask, CompiledWalk, Kind, Outlet, Source, TaskInput
+from mstar_core.graph.compile.cut import Crossing, RankWalk, crossings, cut
+from mstar_core.graph.compile.wiring import compile_graph, compile_walk, held_ports, wire
+from mstar_core.graph.draw import draw_graph, draw_walk
+from mstar_core.graph.export import Graph, graph_to_dict, graph_to_dot
+from mstar_core.graph.runtime.actions import (
     Action,
     Actions,
     AskStop,
@@ -23,11 +29,9 @@ from mstar_core.graph.actions import (
     ToStream,
     Want,
 )
-from mstar_core.graph.check import check_graph, walk_inputs
-from mstar_core.graph.compiled import CompiledLoop, CompiledTask, CompiledWalk, Kind, Outlet, Source, TaskInput
-from mstar_core.graph.cut import Crossing, RankWalk, crossings, cut
-from mstar_core.graph.draw import draw_graph, draw_walk
-from mstar_core.graph.edges import (
+from mstar_core.graph.runtime.run_limits import loop_limits
+from mstar_core.graph.runtime.walk_state import WalkState
+from mstar_core.graph.spec.edges import (
     ChunkPolicy,
     Edge,
     FixedChunk,
@@ -37,8 +41,7 @@ from mstar_core.graph.edges import (
     Stream,
     StreamingGraphEdge,
 )
-from mstar_core.graph.export import Graph, graph_to_dict, graph_to_dot
-from mstar_core.graph.nodes import (
+from mstar_core.graph.spec.nodes import (
     CHUNK_FIRST,
     CHUNK_LAST,
     CLIENT,
@@ -54,10 +57,8 @@ from mstar_core.graph.nodes import (
     Sampling,
     from_param,
 )
-from mstar_core.graph.readiness import WalkState
-from mstar_core.graph.stream import Chunk, ChunkCursor, policy_for
-from mstar_core.graph.terms import loop_limits
-from mstar_core.graph.walks import (
+from mstar_core.graph.spec.streams import Chunk, ChunkCursor, policy_for
+from mstar_core.graph.spec.walks import (
     GraphNode,
     Loop,
     Parallel,
@@ -68,7 +69,6 @@ from mstar_core.graph.walks import (
     graph_nodes,
     loops,
 )
-from mstar_core.graph.wiring import compile_graph, compile_walk, held_ports, wire
 
 __all__ = [
     "CHUNK_FIRST",

@@ -8,11 +8,11 @@ from __future__ import annotations
 import textwrap
 from typing import Final
 
-from mstar_core.graph.check import run_input
-from mstar_core.graph.compiled import CompiledLoop, CompiledTask, CompiledWalk, Outlet
-from mstar_core.graph.edges import Stream
+from mstar_core.graph.check.graph_check import run_input
+from mstar_core.graph.compile.compiled import CompiledLoop, CompiledTask, CompiledWalk, Outlet
 from mstar_core.graph.export import Graph, policy_text
-from mstar_core.graph.walks import StopOn
+from mstar_core.graph.spec.edges import Stream
+from mstar_core.graph.spec.walks import StopOn
 
 LEAST_WIDTH: Final = 40
 _ASCII: Final = str.maketrans("─│┐┘┌└┬┴├┤┼▶▼↻≋═║╔╗╚╝…→", "-|+++++++++>v@~=|++++~>")

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mstar_core.graph.compiled import CompiledWalk
-from mstar_core.graph.edges import Edge, Stream, StreamingGraphEdge
-from mstar_core.graph.nodes import NodeSpec
-from mstar_core.graph.walks import GraphNode, Loop, StopOn, Walk, parts_of
-from mstar_core.graph.wiring import compile_walk
+from mstar_core.graph.compile.compiled import CompiledWalk
+from mstar_core.graph.compile.wiring import compile_walk
+from mstar_core.graph.spec.edges import Edge, Stream, StreamingGraphEdge
+from mstar_core.graph.spec.nodes import NodeSpec
+from mstar_core.graph.spec.walks import GraphNode, Loop, StopOn, Walk, parts_of
 
 JsonObject = dict[str, Any]
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from mstar_core.errors import GraphError, MstarError, did_you_mean
 from mstar_core.graph import PortType, Walk, graph_nodes, loops
-from mstar_core.graph.check import walk_inputs
+from mstar_core.graph.check.graph_check import walk_inputs
 from mstar_core.plugin.params import parse_params
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
 from mstar_core.plugin.spec import ModelSpec, Partition, Sample

@@ -8,7 +8,7 @@ from typing import Any
 
 from mstar_core.errors import GraphError, MstarError, PluginError, did_you_mean
 from mstar_core.graph import CLIENT, GraphEdge, graph_nodes, loops
-from mstar_core.graph.check import check_graph
+from mstar_core.graph.check.graph_check import check_graph
 from mstar_core.plugin.dry_run import WalkInputs, dry_run
 from mstar_core.plugin.modality import MODALITY_NAMES
 from mstar_core.plugin.params import check_value, param_specs

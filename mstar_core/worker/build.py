@@ -29,7 +29,7 @@ from mstar_core.graph import KV_CACHE, NodeSpec
 from mstar_core.layers.packing import pack
 from mstar_core.plugin.model import Model, ModelContext
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.worker.warm import warm_module, warm_prefill
+from mstar_core.worker.warmup import warm_module, warm_prefill
 
 if TYPE_CHECKING:
     from torch import nn

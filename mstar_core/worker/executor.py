@@ -15,7 +15,7 @@ import torch
 
 from mstar_core.engine.base import Done, Emission, EndsLoops, Handle, LoopSpec, LoopStep, NodeRunner, StepResult
 from mstar_core.errors import EngineError, MstarError
-from mstar_core.graph.actions import (
+from mstar_core.graph.runtime.actions import (
     Action,
     AskStop,
     Emit,
@@ -32,9 +32,9 @@ from mstar_core.graph.actions import (
     ToStream,
     Want,
 )
-from mstar_core.graph.nodes import MAIN
-from mstar_core.graph.readiness import WalkState
-from mstar_core.graph.stream import Chunk
+from mstar_core.graph.runtime.walk_state import WalkState
+from mstar_core.graph.spec.nodes import MAIN
+from mstar_core.graph.spec.streams import Chunk
 from mstar_core.messages.flow import StreamItems, StreamTensor, Value
 from mstar_core.messages.requests import error_info
 from mstar_core.messages.tensors import TensorRef
@@ -44,13 +44,13 @@ from mstar_core.observe.graph import graph_of, stream_ends
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import narrowed, to_tensor
-from mstar_core.worker.edges import Edges
+from mstar_core.worker.edge_counters import Edges
 from mstar_core.worker.guard import Guard
 from mstar_core.worker.jobs import Jobs, UnderWay
 from mstar_core.worker.outbox import Outbox
-from mstar_core.worker.relay import RelayJob, Relays
 from mstar_core.worker.request import ActiveRun, WaitingChunk, WorkerRequest, opened, sampling_params
 from mstar_core.worker.resident import ResidentJob, TaskJob, loop_spec
+from mstar_core.worker.stream_loop import RelayJob, Relays
 from mstar_core.worker.streams import Streams, sent_items
 from mstar_core.worker.tracing import Tracer, node_at
 from mstar_core.worker.values import described, gather, held_value, resolve, start_stops, stop_said, wanted_ports

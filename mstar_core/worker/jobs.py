@@ -9,14 +9,14 @@ import torch
 
 from mstar_core.engine.base import Job, JobKey, NodeRunner
 from mstar_core.errors import EngineError
-from mstar_core.graph.nodes import Attend
-from mstar_core.worker.relay import RelayJob
+from mstar_core.graph.spec.nodes import Attend
 from mstar_core.worker.resident import ResidentJob, TaskJob
+from mstar_core.worker.stream_loop import RelayJob
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.graph.compiled import CompiledTask
+    from mstar_core.graph.compile.compiled import CompiledTask
     from mstar_core.worker.request import WorkerRequest
 
 FIRST_CHUNK_URGENCY: Final = 1e6

@@ -16,7 +16,7 @@ from mstar_core.messages.wire import Envelope, Message
 from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, ReleaseSignal, RunWalks
 from mstar_core.observe.child import ChildLife
 from mstar_core.transport import Courier, Mailbox, Malformed, Spin, TensorTransport
-from mstar_core.worker.early import EarlyMessages
+from mstar_core.worker.early_messages import EarlyMessages
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.outbox import Outbox
 from mstar_core.worker.report import Report

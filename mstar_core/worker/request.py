@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mstar_core.engine.base import Handle, JobKey, SamplingParams
-from mstar_core.graph.actions import Iteration, Key
-from mstar_core.graph.nodes import PARAM_PREFIX, Sampling
+from mstar_core.graph.runtime.actions import Iteration, Key
+from mstar_core.graph.spec.nodes import PARAM_PREFIX, Sampling
 from mstar_core.messages.flow import Value
 from mstar_core.messages.work import OpenRequest, RunWalk
 from mstar_core.plugin.params import param_specs
@@ -18,9 +18,9 @@ from mstar_core.worker.stream_inbox import StreamInbox
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.graph.cut import RankWalk
-    from mstar_core.graph.readiness import WalkState
-    from mstar_core.worker.relay import RelayRun
+    from mstar_core.graph.compile.cut import RankWalk
+    from mstar_core.graph.runtime.walk_state import WalkState
+    from mstar_core.worker.stream_loop import RelayRun
     from mstar_core.worker.tracing import Tally
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mstar_core.engine.base import LoopSpec
-from mstar_core.graph.walks import StopOn
+from mstar_core.graph.spec.walks import StopOn
 from mstar_core.worker.tracing import Tally
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.graph.actions import FireLoop, Iteration
-    from mstar_core.graph.compiled import CompiledLoop, CompiledTask, Outlet
-    from mstar_core.graph.edges import Stream
+    from mstar_core.graph.compile.compiled import CompiledLoop, CompiledTask, Outlet
+    from mstar_core.graph.runtime.actions import FireLoop, Iteration
+    from mstar_core.graph.spec.edges import Stream
     from mstar_core.worker.request import ActiveRun, WorkerRequest
     from mstar_core.worker.stream_inbox import StreamInbox
     from mstar_core.worker.streams import Streams

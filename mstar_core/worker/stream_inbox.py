@@ -9,7 +9,7 @@ import torch
 
 from mstar_core.errors import EngineError
 from mstar_core.graph import ChunkPolicy, Stream
-from mstar_core.graph.stream import Chunk, ChunkCursor
+from mstar_core.graph.spec.streams import Chunk, ChunkCursor
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Done, StepResult
     from mstar_core.graph import CompiledWalk
     from mstar_core.worker.jobs import UnderWay
-    from mstar_core.worker.relay import RelayJob
     from mstar_core.worker.request import ActiveRun, WaitingChunk, WorkerRequest
     from mstar_core.worker.resident import ResidentJob, TaskJob
     from mstar_core.worker.stream_inbox import StreamInbox
+    from mstar_core.worker.stream_loop import RelayJob
 
 SHORTEST_S: Final = 0.001
 """A shorter wait is no span."""

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from mstar_core.errors import EngineError
-from mstar_core.graph.actions import Held, Iteration, Key, Ref, RunInput, Special
-from mstar_core.graph.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, STEP
-from mstar_core.graph.walks import StopOn, StopWhen
+from mstar_core.graph.runtime.actions import Held, Iteration, Key, Ref, RunInput, Special
+from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, STEP
+from mstar_core.graph.spec.walks import StopOn, StopWhen
 from mstar_core.worker.request import ActiveRun, WorkerRequest, parameter_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.graph.compiled import CompiledTask
+    from mstar_core.graph.compile.compiled import CompiledTask
 
 
 def gather(request: WorkerRequest, run: ActiveRun, refs: Mapping[str, Ref], iteration: Iteration) -> dict[str, Tensor]:

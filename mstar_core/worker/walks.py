@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mstar_core.graph.compiled import CompiledWalk, Kind
-from mstar_core.graph.cut import RankWalk, cut
-from mstar_core.graph.wiring import compile_graph
+from mstar_core.graph.compile.compiled import CompiledWalk, Kind
+from mstar_core.graph.compile.cut import RankWalk, cut
+from mstar_core.graph.compile.wiring import compile_graph
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.worker.relay import Relay, relay_of
+from mstar_core.worker.stream_loop import Relay, relay_of
 
 
 class RankWalks:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.graph.nodes import Attend
+from mstar_core.graph.spec.nodes import Attend
 from tests.engine.recorded import RecordedCaptures
 from tests.engine.test_iterations_ahead import Taught
 from tests.engine.test_kv_rows import context, near, roll

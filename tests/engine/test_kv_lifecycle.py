@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mstar_core.engine.base import Handle, SamplingParams
 from mstar_core.errors import ConfigError, EngineError, MstarError, NotFound, StartError, TooLarge
-from mstar_core.graph.nodes import Attend
+from mstar_core.graph.spec.nodes import Attend
 from tests.engine.tiny_engine import VOCAB, Driver, TinyLM, make_engine, prompt, reference
 from tests.engine.tiny_world import numbers
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mstar_core.engine.base import Handle, LoopSpec, SamplingParams
-from mstar_core.graph.nodes import Attend
+from mstar_core.graph.spec.nodes import Attend
 from tests.engine.tiny_engine import VOCAB, Driver, make_engine, prompt, reference
 
 IDS = prompt(1, 9)

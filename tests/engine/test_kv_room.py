@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Done, Handle, LoopSpec
-from mstar_core.graph.nodes import Attend
+from mstar_core.graph.spec.nodes import Attend
 from tests.engine.recorded import RecordedCaptures
 from tests.engine.test_kv_rows import CARRY, START, context
 from tests.engine.tiny_engine import WIDTH, Driver

@@ -15,7 +15,7 @@ from mstar_core.engine.base import Done, Handle, LoopSpec, SamplingParams
 from mstar_core.engine.kv.candidates import RowSet
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.errors import ConfigError, EngineError, TooLarge
-from mstar_core.graph.nodes import MAIN, Attend
+from mstar_core.graph.spec.nodes import MAIN, Attend
 from tests.engine.tiny_engine import LM, VOCAB, WIDTH, Driver, make_engine, prompt
 from tests.engine.tiny_world import FRAME, PATCHES, TRIAL, WORLD, TinyWorld, make_world, numbers
 

@@ -15,7 +15,7 @@ from mstar_core.engine.attention.packed import TorchFixedPacked
 from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.graph.nodes import Attend
+from mstar_core.graph.spec.nodes import Attend
 from tests.engine.recorded import RecordedCaptures
 from tests.engine.tiny_engine import LM, Driver, make_engine
 from tests.engine.tiny_world import numbers

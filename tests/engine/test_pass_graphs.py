@@ -16,7 +16,7 @@ from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.engine.cuda_graphs.pass_keys import PassKind, Port
 from mstar_core.engine.cuda_graphs.passes import rows_taken
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.graph.nodes import Attend
+from mstar_core.graph.spec.nodes import Attend
 from tests.engine.recorded import Recorded, RecordedCaptures
 from tests.engine.test_kv_rows import CARRY, START, context, near, roll
 from tests.engine.test_reading import CACHED, HEADS, KV_HEADS, PAGE, filled, plain

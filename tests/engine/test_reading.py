@@ -15,7 +15,7 @@ from mstar_core.engine.attention import PackedRows, Segment
 from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.flashinfer import FlashInferView
 from mstar_core.engine.base import LoopSpec
-from mstar_core.graph.nodes import Attend
+from mstar_core.graph.spec.nodes import Attend
 from tests.engine.tiny_engine import Driver, make_engine, prompt
 
 PAGE, KV_HEADS, HEADS, WIDTH = 4, 2, 4, 8

@@ -15,7 +15,7 @@ from mstar_core.engine.base import NodeRunner
 from mstar_core.engine.cuda_graphs.compilation import SWITCH
 from mstar_core.engine.cuda_graphs.warmup import Act, Rehearsal, Rehearses, compile_ahead, rehearse
 from mstar_core.errors import MstarError
-from mstar_core.graph.nodes import Attend
+from mstar_core.graph.spec.nodes import Attend
 from mstar_pi05.policy import Policy
 from mstar_pi05.sizes import Sizes, Tower, Vision
 from tests.engine.recorded import RecordedCaptures

@@ -10,7 +10,7 @@ from mstar_core.engine.cache.sizing import PoolPlan, PoolRequest, plan_pool
 from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.engine.device import check_device, resolve_device
 from mstar_core.errors import ConfigError, StartError
-from mstar_core.graph.nodes import KVSpec
+from mstar_core.graph.spec.nodes import KVSpec
 
 SPEC = KVSpec(layers=2, kv_heads=4, head_dim=8)
 TOKEN_BYTES = 2 * 2 * 4 * 8 * 2

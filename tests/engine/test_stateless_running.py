@@ -10,7 +10,7 @@ from mstar_core.engine.base import Done, Emission, Failed, Handle, Job, JobKey, 
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.engine.stateless.running import StatelessRunning, stays
 from mstar_core.errors import EngineError
-from mstar_core.graph.nodes import STATELESS, NodeSpec
+from mstar_core.graph.spec.nodes import STATELESS, NodeSpec
 
 SPEC = NodeSpec(name="cameras", engine=STATELESS, ports={"x": "f32[n]", "y": "f32[n]", "z": "f32[n]"})
 JOB = Job(key=JobKey(1), handle=Handle(0), inputs={}, outputs=("z",))

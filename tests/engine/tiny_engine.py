@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mstar_core.engine.base import Done, Emission, Failed, Handle, Job, JobKey, LoopSpec, SamplingParams, StepResult
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv_view import KVView
-from mstar_core.graph.nodes import KV_CACHE, Attend, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.spec.nodes import KV_CACHE, Attend, KVSpec, NodeSpec, Sampling
 from mstar_core.layers import AttentionSpec, DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
 
 VOCAB, WIDTH, LAYERS = 53, 32, 2

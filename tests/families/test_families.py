@@ -8,7 +8,7 @@ import pytest
 
 from mstar_core.errors import RequestError
 from mstar_core.graph import GraphEdge, graph_nodes, loops
-from mstar_core.graph.wiring import compile_graph
+from mstar_core.graph.compile.wiring import compile_graph
 from mstar_core.plugin import ModelSpec, param_schema, param_specs, parse_params
 from mstar_core.plugin.dry_run import dry_run
 from mstar_core.plugin.params import ParamSpec

@@ -15,7 +15,7 @@ from mstar_core.engine.attention import make_pools
 from mstar_core.engine.cache.budget import node_shares, rank_budget
 from mstar_core.engine.cache.sizing import PoolRequest, plan_pool
 from mstar_core.errors import StartError
-from mstar_core.graph.nodes import KVSpec
+from mstar_core.graph.spec.nodes import KVSpec
 from mstar_core.layers import Checkpoint, load_weights
 from mstar_core.weights.files import stored_tensors
 from mstar_core.weights.upload import Target, upload
@@ -79,7 +79,7 @@ import sys, torch
 from mstar_core.engine.attention import make_pools
 from mstar_core.engine.cache.budget import rank_budget
 from mstar_core.engine.cache.sizing import PoolRequest, plan_pool
-from mstar_core.graph.nodes import KVSpec
+from mstar_core.graph.spec.nodes import KVSpec
 spec, device = KVSpec(layers=4, kv_heads=8, head_dim=128), torch.device("cuda", 0)
 weights = torch.empty(512 << 20, dtype=torch.uint8, device=device)
 budget = rank_budget(device, 0.4, 1 << 30).check()

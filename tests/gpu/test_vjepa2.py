@@ -15,7 +15,7 @@ from bench.families.world import Rolling, random_nodes, trial
 from mstar_core.engine.attention.passes import PassShape
 from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.engine.device import prepare_device
-from mstar_core.worker.warm import warm_module
+from mstar_core.worker.warmup import warm_module
 from mstar_vjepa2.blocks import sum_norm
 from mstar_vjepa2.encoder import FrameEncoder
 from mstar_vjepa2.facts import ActionFacts, VitFacts, encoder_of

@@ -24,8 +24,8 @@ from mstar_core.graph import (
     ToStream,
     WalkState,
     Want,
-    cut,
 )
+from mstar_core.graph.compile.cut import cut
 from tests.graph.random_walks import LONGEST, content, is_produced, says_stop
 
 

@@ -12,12 +12,12 @@ from mstar_core.graph import (
     WalkState,
     check_graph,
     compile_graph,
-    cut,
     draw_graph,
     graph_to_dict,
     graph_to_dot,
     walk_inputs,
 )
+from mstar_core.graph.compile.cut import cut
 from tests.graph.families import FAMILIES, Family, bagel, orpheus, qwen3_omni
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mstar_core.graph.edges import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream
-from mstar_core.graph.nodes import STATELESS, NodeSpec
+from mstar_core.graph.spec.edges import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream
+from mstar_core.graph.spec.nodes import STATELESS, NodeSpec
 from mstar_core.observe.graph import chunk_words, graph_of, input_kind
 from mstar_core.plugin import Plugins
 

@@ -13,7 +13,7 @@ from mstar_core.config.deployment import DeploymentSpec, KVCacheConfig, Plan, Ra
 from mstar_core.engine.attention.flashinfer import import_library
 from mstar_core.engine.cache.budget import CPU_POOL_BYTES
 from mstar_core.errors import ConfigError, StartError
-from mstar_core.graph.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
+from mstar_core.graph.spec.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.worker.build import attention_of, compute_dtype, pool_plans, preload, quantized_text
 
 CPU = torch.device("cpu")

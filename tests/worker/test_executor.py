@@ -210,8 +210,8 @@ def test_close_at_any_turn_leaves_nothing(after: int) -> None:
 
 
 CLOSING = (
-    "mstar_core.worker.edges.Edges.closed", "mstar_core.worker.tracing.Tracer.transfers",
-    "mstar_core.graph.readiness.WalkState.cancel", "mstar_core.worker.jobs.Jobs.forget",
+    "mstar_core.worker.edge_counters.Edges.closed", "mstar_core.worker.tracing.Tracer.transfers",
+    "mstar_core.graph.runtime.walk_state.WalkState.cancel", "mstar_core.worker.jobs.Jobs.forget",
     "tests.fakes.runner.FakeRunner.close",
 )  # fmt: skip
 """Every step that ends a request on a rank, as a fault point."""

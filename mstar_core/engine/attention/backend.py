@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.static import FixedRows
     from mstar_core.engine.cache.page_table import PageCopy
     from mstar_core.engine.kv_view import KVView
-    from mstar_core.graph.nodes import KVSpec
+    from mstar_core.graph.spec.nodes import KVSpec
 
 BACKENDS: Final = {
     "torch": "mstar_core.engine.attention.eager:EagerAttention",

@@ -14,7 +14,7 @@ from mstar_core.errors import ConfigError, StartError
 if TYPE_CHECKING:
     import torch
 
-    from mstar_core.graph.nodes import KVSpec
+    from mstar_core.graph.spec.nodes import KVSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

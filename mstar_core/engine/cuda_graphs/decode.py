@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.buckets import Captures
     from mstar_core.engine.kv.model_runner import DecodeRows
     from mstar_core.engine.kv_view import KVModule
-    from mstar_core.graph.nodes import NodeSpec
+    from mstar_core.graph.spec.nodes import NodeSpec
 
 BUCKETS: Final = Buckets(
     decode=(1, 8, 32),

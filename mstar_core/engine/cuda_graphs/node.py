@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.kv.model_runner import StepRunner
     from mstar_core.engine.kv_view import KVModule
-    from mstar_core.graph.nodes import NodeSpec
+    from mstar_core.graph.spec.nodes import NodeSpec
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.buckets import Captures
     from mstar_core.engine.kv.model_runner import Piece
     from mstar_core.engine.kv_view import KVModule, KVView
-    from mstar_core.graph.nodes import NodeSpec
+    from mstar_core.graph.spec.nodes import NodeSpec
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from mstar_core.engine.ports import keyword
 from mstar_core.engine.upload import SMALL_BYTES
-from mstar_core.graph.nodes import STEP
+from mstar_core.graph.spec.nodes import STEP
 
 if TYPE_CHECKING:
     import torch

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.decode import DecodeGraphs
     from mstar_core.engine.kv.model_runner import Piece
     from mstar_core.engine.kv_view import KVModule
-    from mstar_core.graph.nodes import NodeSpec
+    from mstar_core.graph.spec.nodes import NodeSpec
 
 FEWEST_ROWS: Final = 8
 TOKENS_PER_ROW: Final = 32

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, NodeRunner, SamplingParams, WorksWhenIdle
 from mstar_core.engine.cuda_graphs.compilation import apart, compiling_only, is_wanted
-from mstar_core.graph.nodes import Attend
+from mstar_core.graph.spec.nodes import Attend
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

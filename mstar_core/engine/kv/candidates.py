@@ -19,14 +19,14 @@ from mstar_core.engine.cuda_graphs.passes import gather
 from mstar_core.engine.kv.sequence import Branch, Request
 from mstar_core.engine.rows import Dealer
 from mstar_core.errors import EngineError, TooLarge
-from mstar_core.graph.nodes import STEP
+from mstar_core.graph.spec.nodes import STEP
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import SamplingParams
     from mstar_core.engine.kv.state import KVState
-    from mstar_core.graph.nodes import NodeSpec
+    from mstar_core.graph.spec.nodes import NodeSpec
 
 SEED_STEP: Final = 0x9E3779B97F4A7C15
 """Between the seeds of neighbouring rows: odd, so that no two of 2**64 rows share one."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.base import Job, Running, SamplingParams
     from mstar_core.engine.kv_view import KVModule
-    from mstar_core.graph.nodes import NodeSpec
+    from mstar_core.graph.spec.nodes import NodeSpec
 
 FUSED_TOKENS: Final = 65536
 """Tokens of one step beyond which fused loops go on in the next one, so that nobody waits for all of a long rollout."""

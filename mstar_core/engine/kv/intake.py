@@ -15,14 +15,14 @@ from mstar_core.engine.kv.sequence import Firing, Logged
 from mstar_core.engine.ports import keyword, takes
 from mstar_core.engine.upload import stays, upload
 from mstar_core.errors import EngineError
-from mstar_core.graph.nodes import STEP, Attend, PortType
+from mstar_core.graph.spec.nodes import STEP, Attend, PortType
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
     from mstar_core.engine.kv_view import KVModule
-    from mstar_core.graph.nodes import NodeSpec
+    from mstar_core.graph.spec.nodes import NodeSpec
 
 POSITIONS: Final = "positions"
 """Port that brings positions where `Attend.positions` is `given`; tokens on its last axis."""

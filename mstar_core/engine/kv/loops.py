@@ -17,7 +17,7 @@ from mstar_core.engine.kv.candidates import RowJob
 from mstar_core.engine.kv.sequence import Branch, Firing, Logged, LoopState, Mark
 from mstar_core.engine.loop_rules import carried_values, no_start, stops
 from mstar_core.errors import EngineError, TooLarge
-from mstar_core.graph.nodes import MAIN, STEP
+from mstar_core.graph.spec.nodes import MAIN, STEP
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.kv.intake import Intake
-    from mstar_core.graph.nodes import NodeSpec
+    from mstar_core.graph.spec.nodes import NodeSpec
 
 
 MOST_AHEAD: Final = 16

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cuda_graphs.prefill import PrefillGraphs
     from mstar_core.engine.kv.sequence import Branch, Firing
     from mstar_core.engine.kv_view import KVModule
-    from mstar_core.graph.nodes import NodeSpec
+    from mstar_core.graph.spec.nodes import NodeSpec
 
 Faults = Callable[[Sequence["Handle"]], None]
 """Called with the handles of a forward before it runs; a test makes it raise."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.kv.candidates import Rows
     from mstar_core.engine.kv.loops import Loops
     from mstar_core.engine.kv.state import KVState
-    from mstar_core.graph.nodes import NodeSpec
+    from mstar_core.graph.spec.nodes import NodeSpec
 
 
 ROWS: Final = 32

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mstar_core.graph.nodes import Attend
+from mstar_core.graph.spec.nodes import Attend
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,7 +26,7 @@ from mstar_core.engine.stateless.host_ring import HostRing
 from mstar_core.engine.stateless.inputs import BatchPorts, Number, is_on_gpu
 from mstar_core.engine.stateless.running import StatelessRunning, stays
 from mstar_core.errors import EngineError, MstarError
-from mstar_core.graph.nodes import STEP
+from mstar_core.graph.spec.nodes import STEP
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Job, Running, SamplingParams
     from mstar_core.engine.cuda_graphs.buckets import GraphCounts
     from mstar_core.engine.kv.model_runner import Faults
-    from mstar_core.graph.nodes import NodeSpec
+    from mstar_core.graph.spec.nodes import NodeSpec
 
 MOST_TOGETHER: Final = 32
 """Rows for which no step waits any more: 64 windows of a codec cost 0.040 ms each, 32 cost 0.043, 8 cost 0.061."""

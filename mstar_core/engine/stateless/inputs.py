@@ -10,12 +10,12 @@ import torch
 
 from mstar_core.engine.ports import keyword
 from mstar_core.engine.upload import upload
-from mstar_core.graph.nodes import PortType
+from mstar_core.graph.spec.nodes import PortType
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from mstar_core.graph.nodes import NodeSpec
+    from mstar_core.graph.spec.nodes import NodeSpec
 
 SMALL: Final = 65536
 """Elements up to which an input stays on the host until its batch travels to a GPU together."""

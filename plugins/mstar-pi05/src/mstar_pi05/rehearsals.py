@@ -13,7 +13,7 @@ import torch
 
 from mstar_core.engine.base import LoopSpec
 from mstar_core.engine.cuda_graphs.warmup import Act, Rehearsal
-from mstar_core.graph.nodes import Attend, from_param
+from mstar_core.graph.spec.nodes import Attend, from_param
 from mstar_pi05.sizes import ACTION_WIDTH, IMAGE, Sizes
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from mstar_core.graph.compiled import CompiledWalk, Kind, Source
+from mstar_core.graph.compile.compiled import CompiledWalk, Kind, Source
 
 Part = tuple[Kind, int]
 """A task or a loop, by its index."""

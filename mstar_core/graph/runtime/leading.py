@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mstar_core.graph.actions import Key, Send, Want
-from mstar_core.graph.addresses import END, GO, VERDICT
-from mstar_core.graph.agenda import Agenda
-from mstar_core.graph.frames import LoopRun, Pending
-from mstar_core.graph.stopping import Stopping
-from mstar_core.graph.terms import Terms
+from mstar_core.graph.runtime.action_queue import Agenda
+from mstar_core.graph.runtime.actions import Key, Send, Want
+from mstar_core.graph.runtime.addresses import END, GO, VERDICT
+from mstar_core.graph.runtime.frames import LoopRun, Pending
+from mstar_core.graph.runtime.run_limits import Terms
+from mstar_core.graph.runtime.stopping import Stopping
 
 
 class Leading:

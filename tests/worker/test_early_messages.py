@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mstar_core.messages.flow import StreamTensor, Value, Values
 from mstar_core.messages.tensors import ShmTensor
-from mstar_core.worker.early import MOST_MESSAGES, EarlyMessages
+from mstar_core.worker.early_messages import MOST_MESSAGES, EarlyMessages
 
 
 def lent(slot: int) -> ShmTensor:

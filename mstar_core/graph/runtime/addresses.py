@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from mstar_core.graph.actions import Iteration
-from mstar_core.graph.compiled import CompiledWalk, Kind, Source
+from mstar_core.graph.compile.compiled import CompiledWalk, Kind, Source
+from mstar_core.graph.runtime.actions import Iteration
 
 GO: Final = "$go"
 """Mark: the iteration may open."""

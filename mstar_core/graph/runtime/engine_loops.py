@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from mstar_core.graph.actions import FireLoop, Iteration, Key, Ref, RunInput, Special
-from mstar_core.graph.agenda import Agenda
-from mstar_core.graph.compiled import CompiledTask, Kind
-from mstar_core.graph.frames import PENDING, LoopRun, Pending, Slot
-from mstar_core.graph.stopping import Stopping
-from mstar_core.graph.terms import Terms
-from mstar_core.graph.values import Values
+from mstar_core.graph.compile.compiled import CompiledTask, Kind
+from mstar_core.graph.runtime.action_queue import Agenda
+from mstar_core.graph.runtime.actions import FireLoop, Iteration, Key, Ref, RunInput, Special
+from mstar_core.graph.runtime.frames import PENDING, LoopRun, Pending, Slot
+from mstar_core.graph.runtime.live_values import Values
+from mstar_core.graph.runtime.run_limits import Terms
+from mstar_core.graph.runtime.stopping import Stopping
 
 
 class Residents:

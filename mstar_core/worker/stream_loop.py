@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mstar_core.engine.base import Job
-from mstar_core.graph.compiled import ROOT, CompiledLoop, CompiledTask, Kind
-from mstar_core.graph.nodes import CHUNK_FIRST, CHUNK_LAST, STATELESS, STEP
+from mstar_core.graph.compile.compiled import ROOT, CompiledLoop, CompiledTask, Kind
+from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, STATELESS, STEP
 from mstar_core.worker.request import ActiveRun, WaitingChunk, WorkerRequest, parameter_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import NodeRunner
-    from mstar_core.graph.cut import RankWalk
-    from mstar_core.graph.stream import Chunk
+    from mstar_core.graph.compile.cut import RankWalk
+    from mstar_core.graph.spec.streams import Chunk
     from mstar_core.messages.work import RunWalk
     from mstar_core.worker.jobs import Jobs
     from mstar_core.worker.streams import Streams

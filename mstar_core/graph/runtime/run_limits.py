@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mstar_core.errors import GraphError, did_you_mean
-from mstar_core.graph.compiled import CompiledWalk
-from mstar_core.graph.cut import RankWalk
-from mstar_core.graph.nodes import KV_CACHE
+from mstar_core.graph.compile.compiled import CompiledWalk
+from mstar_core.graph.compile.cut import RankWalk
+from mstar_core.graph.spec.nodes import KV_CACHE
 
 MaxIters = int | Mapping[str, int] | None
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mstar_core.errors import GraphError, did_you_mean
-from mstar_core.graph.circles import find_circle
-from mstar_core.graph.compiled import (
+from mstar_core.graph.compile.compiled import (
     ROOT,
     CompiledLoop,
     CompiledTask,
@@ -22,9 +21,10 @@ from mstar_core.graph.compiled import (
     TaskInput,
     Variable,
 )
-from mstar_core.graph.edges import Edge, GraphEdge, Stream, StreamingGraphEdge
-from mstar_core.graph.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, STEP
-from mstar_core.graph.walks import GraphNode, Loop, Walk, parts_of
+from mstar_core.graph.compile.cycles import find_circle
+from mstar_core.graph.spec.edges import Edge, GraphEdge, Stream, StreamingGraphEdge
+from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, STEP
+from mstar_core.graph.spec.walks import GraphNode, Loop, Walk, parts_of
 
 
 def is_special(name: str) -> bool:

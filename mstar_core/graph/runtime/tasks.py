@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from mstar_core.graph.actions import Fire, Hold, Iteration, Key, Ref, RunInput, Special, Want
-from mstar_core.graph.agenda import Agenda
-from mstar_core.graph.compiled import CompiledTask, Kind
-from mstar_core.graph.frames import Scope
-from mstar_core.graph.terms import Terms
-from mstar_core.graph.values import Values
+from mstar_core.graph.compile.compiled import CompiledTask, Kind
+from mstar_core.graph.runtime.action_queue import Agenda
+from mstar_core.graph.runtime.actions import Fire, Hold, Iteration, Key, Ref, RunInput, Special, Want
+from mstar_core.graph.runtime.frames import Scope
+from mstar_core.graph.runtime.live_values import Values
+from mstar_core.graph.runtime.run_limits import Terms
 
 
 class Firings:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mstar_core.graph.nodes import CLIENT, NodeSpec
+from mstar_core.graph.spec.nodes import CLIENT, NodeSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from mstar_core.errors import GraphError
-from mstar_core.graph.compiled import ROOT, CompiledLoop, CompiledTask, CompiledWalk, Kind, Source
+from mstar_core.graph.compile.compiled import ROOT, CompiledLoop, CompiledTask, CompiledWalk, Kind, Source
 
 LOCAL_KINDS: Final = (Kind.TASK, Kind.LOOP, Kind.VAR, Kind.IMPORT, Kind.CHUNK)
 """Kinds of values that are made while the walk runs."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVarTuple
 
-from mstar_core.graph.actions import Action, Actions
+from mstar_core.graph.runtime.actions import Action, Actions
 
 Given = TypeVarTuple("Given")
 

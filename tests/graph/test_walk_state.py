@@ -30,10 +30,10 @@ from mstar_core.graph import (
     Want,
     compile_walk,
     crossings,
-    cut,
 )
 from mstar_core.graph import GraphEdge as E
 from mstar_core.graph import GraphNode as N
+from mstar_core.graph.compile.cut import cut
 from tests.graph.families import kv_node, orpheus, pi05, plain
 
 OUT = E("y", CLIENT, modality="tensor")

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from mstar_core.graph.actions import Actions, Emit, EndWalk, Free, Held, Iteration, Key, Ref, Send, ToStream
-from mstar_core.graph.addresses import address_of, scope_of, source_at
-from mstar_core.graph.agenda import Agenda
-from mstar_core.graph.compiled import ROOT, CompiledLoop, Kind, Outlet, Source
-from mstar_core.graph.cut import RankWalk, Route
-from mstar_core.graph.firings import Firings
-from mstar_core.graph.frames import PENDING, LoopRun, Pending, Scope
-from mstar_core.graph.leading import Leading
-from mstar_core.graph.nodes import MAIN
-from mstar_core.graph.residents import Residents
-from mstar_core.graph.starts import Starts
-from mstar_core.graph.stopping import Stopping
-from mstar_core.graph.terms import MaxIters, Terms, branches_of, loop_limits
-from mstar_core.graph.values import Values
+from mstar_core.graph.compile.compiled import ROOT, CompiledLoop, Kind, Outlet, Source
+from mstar_core.graph.compile.cut import RankWalk, Route
+from mstar_core.graph.runtime.action_queue import Agenda
+from mstar_core.graph.runtime.actions import Actions, Emit, EndWalk, Free, Held, Iteration, Key, Ref, Send, ToStream
+from mstar_core.graph.runtime.addresses import address_of, scope_of, source_at
+from mstar_core.graph.runtime.engine_loops import Residents
+from mstar_core.graph.runtime.frames import PENDING, LoopRun, Pending, Scope
+from mstar_core.graph.runtime.leading import Leading
+from mstar_core.graph.runtime.live_values import Values
+from mstar_core.graph.runtime.run_limits import MaxIters, Terms, branches_of, loop_limits
+from mstar_core.graph.runtime.starts import Starts
+from mstar_core.graph.runtime.stopping import Stopping
+from mstar_core.graph.runtime.tasks import Firings
+from mstar_core.graph.spec.nodes import MAIN
 
 NOWHERE: Final = Route()
 

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mstar_core.errors import GraphError, did_you_mean
-from mstar_core.graph.compiled import CompiledWalk, Kind, Source
-from mstar_core.graph.declared import Declared
-from mstar_core.graph.edges import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream, StreamingGraphEdge
-from mstar_core.graph.nodes import KV_CACHE, STATELESS, NodeSpec, PortType
-from mstar_core.graph.walk_check import WalkCheck
-from mstar_core.graph.walks import Walk, graph_nodes, loops
-from mstar_core.graph.wiring import wire
+from mstar_core.graph.check.declared import Declared
+from mstar_core.graph.check.walk_check import WalkCheck
+from mstar_core.graph.compile.compiled import CompiledWalk, Kind, Source
+from mstar_core.graph.compile.wiring import wire
+from mstar_core.graph.spec.edges import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream, StreamingGraphEdge
+from mstar_core.graph.spec.nodes import KV_CACHE, STATELESS, NodeSpec, PortType
+from mstar_core.graph.spec.walks import Walk, graph_nodes, loops
 
 
 def check_graph(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from mstar_core.graph.actions import AskStop, Held, Ref, Send
-from mstar_core.graph.addresses import VERDICT
-from mstar_core.graph.agenda import Agenda
-from mstar_core.graph.compiled import CompiledLoop
-from mstar_core.graph.frames import LoopRun, Pending
-from mstar_core.graph.starts import Starts
-from mstar_core.graph.terms import Terms
+from mstar_core.graph.compile.compiled import CompiledLoop
+from mstar_core.graph.runtime.action_queue import Agenda
+from mstar_core.graph.runtime.actions import AskStop, Held, Ref, Send
+from mstar_core.graph.runtime.addresses import VERDICT
+from mstar_core.graph.runtime.frames import LoopRun, Pending
+from mstar_core.graph.runtime.run_limits import Terms
+from mstar_core.graph.runtime.starts import Starts
 
 
 class Stopping:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mstar_core.errors import GraphError, did_you_mean
-from mstar_core.graph.edges import Stream
-from mstar_core.graph.nodes import NodeSpec
+from mstar_core.graph.spec.edges import Stream
+from mstar_core.graph.spec.nodes import NodeSpec
 
 
 @dataclass(slots=True)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mstar_core.graph.actions import Free, Key, Ref
-from mstar_core.graph.agenda import Agenda
-from mstar_core.graph.frames import Pending
+from mstar_core.graph.runtime.action_queue import Agenda
+from mstar_core.graph.runtime.actions import Free, Key, Ref
+from mstar_core.graph.runtime.frames import Pending
 
 
 class Values:

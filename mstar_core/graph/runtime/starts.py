@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mstar_core.graph.actions import Held, Key, Recall, Ref, RunInput
-from mstar_core.graph.agenda import Agenda
-from mstar_core.graph.compiled import CompiledLoop, Kind, Source
-from mstar_core.graph.frames import PENDING, LoopRun, Scope, Slot
-from mstar_core.graph.terms import Terms
-from mstar_core.graph.values import Values
+from mstar_core.graph.compile.compiled import CompiledLoop, Kind, Source
+from mstar_core.graph.runtime.action_queue import Agenda
+from mstar_core.graph.runtime.actions import Held, Key, Recall, Ref, RunInput
+from mstar_core.graph.runtime.frames import PENDING, LoopRun, Scope, Slot
+from mstar_core.graph.runtime.live_values import Values
+from mstar_core.graph.runtime.run_limits import Terms
 
 
 class Starts:

@@ -6,8 +6,8 @@ import enum
 from collections.abc import Sequence
 from typing import Final
 
-from mstar_core.graph.actions import Iteration, Ref
-from mstar_core.graph.compiled import CompiledLoop
+from mstar_core.graph.compile.compiled import CompiledLoop
+from mstar_core.graph.runtime.actions import Iteration, Ref
 
 
 class Pending(enum.Enum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mstar_core.graph.edges import Edge, Stream
-from mstar_core.graph.nodes import Attend, NodeSpec
+from mstar_core.graph.spec.edges import Edge, Stream
+from mstar_core.graph.spec.nodes import Attend, NodeSpec
 
 
 @dataclass(frozen=True, slots=True)

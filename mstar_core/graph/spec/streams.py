@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mstar_core.errors import GraphError
-from mstar_core.graph.edges import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow
+from mstar_core.graph.spec.edges import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow
 
 
 class Chunk(NamedTuple):

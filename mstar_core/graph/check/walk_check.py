@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from mstar_core.errors import did_you_mean
-from mstar_core.graph.compiled import CompiledWalk, Kind, Source
-from mstar_core.graph.declared import Declared
-from mstar_core.graph.edges import Edge, Stream, StreamingGraphEdge
-from mstar_core.graph.nodes import CHUNK_FIRST, CHUNK_LAST, KV_CACHE, PARAM_PREFIX, STEP, NodeSpec
-from mstar_core.graph.walks import GraphNode, Loop, StopOn, Walk, graph_nodes, loops, parts_of
-from mstar_core.graph.wiring import is_special, wire
+from mstar_core.graph.check.declared import Declared
+from mstar_core.graph.compile.compiled import CompiledWalk, Kind, Source
+from mstar_core.graph.compile.wiring import is_special, wire
+from mstar_core.graph.spec.edges import Edge, Stream, StreamingGraphEdge
+from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, KV_CACHE, PARAM_PREFIX, STEP, NodeSpec
+from mstar_core.graph.spec.walks import GraphNode, Loop, StopOn, Walk, graph_nodes, loops, parts_of
 
 INTEGERS: Final = frozenset({"i64", "i32", "i16", "u8", "any"})
 

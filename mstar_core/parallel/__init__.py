@@ -1,1 +1,0 @@
-"""Groups of ranks that compute one node together, and loading of their shards."""
