@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mstar_core.version import __version__
+
 if TYPE_CHECKING:
     from mstar_core.client import AsyncMStarClient, MStarClient, MStarError
 
-__version__ = "0.1.0"
 __all__ = ["AsyncMStarClient", "MStarClient", "MStarError", "__version__"]
 
 

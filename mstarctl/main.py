@@ -194,7 +194,7 @@ def _set_socket(ctx: Any, param: Any, given: str | None) -> None:
 
 def _show_version(ctx: Any, param: Any, given: Any) -> None:
     if given and not ctx.resilient_parsing:
-        from mstarctl.commands.version import client_version
+        from mstarctl.version import client_version
 
         print(f"{PROGRAM} {client_version()}")
         raise typer.Exit

@@ -98,7 +98,7 @@ def test_what_is_installed_has_the_version_of_the_source(folder: Path) -> None:
 
 def test_the_root_version_is_written_once() -> None:
     assert "version" not in project(ROOT)
-    assert pyproject(ROOT)["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "mstar_core.__version__"}
+    assert pyproject(ROOT)["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "mstar_core.version.__version__"}
     assert str(Version(mstar_core.__version__)) == mstar_core.__version__
 
 

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from mstar_core import __version__
 from mstar_core.admin.endpoints import ENDPOINTS, Endpoint, Parameter
 from mstar_core.observe.frames import ITEM_TYPES, DeltaFrame, Deployment, Graph, HelloFrame, SnapshotFrame
+from mstar_core.version import __version__
 
 PROBLEM: Final = {
     "type": "object",

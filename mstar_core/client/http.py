@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import httpx
 
-from mstar_core import __version__
 from mstar_core.client.call import Call
 from mstar_core.client.failure import MStarError, cut, failure_of, silent, unreachable
 from mstar_core.client.requests_session import RequestsTransport, is_requests_session
 from mstar_core.client.retry import wait_s
+from mstar_core.version import __version__
 
 CONNECT_S: Final = 10.0
 LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=32)

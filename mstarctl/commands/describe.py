@@ -12,8 +12,8 @@ from mstarctl.client import Known, find_known
 from mstarctl.client.holders import holder_of, request_path
 from mstarctl.client.reach import context_of, known_at
 from mstarctl.complete import KINDS, deployment_names, described
-from mstarctl.described.deployment import deployment_item, deployment_lines
-from mstarctl.described.parts import gpu_item, node_item, part_lines, rank_item
+from mstarctl.objects.deployment import deployment_item, deployment_lines
+from mstarctl.objects.parts import gpu_item, node_item, part_lines, rank_item
 from mstarctl.output import Printer
 from mstarctl.output.options import GlobalOptions
 

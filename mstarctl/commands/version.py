@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
 from typing import Any
 
 import typer
@@ -11,16 +10,7 @@ import typer
 from mstar_core.plugin.entries import API_VERSION, plugin_entries
 from mstarctl.output import Printer
 from mstarctl.output.options import GlobalOptions
-
-UNINSTALLED = "0+source"
-
-
-def client_version() -> str:
-    """The version of the installed tool; `0+source` when it runs from a folder that was never installed."""
-    try:
-        return metadata.version("mstarctl")
-    except metadata.PackageNotFoundError:
-        return UNINSTALLED
+from mstarctl.version import client_version
 
 
 def version(ctx: typer.Context) -> None:

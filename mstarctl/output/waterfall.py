@@ -16,7 +16,7 @@ NARROWEST: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class WaterfallRow:
     """One place and what happened there. spans: (start, end) in ms. note: figures for people."""
 
     where: str
@@ -67,7 +67,7 @@ def head_line(request: Mapping[str, Any]) -> str:
     return "   ".join(parts)
 
 
-def rows_of(trace: Mapping[str, Any]) -> list[Row]:
+def rows_of(trace: Mapping[str, Any]) -> list[WaterfallRow]:
     """A row for each place and kind: from the sums, and from spans that are still open."""
     spans: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
     for span in trace["spans"]:
@@ -85,7 +85,7 @@ def _place(item: Mapping[str, Any]) -> tuple[str, str, str, str]:
 def _row(
     place: tuple[str, str, str, str], total: Mapping[str, Any] | None, spans: Sequence[Mapping[str, Any]],
     ttft_ms: float | None,
-) -> Row:  # fmt: skip
+) -> WaterfallRow:  # fmt: skip
     process, node, walk, kind = place
     known = [*([total] if total is not None else []), *spans]
     start, end = min(float(k["start_ms"]) for k in known), max(float(k["end_ms"]) for k in known)
@@ -94,7 +94,7 @@ def _row(
         shown = (*shown, (float(total["start_ms"]), min((s for s, _ in shown), default=float(total["end_ms"]))))
     what = " ".join(word for word in (node, walk if walk != node else "") if word)
     what = what if kind == "compute" else f"{what} {kind}" if kind != "transfer" else f"edge {node}"
-    return Row(
+    return WaterfallRow(
         where=where_of(process),
         what=escape(what.strip()),
         kind=kind,
@@ -133,7 +133,7 @@ def _note(
     return "  ".join(parts)
 
 
-def bar_of(row: Row, total_ms: float, cells: int) -> str:
+def bar_of(row: WaterfallRow, total_ms: float, cells: int) -> str:
     """The row's spans as one bar; what is too short for a cell still gets one."""
     mark, line = MARKS.get(row.kind, "#"), [FREE] * cells
     for first, last in _cells(row.spans, total_ms, cells):

@@ -18,7 +18,7 @@ from mstar_core.errors import MstarError
 REPORT_S: Final = 0.1
 
 
-class Progress:
+class ProgressReporter:
     """Tells how far a download is, at most ten times a second."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ def fetch(target: str, cache: str | None, tiny_folder: str | None) -> Path:
     function = getattr(importlib.import_module(module), name)
     if tiny_folder is not None:
         return Path(function(Path(tiny_folder)))
-    return Path(function(None, None if cache is None else Path(cache), Progress()))
+    return Path(function(None, None if cache is None else Path(cache), ProgressReporter()))
 
 
 def main() -> None:

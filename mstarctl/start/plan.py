@@ -29,11 +29,11 @@ from mstar_core.host.ports import check_port, port_claimant
 from mstar_core.host.run_dir import RunDirectory, check_name
 from mstar_core.observe.graph import graph_of
 from mstar_core.plugin import ModelSpec, Plugins
-from mstarctl.commands.version import client_version
 from mstarctl.start.accelerator import gpu_processes, gpus
 from mstarctl.start.devices import Devices, choose_devices, count_gpus, torch_version
 from mstarctl.start.limits import check_code, check_placement, check_transport, unused_options, weights_cautions
 from mstarctl.start.room import check_free, check_memory, free_bytes, gpu_keys, weights_bytes
+from mstarctl.version import client_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ REPEAT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ProcessRow:
     """One process of a start. who: rank or name; what: its nodes or address."""
 
     who: str
@@ -43,7 +43,7 @@ class Row:
         return f"{self.done}/{self.total}"
 
 
-def rows_of(snapshot: dict[str, Any]) -> list[Row]:
+def rows_of(snapshot: dict[str, Any]) -> list[ProcessRow]:
     """The rows of a snapshot: ranks with their nodes, the api with its address, everything else by name."""
     nodes = {f"worker-{rank['rank']}": " ".join(rank["nodes"]) for rank in snapshot["ranks"].values()}
     endpoint = snapshot["deployment"]["endpoint"]
@@ -53,7 +53,7 @@ def rows_of(snapshot: dict[str, Any]) -> list[Row]:
             continue
         is_rank = name in nodes
         rows.append(
-            Row(
+            ProcessRow(
                 who=name.replace("worker-", "rank ") if is_rank else name,
                 what=nodes.get(name, endpoint if name == "api" else ""),
                 phase="ready" if child["state"] == "ready" else str(child["phase"]),
@@ -66,7 +66,7 @@ def rows_of(snapshot: dict[str, Any]) -> list[Row]:
     return rows
 
 
-def row_line(row: Row, widths: tuple[int, int], rate: float = 0.0, *, is_ascii: bool = False) -> str:
+def row_line(row: ProcessRow, widths: tuple[int, int], rate: float = 0.0, *, is_ascii: bool = False) -> str:
     """One row as text. rate: units a second, 0 when it is not known."""
     head = f"  {row.who:<{widths[0]}}  {row.what:<{widths[1]}}  {row.phase}"
     parts = [head]
@@ -85,7 +85,7 @@ def bar(share: float, cells: int = BAR_CELLS, *, is_ascii: bool = False) -> str:
     return "#" * full + "." * (cells - full) if is_ascii else "━" * full + "╌" * (cells - full)
 
 
-def widths_of(rows: Sequence[Row]) -> tuple[int, int]:
+def widths_of(rows: Sequence[ProcessRow]) -> tuple[int, int]:
     """Widths of the two name columns."""
     return max((cell_width(row.who) for row in rows), default=0), max((cell_width(row.what) for row in rows), default=0)
 
@@ -108,7 +108,7 @@ class Rates:
 
     seen: dict[str, tuple[str, int, float, float]] = field(default_factory=dict)
 
-    def of(self, row: Row, now: float) -> float:
+    def of(self, row: ProcessRow, now: float) -> float:
         """Units a second since the phase began to move."""
         phase, done, at, rate = self.seen.get(row.who, ("", 0, now, 0.0))
         if phase != row.phase or row.done < done:
