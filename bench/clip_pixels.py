@@ -18,8 +18,8 @@ import numpy as np
 
 from bench.serving.figures import head
 from mstar_core.plugin.processor import MediaPart
-from mstar_vjepa2.media import read_video
-from mstar_vjepa2.transforms import cropped, squared
+from mstar_vjepa2.request.media import read_video
+from mstar_vjepa2.request.transforms import cropped, squared
 
 BLOCK = 8
 """Pixels of one side of a block of equal colour: noise in every pixel would measure the decoder alone."""

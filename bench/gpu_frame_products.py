@@ -30,11 +30,12 @@ from bench.serving.figures import head
 from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
 from mstar_core.engine.attention.passes import PassShape
 from mstar_core.engine.device import prepare_device, resolve_device
-from mstar_pi05.weights import building
-from mstar_vjepa2 import cluster, products, tiles
-from mstar_vjepa2.blocks import MixCached, stack, sum_norm
-from mstar_vjepa2.facts import RELEASED_AC
-from mstar_vjepa2.rotary import Rotary3D
+from mstar_pi05.checkpoint.weights import building
+from mstar_vjepa2.checkpoint.config import RELEASED_AC
+from mstar_vjepa2.kernels import gemm, multicast_gemm
+from mstar_vjepa2.nodes import linear
+from mstar_vjepa2.nodes.blocks import MixCached, stack, sum_norm
+from mstar_vjepa2.nodes.rotary import Rotary3D
 
 TOKENS: Final = RELEASED_AC.encoder.frame_tokens + RELEASED_AC.conditions
 WIDTH, HEADS, INNER = RELEASED_AC.predictor.width, RELEASED_AC.predictor.heads, RELEASED_AC.predictor.inner
@@ -113,7 +114,7 @@ def check() -> bool:
         for rows in (TOKENS - 2, TOKENS, PAGE):
             given = case(inputs, rows)
             line = [f"{kind} {len(given.x)} rows:"]
-            for name, kernels in (("cluster", cluster), ("tiles", tiles)):
+            for name, kernels in (("cluster", multicast_gemm), ("tiles", gemm)):
                 given.pool.zero_()
                 made = given.run(kernels, kind, weight, bias)
                 again = given.run(kernels, kind, weight, bias)
@@ -156,17 +157,17 @@ def alone() -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for kind, (_, inputs) in SHAPES.items():
         given, layers = case(inputs), [weights_of(kind) for _ in range(LAYERS)]
-        lines: dict[str, float] = {"tiles": graph_us(partial(_all, given, tiles, kind, layers), LAYERS)}
-        lines["cluster"] = graph_us(partial(_all, given, cluster, kind, layers), LAYERS)
+        lines: dict[str, float] = {"tiles": graph_us(partial(_all, given, gemm, kind, layers), LAYERS)}
+        lines["cluster"] = graph_us(partial(_all, given, multicast_gemm, kind, layers), LAYERS)
         whole_tiles = case(inputs, TOKENS - 2)
-        lines["cluster, 256 rows"] = graph_us(partial(_all, whole_tiles, cluster, kind, layers), LAYERS)
+        lines["cluster, 256 rows"] = graph_us(partial(_all, whole_tiles, multicast_gemm, kind, layers), LAYERS)
         lines["library"] = graph_us(partial(_by_library, given.x, layers), LAYERS)
         for up, above, across, stages, splits in TRIALS[kind]:
-            cut = cluster.Cut(up=up, above=above, across=across, stages=stages, splits=splits)
+            cut = multicast_gemm.Cut(up=up, above=above, across=across, stages=stages, splits=splits)
             name = f"{64 * up}, {above}x{across}, stages {stages} splits {splits}"
             try:
                 with cut_as(kind, cut):
-                    lines[name] = graph_us(partial(_all, given, cluster, kind, layers), LAYERS)
+                    lines[name] = graph_us(partial(_all, given, multicast_gemm, kind, layers), LAYERS)
             except Exception as error:  # noqa: BLE001 the other cuts are still to be timed
                 print(kind, name, type(error).__name__, error, flush=True)
         found[kind] = lines
@@ -185,14 +186,14 @@ def _by_library(x: Tensor, layers: list[tuple[Tensor, Tensor]]) -> None:
 
 
 @contextmanager
-def cut_as(kind: str, cut: cluster.Cut) -> Iterator[None]:
+def cut_as(kind: str, cut: multicast_gemm.Cut) -> Iterator[None]:
     """Every product of this kind is cut so inside."""
-    found = cluster.cut_of
-    cluster.cut_of = lambda weight, asked: cut
+    found = multicast_gemm.cut_of
+    multicast_gemm.cut_of = lambda weight, asked: cut
     try:
         yield
     finally:
-        cluster.cut_of = found
+        multicast_gemm.cut_of = found
 
 
 class Layers:
@@ -225,21 +226,23 @@ class Layers:
 
 @contextmanager
 def chosen(kinds: set[str]) -> Iterator[None]:
-    """Products of these kinds go by `cluster` inside, others by `tiles`."""
-    found = products._kernels
+    """Products of these kinds go by `multicast_gemm` inside, others by `gemm`."""
+    found = linear._kernels
 
     def choose(x: Tensor, layer: nn.Linear) -> Any:
         small = "down" if layer.in_features > layer.out_features else "out"
         return SimpleNamespace(
-            whole=(cluster if "gelu" in kinds else tiles).whole, parts=(cluster if small in kinds else tiles).parts,
-            turned=(cluster if "turned" in kinds else tiles).turned, turns=tiles.turns,
+            whole=(multicast_gemm if "gelu" in kinds else gemm).whole,
+            parts=(multicast_gemm if small in kinds else gemm).parts,
+            turned=(multicast_gemm if "turned" in kinds else gemm).turned,
+            turns=gemm.turns,
         )  # fmt: skip
 
-    products._kernels = choose
+    linear._kernels = choose
     try:
         yield
     finally:
-        products._kernels = found
+        linear._kernels = found
 
 
 def in_layers(cached: int) -> dict[str, float]:

@@ -28,7 +28,7 @@ from bench.gpu_vjepa2 import TINY_AC, three
 from bench.serving.figures import ROOT, Figures, head
 from bench.serving.trees import Tree
 from mstar_core.engine.device import prepare_device, resolve_device
-from mstar_vjepa2.facts import RELEASED_AC
+from mstar_vjepa2.checkpoint.config import RELEASED_AC
 
 PARTS: Final = ("context", "steps", "whole")
 

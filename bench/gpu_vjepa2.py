@@ -41,9 +41,9 @@ from bench.families.world import (
 from bench.serving.figures import Figures, head
 from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.engine.device import prepare_device, resolve_device
-from mstar_pi05.weights import building
-from mstar_vjepa2.encoder import ClipEncoder, FrameEncoder
-from mstar_vjepa2.facts import ENCODERS, RELEASED_AC, ActionFacts, EncoderFacts, VitFacts, encoder_of
+from mstar_pi05.checkpoint.weights import building
+from mstar_vjepa2.checkpoint.config import ENCODERS, RELEASED_AC, ActionFacts, EncoderFacts, VitFacts, encoder_of
+from mstar_vjepa2.nodes.encoder import ClipEncoder, FrameEncoder
 
 FRAMES: Final = 64
 TINY: Final = replace(encoder_of(48, 2, 3, 192, crop=32, clip_frames=8), patch=8)

@@ -33,14 +33,14 @@ from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.engine.device import prepare_device
 from mstar_core.graph.spec.nodes import STEP, Attend, from_param
 from mstar_core.worker.arrays import to_tensor
-from mstar_pi05.policy import Policy
-from mstar_pi05.siglip import Cameras
-from mstar_pi05.sizes import IMAGE, Sizes, Tower, Vision
-from mstar_pi05.weights import building
+from mstar_pi05.checkpoint.sizes import IMAGE, Sizes, Tower, Vision
+from mstar_pi05.checkpoint.weights import building
+from mstar_pi05.nodes.policy import Policy
+from mstar_pi05.nodes.siglip import Cameras
 from mstar_vjepa2.ac_graph import NORMALIZE
-from mstar_vjepa2.ac_predictor import ActionPredictor
-from mstar_vjepa2.encoder import FrameEncoder
-from mstar_vjepa2.facts import RELEASED_AC, ActionFacts, VitFacts, encoder_of
+from mstar_vjepa2.checkpoint.config import RELEASED_AC, ActionFacts, VitFacts, encoder_of
+from mstar_vjepa2.nodes.ac_predictor import ActionPredictor
+from mstar_vjepa2.nodes.encoder import FrameEncoder
 
 _TOWER = Tower(width=64, layers=2, mlp=64, heads=2, kv_heads=1, head_dim=64)
 SMALL = Sizes(vocab=512, horizon=50, vision=Vision(width=64, layers=1, heads=2, mlp=64), language=_TOWER, expert=_TOWER)

@@ -30,11 +30,11 @@ from bench.families.sections import Sections
 from bench.serving.deployment import Plan, Served, gpu_state
 from bench.serving.figures import ROOT, Figures
 from bench.serving.watch import note_stations, watched
-from mstar_vjepa2 import names
-from mstar_vjepa2.ac_predictor import ActionPredictor
-from mstar_vjepa2.encoder import Encoder
-from mstar_vjepa2.facts import RELEASED_AC, released
-from mstar_vjepa2.predictor import MaskedPredictor
+from mstar_vjepa2.checkpoint import names
+from mstar_vjepa2.checkpoint.config import RELEASED_AC, released
+from mstar_vjepa2.nodes.ac_predictor import ActionPredictor
+from mstar_vjepa2.nodes.encoder import Encoder
+from mstar_vjepa2.nodes.predictor import MaskedPredictor
 
 HAS_VIDEO: Final = find_spec("av") is not None
 """Whether PyAV is here; without it no clip can be made, nor read by the server."""

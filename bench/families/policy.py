@@ -24,14 +24,14 @@ from mstar_core.layers.packing import pack
 from mstar_core.plugin.model import ModelContext
 from mstar_core.worker.scheduler import FairShare
 from mstar_core.worker.steps import Steps
-from mstar_pi05.checkpoint import read_sizes
+from mstar_pi05.checkpoint.config import read_sizes
+from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, IMAGE, Sizes
+from mstar_pi05.checkpoint.weights import building
 from mstar_pi05.graph import build
 from mstar_pi05.model import Pi05
+from mstar_pi05.nodes.policy import Policy
+from mstar_pi05.nodes.siglip import Cameras
 from mstar_pi05.plugin import mstar_models
-from mstar_pi05.policy import Policy
-from mstar_pi05.siglip import Cameras
-from mstar_pi05.sizes import ACTION_WIDTH, IMAGE, Sizes
-from mstar_pi05.weights import building
 
 PAGE = 64
 

@@ -23,12 +23,12 @@ from mstar_core.engine.kv_view import KVModule
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph.spec.nodes import STEP, Attend
 from mstar_core.plugin.model import ModelContext
-from mstar_pi05.weights import building
+from mstar_pi05.checkpoint.weights import building
 from mstar_vjepa2.ac_graph import CARRY, NORMALIZE, Sizes, build_ac
-from mstar_vjepa2.ac_predictor import ActionPredictor
-from mstar_vjepa2.encoder import FrameEncoder
-from mstar_vjepa2.facts import ActionFacts, EncoderFacts, VitFacts, read_action
+from mstar_vjepa2.checkpoint.config import ActionFacts, EncoderFacts, VitFacts, read_action
 from mstar_vjepa2.model import Vjepa2Ac
+from mstar_vjepa2.nodes.ac_predictor import ActionPredictor
+from mstar_vjepa2.nodes.encoder import FrameEncoder
 from mstar_vjepa2.params import POSE
 from mstar_vjepa2.plugin import mstar_models
 from mstar_vjepa2.program import CLIP

@@ -20,8 +20,8 @@ from bench.families.policy import Acting, Observation, Place, checkpoint_modules
 from bench.families.world import Rolling, Trial, checkpoint_nodes
 from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.plugin.model import ModelContext
-from mstar_vjepa2.encoder import ClipEncoder
 from mstar_vjepa2.model import Vjepa2
+from mstar_vjepa2.nodes.encoder import ClipEncoder
 from mstar_vjepa2.plugin import mstar_models
 
 ROOT: Final = Path(__file__).resolve().parents[2]

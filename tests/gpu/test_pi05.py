@@ -19,10 +19,10 @@ from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.engine.cuda_graphs.warmup import Rehearses, rehearse
 from mstar_core.engine.device import prepare_device
 from mstar_core.layers.rotary import rotate
-from mstar_pi05.expert import AdaNorm, Modulation
-from mstar_pi05.flow import TimeTable, distinct_times
-from mstar_pi05.policy import Policy
-from mstar_pi05.sizes import Sizes, Tower, Vision
+from mstar_pi05.checkpoint.sizes import Sizes, Tower, Vision
+from mstar_pi05.nodes.expert import AdaNorm, Modulation
+from mstar_pi05.nodes.flow import TimeTable, distinct_times
+from mstar_pi05.nodes.policy import Policy
 from tests.engine.golden_engines import BFLOAT16, FLOAT32, check_policy, difference, policy
 
 pytestmark = pytest.mark.gpu
@@ -168,7 +168,7 @@ def test_a_towers_sum_and_norm_in_one_kernel_equal_plain_operations(dtype: torch
 def test_attention_of_patches_in_float32_is_as_exact_as_torchs(
     images: int, tokens: int, heads: int, head_dim: int, cuda: torch.device
 ) -> None:
-    from mstar_pi05.camera_kernels import see
+    from mstar_pi05.kernels.vision_attention import see
 
     packed = torch.randn(images, tokens, 3 * heads * head_dim, device=cuda)
     split = [each.unflatten(-1, (heads, -1)).transpose(1, 2).double() for each in packed.chunk(3, dim=-1)]
@@ -322,20 +322,20 @@ def test_both_ends_of_a_step_in_a_kernel_each_equal_plain_operations(
     tokens: int, width: int, parts: int, dtype: torch.dtype, cuda: torch.device
 ) -> None:
     """num_steps and step come as one value for all tokens of a request, or as one for each."""
-    from mstar_pi05 import ends
+    from mstar_pi05.kernels import embed_head
 
     times, places = distinct_times(8)
     table = TimeTable(torch.randn(5, len(times), 3 * width, device=cuda), places.to(cuda))
     into, out_of = (torch.nn.Linear(*sizes, device=cuda).requires_grad_(False) for sizes in ((32, width), (width, 32)))
     frequencies, norm = torch.rand(128, device=cuda), AdaNorm(width, 1e-6)
-    outside = ends.Ends(into=into, out_of=out_of, table=table, frequencies=frequencies, eps=norm.eps, dtype=dtype)
+    outside = embed_head.Ends(into=into, out_of=out_of, table=table, frequencies=frequencies, eps=norm.eps, dtype=dtype)
     actions, scale, offset = torch.randn(3, tokens, 32, device=cuda).unbind()
     slices = torch.randn(parts, tokens, width, device=cuda)
     branch, positions = slices if parts > 1 else slices[0].to(dtype), torch.arange(tokens, device=cuda) + 828
     for num_steps in (torch.tensor(7, device=cuda).expand(tokens), torch.randint(5, 9, (tokens,), device=cuda)):
         step = torch.tensor(4, device=cuda).expand(tokens)
-        asked = ends.Asked(actions=actions, scale=scale, offset=offset, step=step, num_steps=num_steps)
-        begun = ends.begin(outside, asked, positions)
+        asked = embed_head.Asked(actions=actions, scale=scale, offset=offset, step=step, num_steps=num_steps)
+        begun = embed_head.begin(outside, asked, positions)
         rows = table.at(num_steps, step)
         modulation, x = Modulation(table, rows, dtype), into(actions)
         assert torch.equal(begun.rows, rows) and begun.normed.dtype == dtype
@@ -345,7 +345,7 @@ def test_both_ends_of_a_step_in_a_kernel_each_equal_plain_operations(
         angles = (positions[:, None].float() * frequencies).repeat(1, 2)[:, None]
         for found, wanted in zip(begun.rotation, (angles.cos(), angles.sin()), strict=True):
             assert difference(found, wanted.cpu(), is_relative=False) < 2e-4, "angles of some hundred radians"
-        moved, robot = ends.land(outside, asked, begun.rows, begun.x, branch)
+        moved, robot = embed_head.land(outside, asked, begun.rows, begun.x, branch)
         last = modulation.normed_plain(x, branch, norm, len(table.modulations) - 1, torch.float32)[1]
         expected = actions - out_of(last) / num_steps[:, None]
         # In half precision slices are added in another order, so that some round to the neighbour.
@@ -360,7 +360,7 @@ def test_products_that_hold_their_weights_equal_plain_ones(
     tokens: int, width: int, inner: int, dtype: torch.dtype, cuda: torch.device
 ) -> None:
     """Captured one behind the other, as they run, and again over other inputs; twice the same bits."""
-    from mstar_pi05 import held
+    from mstar_pi05.kernels import small_gemm
 
     heads, kv_heads, head_dim = 8, 1, 256
 
@@ -372,12 +372,19 @@ def test_products_that_hold_their_weights_equal_plain_ones(
     x = torch.randn(tokens, width, device=cuda).to(dtype)
     angle = torch.randn(tokens, 1, head_dim // 2, device=cuda).repeat(1, 1, 2)
     rotation = angle.cos(), angle.sin()
-    assert held.takes(x, inner, heads * head_dim, head_dim)
+    assert small_gemm.takes(x, inner, heads * head_dim, head_dim)
 
     def run() -> tuple[torch.Tensor, ...]:
-        query, key, value = held.turned(x, packed, rotation, heads, kv_heads)
-        opened = held.opened(x, up)
-        return query, key, value, held.slices(query.view(tokens, -1), across), opened, held.slices(opened, down)
+        query, key, value = small_gemm.turned(x, packed, rotation, heads, kv_heads)
+        opened = small_gemm.opened(x, up)
+        return (
+            query,
+            key,
+            value,
+            small_gemm.slices(query.view(tokens, -1), across),
+            opened,
+            small_gemm.slices(opened, down),
+        )
 
     with torch.inference_mode():
         graph, found = Captures(cuda).graph(run)

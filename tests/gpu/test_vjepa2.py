@@ -16,11 +16,11 @@ from mstar_core.engine.attention.passes import PassShape
 from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.engine.device import prepare_device
 from mstar_core.worker.warmup import warm_module
-from mstar_vjepa2.blocks import sum_norm
-from mstar_vjepa2.encoder import FrameEncoder
-from mstar_vjepa2.facts import ActionFacts, VitFacts, encoder_of
-from mstar_vjepa2.products import branch_of, linear, turned
-from mstar_vjepa2.rotary import Rotary3D, rotate, rotate_plain
+from mstar_vjepa2.checkpoint.config import ActionFacts, VitFacts, encoder_of
+from mstar_vjepa2.nodes.blocks import sum_norm
+from mstar_vjepa2.nodes.encoder import FrameEncoder
+from mstar_vjepa2.nodes.linear import branch_of, linear, turned
+from mstar_vjepa2.nodes.rotary import Rotary3D, rotate, rotate_plain
 from tests.engine.golden_engines import (
     BFLOAT16,
     FLOAT32,

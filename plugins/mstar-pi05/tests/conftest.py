@@ -18,12 +18,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mstar_core.plugin import ModelSpec
 from mstar_core.plugin.model import ModelContext
-from mstar_pi05.flow import flow_times
+from mstar_pi05.checkpoint.sizes import IMAGE
 from mstar_pi05.model import Pi05
+from mstar_pi05.nodes.flow import flow_times
+from mstar_pi05.nodes.policy import Policy
+from mstar_pi05.nodes.siglip import Cameras
 from mstar_pi05.plugin import mstar_models
-from mstar_pi05.policy import Policy
-from mstar_pi05.siglip import Cameras
-from mstar_pi05.sizes import IMAGE
 from mstar_pi05.tiny import write_tiny
 
 SPEC = mstar_models()[0]

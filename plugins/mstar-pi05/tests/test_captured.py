@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mstar_core.engine.cuda_graphs.buckets import Captures
-from mstar_pi05.siglip import CAPTURED
+from mstar_pi05.nodes.siglip import CAPTURED
 
 
 @pytest.mark.parametrize("kind", [torch.uint8, torch.float32])

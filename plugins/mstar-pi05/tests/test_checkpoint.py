@@ -18,14 +18,14 @@ from mstar_core.plugin import Action
 from mstar_core.plugin.json_form import spec_from_json, spec_to_json
 from mstar_core.plugin.spec_check import check_spec
 from mstar_core.weights.embedded import STAMP
-from mstar_pi05.checkpoint import read_sizes
+from mstar_pi05.checkpoint.config import read_sizes
+from mstar_pi05.checkpoint.sentencepiece import read_sentencepiece
+from mstar_pi05.checkpoint.sizes import Sizes
+from mstar_pi05.checkpoint.tokenizer import PromptTokenizer
 from mstar_pi05.deployment import MODEL_KWARGS, read_deployment, tower_dtype
 from mstar_pi05.plugin import mstar_models
-from mstar_pi05.sentencepiece import read_sentencepiece
-from mstar_pi05.sizes import Sizes
-from mstar_pi05.statistics import Moments, find_statistics
+from mstar_pi05.robots.statistics import Moments, find_statistics
 from mstar_pi05.tiny import write_tiny
-from mstar_pi05.tokens import PromptTokenizer
 
 HEAVY = ("torch", "numpy", "tokenizers", "transformers", "safetensors", "PIL", "msgspec")
 DATA = Path(__file__).parent / "data"

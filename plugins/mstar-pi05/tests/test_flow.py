@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mstar_core.layers.quantize import quantize
-from mstar_pi05.expert import Modulation
-from mstar_pi05.flow import distinct_times, embedded, flow_times
+from mstar_pi05.nodes.expert import Modulation
+from mstar_pi05.nodes.flow import distinct_times, embedded, flow_times
 
 ITEMS = (0, 1)
 STORED_TIMES = {"velocity": 5e-5, "actions": 2e-5, "condition": 1e-5}

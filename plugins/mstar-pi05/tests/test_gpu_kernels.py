@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("tokens", "width", "parts"), [(1, 100, 0), (7, 100, 3), (3, 1024, 1)])
 def test_kernels_of_gated_norms(tokens: int, width: int, parts: int, dtype: torch.dtype) -> None:
-    from mstar_pi05 import fused
+    from mstar_pi05.kernels import adaptive_norm
 
     device, norms, times = torch.device("cuda", 0), 3, 5
     table = torch.randn(norms, times, 3 * width, device=device)
@@ -21,7 +21,7 @@ def test_kernels_of_gated_norms(tokens: int, width: int, parts: int, dtype: torc
     slices = torch.randn(max(parts, 1), tokens, width, device=device)
     branch = None if parts == 0 else slices if parts > 1 else slices[0].to(dtype)
     for number in range(1, norms):
-        made = fused.modulate(
+        made = adaptive_norm.modulate(
             torch.randn(tokens, width, device=device), branch, table, number, rows, 1e-6, (dtype, dtype)
         )
         assert all(value.shape == (tokens, width) and value.isfinite().all() for value in made)
@@ -29,8 +29,8 @@ def test_kernels_of_gated_norms(tokens: int, width: int, parts: int, dtype: torc
 
 @pytest.mark.parametrize("tokens", [1, 33])
 def test_kernels_of_the_ends_of_a_step(tokens: int) -> None:
-    from mstar_pi05 import ends
-    from mstar_pi05.flow import TimeTable, distinct_times
+    from mstar_pi05.kernels import embed_head
+    from mstar_pi05.nodes.flow import TimeTable, distinct_times
 
     device, width = torch.device("cuda", 0), 100
     times, places = distinct_times(4)
@@ -38,36 +38,36 @@ def test_kernels_of_the_ends_of_a_step(tokens: int) -> None:
     into, out_of = (
         torch.nn.Linear(*sizes, device=device).requires_grad_(False) for sizes in ((32, width), (width, 32))
     )
-    outside = ends.Ends(
+    outside = embed_head.Ends(
         into=into, out_of=out_of, table=table, frequencies=torch.rand(12, device=device), eps=1e-6, dtype=torch.bfloat16
     )
     actions, scale, offset = torch.randn(3, tokens, 32, device=device).unbind()
     for num_steps in (torch.tensor(3, device=device).expand(tokens), torch.arange(tokens, device=device) % 2 + 3):
         step = torch.tensor(2, device=device).expand(tokens)
-        asked = ends.Asked(actions=actions, scale=scale, offset=offset, step=step, num_steps=num_steps)
-        begun = ends.begin(outside, asked, torch.arange(tokens, device=device))
-        made = ends.land(outside, asked, begun.rows, begun.x, torch.randn(3, tokens, width, device=device))
+        asked = embed_head.Asked(actions=actions, scale=scale, offset=offset, step=step, num_steps=num_steps)
+        begun = embed_head.begin(outside, asked, torch.arange(tokens, device=device))
+        made = embed_head.land(outside, asked, begun.rows, begun.x, torch.randn(3, tokens, width, device=device))
         assert all(value.isfinite().all() for value in (begun.x, begun.normed, *begun.rotation, *made))
 
 
 @pytest.mark.parametrize("tokens", [1, 33])
 def test_kernels_that_hold_their_weights(tokens: int) -> None:
-    from mstar_pi05 import held
+    from mstar_pi05.kernels import small_gemm
 
     device, width, inner = torch.device("cuda", 0), 128, 512
     x, angle = torch.randn(tokens, width, device=device).bfloat16(), torch.randn(tokens, 1, 64, device=device)
-    made = held.turned(x, torch.randn(10 * 64, width, device=device).bfloat16(), (angle, angle), 8, 1)
-    opened = held.opened(x, torch.randn(2 * inner, width, device=device).bfloat16())
-    summed = held.slices(opened, torch.randn(width, inner, device=device).bfloat16())
+    made = small_gemm.turned(x, torch.randn(10 * 64, width, device=device).bfloat16(), (angle, angle), 8, 1)
+    opened = small_gemm.opened(x, torch.randn(2 * inner, width, device=device).bfloat16())
+    summed = small_gemm.slices(opened, torch.randn(width, inner, device=device).bfloat16())
     assert all(value.isfinite().all() for value in (*made, opened, summed))
 
 
 @pytest.mark.parametrize(("images", "tokens", "heads", "head_dim"), [(1, 33, 2, 72), (2, 64, 1, 16)])
 def test_kernels_of_cameras(images: int, tokens: int, heads: int, head_dim: int) -> None:
-    from mstar_pi05 import camera_kernels
+    from mstar_pi05.kernels import vision_attention
 
     width = heads * head_dim
-    seen = camera_kernels.see(torch.randn(images, tokens, 3 * width, device="cuda"), heads)
+    seen = vision_attention.see(torch.randn(images, tokens, 3 * width, device="cuda"), heads)
     assert seen.shape == (images, tokens, width) and seen.isfinite().all()
 
 

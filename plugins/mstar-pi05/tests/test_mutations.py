@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import gelu
 
 from mstar_core.layers import matrix
-from mstar_pi05 import flow, gemma
+from mstar_pi05.nodes import flow, gemma
 
 TOLERANCE = 2e-4
 Patch = pytest.MonkeyPatch

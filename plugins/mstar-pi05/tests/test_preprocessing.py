@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 
 from mstar_core.errors import RequestError
 from mstar_core.plugin.observation import packed, unpacked
-from mstar_pi05.actions import as_lines, to_robot
-from mstar_pi05.aloha import actions_to_robot, state_to_model
 from mstar_pi05.deployment import Deployment
-from mstar_pi05.images import fit_floats, fit_pillow, fitted, signed
-from mstar_pi05.normalisation import normalise, unnormalise
-from mstar_pi05.observations import read_observation
-from mstar_pi05.prompt import bins, pieces
-from mstar_pi05.robots import ROBOTS
-from mstar_pi05.statistics import Moments
+from mstar_pi05.request.images import fit_floats, fit_pillow, fitted, signed
+from mstar_pi05.request.prompt import bins, pieces
+from mstar_pi05.robots.actions import as_lines, to_robot
+from mstar_pi05.robots.aloha import actions_to_robot, state_to_model
+from mstar_pi05.robots.normalisation import normalise, unnormalise
+from mstar_pi05.robots.observations import read_observation
+from mstar_pi05.robots.specs import ROBOTS
+from mstar_pi05.robots.statistics import Moments
 
 
 def moments(golden: Any, span: Any = "range") -> Moments:

@@ -16,11 +16,11 @@ from mstar_core.errors import BadMedia, ConfigError, RequestError, WeightsError
 from mstar_core.plugin import parse_params
 from mstar_core.plugin.observation import packed
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
+from mstar_pi05.checkpoint.sizes import IMAGE
 from mstar_pi05.params import Params
 from mstar_pi05.processor import Processor
-from mstar_pi05.prompt import pieces
-from mstar_pi05.sizes import IMAGE
-from mstar_pi05.statistics import find_statistics
+from mstar_pi05.request.prompt import pieces
+from mstar_pi05.robots.statistics import find_statistics
 
 STATE = [0.1, -0.2, 0.3, 0.0, 0.5, -0.5, 0.25, 0.75]
 SIDE, PLACES = 28, 4

@@ -17,7 +17,7 @@ from mstar_core.plugin.observation import packed
 from mstar_core.plugin.processor import MediaPart, PromptRequest, QuickProcessor
 from mstar_pi05.params import Params
 from mstar_pi05.processor import QUICK_BYTES, Processor
-from mstar_pi05.uploads import MOST_FILES, SMALL_BYTES
+from mstar_pi05.request.uploads import MOST_FILES, SMALL_BYTES
 
 SIDE = 28
 STATE = [0.1, -0.2, 0.3, 0.0, 0.5, -0.5, 0.25, 0.75]

@@ -12,9 +12,9 @@ from safetensors.numpy import save
 from mstar_core.errors import MstarError, RequestError
 from mstar_core.plugin import parse_params
 from mstar_core.plugin.processor import MediaPart
-from mstar_pi05.images import fitted, signed
 from mstar_pi05.params import Params
-from mstar_pi05.uploads import Uploads, sort_uploads
+from mstar_pi05.request.images import fitted, signed
+from mstar_pi05.request.uploads import Uploads, sort_uploads
 
 STATE = np.linspace(-1, 1, 8)
 CAMERA = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mstar_core.errors import StartError, WeightsError
+from mstar_pi05.checkpoint.sizes import Sizes
+from mstar_pi05.checkpoint.weights import BOTH, PALIGEMMA, TIED
 from mstar_pi05.published import names, policy_target, shapes
-from mstar_pi05.sizes import Sizes
-from mstar_pi05.weights import BOTH, PALIGEMMA, TIED
 
 TABLE = f"{PALIGEMMA}language_model.embed_tokens.weight"
 HEAD = f"{TIED}weight"

@@ -11,9 +11,9 @@ from torch import Tensor
 from mstar_core.engine.attention.append_only import silent
 from mstar_core.engine.cache.budget import NeedsMemory
 from mstar_core.errors import EngineError
-from mstar_vjepa2 import blocks
-from mstar_vjepa2.planning import distance
-from mstar_vjepa2.poses import difference, moved
+from mstar_vjepa2.nodes import blocks
+from mstar_vjepa2.nodes.planning import distance
+from mstar_vjepa2.nodes.poses import difference, moved
 
 from .conftest import BlockView, Golden, RowsView, build, gap, lay_out
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mstar_core.engine.cuda_graphs.buckets import Captures
-from mstar_vjepa2 import blocks, rotary
-from mstar_vjepa2.encoder import CAPTURED, MOST_TOKENS
+from mstar_vjepa2.nodes import blocks, rotary
+from mstar_vjepa2.nodes.encoder import CAPTURED, MOST_TOKENS
 
 from .conftest import Golden, build, gap
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from mstar_core.errors import EngineError
+from mstar_vjepa2.nodes.pooler import NoPooler
+from mstar_vjepa2.nodes.predictor import gathered
+from mstar_vjepa2.nodes.rotary import lanes_per_axis
 from mstar_vjepa2.params import POOLINGS
-from mstar_vjepa2.pooler import NoPooler
-from mstar_vjepa2.predictor import gathered
-from mstar_vjepa2.rotary import lanes_per_axis
 
 from .conftest import Golden, build, gap
 
@@ -59,7 +59,7 @@ def test_a_row_does_not_depend_on_what_shares_its_batch(base: Golden, base_nodes
 
 
 def test_pixels_as_bytes_are_normalised_as_the_processor_does(base_nodes: dict[str, Any]) -> None:
-    from mstar_vjepa2.transforms import normalised
+    from mstar_vjepa2.request.transforms import normalised
 
     pixels = torch.arange(256, dtype=torch.uint8).repeat(24).view(1, 2, 3, 32, 32)
     encoder = base_nodes["video_encoder"]

@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from mstar_vjepa2.poses import moved
-from mstar_vjepa2.rotary import Rotary3D
+from mstar_vjepa2.nodes.poses import moved
+from mstar_vjepa2.nodes.rotary import Rotary3D
 from tests.gpu.kernels import launched
 
 pytestmark = pytest.mark.gpu
@@ -26,32 +26,32 @@ def test_kernels_of_angles(head_dim: int) -> None:
 @pytest.mark.parametrize(("heads", "head_dim", "rows"), [(16, 64, 258), (3, 12, 7), (9, 26, 1)])
 def test_kernels_of_rotation(heads: int, head_dim: int, rows: int) -> None:
     """In place, on the way into the cache, and behind the product that makes what turns."""
-    from mstar_vjepa2 import fused, tiles
+    from mstar_vjepa2.kernels import gemm, rotary
 
     rotation = Rotary3D(head_dim).to("cuda").of_ids(torch.arange(rows, device="cuda"), 4, 4)
     x, page = torch.randn(2, rows, 3 * heads, head_dim, device="cuda").bfloat16(), 11
-    assert fused.turn(x[:, :, : 2 * heads], *rotation).isfinite().all()
+    assert rotary.turn(x[:, :, : 2 * heads], *rotation).isfinite().all()
     pool = torch.zeros(rows // page + 1, 2, page, heads, head_dim, device="cuda", dtype=torch.bfloat16)
     at = torch.arange(rows, device="cuda")
     places = at // page * 2 * page + at % page
     places[-1] = -1
-    assert fused.turn_append(pool, places, x[0].flatten(1), rotation, heads).isfinite().all()
+    assert rotary.turn_append(pool, places, x[0].flatten(1), rotation, heads).isfinite().all()
     weight = torch.randn(3 * heads * head_dim, 512, device="cuda").bfloat16()
-    if tiles.takes(weight) and tiles.turns(weight, pool, head_dim):
+    if gemm.takes(weight) and gemm.turns(weight, pool, head_dim):
         given = torch.randn(rows, 512, device="cuda").bfloat16()
-        query = tiles.turned(given, weight, weight[:, 0].contiguous(), rotation, pool, places)
+        query = gemm.turned(given, weight, weight[:, 0].contiguous(), rotation, pool, places)
         assert query.shape == (rows, heads, head_dim) and query.isfinite().all() and pool.isfinite().all()
 
 
 @pytest.mark.parametrize("rows", [3, 258])
 def test_kernels_of_products(rows: int) -> None:
-    from mstar_vjepa2 import tiles
+    from mstar_vjepa2.kernels import gemm
 
     x, weight = torch.randn(rows, 512, device="cuda").bfloat16(), torch.randn(256, 512, device="cuda").bfloat16()
-    assert tiles.takes(weight)
-    for made in (tiles.whole(x, weight, weight[:, 0].contiguous()), tiles.parts(x, weight).sum(0)):
+    assert gemm.takes(weight)
+    for made in (gemm.whole(x, weight, weight[:, 0].contiguous()), gemm.parts(x, weight).sum(0)):
         assert made.shape == (rows, 256) and made.isfinite().all()
-    assert tiles.whole(x, weight, weight[:, 0].contiguous(), is_gelu=True).isfinite().all()
+    assert gemm.whole(x, weight, weight[:, 0].contiguous(), is_gelu=True).isfinite().all()
 
 
 @pytest.mark.parametrize("rows", [202, 256, 258, 263, 272])
@@ -83,7 +83,7 @@ def test_kernels_of_clusters(rows: int, outputs: int, inputs: int) -> None:
 @pytest.mark.parametrize("rows", [256, 258, 259])
 def test_kernels_of_clusters_that_turn(rows: int) -> None:
     """Queries, and keys and values in their places, as Triton's kernel leaves them; one row has no place."""
-    from mstar_vjepa2 import tiles
+    from mstar_vjepa2.kernels import gemm
 
     cluster, heads, page = _clusters(), 4, 259
     rotation = Rotary3D(64).to("cuda").of_ids(torch.arange(rows, device="cuda"), 16, 16)
@@ -94,7 +94,7 @@ def test_kernels_of_clusters_that_turn(rows: int) -> None:
     assert cluster.takes(x, weight) and cluster.turns(weight, pools[0], 64)
     queries = [
         kernels.turned(x, weight, bias, rotation, pool, places)
-        for kernels, pool in zip((cluster, tiles), pools, strict=True)
+        for kernels, pool in zip((cluster, gemm), pools, strict=True)
     ]
     for one, other in (queries, pools):
         assert (one.float() - other.float()).norm() < 4e-3 * other.float().norm()
@@ -104,7 +104,7 @@ def test_kernels_of_clusters_that_turn(rows: int) -> None:
 def _clusters() -> ModuleType:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("runs on Hopper, whose clusters these kernels use")
-    return importlib.import_module("mstar_vjepa2.cluster")
+    return importlib.import_module("mstar_vjepa2.kernels.multicast_gemm")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
@@ -115,7 +115,7 @@ def test_kernels_of_beginnings(
     rows: int, conditions: int, inner: int, width: int, head_dim: int, dtype: torch.dtype
 ) -> None:
     """Conditions, the frame, angles and next poses are what plain operations make; at the poles too."""
-    from mstar_vjepa2 import ends
+    from mstar_vjepa2.kernels import embed_head
 
     side, tokens = 4, 16 + conditions
     latents, poses = torch.randn(rows, side * side, inner, device="cuda"), torch.randn(2, rows, 3, 7, device="cuda")
@@ -126,7 +126,7 @@ def test_kernels_of_beginnings(
     ids = torch.cat([torch.zeros(conditions, dtype=torch.int64), torch.arange(side * side)]).cuda()
     places, rotary = (ids // side, ids % side), Rotary3D(head_dim).to("cuda")
     time = torch.arange(5, 5 + rows, device="cuda").repeat_interleave(tokens)
-    begun = ends.begin(latents, list(zip(layers, given, strict=True)), time, places, rotary, dtype)
+    begun = embed_head.begin(latents, list(zip(layers, given, strict=True)), time, places, rotary, dtype)
     for number, (layer, value) in enumerate(zip(layers, given, strict=True)):
         assert (begun.x[:, number].float() - layer(value)).abs().max() < (1e-5 if dtype == torch.float32 else 3e-2)
     assert torch.equal(begun.given, latents.to(dtype))
@@ -137,12 +137,12 @@ def test_kernels_of_beginnings(
 
 @pytest.mark.parametrize(("slices", "skip"), [(1, 0), (2, 2), (4, 0)])
 def test_kernels_of_latents(slices: int, skip: int) -> None:
-    from mstar_vjepa2 import ends
-    from mstar_vjepa2.encoder import LATENT_EPS, latents_of
+    from mstar_vjepa2.kernels import embed_head
+    from mstar_vjepa2.nodes.encoder import LATENT_EPS, latents_of
 
     hidden, wanted = torch.randn(slices, 3, 7, 1408, device="cuda"), torch.tensor([1, 0, 1], device="cuda")
     bias = torch.randn(1408, device="cuda").bfloat16() if skip else None
-    found = ends.latents(hidden, bias, wanted[:, None].expand(-1, 2)[:, 0], LATENT_EPS, skip)
+    found = embed_head.latents(hidden, bias, wanted[:, None].expand(-1, 2)[:, 0], LATENT_EPS, skip)
     whole = hidden.sum(0) if bias is None else hidden.sum(0) + bias.float()
     assert (found.cpu() - latents_of(whole[:, skip:].cpu(), wanted.bool().cpu())).abs().max() < 1e-4
     plain = latents_of(hidden[0].bfloat16(), wanted.bool())

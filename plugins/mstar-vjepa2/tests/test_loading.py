@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mstar_core.errors import WeightsError
-from mstar_vjepa2.checkpoint import has_pooler
-from mstar_vjepa2.facts import RELEASED_AC, read_action, read_base
-from mstar_vjepa2.names import hub_names, official_ac_names, plain
+from mstar_vjepa2.checkpoint.config import RELEASED_AC, read_action, read_base
+from mstar_vjepa2.checkpoint.files import has_pooler
+from mstar_vjepa2.checkpoint.names import hub_names, official_ac_names, plain
 from mstar_vjepa2.published import key_map
 
 from .conftest import Golden, build, classifier_weights, lay_out
@@ -130,9 +130,9 @@ def test_a_converted_action_model(ac: Golden, ac_nodes: dict[str, Any], tmp_path
 
 
 def test_progress_ends_with_all_bytes(ac: Golden, tmp_path: Path) -> None:
-    from mstar_vjepa2.loading import Source, fill
+    from mstar_vjepa2.checkpoint.loading import Source, fill
+    from mstar_vjepa2.checkpoint.names import ACTION
     from mstar_vjepa2.model import AC_RULES
-    from mstar_vjepa2.names import ACTION
 
     folder = lay_out(tmp_path / "pt", ac.json("config.json"))
     torch.save(official_ac(ac), folder / "a.pt")
@@ -247,10 +247,10 @@ def test_published_names_are_those_of_the_reference_files(base: Golden, ac: Gold
 
 def test_sizes_of_the_published_models() -> None:
     """Parameters as the model table counts them."""
-    from mstar_vjepa2.ac_predictor import ActionPredictor
-    from mstar_vjepa2.encoder import Encoder
-    from mstar_vjepa2.facts import released
-    from mstar_vjepa2.predictor import MaskedPredictor
+    from mstar_vjepa2.checkpoint.config import released
+    from mstar_vjepa2.nodes.ac_predictor import ActionPredictor
+    from mstar_vjepa2.nodes.encoder import Encoder
+    from mstar_vjepa2.nodes.predictor import MaskedPredictor
 
     def count(module: nn.Module) -> int:
         return sum(value.numel() for value in module.parameters())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mstar_vjepa2 import ac_predictor, blocks, encoder, poses, predictor, rotary
+from mstar_vjepa2.nodes import ac_predictor, blocks, encoder, poses, predictor, rotary
 
 from .conftest import Golden, RowsView, gap
 from .test_ac_predictor import ENERGY, NEAR, ROLLED, STATE, energies, latents, roll, taught

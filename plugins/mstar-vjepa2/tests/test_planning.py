@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
-from mstar_vjepa2 import planning
+from mstar_vjepa2.nodes import planning
+from mstar_vjepa2.nodes.planning import distance
 from mstar_vjepa2.params import COSTS
-from mstar_vjepa2.planning import distance
 
 from .conftest import Golden, gap
 from .test_ac_predictor import ENERGY, latents, roll

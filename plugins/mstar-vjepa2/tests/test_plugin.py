@@ -28,7 +28,7 @@ WRITE = {"vjepa2": write_base, "vjepa2_ac": write_ac}
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
-    [("plugin", HEAVY), ("tiny", HEAVY), ("checkpoint", HEAVY), ("processor", ("torch", "transformers")),
+    [("plugin", HEAVY), ("tiny", HEAVY), ("checkpoint.files", HEAVY), ("processor", ("torch", "transformers")),
      ("ac_processor", ("torch", "transformers"))],
 )  # fmt: skip
 def test_what_runs_outside_the_workers_loads_nothing_heavy(module: str, heavy: tuple[str, ...]) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn.functional import gelu
 
-from mstar_vjepa2 import products
-from mstar_vjepa2.blocks import sum_norm
-from mstar_vjepa2.products import Branch, branch_of, is_few, linear, linear_into
+from mstar_vjepa2.nodes import linear as linear_module
+from mstar_vjepa2.nodes.blocks import sum_norm
+from mstar_vjepa2.nodes.linear import Branch, branch_of, is_few, linear, linear_into
 
 
 def test_a_branch_is_added_whole_or_in_slices() -> None:
@@ -43,19 +43,19 @@ def test_the_cpu_multiplies_by_the_layers_themselves() -> None:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Nobody has asked yet which kernels are there, or will know afterwards what was found here."""
-    products._cluster.cache_clear()
+    linear_module._cluster.cache_clear()
     yield monkeypatch
-    products._cluster.cache_clear()
+    linear_module._cluster.cache_clear()
 
 
 def test_products_go_without_multicast_where_its_kernels_cannot_be_imported(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setitem(sys.modules, "mstar_vjepa2.cluster", None)
-    assert products._cluster() is None
+    fresh.setitem(sys.modules, "mstar_vjepa2.kernels.multicast_gemm", None)
+    assert linear_module._cluster() is None
 
 
 def test_the_environment_turns_multicast_off(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setitem(sys.modules, "mstar_vjepa2.cluster", ModuleType("mstar_vjepa2.cluster"))
-    assert products._cluster() is not None
-    products._cluster.cache_clear()
+    fresh.setitem(sys.modules, "mstar_vjepa2.kernels.multicast_gemm", ModuleType("mstar_vjepa2.kernels.multicast_gemm"))
+    assert linear_module._cluster() is not None
+    linear_module._cluster.cache_clear()
     fresh.setenv("MSTAR_MULTICAST", "0")
-    assert products._cluster() is None
+    assert linear_module._cluster() is None

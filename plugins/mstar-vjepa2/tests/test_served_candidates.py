@@ -12,8 +12,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from mstar_core.conformance.bench import Bench
 from mstar_core.conformance.desk import Ask
 from mstar_core.conformance.nodes import Settings
-from mstar_vjepa2.encoder import Encoder
-from mstar_vjepa2.rotary import Rotary3D
+from mstar_vjepa2.nodes.encoder import Encoder
+from mstar_vjepa2.nodes.rotary import Rotary3D
 
 from .conftest import SPECS, Golden, Ways, gap, npy
 from .test_ac_predictor import ENERGY, ROLLED, STATE

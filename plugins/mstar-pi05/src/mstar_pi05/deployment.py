@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from mstar_core.errors import ConfigError, did_you_mean
-from mstar_pi05.robots import ROBOTS, Robot
-from mstar_pi05.sizes import ACTION_WIDTH
+from mstar_pi05.checkpoint.sizes import ACTION_WIDTH
+from mstar_pi05.robots.specs import ROBOTS, Robot
 
 LONGEST_HORIZON: Final = 1000
 MOST_STEPS: Final = 100

@@ -9,12 +9,12 @@ import torch
 from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import Checkpoint
-from mstar_pi05.checkpoint import read_sizes
+from mstar_pi05.checkpoint.config import read_sizes
+from mstar_pi05.checkpoint.sizes import fitted
+from mstar_pi05.checkpoint.weights import CAMERAS, POLICY, building, load
 from mstar_pi05.deployment import read_deployment, tower_dtype
-from mstar_pi05.policy import Policy
-from mstar_pi05.siglip import Cameras
-from mstar_pi05.sizes import fitted
-from mstar_pi05.weights import CAMERAS, POLICY, building, load
+from mstar_pi05.nodes.policy import Policy
+from mstar_pi05.nodes.siglip import Cameras
 
 if TYPE_CHECKING:
     from torch import nn

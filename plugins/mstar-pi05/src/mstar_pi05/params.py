@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from mstar_core.errors import RequestError
 from mstar_core.plugin import param
+from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, CAMERAS
 from mstar_pi05.deployment import LONGEST_HORIZON, MOST_STEPS
-from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

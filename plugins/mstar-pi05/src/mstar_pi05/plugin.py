@@ -19,13 +19,13 @@ from mstar_core.plugin import (
     WeightRef,
     hookimpl,
 )
-from mstar_pi05.checkpoint import read_sizes
+from mstar_pi05.checkpoint.config import read_sizes
+from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, CAMERAS, Sizes, fitted
 from mstar_pi05.deployment import MODEL_KWARGS, Deployment, read_deployment
 from mstar_pi05.graph import build
 from mstar_pi05.params import Params
 from mstar_pi05.program import pi05
-from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS, Sizes, fitted
-from mstar_pi05.statistics import find_statistics
+from mstar_pi05.robots.statistics import find_statistics
 
 PLUGIN_API = 1
 WEIGHTS_REPO = "lerobot/pi05_base"
@@ -83,7 +83,7 @@ def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
         model_kwargs=MODEL_KWARGS,
         samples=tuple(_with_sizes(sample, sizes) for sample in SAMPLES),
         tiny="mstar_pi05.tiny:write_tiny",
-        resolve="mstar_pi05.download:resolve_weights",
+        resolve="mstar_pi05.checkpoint.download:resolve_weights",
         notice="pi05:tiny has random weights: its actions mean nothing",
     )
 

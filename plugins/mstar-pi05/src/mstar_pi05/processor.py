@@ -12,18 +12,18 @@ import numpy as np
 from mstar_core.errors import ConfigError, RequestError, WeightsError
 from mstar_core.plugin.observation import besides_pictures, unpacked
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, SegmentInputs
-from mstar_pi05 import aloha
-from mstar_pi05.actions import as_lines
-from mstar_pi05.checkpoint import read_sizes
+from mstar_pi05.checkpoint.config import read_sizes
+from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, CAMERAS, IMAGE
+from mstar_pi05.checkpoint.tokenizer import PromptTokenizer
 from mstar_pi05.deployment import read_deployment
-from mstar_pi05.images import FIELD, Floats, Pixels, decoded, fit_pillow, fitted, signed
-from mstar_pi05.normalisation import Values, normalise
-from mstar_pi05.observations import read_observation
-from mstar_pi05.prompt import pieces
-from mstar_pi05.sizes import ACTION_WIDTH, CAMERAS, IMAGE
-from mstar_pi05.statistics import find_statistics
-from mstar_pi05.tokens import PromptTokenizer
-from mstar_pi05.uploads import are_quick, as_npy, image_files, sort_uploads
+from mstar_pi05.request.images import FIELD, Floats, Pixels, decoded, fit_pillow, fitted, signed
+from mstar_pi05.request.prompt import pieces
+from mstar_pi05.request.uploads import are_quick, as_npy, image_files, sort_uploads
+from mstar_pi05.robots import aloha
+from mstar_pi05.robots.actions import as_lines
+from mstar_pi05.robots.normalisation import Values, normalise
+from mstar_pi05.robots.observations import read_observation
+from mstar_pi05.robots.statistics import find_statistics
 
 if TYPE_CHECKING:
     from mstar_pi05.params import Params

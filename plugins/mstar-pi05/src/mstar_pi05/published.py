@@ -8,10 +8,10 @@ from typing import Final
 import torch
 
 from mstar_core.plugin.conformance import KeyMap
-from mstar_pi05.policy import Policy
-from mstar_pi05.siglip import Cameras
-from mstar_pi05.sizes import Sizes
-from mstar_pi05.weights import BOTH, CAMERAS, PALIGEMMA, POLICY, TIED, target
+from mstar_pi05.checkpoint.sizes import Sizes
+from mstar_pi05.checkpoint.weights import BOTH, CAMERAS, PALIGEMMA, POLICY, TIED, target
+from mstar_pi05.nodes.policy import Policy
+from mstar_pi05.nodes.siglip import Cameras
 
 NORMED: Final = ("weight", "bias")
 MATRICES: Final = (

@@ -17,6 +17,6 @@ def write_tiny(folder: Path) -> Path:
 
 
 def _write(folder: Path) -> None:
-    from mstar_pi05.tiny_files import write_files
+    from mstar_pi05.checkpoint.tiny_files import write_files
 
     write_files(folder)

@@ -12,14 +12,14 @@ import numpy as np
 from mstar_core.errors import RequestError, TooLarge, WeightsError
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
 from mstar_vjepa2.ac_graph import MOST_SCORED
-from mstar_vjepa2.cem_inputs import planning
-from mstar_vjepa2.facts import ActionFacts, read_action
-from mstar_vjepa2.media import read_image, read_video
+from mstar_vjepa2.checkpoint.config import ActionFacts, read_action
 from mstar_vjepa2.program import CLIP
-from mstar_vjepa2.trajectories import Trajectories, read_trajectories, require_movements, taught
-from mstar_vjepa2.transforms import squared
-from mstar_vjepa2.uploads import as_float32, float_clip_of, read_tensor
-from mstar_vjepa2.wire import check_wire, missing_media, sent_as_video
+from mstar_vjepa2.request.answers import check_wire, missing_media, sent_as_video
+from mstar_vjepa2.request.cem import planning
+from mstar_vjepa2.request.media import read_image, read_video
+from mstar_vjepa2.request.tensors import as_float32, float_clip_of, read_tensor
+from mstar_vjepa2.request.trajectories import Trajectories, read_trajectories, require_movements, taught
+from mstar_vjepa2.request.transforms import squared
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -12,15 +12,15 @@ from torch.overrides import TorchFunctionMode
 
 from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.errors import StartError, WeightsError
-from mstar_vjepa2 import names
-from mstar_vjepa2.ac_predictor import ActionPredictor
-from mstar_vjepa2.checkpoint import has_pooler
-from mstar_vjepa2.encoder import ClipEncoder, FrameEncoder
-from mstar_vjepa2.facts import read_action, read_base
-from mstar_vjepa2.loading import Source, fill
-from mstar_vjepa2.planning import Sampler, Scorer, Update
-from mstar_vjepa2.pooler import NoPooler, Pooler
-from mstar_vjepa2.predictor import MaskedPredictor
+from mstar_vjepa2.checkpoint import names
+from mstar_vjepa2.checkpoint.config import read_action, read_base
+from mstar_vjepa2.checkpoint.files import has_pooler
+from mstar_vjepa2.checkpoint.loading import Source, fill
+from mstar_vjepa2.nodes.ac_predictor import ActionPredictor
+from mstar_vjepa2.nodes.encoder import ClipEncoder, FrameEncoder
+from mstar_vjepa2.nodes.planning import Sampler, Scorer, Update
+from mstar_vjepa2.nodes.pooler import NoPooler, Pooler
+from mstar_vjepa2.nodes.predictor import MaskedPredictor
 
 if TYPE_CHECKING:
     from mstar_core.graph import NodeSpec

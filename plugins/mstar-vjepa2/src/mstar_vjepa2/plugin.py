@@ -11,8 +11,8 @@ from mstar_core.errors import ConfigError, did_you_mean
 from mstar_core.plugin import Image, ModelSpec, Partition, Scalar, TensorData, Video, WeightRef, hookimpl
 from mstar_vjepa2.ac_graph import Sizes, build_ac
 from mstar_vjepa2.base_graph import build_base
-from mstar_vjepa2.checkpoint import read_ac_sizes
-from mstar_vjepa2.facts import read_base
+from mstar_vjepa2.checkpoint.config import read_base
+from mstar_vjepa2.checkpoint.files import read_ac_sizes
 from mstar_vjepa2.params import MOST_FRAMES, ActionParams, Params
 from mstar_vjepa2.program import vjepa2, vjepa2_ac
 from mstar_vjepa2.samples import AC_SAMPLES, BASE_SAMPLES

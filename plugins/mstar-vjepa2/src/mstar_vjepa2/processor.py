@@ -11,14 +11,14 @@ import numpy as np
 
 from mstar_core.errors import RequestError, TooLarge, WeightsError
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
-from mstar_vjepa2.checkpoint import has_pooler
-from mstar_vjepa2.facts import BaseFacts, read_base
-from mstar_vjepa2.media import read_image, read_video
+from mstar_vjepa2.checkpoint.config import BaseFacts, read_base
+from mstar_vjepa2.checkpoint.files import has_pooler
 from mstar_vjepa2.program import CLIP, EARLIER
-from mstar_vjepa2.sampling import Sampling, spread
-from mstar_vjepa2.transforms import cropped
-from mstar_vjepa2.uploads import clip_of, is_plain_clip
-from mstar_vjepa2.wire import check_wire, missing_media, sent_as_video
+from mstar_vjepa2.request.answers import check_wire, missing_media, sent_as_video
+from mstar_vjepa2.request.frame_sampling import Sampling, spread
+from mstar_vjepa2.request.media import read_image, read_video
+from mstar_vjepa2.request.tensors import clip_of, is_plain_clip
+from mstar_vjepa2.request.transforms import cropped
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from mstar_core.plugin.conformance import KeyMap
-from mstar_vjepa2 import names
-from mstar_vjepa2.ac_predictor import ActionPredictor
-from mstar_vjepa2.encoder import Encoder
-from mstar_vjepa2.facts import RELEASED_AC, released
+from mstar_vjepa2.checkpoint import names
+from mstar_vjepa2.checkpoint.config import RELEASED_AC, released
+from mstar_vjepa2.nodes.ac_predictor import ActionPredictor
+from mstar_vjepa2.nodes.encoder import Encoder
+from mstar_vjepa2.nodes.pooler import Pooler
+from mstar_vjepa2.nodes.predictor import MaskedPredictor
 from mstar_vjepa2.plugin import WEIGHTS
-from mstar_vjepa2.pooler import Pooler
-from mstar_vjepa2.predictor import MaskedPredictor
 
 CLASSES: Final = {"ssv2": 174, "diving48": 48}
 """Class counts of the published heads, by the end of the weights' name."""

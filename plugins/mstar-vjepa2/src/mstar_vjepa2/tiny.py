@@ -25,12 +25,12 @@ def write_ac(folder: Path) -> Path:
 
 
 def _write_base(folder: Path) -> None:
-    from mstar_vjepa2.tiny_weights import base_files
+    from mstar_vjepa2.checkpoint.tiny_weights import base_files
 
     base_files(folder)
 
 
 def _write_ac(folder: Path) -> None:
-    from mstar_vjepa2.tiny_weights import ac_files
+    from mstar_vjepa2.checkpoint.tiny_weights import ac_files
 
     ac_files(folder)

@@ -1,0 +1,1 @@
+"""Checkpoint configs, tensor names, weights and tokenizers."""

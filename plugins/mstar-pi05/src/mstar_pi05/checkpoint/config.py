@@ -1,0 +1,126 @@
+"""Sizes of a checkpoint folder, from its config.json of either published layout. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from mstar_core.errors import WeightsError, did_you_mean
+from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, VARIANTS, Sizes, Tower, Vision
+
+CONFIG: Final = "config.json"
+SHARED: Final = ("layers", "kv_heads", "head_dim")
+"""Sizes that both transformers have alike."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises WeightsError naming the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        hint = "a checkpoint folder holds config.json and model.safetensors"
+        raise WeightsError(f"{path} is missing", hint=hint, file=str(path)) from error
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path} cannot be read", str(error), "fetch this file again", file=str(path)) from error
+    if not isinstance(value, dict):
+        raise WeightsError(f"{path} does not hold a JSON object", hint="fetch this file again", file=str(path))
+    return value
+
+
+def read_sizes(folder: Path | None) -> Sizes:
+    """Sizes of the checkpoint; those of the base release without one. Raises WeightsError naming file and key."""
+    return Sizes() if folder is None else _Config(folder / CONFIG).sizes()
+
+
+class _Config:
+    """One config.json: lerobot's, openpi's, or one that gives the sizes themselves."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._values = read_json(path)
+
+    def sizes(self) -> Sizes:
+        self._refuse_others()
+        default, language = Sizes(), self._tower("language", "paligemma_variant", "gemma_2b")
+        sizes = Sizes(
+            vocab=self._number("vocab_size", default.vocab),
+            prompt_ids=self._number("tokenizer_max_length", self._number("max_token_len", default.prompt_ids)),
+            horizon=self._number("chunk_size", self._number("action_horizon", default.horizon)),
+            rope_base=self._real("rope_theta", default.rope_base),
+            norm_eps=self._real("rms_norm_eps", default.norm_eps),
+            layer_norm_eps=self._real("layer_norm_eps", default.layer_norm_eps),
+            min_period=self._real("min_period", self._real("time_min_period", default.min_period)),
+            max_period=self._real("max_period", self._real("time_max_period", default.max_period)),
+            vision=self._vision(),
+            language=language,
+            expert=self._tower("expert", "action_expert_variant", "gemma_300m", language),
+        )
+        self._check(sizes)
+        return sizes
+
+    def _refuse_others(self) -> None:
+        kind = self._values.get("type", "pi05")
+        if kind != "pi05":
+            raise self._wrong("type", kind, "this plugin serves pi05 alone; use a Pi0.5 checkpoint")
+        for key in ("max_action_dim", "action_dim"):
+            if self._number(key, ACTION_WIDTH) != ACTION_WIDTH:
+                raise self._wrong(key, self._values[key], f"released models have {ACTION_WIDTH} values per action")
+
+    def _vision(self) -> Vision:
+        given, default = self._part("vision"), Vision()
+        side = self._values.get("image_resolution")
+        size = default.image_size if side is None else side[0] if isinstance(side, list) and side else None
+        if size is None or (isinstance(side, list) and set(side) != {size}):
+            raise self._wrong("image_resolution", side, "write two equal numbers of pixels")
+        names = ("width", "layers", "heads", "mlp", "patch_size")
+        sizes = {name: self._number(name, getattr(default, name), given) for name in names}
+        return Vision(**sizes, image_size=self._number("image_size", size, given))
+
+    def _tower(self, part: str, variant_key: str, default: str, shares: Tower | None = None) -> Tower:
+        """A tower's sizes. shares: the one whose cache it reads, and which has layers and heads of keys like it."""
+        name = self._values.get(variant_key, default)
+        if name not in VARIANTS:
+            raise self._wrong(variant_key, name, did_you_mean(str(name), VARIANTS))
+        given, known = self._part(part), VARIANTS[name]
+        if shares is not None:
+            known = replace(known, **{each: getattr(shares, each) for each in SHARED})
+        names = ("width", "layers", "mlp", "heads", "kv_heads", "head_dim")
+        return Tower(**{each: self._number(each, getattr(known, each), given) for each in names})
+
+    def _check(self, sizes: Sizes) -> None:
+        vision = sizes.vision
+        for name in SHARED:
+            values = getattr(sizes.language, name), getattr(sizes.expert, name)
+            if values[0] != values[1]:
+                hint = f"the language model has {values[0]}, and the expert reads its cache"
+                raise self._wrong(f"expert.{name}", values[1], hint)
+        if vision.image_size % vision.patch_size:
+            raise self._wrong("vision.image_size", vision.image_size, f"a multiple of {vision.patch_size}")
+
+    def _part(self, name: str) -> Mapping[str, Any]:
+        value = self._values.get(name) or {}
+        if not isinstance(value, dict):
+            raise self._wrong(name, value, "an object of sizes")
+        return value
+
+    def _number(self, key: str, default: int, given: Mapping[str, Any] | None = None) -> int:
+        value = (self._values if given is None else given).get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._wrong(key, value, "a positive whole number")
+        return value
+
+    def _real(self, key: str, default: float) -> float:
+        value = self._values.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise self._wrong(key, value, "a positive number")
+        return float(value)
+
+    def _wrong(self, key: str, value: object, hint: str) -> WeightsError:
+        return WeightsError(f"{self._path}: {key} is {value!r}", hint=hint, file=str(self._path), key=key)

@@ -1,0 +1,153 @@
+"""Finds the official weights: a given folder, the hub's cache, else a download with byte progress.
+
+Called by the process that fetches, before any worker starts. A repository may have lerobot's layout or openpi's; the
+tokenizer stands in a repository of its own, which asks for a login.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mstar_core.errors import WeightsError
+from mstar_core.weights.assembled import assembled
+from mstar_core.weights.hub import Hub, HuggingFace, fetch_files
+from mstar_pi05.checkpoint.config import CONFIG, read_json, read_sizes
+from mstar_pi05.checkpoint.tokenizer import FILES as TOKENIZERS
+from mstar_pi05.plugin import TOKENIZER_REPO, WEIGHTS_REPO
+
+if TYPE_CHECKING:
+    from mstar_core.plugin.model import WeightProgress
+
+INDEX: Final = "model.safetensors.index.json"
+WHOLE: Final = "model.safetensors"
+WANTED: Final = (
+    CONFIG, INDEX, "model*.safetensors", "policy_preprocessor*", "policy_postprocessor*", "assets/*norm_stats.json",
+    *TOKENIZERS,
+)  # fmt: skip
+"""Files of a repository that a deployment reads, in either layout."""
+
+WAYS: Final = "use --weights DIR, --cache-dir DIR for another cache, or start pi05:tiny, which needs none"
+
+
+def resolve_weights(
+    folder: Path | None = None,
+    cache_dir: Path | None = None,
+    progress: WeightProgress | None = None,
+    *,
+    hub: Hub | None = None,
+) -> Path:
+    """The folder of a complete checkpoint.
+
+    folder: the operator's own, taken as it is. cache_dir: of the hub, in place of the default. progress: called with
+    (bytes so far, bytes in all, file). Raises WeightsError naming the missing or damaged file and what to try.
+    """
+    if folder is not None:
+        check_files(folder)
+        return folder
+    source = hub or HuggingFace(cache_dir)
+    checkpoint = _part(WEIGHTS_REPO, source, progress)
+    if find_tokenizer(checkpoint) is not None:
+        return checkpoint
+    tokenizer = _tokenizer(source, progress)
+    links = {path.name: path for path in checkpoint.iterdir()} | {TOKENIZERS[0]: tokenizer}
+    return assembled(links, source.cache / "mstar-pi05")
+
+
+def check_files(folder: Path) -> None:
+    """Raise WeightsError unless config and weights in `folder` are whole; their tensors are not read."""
+    read_sizes(folder)
+    for path in weight_files(folder):
+        problem = damage(path)
+        if problem:
+            raise WeightsError(f"{path} is damaged", problem, "fetch this file again", file=str(path))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Files with the weights of a folder: one, or those of its index. Raises WeightsError."""
+    if (folder / INDEX).is_file():
+        named = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(named, dict) or not named:
+            raise WeightsError(f"{folder / INDEX} names no files", hint="fetch it again", file=str(folder / INDEX))
+        return [folder / str(name) for name in sorted(set(named.values()))]
+    return [folder / WHOLE]
+
+
+def damage(path: Path) -> str:
+    """What is wrong with a safetensors file; nothing when its length is what its header says."""
+    if not path.is_file():
+        return "it is missing"
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = int.from_bytes(file.read(8), "little")
+        if size < 8 or head > size - 8:
+            return f"it has {size} bytes, too few for its own header"
+        try:
+            entries = [entry for name, entry in json.loads(file.read(head)).items() if name != "__metadata__"]
+            whole = 8 + head + max((int(entry["data_offsets"][1]) for entry in entries), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            return f"its header cannot be read: {error}"
+    return "" if whole == size else f"it has {size} bytes, its header speaks of {whole}"
+
+
+def find_tokenizer(folder: Path) -> str | None:
+    """The name of the tokenizer's file in a folder, if it has one."""
+    return next((name for name in TOKENIZERS if (folder / name).is_file()), None)
+
+
+def wanted_files(listed: Mapping[str, int], repo: str) -> dict[str, int]:
+    """Which of a repository's files are fetched, with their sizes. Raises WeightsError for one without weights."""
+    found = {name: size for name, size in listed.items() if any(fnmatch.fnmatchcase(name, each) for each in WANTED)}
+    for name, what in ((CONFIG, "config"), ("model*.safetensors", "weights")):
+        if not fnmatch.filter(found, name):
+            raise WeightsError(
+                f"{repo} holds no {what}", f"it lists {len(listed)} files and no {name}", WAYS, file=name
+            )
+    return found
+
+
+def _part(repo: str, hub: Hub, progress: WeightProgress | None) -> Path:
+    """The cached folder of the checkpoint, fetched where it is not there or not whole."""
+    try:
+        return _cached(repo, hub)
+    except WeightsError as missing:
+        if hub.is_offline:
+            raise _offline(repo, hub, missing) from missing
+    fetch_files(hub, repo, wanted_files(hub.files(repo), repo), progress)
+    return _cached(repo, hub)
+
+
+def _cached(repo: str, hub: Hub) -> Path:
+    config = hub.cached(repo, CONFIG)
+    if config is None:
+        raise WeightsError(f"{CONFIG} of {repo} is missing", hint=WAYS, file=CONFIG)
+    check_files(config.parent)
+    return config.parent
+
+
+def _tokenizer(hub: Hub, progress: WeightProgress | None) -> Path:
+    """PaliGemma's tokenizer from the repository that holds it. Raises WeightsError that says how else to bring one."""
+    name = TOKENIZERS[0]
+    found = hub.cached(TOKENIZER_REPO, name)
+    if found is not None:
+        return found
+    if hub.is_offline:
+        raise _offline(TOKENIZER_REPO, hub, None)
+    try:
+        listed = hub.files(TOKENIZER_REPO)
+        fetch_files(hub, TOKENIZER_REPO, {name: listed.get(name, 0)}, progress)
+    except WeightsError as error:
+        hint = f"{error.hint}; or put {name}, or openpi's {TOKENIZERS[2]}, beside the weights and use --weights DIR"
+        raise WeightsError(error.title, error.detail, hint, **error.facts) from error
+    found = hub.cached(TOKENIZER_REPO, name)
+    assert found is not None, "it was fetched into the cache just now"
+    return found
+
+
+def _offline(repo: str, hub: Hub, missing: WeightsError | None) -> WeightsError:
+    why = f"{missing.title}; " if missing is not None else ""
+    detail = f"{why}looked in {hub.cache}; fetching is off (HF_HUB_OFFLINE)"
+    return WeightsError(f"the files of {repo} are not on this machine", detail, WAYS, file=repo)

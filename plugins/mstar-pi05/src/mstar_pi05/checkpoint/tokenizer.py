@@ -1,0 +1,58 @@
+"""The checkpoint's tokenizer: PaliGemma's, as tokenizer.json or as the SentencePiece file. Used by the processor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tokenizers import Tokenizer
+
+from mstar_core.errors import WeightsError
+from mstar_pi05.checkpoint.sentencepiece import read_sentencepiece
+from mstar_pi05.request.prompt import Piece
+
+FILES: Final = ("tokenizer.json", "tokenizer/tokenizer.json", "paligemma_tokenizer.model", "tokenizer.model")
+BEGIN: Final = "<bos>"
+
+
+class PromptTokenizer:
+    """Texts to ids. A text that spells a control token is read as letters."""
+
+    def __init__(self, folder: Path) -> None:
+        path = next((folder / name for name in FILES if (folder / name).is_file()), None)
+        if path is None:
+            raise WeightsError(
+                f"{folder} has no tokenizer", f"looked for {', '.join(FILES)}",
+                "put tokenizer.json of google/paligemma-3b-pt-224 there, or openpi's paligemma_tokenizer.model",
+                file=str(folder / FILES[0]),
+            )  # fmt: skip
+        self.path = path
+        self._tokenizer = _read(path)
+        self._tokenizer.encode_special_tokens = True  # of a user's text; ours are put in front by number
+        begin = self._tokenizer.token_to_id(BEGIN)
+        if begin is None:
+            raise WeightsError(f"{path} has no token {BEGIN}", hint="use PaliGemma's tokenizer", file=str(path))
+        self._begin: int = begin
+
+    @property
+    def vocab(self) -> int:
+        """One past the largest id."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    def encode(self, pieces: Sequence[Piece]) -> list[int]:
+        """Ids of all pieces, one after the other; none stands at the end that was not asked for."""
+        ids: list[int] = []
+        for text, begins in pieces:
+            ids += [self._begin] if begins else []
+            ids += self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def _read(path: Path) -> Tokenizer:
+    if path.suffix == ".model":
+        return read_sentencepiece(path)
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise WeightsError(f"{path} cannot be read", str(error), "fetch this file again", file=str(path)) from error

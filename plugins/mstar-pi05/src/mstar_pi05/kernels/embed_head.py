@@ -1,0 +1,174 @@
+"""Triton kernels of a flow step's two ends: what stands in front of the blocks, and what stands behind them. Used by
+`policy` on CUDA; importing it needs triton.
+
+In plain torch they are some twenty kernels a step, most of them float32 products of 32 values. A program here owns one
+token: it reads the whole of the small projection from the second-level cache, and everything else of its row once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mstar_core.layers.fused import launch
+from mstar_pi05.kernels.adaptive_norm import DTYPES, adapted, gated_sum, slices_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from mstar_pi05.nodes.flow import TimeTable
+
+WARPS: Final = 8
+"""Warps of a program, for whose threads the tiles of the projections are 32 values each."""
+
+CHUNK: Final = 8
+"""Values of an action that are projected at a time."""
+
+
+@triton.jit
+def _begin_kernel(
+    actions, weight, bias, table, places, num_steps, step, positions, frequencies, x, out, rows, cosine, sine,
+    steps_stride, step_stride, most_steps, width, eps, half_width,
+    values: tl.constexpr, chunk: tl.constexpr, block: tl.constexpr, half: tl.constexpr, overlaps: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, block)
+    inside = at < width
+    if overlaps:
+        # In this order: what starts behind this kernel finds everything finished that came before it.
+        gdc_wait()
+        gdc_launch_dependents()
+    steps = tl.load(num_steps + token * steps_stride)
+    time = tl.load(places + steps * most_steps + tl.load(step + token * step_stride))
+    tl.store(rows + token, time)
+    value = tl.load(bias + at, mask=inside, other=0.0)
+    for start in tl.static_range(0, values, chunk):
+        column = start + tl.arange(0, chunk)
+        known = inside[:, None] & (column < values)[None, :]
+        tile = tl.load(weight + at[:, None] * values + column[None, :], mask=known, other=0.0)
+        given = tl.load(actions + token * values + column, mask=column < values, other=0.0)
+        value += tl.sum(tile * given[None, :], axis=1)
+    tl.store(x + token * width + at, value, mask=inside)
+    normed = adapted(value, table + time * 3 * width, at, inside, width, eps)
+    tl.store(out + token * width + at, normed.to(out.dtype.element_ty), mask=inside)
+    pair = tl.arange(0, half)
+    turns = pair < half_width
+    angle = tl.load(positions + token).to(tl.float32) * tl.load(frequencies + pair, mask=turns, other=0.0)
+    c, s, into = tl.cos(angle), tl.sin(angle), token * 2 * half_width + pair
+    tl.store(cosine + into, c, mask=turns)
+    tl.store(cosine + half_width + into, c, mask=turns)
+    tl.store(sine + into, s, mask=turns)
+    tl.store(sine + half_width + into, s, mask=turns)
+
+
+@triton.jit(do_not_specialize=["number"])
+def _land_kernel(
+    x, branch, table, rows, weight, bias, actions, num_steps, scale, offset, moved, robot,
+    number, times, width, eps, steps_stride,
+    parts: tl.constexpr, dtype: tl.constexpr, values: tl.constexpr, chunk: tl.constexpr, block: tl.constexpr,
+    overlaps: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, block)
+    inside = at < width
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    time = tl.load(rows + token)
+    steps = tl.load(num_steps + token * steps_stride).to(tl.float32)
+    before = table + ((number - 1) * times + time) * 3 * width + 2 * width
+    value = gated_sum(x, branch, before, token, at, inside, width, parts, dtype)
+    normed = adapted(value, table + (number * times + time) * 3 * width, at, inside, width, eps)
+    for start in tl.static_range(0, values, chunk):
+        line = start + tl.arange(0, chunk)
+        known = line < values
+        tile = tl.load(weight + line[:, None] * width + at[None, :], mask=known[:, None] & inside[None, :], other=0.0)
+        velocity = tl.load(bias + line, mask=known, other=0.0) + tl.sum(tile * normed[None, :], axis=1)
+        own = token * values + line
+        value_at = tl.load(actions + own, mask=known, other=0.0) + velocity * (-1.0 / steps)
+        tl.store(moved + own, value_at, mask=known)
+        factor = tl.load(scale + own, mask=known, other=0.0)
+        tl.store(robot + own, tl.load(offset + own, mask=known, other=0.0) + value_at * factor, mask=known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A step as it was asked for. actions, scale, offset: float32 [T, 32]; step, num_steps: int64 [T], one value for
+    many where that is how they came.
+    """
+
+    actions: Tensor
+    scale: Tensor
+    offset: Tensor
+    step: Tensor
+    num_steps: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """What both ends of every step read. into, out_of: the float32 projections of actions and of velocities.
+
+    frequencies: float32 [head_dim / 2]; eps: of the norms; dtype: what the blocks compute in.
+    """
+
+    into: nn.Linear
+    out_of: nn.Linear
+    table: TimeTable
+    frequencies: Tensor
+    eps: float
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """What the blocks start from. x: float32 [T, width]; normed: its first norm; rows: int64 [T], places in the table;
+    rotation: cosine and sine, float32 [T, 1, head_dim].
+    """
+
+    x: Tensor
+    normed: Tensor
+    rows: Tensor
+    rotation: tuple[Tensor, Tensor]
+
+
+def begin(ends: Ends, asked: Asked, positions: Tensor) -> Begun:
+    """Everything in front of the blocks: places in the table, angles, the projected actions and their first norm.
+
+    positions: int64 [T].
+    """
+    actions, width, device = asked.actions.contiguous(), ends.into.out_features, asked.actions.device
+    tokens, values, half = *actions.shape, len(ends.frequencies)
+    x = torch.empty((tokens, width), dtype=torch.float32, device=device)
+    normed, rows = torch.empty_like(x, dtype=ends.dtype), torch.empty(tokens, dtype=torch.int64, device=device)
+    cosine, sine = torch.empty((2, tokens, 1, 2 * half), dtype=torch.float32, device=device).unbind()
+    table = ends.table
+    _begin_kernel[(tokens,)](
+        actions, ends.into.weight, ends.into.bias, table.modulations, table.rows, asked.num_steps, asked.step,
+        positions.contiguous(), ends.frequencies, x, normed, rows, cosine, sine, asked.num_steps.stride(0),
+        asked.step.stride(0), table.rows.shape[1], width, ends.eps, half, values=values, chunk=CHUNK,
+        block=triton.next_power_of_2(width), half=triton.next_power_of_2(half), num_warps=WARPS, **launch(device),
+    )  # fmt: skip
+    return Begun(x=x, normed=normed, rows=rows, rotation=(cosine, sine))
+
+
+def land(ends: Ends, asked: Asked, rows: Tensor, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+    """Everything behind the blocks: the last gated sum, its norm, the velocity, and actions - velocity / num_steps.
+
+    rows: int64 [T], places in the table; x: float32 [T, width]; branch: [T, width], or slices to be summed
+    [S, T, width]. Returns the actions, and those times scale plus offset: float32 [T, 32] twice.
+    """
+    actions, scale, offset = (value.contiguous() for value in (asked.actions, asked.scale, asked.offset))
+    moved, robot, (tokens, width) = torch.empty_like(actions), torch.empty_like(actions), x.shape
+    table = ends.table.modulations
+    _land_kernel[(tokens,)](
+        x, branch, table, rows, ends.out_of.weight, ends.out_of.bias, actions, asked.num_steps, scale, offset, moved,
+        robot, len(table) - 1, table.shape[1], width, ends.eps, asked.num_steps.stride(0), parts=slices_of(branch),
+        dtype=DTYPES[ends.dtype], values=actions.shape[1], chunk=CHUNK, block=triton.next_power_of_2(width),
+        num_warps=WARPS, **launch(x.device),
+    )  # fmt: skip
+    return moved, robot

@@ -1,0 +1,122 @@
+"""The language model of PaliGemma: reads cameras and prompt into the cache. Part of the node `LLM`.
+
+Modules are nested as the checkpoint's keys are, so that its names need no table.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+from torch.nn.functional import embedding
+
+from mstar_core.layers import Attention, AttentionSpec, GatedMLP
+from mstar_core.layers.matrix import summed
+from mstar_core.layers.packing import is_fused, kernels
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.kv_view import KVView
+    from mstar_pi05.checkpoint.sizes import Sizes, Tower
+
+Rotation = tuple["Tensor", "Tensor"]
+
+
+def attention_spec(tower: Tower) -> AttentionSpec:
+    """Sizes of a tower's attention, whose scale is the default one."""
+    return AttentionSpec(
+        width=tower.width, heads=tower.heads, kv_heads=tower.kv_heads, head_dim=tower.head_dim
+    )  # fmt: skip
+
+
+class GemmaNorm(nn.Module):
+    """x / rms(x) * (1 + weight), all of it in float32 and only then rounded to the input's dtype."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width, dtype=torch.float32))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and is_fused(x):
+            fused: Tensor = kernels().rms_norm(x, self.weight, self.eps, is_offset=True)
+            return fused
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+        return (scaled * (1.0 + self.weight)).to(x.dtype)
+
+    def after_add(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        """x + branch, and its norm. branch: x's shape, or slices of it to be summed first."""
+        if x.is_cuda and is_fused(x):
+            both: tuple[Tensor, Tensor] = kernels().add_rms_norm(x, branch, self.weight, self.eps, is_offset=True)
+            return both
+        total = x + summed(branch, x)
+        return total, self(total)
+
+
+class PrefixBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, tower: Tower, layer: int, eps: float) -> None:
+        super().__init__()
+        self.input_layernorm = GemmaNorm(tower.width, eps)
+        self.self_attn = Attention(attention_spec(tower), layer)
+        self.post_attention_layernorm = GemmaNorm(tower.width, eps)
+        self.mlp = GatedMLP(tower.width, tower.mlp, activation="gelu_tanh")
+
+    def forward(
+        self, x: Tensor, normed: Tensor, kv: KVView, rotation: Rotation, after: GemmaNorm
+    ) -> tuple[Tensor, Tensor]:
+        """The block between norms: `normed` is x after `input_layernorm`, and the last sum is normed by `after`.
+
+        Returns [T, width] twice: the sum, and its norm.
+        """
+        x, inner = self.post_attention_layernorm.after_add(x, self.self_attn.branch(normed, kv, rotation))
+        return after.after_add(x, self.mlp.branch(inner))
+
+
+class Language(nn.Module):
+    """Embeds and reads the prefix. `norm` and the last block's output serve nothing but a comparison."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        tower = sizes.language
+        self.embed_tokens = nn.Embedding(sizes.vocab, tower.width)
+        blocks = (PrefixBlock(tower, layer, sizes.norm_eps) for layer in range(tower.layers))
+        self.layers = nn.ModuleList(blocks)
+        self.norm = GemmaNorm(tower.width, sizes.norm_eps)
+        self.scale = math.sqrt(tower.width)
+
+    def embed(self, tokens: Tensor, embeds: Tensor) -> Tensor:
+        """The prefix as vectors: text times the square root of the width, exactly once; images as they are.
+
+        tokens: int64 [T], negative where a camera's vector stands. embeds: [T, width]. Returns [T, width].
+        """
+        text = (embedding(tokens.clamp(min=0), self.embed_tokens.weight).float() * self.scale).to(embeds.dtype)
+        return torch.where((tokens < 0)[:, None], embeds, text)
+
+    def read(self, x: Tensor, kv: KVView, rotation: Rotation) -> None:
+        """Leave the keys and values of all layers in the cache; what the last block would give is not computed.
+
+        x: [T, width] of all rows packed.
+        """
+        *blocks, last = cast("list[PrefixBlock]", list(self.layers))
+        normed = self._through(blocks, x, last.input_layernorm, kv, rotation)
+        last.self_attn.leave(normed, kv, rotation)
+
+    def hidden(self, x: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
+        """`read` to the end: normed hidden states [T, width], which acting has no use for."""
+        return self._through(cast("list[PrefixBlock]", list(self.layers)), x, self.norm, kv, rotation)
+
+    def _through(
+        self, blocks: list[PrefixBlock], x: Tensor, after: GemmaNorm, kv: KVView, rotation: Rotation
+    ) -> Tensor:
+        """Some blocks one after the other, from before the first one's norm to behind the norm `after`: [T, width]."""
+        norms = [*(block.input_layernorm for block in blocks), after]
+        normed: Tensor = norms[0](x)
+        for block, following in zip(blocks, norms[1:], strict=True):
+            x, normed = block(x, normed, kv, rotation, following)
+        return normed

@@ -1,0 +1,133 @@
+"""The node `LLM`: the language model reads the prefix, the action expert flows from noise to actions over it.
+
+Run by the KV engine. Every pass works on the packed tokens of any number of requests: prefixes of different lengths
+share one, and so do flow steps of requests at different steps.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import nn
+
+from mstar_core.layers import Rotary, RotarySpec
+from mstar_pi05.checkpoint.sizes import ACTION_WIDTH
+from mstar_pi05.nodes.expert import Expert, Modulation
+from mstar_pi05.nodes.flow import TimeMLP, TimeTable, distinct_times
+from mstar_pi05.nodes.gemma import Language
+from mstar_pi05.nodes.warm_up import of_policy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.cuda_graphs.warmup import Rehearsal
+    from mstar_core.engine.kv_view import KVView
+    from mstar_pi05.checkpoint.sizes import Sizes
+
+
+class Policy(nn.Module):
+    """Both transformers over one cache. action_dim: values of an action that the robot takes.
+
+    expected_steps: numbers of flow steps to be ready for before the first request.
+    """
+
+    host_outputs: Final = ("robot_actions",)
+
+    def __init__(self, sizes: Sizes, action_dim: int = ACTION_WIDTH) -> None:
+        super().__init__()
+        width = sizes.expert.width
+        self.language = Language(sizes)
+        self.expert = Expert(sizes)
+        self.time = TimeMLP(width, sizes.min_period, sizes.max_period)
+        # Float32: they are small, and what they give is added up over all steps.
+        self.action_in_proj = nn.Linear(ACTION_WIDTH, width, dtype=torch.float32)
+        self.action_out_proj = nn.Linear(width, ACTION_WIDTH, dtype=torch.float32)
+        self.rotary = Rotary(RotarySpec(width=sizes.language.head_dim, base=sizes.rope_base))
+        self.table: TimeTable | None = None
+        self.action_dim = action_dim
+        self.expected_steps: tuple[int, ...] = ()
+        self._sizes = sizes
+
+    def forward(
+        self,
+        *,
+        kv: KVView,
+        positions: Tensor,
+        tokens: Tensor | None = None,
+        embeds: Tensor | None = None,
+        actions: Tensor | None = None,
+        scale: Tensor | None = None,
+        offset: Tensor | None = None,
+        step: Tensor | None = None,
+        num_steps: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """A pass over the prefix (tokens, embeds), or one step of the flow (all others).
+
+        T packed tokens: tokens int64 [T], IMAGE where embeds [T, width] holds a camera's vector; actions, scale and
+        offset float32 [T, 32]; step and num_steps int64 [T]. A prefix gives nothing but its cache. A step gives
+        `actions` [T, 32] for the next one, and `robot_actions` [T, action_dim] = actions * scale + offset.
+        """
+        if tokens is not None:
+            assert embeds is not None, "the graph sends both"
+            x = self.language.embed(tokens, embeds)
+            self.language.read(x, kv, self.rotary(positions))
+            return {}
+        assert actions is not None and scale is not None and offset is not None, "the graph sends all of them"
+        assert step is not None and num_steps is not None and self.table is not None, "tables are made with the weights"
+        if actions.is_cuda:
+            asked = {"actions": actions, "scale": scale, "offset": offset, "step": step, "num_steps": num_steps}
+            moved, robot = self._fused_step(kv, positions, asked)
+        else:
+            velocity = self.velocity(kv, positions, actions, self.table.at(num_steps, step))
+            moved = torch.addcmul(actions, velocity, -1.0 / num_steps.float()[:, None])
+            robot = torch.addcmul(offset, moved, scale)
+        return {"actions": moved, "robot_actions": robot[:, : self.action_dim]}
+
+    def _fused_step(self, kv: KVView, positions: Tensor, asked: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The same with both ends in a kernel each. asked: what a step is given, by name."""
+        assert self.table is not None, "tables are made with the weights"
+        dtype, kernels = (
+            self.language.embed_tokens.weight.dtype,
+            importlib.import_module("mstar_pi05.kernels.embed_head"),
+        )
+        ends = kernels.Ends(
+            into=self.action_in_proj, out_of=self.action_out_proj, table=self.table,
+            frequencies=self.rotary.frequencies, eps=self.expert.norm.eps, dtype=dtype,
+        )  # fmt: skip
+        step = kernels.Asked(**asked)
+        begun = kernels.begin(ends, step, positions)
+        modulation = Modulation(self.table, begun.rows, dtype)
+        x, branch = self.expert.between(begun.x, begun.normed, modulation, kv, begun.rotation)
+        both: tuple[Tensor, Tensor] = kernels.land(ends, step, begun.rows, x, branch)
+        return both
+
+    def velocity(self, kv: KVView, positions: Tensor, actions: Tensor, rows: Tensor) -> Tensor:
+        """What the flow adds per unit of time: float32 [T, 32]. rows: int64 [T], places in the table of times."""
+        made: Tensor = self.action_out_proj(self.suffix_hidden(kv, positions, actions, rows))
+        return made
+
+    def suffix_hidden(self, kv: KVView, positions: Tensor, actions: Tensor, rows: Tensor) -> Tensor:
+        """Final hidden states of the action tokens: float32 [T, width]."""
+        assert self.table is not None, "tables are made with the weights"
+        modulation = Modulation(self.table, rows, self.language.embed_tokens.weight.dtype)
+        hidden: Tensor = self.expert(self.action_in_proj(actions), modulation, kv, self.rotary(positions))
+        return hidden
+
+    def rehearsals(self) -> Sequence[Rehearsal]:
+        """See Rehearses: flows of the expected numbers of steps."""
+        return of_policy(self._sizes, self.expected_steps)
+
+    def tabulate(self, times: Tensor, rows: Tensor) -> None:
+        """Make the table of these times: float32 [times]. rows: see `TimeTable`."""
+        self.table = TimeTable(self.expert.modulations(self.time(times)), rows)
+
+    def settle(self, most_steps: int) -> None:
+        """Make the table of all flows of up to `most_steps` steps, and free what it stands in for."""
+        device = self.action_in_proj.weight.device
+        times, rows = (value.to(device) for value in distinct_times(most_steps))
+        with torch.no_grad():
+            self.tabulate(times, rows)
+        self.expert.forget_dense()

@@ -1,0 +1,245 @@
+"""The node `vit_encoder`: camera images to vectors of the language model's width (SigLIP, then a projection).
+
+Run by the stateless engine: requests with equally many cameras share a batch. Modules are nested as the checkpoint's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, cast
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention
+
+from mstar_core.engine.cuda_graphs.submodules import InnerGraphs
+from mstar_pi05.nodes.warm_up import of_cameras
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.cuda_graphs.buckets import Captures, GraphCounts
+    from mstar_core.engine.cuda_graphs.warmup import Rehearsal
+    from mstar_pi05.checkpoint.sizes import Sizes, Vision
+
+
+CAPTURED: Final = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48)
+"""Cameras of a batch for which a GPU captures the tower: up to sixteen requests of three."""
+
+
+class Embeddings(nn.Module):
+    """Patches of an image, row by row, with their learned positions."""
+
+    def __init__(self, vision: Vision) -> None:
+        super().__init__()
+        self.patch_embedding = nn.Conv2d(3, vision.width, vision.patch_size, vision.patch_size)
+        self.position_embedding = nn.Embedding(vision.tokens, vision.width)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images: [N, S, S, 3] in [-1, 1]. Returns [N, tokens, width]."""
+        conv = self.patch_embedding
+        side, patch = images.shape[1], int(conv.kernel_size[0])
+        grid = images.reshape(len(images), side // patch, patch, side // patch, patch, 3)
+        # As a product: the patches do not overlap, and its bits do not depend on a choice of convolution.
+        patches = grid.permute(0, 1, 3, 5, 2, 4).reshape(len(images), (side // patch) ** 2, -1)
+        return linear(patches, conv.weight.flatten(1), conv.bias) + self.position_embedding.weight
+
+
+class VisionAttention(nn.Module):
+    """Attention of all patches of an image among each other."""
+
+    def __init__(self, vision: Vision) -> None:
+        super().__init__()
+        self.heads = vision.heads
+        self.head_dim = vision.width // vision.heads
+        self.q_proj = nn.Linear(vision.width, vision.width)
+        self.k_proj = nn.Linear(vision.width, vision.width)
+        self.v_proj = nn.Linear(vision.width, vision.width)
+        self.out_proj = nn.Linear(vision.width, vision.width)
+        self._joined: tuple[Tensor, Tensor] | None = None
+
+    def join(self) -> None:
+        """Make the three input projections one product, whose parts their weights become."""
+        parts = (self.q_proj, self.k_proj, self.v_proj)
+        weight = torch.cat([each.weight.detach() for each in parts])
+        bias = torch.cat([each.bias.detach() for each in parts])
+        for part, own, shift in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
+            part.weight.data, part.bias.data = own, shift
+        self._joined = weight, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [N, tokens, width]. Returns the same shape."""
+        if self._joined is not None:
+            packed = linear(x, *self._joined)
+            if packed.is_cuda and packed.dtype == torch.float32 and self.head_dim >= _kernels().NARROWEST:
+                return cast("Tensor", self.out_proj(_kernels().see(packed, self.heads)))
+            given = packed.chunk(3, dim=-1)
+        else:
+            given = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        heads = [each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in given]
+        mixed = scaled_dot_product_attention(*heads)
+        out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(-2))
+        return out
+
+
+class VisionMLP(nn.Module):
+    def __init__(self, vision: Vision) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(vision.width, vision.mlp)
+        self.fc2 = nn.Linear(vision.mlp, vision.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and x.dtype != torch.float32:
+            # The product's own end is the tanh form, before it rounds.
+            flat = x.flatten(0, -2)
+            inner = torch._addmm_activation(self.fc1.bias, flat, self.fc1.weight.t(), use_gelu=True)
+            return cast("Tensor", self.fc2(inner.unflatten(0, x.shape[:-1])))
+        out: Tensor = self.fc2(gelu(self.fc1(x), approximate="tanh"))
+        return out
+
+
+class VisionBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, vision: Vision, eps: float) -> None:
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(vision.width, eps)
+        self.self_attn = VisionAttention(vision)
+        self.layer_norm2 = nn.LayerNorm(vision.width, eps)
+        self.mlp = VisionMLP(vision)
+
+    def forward(self, x: Tensor, normed: Tensor, after: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        """The block between norms: `normed` is x after `layer_norm1`, and the last sum is normed by `after`.
+
+        x: [N, tokens, width]. Returns that shape twice: the sum, and its norm.
+        """
+        x, inner = _summed(x, self.self_attn(normed), self.layer_norm2)
+        return _summed(x, self.mlp(inner), after)
+
+
+class Encoder(nn.Module):
+    def __init__(self, vision: Vision, eps: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(VisionBlock(vision, eps) for _ in range(vision.layers))
+
+
+class Tower(nn.Module):
+    """Images to vectors of its own width."""
+
+    def __init__(self, vision: Vision, eps: float) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(vision)
+        self.encoder = Encoder(vision, eps)
+        self.post_layernorm = nn.LayerNorm(vision.width, eps)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images: [N, S, S, 3] in [-1, 1]. Returns [N, tokens, width]."""
+        x = self.embeddings(images)
+        blocks = cast("list[VisionBlock]", list(self.encoder.layers))
+        norms = [*(block.layer_norm1 for block in blocks), self.post_layernorm]
+        normed: Tensor = norms[0](x)
+        for block, after in zip(blocks, norms[1:], strict=True):
+            x, normed = block(x, normed, after)
+        return normed
+
+
+class Cameras(nn.Module):
+    """The tower and its projection. Vectors are not scaled: only the prompt's are.
+
+    rounds: whether float32 products may round their factors to ten bits (TF32) on a GPU.
+    """
+
+    host_ports: Final = ("tokens",)
+    device_outputs: Final = ("features",)
+
+    def __init__(self, sizes: Sizes, *, rounds: bool = False) -> None:
+        super().__init__()
+        self.tower = Tower(sizes.vision, sizes.layer_norm_eps)
+        self.projector = nn.Linear(sizes.vision.width, sizes.language.width)
+        self._rounds = rounds
+        self._sizes = sizes
+        self._replayed = InnerGraphs(self.vectors, CAPTURED)
+
+    def capture(self, captures: Captures) -> None:
+        """Run the tower by graphs from now on, with few and large products."""
+        for block in self.tower.encoder.layers:
+            assert isinstance(block, VisionBlock)
+            block.self_attn.join()
+        self._replayed = InnerGraphs(self.vectors, CAPTURED, captures)
+
+    def rehearsals(self) -> Sequence[Rehearsal]:
+        """See Rehearses."""
+        return of_cameras(self._sizes)
+
+    def idle(self) -> bool:
+        """Capture what is still missing, one bucket at a time. True when more is left."""
+        return self._replayed.capture_next()
+
+    def compile_later(self) -> None:
+        """See CompilesLater."""
+        self._replayed.compile_later()
+
+    @property
+    def graph_counts(self) -> GraphCounts | None:
+        """See CompilesLater."""
+        return self._replayed.graph_counts
+
+    def counters(self) -> dict[str, float]:
+        """What the graphs did, by name."""
+        return self._replayed.counters()
+
+    def forward(self, *, images: Tensor, tokens: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:
+        """images: uint8, or floats in [-1, 1], [B, c, S, S, 3]. tokens: int64 [n] of each request, on the host.
+
+        Returns {"features": B tensors [n, width]}: the cameras' vectors in order, then zeros at the prompt's places.
+        """
+        vectors = self._by_request(images, self._replayed.borrow(images.flatten(0, 1)))
+        lengths, (own, width) = [len(each) for each in tokens], vectors.shape[1:]
+        # All requests by one kernel each for the zeros and for what is joined: one by one would keep a GPU waiting.
+        blank = vectors.new_zeros(max(lengths) - own, width)
+        parts = [part for each, length in zip(vectors, lengths, strict=True) for part in (each, blank[: length - own])]
+        return {"features": list(torch.cat(parts).split(lengths))}
+
+    def encode(self, images: Tensor) -> Tensor:
+        """images: [B, c, S, S, 3]. Returns [B, c * tokens, width]."""
+        return self._by_request(images, self._replayed(images.flatten(0, 1)))
+
+    def _by_request(self, images: Tensor, vectors: Tensor) -> Tensor:
+        return vectors.view(len(images), -1, vectors.shape[-1])
+
+    def vectors(self, images: Tensor) -> Tensor:
+        """images: [N, S, S, 3]. Returns [N, tokens, width]."""
+        dtype = self.projector.weight.dtype
+        pixels = images.to(dtype) / 127.5 - 1.0 if images.dtype == torch.uint8 else images.to(dtype)
+        with _rounding(self._rounds):
+            out: Tensor = self.projector(self.tower(pixels))
+        return out
+
+
+def _summed(x: Tensor, branch: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """x + branch, and its norm."""
+    if x.is_cuda:
+        both: tuple[Tensor, Tensor] = importlib.import_module("mstar_core.layers.layer_norm").sum_norm(x, branch, norm)
+        return both
+    total = x + branch
+    return total, norm(total)
+
+
+def _kernels() -> ModuleType:
+    """The tower's own kernels; importing them needs triton, which only a CUDA build of torch brings."""
+    return importlib.import_module("mstar_pi05.kernels.vision_attention")
+
+
+@contextlib.contextmanager
+def _rounding(is_on: bool) -> Iterator[None]:
+    """TF32 for the float32 products launched inside."""
+    products = torch.backends.cuda.matmul
+    before = products.allow_tf32
+    products.allow_tf32 = is_on
+    try:
+        yield
+    finally:
+        products.allow_tf32 = before

@@ -1,0 +1,53 @@
+"""What both nodes run before the first request, so that a robot's first answer takes no longer than the next.
+
+All of it is blind: which token attends to which, and where it is kept, is decided on the host. The one number that a
+kernel looks up for others, a step's place in the table of times, is read by kernels alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from mstar_core.engine.base import LoopSpec
+from mstar_core.engine.cuda_graphs.warmup import Act, Rehearsal
+from mstar_core.graph.spec.nodes import Attend, from_param
+from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, IMAGE, Sizes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PROMPT: Final = 8
+"""Ids of a rehearsed prompt: how many matters to no kernel that is compiled or captured."""
+
+
+def of_cameras(sizes: Sizes) -> Sequence[Rehearsal]:
+    """One camera as uploads are: uint8. Batches of other numbers are captured with it."""
+    side, places = sizes.vision.image_size, sizes.vision.tokens
+    images = torch.zeros(1, side, side, 3, dtype=torch.uint8)
+    act = Act(inputs={"images": images, "tokens": torch.full((places,), IMAGE)}, outputs=("features",))
+    return [Rehearsal(what="one camera", tokens=places, acts=(act,), is_blind=True)]
+
+
+def of_policy(sizes: Sizes, steps: Iterable[int]) -> Sequence[Rehearsal]:
+    """A prefix of one camera, and over it a flow of each number of steps. Graphs serve any of them."""
+    tokens = torch.cat([torch.full((sizes.vision.tokens,), IMAGE), torch.zeros(PROMPT, dtype=torch.int64)])
+    embeds = torch.zeros(len(tokens), sizes.language.width)
+    prefix = Act(inputs={"tokens": tokens, "embeds": embeds}, attend=Attend(mask="full"))
+    acts: dict[str, tuple[Act, ...]] = {f"a flow of {count} steps": (prefix, _flow(sizes, count)) for count in steps}
+    acts = acts or {"a prefix": (prefix,)}
+    return [Rehearsal(what=what, tokens=len(tokens), acts=each, is_blind=True) for what, each in acts.items()]
+
+
+def _flow(sizes: Sizes, steps: int) -> Act:
+    """As the graph's walk `action_gen` asks for it."""
+    plan = torch.zeros(sizes.horizon, ACTION_WIDTH)
+    inputs: dict[str, Tensor] = {
+        "actions": plan, "scale": plan, "offset": plan, from_param("num_steps"): torch.tensor(steps)
+    }  # fmt: skip
+    return Act(
+        inputs=inputs, attend=Attend(mask="full", write=False), outputs=("actions", "robot_actions"),
+        loop=LoopSpec(max_iters=steps, carry={"actions": "actions"}, fused=True),
+    )  # fmt: skip

@@ -1,0 +1,204 @@
+"""What a request uploads: camera images as files or arrays, and state or noise as arrays. Used by the processor.
+
+An array says by its axes what it is, never by its name: [h, w, 3] or [3, h, w] is a camera, [n] the state, [n, 32] the
+noise.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from mstar_core.errors import BadMedia, RequestError
+from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, CAMERAS
+from mstar_pi05.request.images import FIELD, Floats, Pixels, decoded, from_array
+
+if TYPE_CHECKING:
+    from mstar_core.plugin.processor import MediaPart
+    from mstar_pi05.params import Params
+
+NPY: Final = b"\x93NUMPY"
+MOST_FILES: Final = len(CAMERAS) + 2
+"""Cameras, state and noise."""
+
+CAMERA_AXES: Final = 3
+SMALL_BYTES: Final = 16 << 10
+PLAIN: Final = NPY + b"\x01\x00"
+PLAIN_BYTES: Final = 10
+HEAD_BYTES: Final = 256
+"""Version 1 of the format, what stands before its header with the header's length, and most that one has of three axes.
+
+Source: numpy.lib.format.
+"""
+
+Head = tuple[tuple[int, ...], bool, np.dtype[Any]]
+
+AXES: Final = f"a camera [h, w, 3] or [3, h, w], the state [n], or noise [n, {ACTION_WIDTH}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uploads:
+    """The files of a request by what they are. cameras: in upload order, files not decoded yet."""
+
+    cameras: tuple[MediaPart | np.ndarray, ...] = ()
+    state: np.ndarray | None = None
+    noise: np.ndarray | None = None
+
+    def camera(self, number: int) -> Pixels | Floats:
+        """The pixels of a camera: uint8, or float32 in [-1, 1], [h, w, 3]. Raises BadMedia, RequestError."""
+        given = self.cameras[number]
+        if isinstance(given, np.ndarray):
+            return from_array(given, f"camera image {number}", FIELD)
+        return decoded(given.data, number)
+
+    def joined(self, params: Params) -> Params:
+        """The parameters with the uploaded state and noise in them. Raises RequestError for one that is there twice."""
+        if self.state is not None:
+            _once("robot_state", params.robot_state)
+            params = replace(params, robot_state=tuple(_finite(self.state, "robot_state").tolist()))
+        if self.noise is not None:
+            _once("noise", params.noise)
+            params = replace(params, noise=tuple(map(tuple, _finite(self.noise, "noise").tolist())))
+        return params
+
+
+def are_quick(media: Sequence[MediaPart], side: int) -> bool:
+    """Whether all are arrays as numpy writes them, and each is small or a camera of `side` pixels as it stays."""
+    return len(media) <= MOST_FILES and all(_is_quick(part.data, side) for part in media)
+
+
+def image_files(media: Sequence[MediaPart]) -> list[int]:
+    """Places of the image files, where all cameras are such; none where one may be an array. Raises nothing."""
+    if any(part.modality == "tensor" and not _is_no_camera(part.data) for part in media):
+        return []
+    return [number for number, part in enumerate(media) if part.modality != "tensor"]
+
+
+def _is_no_camera(data: bytes) -> bool:
+    """Whether an array as numpy writes it has other axes than a camera."""
+    end = _head_end(data)
+    try:
+        return bool(end) and len(_known(data[:end])[0]) != CAMERA_AXES
+    except Exception:  # noqa: BLE001  a damaged file can fail in any way; the processor says how
+        return False
+
+
+def as_npy(pixels: Pixels) -> bytes:
+    """An image [h, w, 3] as a file that `read_array` gives back."""
+    return b"".join((_head_of(pixels.shape), np.ascontiguousarray(pixels).data))
+
+
+@functools.lru_cache(maxsize=64)
+def _head_of(shape: tuple[int, ...]) -> bytes:
+    file = io.BytesIO()
+    said = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, said)
+    return file.getvalue()
+
+
+def _is_quick(data: bytes, side: int) -> bool:
+    head = data[: _head_end(data)]
+    if not head or len(data) - len(head) > max(SMALL_BYTES, 3 * side**2):
+        return False
+    return len(data) <= SMALL_BYTES or f"'|u1', 'fortran_order': False, 'shape': ({side}, {side}, 3)".encode() in head
+
+
+def _head_end(data: bytes) -> int:
+    """Where the numbers begin of a file as numpy writes it; 0 for any other, and for one that says much."""
+    end = PLAIN_BYTES + int.from_bytes(data[PLAIN_BYTES - 2 : PLAIN_BYTES], "little")
+    return end if data.startswith(PLAIN) and end <= HEAD_BYTES else 0
+
+
+def sort_uploads(media: Sequence[MediaPart]) -> Uploads:
+    """Files by what they are. Raises BadMedia for one that cannot be read, RequestError for an array of no use."""
+    cameras: list[MediaPart | np.ndarray] = []
+    found: dict[str, np.ndarray] = {}
+    for number, part in enumerate(media):
+        if part.modality != "tensor":
+            cameras.append(part)
+            continue
+        array = read_array(part.data, number)
+        match array.shape:
+            case (_, _, _):
+                cameras.append(array)
+            case (_,) if "state" not in found:
+                found["state"] = array
+            case (_, width) if width == ACTION_WIDTH and "noise" not in found:
+                found["noise"] = array
+            case shape:
+                raise RequestError(
+                    f"file {number} is an array of shape {list(shape)}, which is nothing more that is read here",
+                    hint=f"send {AXES}; state and noise once", field=FIELD, value=str(list(shape)), allowed=AXES,
+                )  # fmt: skip
+    return Uploads(cameras=tuple(cameras), state=found.get("state"), noise=found.get("noise"))
+
+
+def read_array(data: bytes, number: int) -> np.ndarray:
+    """The one array of an npy or safetensors file; nothing but plain numbers is ever built. Raises BadMedia."""
+    try:
+        found = _npy(data) if data.startswith(NPY) else _safetensors(data)
+    except Exception as error:  # a damaged file can fail in any way
+        raise _unreadable(number, f"{type(error).__name__}: {error}") from error
+    if found.dtype.kind not in "fiu" or not found.size:
+        raise _unreadable(number, f"it holds {found.dtype.name} of shape {list(found.shape)}")
+    return found
+
+
+def _npy(data: bytes) -> np.ndarray:
+    end = _head_end(data)
+    (shape, is_fortran, dtype), at = (_known(data[:end]), end) if end else _head(data)
+    count = math.prod(shape)
+    # The file's own length, before memory is taken for what its header claims.
+    if dtype.hasobject or count * dtype.itemsize != len(data) - at:
+        raise ValueError(f"its header says {shape} of {dtype}, which is not what follows")
+    flat: np.ndarray = np.frombuffer(data, dtype=dtype, count=count, offset=at)
+    return flat.reshape(shape, order="F" if is_fortran else "C")
+
+
+def _head(data: bytes) -> tuple[Head, int]:
+    """What a file's header says, and where it ends."""
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return read(file), file.tell()
+
+
+@functools.lru_cache(maxsize=64)
+def _known(head: bytes) -> Head:
+    """A robot's files begin all alike, and numpy has each header compiled: 0.05 ms."""
+    return _head(head)[0]
+
+
+def _safetensors(data: bytes) -> np.ndarray:
+    from safetensors.numpy import load
+
+    found = load(data)
+    if len(found) != 1:
+        raise ValueError(f"it holds {len(found)} tensors, not one")
+    (array,) = found.values()
+    return array
+
+
+def _finite(array: np.ndarray, field: str) -> np.ndarray:
+    wide = array.astype(np.float64)
+    if not np.isfinite(wide).all():
+        raise RequestError(f"{field} holds a value that is no finite number", hint="send finite numbers", field=field)
+    return wide
+
+
+def _once(field: str, given: Any) -> None:
+    if given is not None:
+        raise RequestError(f"{field} is there twice", "as a parameter and as a file", "send it once", field=field)
+
+
+def _unreadable(number: int, detail: str) -> BadMedia:
+    return BadMedia(
+        f"file {number} holds no array that can be read", detail, "send .npy, or .safetensors with one tensor",
+        field=FIELD, value=f"file {number}",
+    )  # fmt: skip

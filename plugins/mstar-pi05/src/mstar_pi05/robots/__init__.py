@@ -1,0 +1,1 @@
+"""Robots: state and action conventions, normalisation and observation formats."""

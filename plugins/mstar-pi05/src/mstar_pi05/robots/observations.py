@@ -1,0 +1,150 @@
+"""What robot clients of openpi send, as images, state and words. Used behind a socket route, before the processor.
+
+Each robot has its own keys; the values that the model does not read are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from mstar_core.errors import RequestError, did_you_mean
+from mstar_pi05.checkpoint.sizes import CAMERAS
+from mstar_pi05.request.images import Pixels
+
+Keys = Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Keys of one robot. images: by the model's places, None where it has no camera. state: joined in this order.
+
+    images_in: key of the map that holds them, None at the top. needed: images that must be there.
+    """
+
+    images: tuple[str | None, str | None, str | None]
+    state: Keys
+    needed: frozenset[str]
+    images_in: str | None = None
+
+
+LAYOUTS: Final[Mapping[str, Layout]] = {
+    "libero": Layout(
+        images=("observation/image", "observation/wrist_image", None),
+        state=("observation/state",),
+        needed=frozenset({"observation/image", "observation/wrist_image"}),
+    ),
+    "droid": Layout(
+        images=("observation/exterior_image_1_left", "observation/wrist_image_left", None),
+        state=("observation/joint_position", "observation/gripper_position"),
+        needed=frozenset({"observation/exterior_image_1_left", "observation/wrist_image_left"}),
+    ),
+    "aloha": Layout(
+        images=("cam_high", "cam_left_wrist", "cam_right_wrist"), state=("state",), needed=frozenset({"cam_high"}),
+        images_in="images",
+    ),
+}  # fmt: skip
+OWN: Final = Layout(images=CAMERAS, state=(), needed=frozenset(), images_in="images")
+"""Of deployments without a robot: the model's own names of cameras, `state` where the deployment reads one."""
+
+IGNORED: Final = frozenset({"cam_low"})
+"""Cameras that clients send and the model has no place for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """images: those that are there, in the model's order, uint8 [h, w, 3].
+
+    mask: per place of the model, whether it has one. state: as the robot reports it; it and the prompt may be None.
+    """
+
+    images: tuple[Pixels, ...]
+    mask: tuple[bool, bool, bool]
+    state: tuple[float, ...] | None
+    prompt: str | None
+
+
+def read_observation(given: Any, robot: str | None) -> Observation:
+    """Read a decoded message. robot: whose keys it has; None: the model's own. Raises RequestError naming the key."""
+    if robot is not None and robot not in LAYOUTS:
+        raise RequestError(f"there is no robot {robot!r}", hint=did_you_mean(robot, LAYOUTS), field="robot")
+    if not isinstance(given, Mapping):
+        raise RequestError("the observation is no map", hint="send the keys of the robot", field="observation")
+    layout = OWN if robot is None else LAYOUTS[robot]
+    images = _images(given, layout)
+    keys = layout.state or [key for key in ("state",) if given.get(key) is not None]
+    state = [value for key in keys for value in _numbers(_required(given, key), key)]
+    first, second, third = (image is not None for image in images)
+    return Observation(
+        images=tuple(image for image in images if image is not None), mask=(first, second, third),
+        state=tuple(state) if keys else None, prompt=_prompt(given.get("prompt")),
+    )  # fmt: skip
+
+
+def _images(given: Mapping[str, Any], layout: Layout) -> list[Pixels | None]:
+    held = given if layout.images_in is None else _required(given, layout.images_in)
+    if not isinstance(held, Mapping):
+        raise RequestError(f"{layout.images_in} is no map", hint="send it by camera", field=str(layout.images_in))
+    if layout.images_in is not None:
+        known = [key for key in layout.images if key] + sorted(IGNORED)
+        for key in held:
+            if key not in known:
+                raise RequestError(
+                    f"unknown camera {str(key)[:40]!r}", hint=did_you_mean(str(key), known), field="images"
+                )
+    found: list[Pixels | None] = []
+    for key, _ in zip(layout.images, CAMERAS, strict=True):
+        value = held.get(key) if key is not None else None
+        if value is None and key in layout.needed:
+            raise RequestError(f"{key} is missing", hint="send the image", field=str(key), code="missing_field")
+        found.append(None if value is None else image(value, str(key)))
+    return found
+
+
+def image(value: Any, key: str) -> Pixels:
+    """An image as uint8 [h, w, 3]. value: uint8, or floats in [0, 1]; [h, w, 3] or [3, h, w]. Raises RequestError."""
+    try:
+        pixels = np.asarray(value)
+    except ValueError as error:
+        raise RequestError(f"{key} is no array", str(error), "send [h, w, 3]", field=key) from error
+    if pixels.ndim != 3 or 3 not in (pixels.shape[0], pixels.shape[2]) or not pixels.size:
+        raise RequestError(f"{key} has shape {list(pixels.shape)}", hint="send [h, w, 3]", field=key)
+    if pixels.shape[0] == 3:
+        pixels = pixels.transpose(1, 2, 0)
+    if pixels.dtype == np.uint8:
+        return np.ascontiguousarray(pixels)
+    if pixels.dtype.kind != "f":
+        raise RequestError(f"{key} is {pixels.dtype.name}", hint="send uint8, or floats in [0, 1]", field=key)
+    if not np.isfinite(pixels).all():
+        raise RequestError(f"{key} holds a value that is no finite number", hint="send pixels", field=key)
+    return np.ascontiguousarray((255.0 * pixels).clip(0, 255).astype(np.uint8))
+
+
+def _numbers(value: Any, key: str) -> list[float]:
+    try:
+        numbers = np.asarray(value, dtype=np.float64).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{key} does not hold numbers", str(error), "send floats", field=key) from error
+    if not np.isfinite(numbers).all():
+        raise RequestError(f"{key} holds a value that is no finite number", hint="send finite numbers", field=key)
+    return [float(number) for number in numbers]
+
+
+def _required(given: Mapping[str, Any], key: str) -> Any:
+    if given.get(key) is None:
+        hint = did_you_mean(key, [str(name) for name in given])
+        raise RequestError(f"{key} is missing", hint=hint, field=key, code="missing_field")
+    return given[key]
+
+
+def _prompt(value: Any) -> str | None:
+    """A text, bytes, or an array that holds one."""
+    value = value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", errors="replace")
+    if value is not None and not isinstance(value, str):
+        raise RequestError("prompt is no text", hint="send a text", field="prompt")
+    return value

@@ -1,0 +1,1 @@
+"""Checkpoint configs, files, tensor names and weight loading."""

@@ -1,0 +1,99 @@
+"""A checkpoint folder: which files hold its weights, and what they hold by name. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from mstar_core.errors import WeightsError
+from mstar_vjepa2.ac_graph import Sizes
+from mstar_vjepa2.checkpoint.config import ActionFacts, BaseFacts, read_action, read_base
+
+INDEX: Final = "model.safetensors.index.json"
+WHOLE: Final = "model.safetensors"
+TORCH: Final = "*.pt"
+CLASSIFIER: Final = "vjepa2."
+"""What classifier files put before every name of the encoder and the predictor."""
+
+POOLER: Final = "pooler.query_tokens"
+_HEADER_LIMIT: Final = 100_000_000
+
+
+def read_ac_sizes(folder: Path) -> Sizes:
+    """Sizes that the graph of the AC checkpoint in `folder` needs. Raises WeightsError."""
+    return sizes_of(read_action(folder))
+
+
+def sizes_of(facts: ActionFacts) -> Sizes:
+    """What the graph needs of a checkpoint's sizes."""
+    return Sizes(
+        layers=facts.predictor.layers,
+        heads=facts.predictor.heads,
+        head_dim=facts.predictor.width // facts.predictor.heads,
+        patches=facts.encoder.frame_tokens,
+        conditions=facts.conditions,
+        frames=facts.most_frames,
+    )
+
+
+def weight_file(folder: Path) -> Path:
+    """Where the weights of a checkpoint begin: an index, one safetensors file, or one official .pt.
+
+    Raises WeightsError naming what was looked for.
+    """
+    for name in (INDEX, WHOLE):
+        if (folder / name).is_file():
+            return folder / name
+    looked = [INDEX, WHOLE, TORCH]
+    found = sorted(folder.glob(TORCH))
+    if len(found) == 1:
+        return found[0]
+    detail = f"looked for {', '.join(looked)}"
+    if found:
+        detail = f"{len(found)} files end in .pt: {', '.join(path.name for path in found)}"
+    raise WeightsError(
+        f"{folder} does not hold one set of weights",
+        detail,
+        "give the folder of one checkpoint with --weights DIR",
+        file=str(folder),
+        looked=looked,
+    )
+
+
+def has_pooler(folder: Path) -> bool:
+    """Whether the checkpoint in `folder` is a classifier: told by its names, without reading a tensor."""
+    path = weight_file(folder)
+    if path.name == INDEX:
+        return POOLER in _names(_json(path).get("weight_map"))
+    return path.name == WHOLE and POOLER in _header(path)
+
+
+def read_complete(folder: Path) -> tuple[BaseFacts, bool]:
+    """Sizes of a V-JEPA 2 checkpoint, and whether it has a pooler. Raises WeightsError."""
+    return read_base(folder), has_pooler(folder)
+
+
+def _json(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path} cannot be read", str(error), "fetch it again", file=str(path)) from error
+    return value if isinstance(value, dict) else {}
+
+
+def _header(path: Path) -> dict[str, object]:
+    """The names in a safetensors file."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > min(path.stat().st_size, _HEADER_LIMIT):
+                raise ValueError("it is cut short or no safetensors file")
+            value = json.loads(file.read(length))
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path} cannot be read", str(error), "fetch it again", file=str(path)) from error
+    return value if isinstance(value, dict) else {}
+
+
+def _names(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,160 @@
+"""Where each name of a published checkpoint goes in a node's module. Pure text; used by the loader and its checks.
+
+Hub files keep query, key and value apart and name the encoder `encoder.*`, the predictor `predictor.*`; official files
+have them in one matrix and under other names. Modules are named as the official files are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from mstar_vjepa2.checkpoint.files import CLASSIFIER
+
+WRAPPERS: Final = ("module.", "backbone.")
+"""Prefixes of training wrappers; they may stand anywhere in a name, in any order."""
+
+Rules = Sequence[tuple[re.Pattern[str], str]]
+
+_TAIL: Final = r"(?P<tail>.+)"
+_LAYER: Final = r"(?P<layer>\d+)\."
+_THIRDS: Final = {"query": 0, "key": 1, "value": 2, "q_proj": 0, "k_proj": 1, "v_proj": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place in a module: the tensor, or one of `of` equal parts of its first axis."""
+
+    target: str
+    part: int = 0
+    of: int = 1
+
+
+def _rules(*pairs: tuple[str, str]) -> Rules:
+    return tuple((re.compile(f"^{pattern}$"), target) for pattern, target in pairs)
+
+
+def _blocks(prefix: str) -> tuple[tuple[str, str], ...]:
+    """The blocks of a hub file."""
+    return (
+        (rf"{prefix}layer\.{_LAYER}attention\.(?P<third>query|key|value)\.{_TAIL}", "blocks.{layer}.attn.qkv.{tail}"),
+        (rf"{prefix}layer\.{_LAYER}attention\.proj\.{_TAIL}", "blocks.{layer}.attn.proj.{tail}"),
+        (rf"{prefix}layer\.{_LAYER}(?P<tail>(norm1|norm2|mlp)\..+)", "blocks.{layer}.{tail}"),
+    )
+
+
+ENCODER: Final = _rules(
+    (rf"encoder\.embeddings\.patch_embeddings\.{_TAIL}", "patch_embed.{tail}"),
+    *_blocks(r"encoder\."),
+    (rf"encoder\.layernorm\.{_TAIL}", "norm.{tail}"),
+    (r"encoder\.(?P<tail>(patch_embed|blocks|norm)\..+)", "{tail}"),
+)
+PREDICTOR: Final = _rules(
+    (r"predictor\.embeddings\.mask_tokens", "mask_tokens"),
+    (rf"predictor\.embeddings\.predictor_embeddings\.{_TAIL}", "embed.{tail}"),
+    *_blocks(r"predictor\."),
+    (rf"predictor\.layernorm\.{_TAIL}", "norm.{tail}"),
+    (rf"predictor\.proj\.{_TAIL}", "proj.{tail}"),
+    (r"predictor\.mask_tokens\.(?P<index>\d+)", "mask_tokens"),
+    (rf"predictor\.predictor_embed\.{_TAIL}", "embed.{tail}"),
+    (rf"predictor\.predictor_blocks\.{_TAIL}", "blocks.{tail}"),
+    (rf"predictor\.predictor_(?P<what>norm|proj)\.{_TAIL}", "{what}.{tail}"),
+)
+ACTION: Final = _rules(
+    (r"(ac_)?predictor\.(?P<tail>(predictor_embed|(action|state|extrinsics)_encoder)\..+)", "{tail}"),
+    (rf"(ac_)?predictor\.predictor_blocks\.{_TAIL}", "blocks.{tail}"),
+    (rf"(ac_)?predictor\.predictor_(?P<what>norm|proj)\.{_TAIL}", "{what}.{tail}"),
+)
+_SELF: Final = rf"pooler\.self_attention_layers\.{_LAYER}"
+_CROSS: Final = r"pooler\.cross_attention_layer\."
+POOLER: Final = _rules(
+    (r"pooler\.query_tokens", "query_tokens"),
+    (rf"{_SELF}layer_norm(?P<what>[12])\.{_TAIL}", "blocks.{layer}.norm{what}.{tail}"),
+    (rf"{_SELF}self_attn\.(?P<third>[qkv]_proj)\.{_TAIL}", "blocks.{layer}.attn.qkv.{tail}"),
+    (rf"{_SELF}self_attn\.out_proj\.{_TAIL}", "blocks.{layer}.attn.proj.{tail}"),
+    (rf"{_SELF}(?P<tail>mlp\..+)", "blocks.{layer}.{tail}"),
+    (rf"{_CROSS}cross_attn\.{_TAIL}", "cross.{tail}"),
+    (rf"{_CROSS}(?P<tail>(layer_norm1|layer_norm2|mlp)\..+)", "cross.{tail}"),
+    (r"(?P<tail>classifier\..+)", "{tail}"),
+)
+DROPPED: Final = re.compile(r"(^|\.)(predictor_)?pos_embed$")
+"""Fixed tables of positions that some official files carry; rotary positions took their place."""
+
+
+def plain(name: str) -> str:
+    """A name without what wrappers and classifier files put before it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name.removeprefix(CLASSIFIER)
+
+
+def spot(name: str, rules: Rules, mask_tokens: int = 1) -> Spot | None:
+    """Where a plain name goes by these rules, None when it belongs to another node."""
+    for pattern, target in rules:
+        found = pattern.match(name)
+        if found is None:
+            continue
+        parts: Mapping[str, str] = found.groupdict(default="")
+        made = target.format(**parts)
+        if "third" in parts:
+            return Spot(made, _THIRDS[parts["third"]], len("qkv"))
+        if "index" in parts:
+            return Spot(made, int(parts["index"]), mask_tokens)
+        return Spot(made)
+    return None
+
+
+def belongs(name: str, all_rules: Sequence[Rules]) -> bool:
+    """Whether any node takes a plain name."""
+    return any(spot(name, rules) is not None for rules in all_rules)
+
+
+def hub_names(layers: int, predictor_layers: int, pooler_layers: int = 0) -> Iterator[str]:
+    """Names in a hub file; with a pooler those of a classifier."""
+    wrap = CLASSIFIER if pooler_layers else ""
+    yield from (f"{wrap}{name}" for name in _hub_backbone(layers, predictor_layers))
+    if not pooler_layers:
+        return
+    yield "pooler.query_tokens"
+    for layer in range(pooler_layers):
+        stem = f"pooler.self_attention_layers.{layer}"
+        heads = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
+        yield from _linear(stem, ("layer_norm1", *heads, "layer_norm2", "mlp.fc1", "mlp.fc2"))
+    crossed = ("cross_attn.q_proj", "cross_attn.k_proj", "cross_attn.v_proj")
+    yield from _linear("pooler.cross_attention_layer", ("layer_norm1", *crossed, "layer_norm2", "mlp.fc1", "mlp.fc2"))
+    yield from _linear("classifier", ("",))
+
+
+def _hub_backbone(layers: int, predictor_layers: int) -> Iterator[str]:
+    yield from _linear("encoder.embeddings.patch_embeddings.proj", ("",))
+    block = ("norm1", "attention.query", "attention.key", "attention.value", "attention.proj", "norm2", "mlp.fc1",
+             "mlp.fc2")  # fmt: skip
+    for layer in range(layers):
+        yield from _linear(f"encoder.layer.{layer}", block)
+    yield from _linear("encoder.layernorm", ("",))
+    yield "predictor.embeddings.mask_tokens"
+    yield from _linear("predictor.embeddings.predictor_embeddings", ("",))
+    for layer in range(predictor_layers):
+        yield from _linear(f"predictor.layer.{layer}", block)
+    yield from _linear("predictor", ("layernorm", "proj"))
+
+
+def official_ac_names(layers: int, predictor_layers: int) -> Iterator[str]:
+    """Names in the parts of the official AC file that are used, as `part.name`."""
+    block = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+    yield from _linear("encoder.module.patch_embed.proj", ("",))
+    for layer in range(layers):
+        yield from _linear(f"encoder.module.blocks.{layer}", block)
+    yield from _linear("encoder.module.norm", ("",))
+    yield from _linear("predictor.module", ("predictor_embed", "action_encoder", "state_encoder", "extrinsics_encoder"))
+    for layer in range(predictor_layers):
+        yield from _linear(f"predictor.module.predictor_blocks.{layer}", block)
+    yield from _linear("predictor.module", ("predictor_norm", "predictor_proj"))
+
+
+def _linear(stem: str, parts: Sequence[str]) -> Iterator[str]:
+    for part in parts:
+        for kind in ("weight", "bias"):
+            yield ".".join(each for each in (stem, part, kind) if each)

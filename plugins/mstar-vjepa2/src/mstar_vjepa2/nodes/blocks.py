@@ -1,0 +1,133 @@
+"""The pre-norm block that encoder, both predictors and the pooler are made of.
+
+How queries meet keys is given to a block by its caller: over all tokens at once, or through the engine's cache. What a
+block ends with is added in front of the next norm, so that on CUDA a sum and its norm are one kernel.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+from mstar_core.engine.kv_view import PlacedView
+from mstar_vjepa2.nodes.linear import Branch, branch_of, linear, turned
+from mstar_vjepa2.nodes.rotary import Rotation, rotate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.kv_view import KVView
+    from mstar_vjepa2.checkpoint.config import VitFacts
+
+Mix = Callable[["Tensor", nn.Linear, "Rotation | None", int], "Tensor"]
+"""Attention of queries, keys and values that one layer of so many heads makes of [..., T, width]; gives its shape."""
+
+
+def attend_all(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Every token sees every token. query: [B, Q, heads, head_dim]; key, value: [B, T, heads, head_dim]."""
+    mixed = scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+    return mixed.transpose(1, 2)
+
+
+def mix_all(x: Tensor, layer: nn.Linear, rotation: Rotation | None, heads: int) -> Tensor:
+    """The same as a Mix. x: [B, T, width]."""
+    return attend_all(*apart(linear(x, layer), rotation, heads)).flatten(-2)
+
+
+@dataclass(frozen=True, slots=True)
+class MixCached:
+    """A Mix through the cache of one layer. x: [T, width], the tokens of all rows."""
+
+    kv: KVView
+    layer: int
+
+    def __call__(self, x: Tensor, layer: nn.Linear, rotation: Rotation | None, heads: int) -> Tensor:
+        if rotation is not None and isinstance(self.kv, PlacedView):
+            query = turned(x, layer, rotation, heads, self.kv.places(self.layer))
+            return self.kv.attend_placed(self.layer, query).flatten(-2)
+        return self.kv.attend(self.layer, *apart(linear(x, layer), rotation, heads)).flatten(-2)
+
+    def keep(self, x: Tensor, layer: nn.Linear, rotation: Rotation, heads: int) -> None:
+        """Append what this layer would, where nothing is wanted of it or behind it."""
+        if isinstance(self.kv, PlacedView):
+            turned(x, layer, rotation, heads, self.kv.places(self.layer))
+        else:
+            self(x, layer, rotation, heads)
+
+
+def apart(packed: Tensor, rotation: Rotation | None, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys, turned, and values of joined projections: [..., T, heads, head_dim] each."""
+    joined = packed.unflatten(-1, (3 * heads, -1))
+    both, value = joined.split([2 * heads, heads], dim=-2)
+    if rotation is not None:
+        both = rotate(both, rotation)  # queries and keys are as many heads more to it
+    query, key = both.chunk(2, dim=-2)
+    return query, key, value
+
+
+class Attention(nn.Module):
+    """Projections around attention; query, key and value come from one matrix, in this order."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, rotation: Rotation | None, mix: Mix) -> Branch:
+        """x: [..., T, width]. Returns what is added to the residual."""
+        return branch_of(mix(x, self.qkv, rotation, self.heads), self.proj)
+
+
+class Mlp(nn.Module):
+    """Two linear layers around an exact GELU."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, inner)
+        self.fc2 = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Branch:
+        """x: [..., width]. Returns what is added to the residual."""
+        return branch_of(linear(x, self.fc1, gelu), self.fc2)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)), of which the last sum is left to the reader."""
+
+    def __init__(self, width: int, heads: int, inner: int, eps: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps)
+        self.attn = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width, eps)
+        self.mlp = Mlp(width, inner)
+
+    def forward(
+        self, x: Tensor, branch: Branch | None, rotation: Rotation | None, mix: Mix = mix_all
+    ) -> tuple[Tensor, Branch]:
+        """x: [..., T, width], branch: what is still to be added to it. Returns the same."""
+        x, normed = sum_norm(x, branch, self.norm1)
+        x, normed = sum_norm(x, self.attn(normed, rotation, mix), self.norm2)
+        return x, self.mlp(normed)
+
+
+def sum_norm(x: Tensor, branch: Branch | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """x with its branch, and the norm of that. x: [..., width]. Both have x's shape."""
+    if x.is_cuda:
+        found: tuple[Tensor, Tensor] = importlib.import_module("mstar_core.layers.layer_norm").sum_norm(
+            x.contiguous(), None if branch is None else branch.values.contiguous(), norm,
+            None if branch is None else branch.bias,
+        )  # fmt: skip
+        return found
+    x = x if branch is None else branch.added(x)
+    return x, norm(x)
+
+
+def stack(facts: VitFacts) -> nn.ModuleList:
+    """The blocks of one stack."""
+    return nn.ModuleList(Block(facts.width, facts.heads, facts.inner, facts.eps) for _ in range(facts.layers))

@@ -1,0 +1,249 @@
+"""The video encoder and the node `video_encoder` of both models. Run by the stateless engine."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import nn
+from torch.nn.functional import layer_norm, linear
+
+from mstar_core.engine.cuda_graphs.submodules import InnerGraphs
+from mstar_vjepa2.nodes.blocks import stack, sum_norm
+from mstar_vjepa2.nodes.rotary import Rotary3D
+from mstar_vjepa2.params import POOLINGS
+from mstar_vjepa2.pixels import MEAN, STD
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.cuda_graphs.buckets import Captures
+    from mstar_vjepa2.checkpoint.config import EncoderFacts
+
+LATENT_EPS: Final = 1e-5
+"""Of the norm without weights that AC latents pass; not that of the blocks."""
+
+CAPTURED: Final = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Frames or clips of a batch for which a GPU captures the encoder."""
+
+MOST_TOKENS: Final = 4096
+"""Patches of a batch up to which a graph pays: with more, kernels are long and the host runs ahead."""
+
+POOLS: Final = frozenset(POOLINGS.index(name) for name in ("mean", "mean_space"))
+MEAN_SPACE: Final = POOLINGS.index("mean_space")
+
+
+class PatchEmbed(nn.Module):
+    """Cubes of pixels to vectors. A strided convolution without overlap is one matrix product."""
+
+    def __init__(self, facts: EncoderFacts) -> None:
+        super().__init__()
+        self.tube = (facts.tubelet, facts.patch, facts.patch)
+        self.proj = nn.Conv3d(facts.channels, facts.vit.width, self.tube, stride=self.tube)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """pixels: floats [B, F, 3, H, W], F at least a tubelet. Returns [B, N, width], frame by frame, row by row."""
+        tubelet, patch, _ = self.tube
+        x = pixels.to(self.proj.weight.dtype)
+        frames, rows, columns = x.shape[1] // tubelet, x.shape[-2] // patch, x.shape[-1] // patch
+        x = x[:, : frames * tubelet].reshape(x.shape[0], frames, tubelet, -1, rows, patch, columns, patch)
+        x = x.permute(0, 1, 4, 6, 3, 2, 5, 7).flatten(4).flatten(1, 3)
+        return linear(x, self.proj.weight.flatten(1), self.proj.bias)
+
+
+class Encoder(nn.Module):
+    """Pixels to one vector per patch and tubelet."""
+
+    def __init__(self, facts: EncoderFacts) -> None:
+        super().__init__()
+        self.facts = facts
+        vit = facts.vit
+        self.patch_embed = PatchEmbed(facts)
+        self.blocks = stack(vit)
+        self.norm = nn.LayerNorm(vit.width, vit.eps)
+        self.rotary = Rotary3D(vit.width // vit.heads)
+        mean, std = (torch.tensor(each, dtype=torch.float32).view(3, 1, 1) * 255 for each in (MEAN, STD))
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", std, persistent=False)
+        self._replayed = InnerGraphs(self.hidden, CAPTURED)
+
+    mean: Tensor
+    std: Tensor
+
+    def capture(self, captures: Captures) -> None:
+        """Run small batches by graphs from now on."""
+        self._replayed = InnerGraphs(self.hidden, CAPTURED, captures, lambda shape: self._tokens(shape) <= MOST_TOKENS)
+
+    def idle(self) -> bool:
+        """Capture what is still missing, one bucket at a time. True when more is left."""
+        return self._replayed.capture_next()
+
+    def counters(self) -> dict[str, float]:
+        """What the graphs did, by name."""
+        return self._replayed.counters()
+
+    def warm_up(self) -> None:
+        """Run one tubelet, so that kernels are compiled and loaded before the first request."""
+        facts = self.facts
+        shape = (1, facts.tubelet, facts.channels, facts.crop, facts.crop)
+        self.hidden(torch.zeros(shape, dtype=torch.uint8, device=self.mean.device))
+
+    def forward(self, pixels: Tensor, keep: Collection[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+        """Encode clips.
+
+        pixels: [B, F, 3, H, W], normalised floats or the 0..255 of uint8; F below a tubelet is repeated to fill it,
+        and frames that fill no tubelet at the end are left out. keep: numbers of blocks to look behind, 0 = patches.
+        Returns the normed vectors [B, N, width] and, by number, those behind the kept blocks, not normed.
+        """
+        return self._through(pixels, keep) if keep else (self._replayed(pixels), {})
+
+    def hidden(self, pixels: Tensor) -> Tensor:
+        """The normed vectors alone: [B, N, width]. pixels: as in forward."""
+        return self._through(pixels, ())[0]
+
+    def _tokens(self, shape: tuple[int, ...]) -> int:
+        """Patches of pixels of such a shape, over the whole batch."""
+        count, frames, _, height, width = shape
+        tubelets = max(1, frames // self.facts.tubelet)
+        return count * tubelets * (height // self.facts.patch) * (width // self.facts.patch)
+
+    def _through(self, pixels: Tensor, keep: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        x = self.patches(pixels)
+        rows, columns = pixels.shape[-2] // self.facts.patch, pixels.shape[-1] // self.facts.patch
+        rotation = self.rotary.of_ids(torch.arange(x.shape[1], device=x.device), rows, columns)
+        kept, branch = {0: x} if 0 in keep else {}, None
+        for number, block in enumerate(self.blocks, start=1):
+            x, branch = block(x, branch, rotation)
+            if number in keep:
+                kept[number] = branch.added(x)
+        return sum_norm(x, branch, self.norm)[1], kept
+
+    def patches(self, pixels: Tensor) -> Tensor:
+        """Patch embeddings [B, N, width]. pixels: as in forward."""
+        x = self.normalised(pixels) if pixels.dtype == torch.uint8 else pixels
+        if x.shape[1] < self.facts.tubelet:
+            x = x.repeat(1, self.facts.tubelet, 1, 1, 1)
+        embedded: Tensor = self.patch_embed(x)
+        return embedded
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """uint8 pixels [..., 3, H, W] as float32 with the training's mean and spread."""
+        return (pixels.float() - self.mean) / self.std
+
+
+def latents_of(hidden: Tensor, wanted: Tensor) -> Tensor:
+    """Encoder or predictor output as AC latents, float32: normed without weights where wanted.
+
+    hidden: [B, ..., width]. wanted: bool [B], or numbers where 0 is no.
+    """
+    if hidden.is_cuda and len(wanted) == len(hidden):
+        values = hidden.contiguous().view(1, len(hidden), -1, hidden.shape[-1])
+        made: Tensor = importlib.import_module("mstar_vjepa2.kernels.embed_head").latents(
+            values, None, wanted, LATENT_EPS
+        )
+        return made.view(hidden.shape)
+    plain = hidden.float()
+    normed = layer_norm(plain, plain.shape[-1:], eps=LATENT_EPS)
+    return torch.where(wanted.bool().view(-1, *[1] * (plain.dim() - 1)), normed, plain)
+
+
+class ClipEncoder(nn.Module):
+    """The node of V-JEPA 2: a clip as a whole. What is sent to the client is float32."""
+
+    host_ports: Final = ("layers", "pooling")
+
+    def __init__(self, facts: EncoderFacts) -> None:
+        super().__init__()
+        self.encoder = Encoder(facts)
+
+    def idle(self) -> bool:
+        """See Encoder."""
+        return self.encoder.idle()
+
+    def counters(self) -> dict[str, float]:
+        """See Encoder."""
+        return self.encoder.counters()
+
+    def warm_up(self) -> None:
+        """See Encoder."""
+        self.encoder.warm_up()
+
+    def forward(
+        self, *, pixel_values_videos: Tensor, pooling: Tensor | None = None, layers: Tensor | None = None
+    ) -> dict[str, Tensor | list[Tensor | None]]:
+        """Encode a batch of clips of one shape.
+
+        pixel_values_videos: [B, F, 3, H, W], as `Encoder` takes them. pooling: index into POOLINGS [B]; absent where
+        another node goes on. layers: int64 [B, l], on the host. Returns encoder_hidden [B, N, width]; with a pooling
+        or layers, in place of it, pooled ([width], or [T, width] for mean_space) and layer_hidden [l, N, width].
+        """
+        chosen = [] if layers is None else layers.tolist()
+        hidden, kept = self.encoder(pixel_values_videos, {number for row in chosen for number in row})
+        if pooling is None:
+            return {"encoder_hidden": hidden}
+        found: dict[str, Tensor | list[Tensor | None]] = {}
+        plain = hidden.float()
+        if chosen:
+            rows = (torch.stack([kept[number][index].float() for number in row]) for index, row in enumerate(chosen))
+            found["layer_hidden"] = torch.stack(list(rows))
+        how = pooling.tolist()
+        if POOLS.intersection(how):
+            found["pooled"] = [self._pooled(plain[index], kind) for index, kind in enumerate(how)]
+        if not chosen and not POOLS.issuperset(how):
+            found["encoder_hidden"] = [
+                None if kind in POOLS else each for kind, each in zip(how, plain.unbind(), strict=True)
+            ]
+        return found
+
+    def _pooled(self, hidden: Tensor, kind: int) -> Tensor | None:
+        if kind not in POOLS:
+            return None
+        if kind == MEAN_SPACE:
+            return hidden.view(-1, self.encoder.facts.frame_tokens, hidden.shape[-1]).mean(1)
+        return hidden.mean(0)
+
+
+class FrameEncoder(nn.Module):
+    """The node of V-JEPA 2-AC: every frame alone, as a tubelet that shows it twice. Latents are float32."""
+
+    def __init__(self, facts: EncoderFacts) -> None:
+        super().__init__()
+        self.encoder = Encoder(facts)
+
+    def idle(self) -> bool:
+        """See Encoder."""
+        return self.encoder.idle()
+
+    def counters(self) -> dict[str, float]:
+        """See Encoder."""
+        return self.encoder.counters()
+
+    def warm_up(self) -> None:
+        """See Encoder."""
+        self.encoder.warm_up()
+
+    def forward(
+        self,
+        *,
+        pixel_values_videos: Tensor,
+        normalize_reps: Tensor,
+        goal_frame: Tensor | None = None,
+        goal_latents: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Latents of frames, and of the goal in the same pass.
+
+        pixel_values_videos: [B, t, 3, H, W]; goal_frame: [B, 1, 3, H, W]; goal_latents: [B, S, width], taken as they
+        are; normalize_reps: [B]. Returns encoder_hidden [B, t, S, width] and, with a goal, goal [B, S, width].
+        """
+        frames = pixel_values_videos if goal_frame is None else torch.cat([pixel_values_videos, goal_frame], dim=1)
+        hidden, _ = self.encoder(frames.flatten(0, 1)[:, None])
+        latents = latents_of(hidden.unflatten(0, frames.shape[:2]), normalize_reps)
+        count = pixel_values_videos.shape[1]
+        found = {"encoder_hidden": latents[:, :count]}
+        if goal_frame is not None:
+            found["goal"] = latents[:, count]
+        elif goal_latents is not None:
+            found["goal"] = goal_latents.float()
+        return found

@@ -1,0 +1,69 @@
+"""The masked predictor: encoder features at some places from those at others. Run by the stateless engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import nn
+
+from mstar_vjepa2.nodes.blocks import stack, sum_norm
+from mstar_vjepa2.nodes.rotary import Rotary3D
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_vjepa2.checkpoint.config import BaseFacts
+
+MASK_INDEX: Final = 1
+"""Which of the mask vectors stands for an unknown patch, taken modulo their number."""
+
+
+class MaskedPredictor(nn.Module):
+    """The node `predictor`. Ids travel with the tokens, so nothing is sorted: attention has no order."""
+
+    def __init__(self, facts: BaseFacts) -> None:
+        super().__init__()
+        own, width = facts.predictor, facts.encoder.vit.width
+        self.grid = facts.encoder.grid
+        self.embed = nn.Linear(width, own.width)
+        self.mask_tokens = nn.Parameter(torch.empty(facts.mask_tokens, 1, 1, own.width))
+        self.blocks = stack(own)
+        self.norm = nn.LayerNorm(own.width, own.eps)
+        self.proj = nn.Linear(own.width, width)
+        self.rotary = Rotary3D(own.width // own.heads)
+
+    def forward(self, *, encoder_hidden: Tensor, context_mask: Tensor, target_mask: Tensor) -> dict[str, Tensor]:
+        """Predict a batch.
+
+        encoder_hidden: [B, N, width]; context_mask: int64 [B, c], ids below N; target_mask: int64 [B, t], ids that
+        may lie past the clip. Returns predicted_hidden float32 [B, t, width], not normed, and window [B, N, width]:
+        the input without its oldest t vectors, and the predicted ones behind it.
+        """
+        made = self.predict(gathered(encoder_hidden, context_mask), context_mask, target_mask)
+        window = torch.cat([encoder_hidden, made.to(encoder_hidden.dtype)], dim=1)[:, -encoder_hidden.shape[1] :]
+        return {"predicted_hidden": made.float(), "window": window}
+
+    def warm_up(self) -> None:
+        """Predict one latent frame from itself, so that kernels are compiled and loaded before the first request."""
+        ids = torch.arange(self.grid**2, device=self.mask_tokens.device)[None]
+        hidden = torch.zeros(1, ids.shape[1], self.embed.in_features, dtype=self.embed.weight.dtype, device=ids.device)
+        self.forward(encoder_hidden=hidden, context_mask=ids, target_mask=ids)
+
+    def predict(self, context: Tensor, context_ids: Tensor, target_ids: Tensor) -> Tensor:
+        """context: [B, c, width], vectors at the context ids. Returns those at the target ids, [B, t, width]."""
+        known = self.embed(context)
+        mask = self.mask_tokens[MASK_INDEX % len(self.mask_tokens)].to(known.dtype)
+        x = torch.cat([known, mask.expand(*target_ids.shape, -1)], dim=1)
+        rotation = self.rotary.of_ids(torch.cat([context_ids, target_ids], dim=1), self.grid, self.grid)
+        branch = None
+        for block in self.blocks:
+            x, branch = block(x, branch, rotation)
+        _, normed = sum_norm(x, branch, self.norm)
+        out: Tensor = self.proj(normed[:, -target_ids.shape[1] :])
+        return out
+
+
+def gathered(hidden: Tensor, ids: Tensor) -> Tensor:
+    """hidden: [B, N, width], ids: int64 [B, k]. Returns [B, k, width]."""
+    return hidden.gather(1, ids[..., None].expand(-1, -1, hidden.shape[-1]))

@@ -1,0 +1,152 @@
+"""Tensors that clients upload as npy or safetensors, checked. Used by the processors; loads no torch."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from mstar_core.errors import BadMedia, RequestError
+from mstar_vjepa2.request.transforms import normalised
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from mstar_core.plugin.processor import MediaPart
+    from mstar_vjepa2.checkpoint.config import EncoderFacts
+
+    Array = npt.NDArray[Any]
+
+FIELD: Final = "tensor"
+NPY: Final = b"\x93NUMPY"
+NPY_VERSIONS: Final = ((1, 0), (2, 0), (3, 0))
+"""Those that numpy writes; the last differs from the second in field names, which pixels have none of."""
+
+MOST_HEAD: Final = 16 << 10
+"""Bytes of an npy file in which its header has to end; numpy itself reads 10,000 characters of one."""
+
+PIXELS: Final = "pixel_values"
+"""How the name of a clip's tensor begins in a file that holds several."""
+
+
+def read_tensor(part: MediaPart, prefix: str = "") -> Array:
+    """The one tensor of an upload, or the one whose name begins with `prefix`. Raises BadMedia or RequestError.
+
+    Floats are checked to be finite; nothing but plain numbers is ever built.
+    """
+    found = _npy(part.data) if part.data.startswith(NPY) else _safetensors(part.data, prefix)
+    if found.dtype.kind not in "fiu" or found.size == 0:
+        raise RequestError(
+            f"the tensor holds {found.dtype.name} of shape {list(found.shape)}",
+            hint="send floating point numbers",
+            field=FIELD,
+        )
+    if found.dtype.kind == "f" and not np.isfinite(found).all():
+        raise RequestError("the tensor holds NaN or infinite numbers", hint="send finite numbers", field=FIELD)
+    return found
+
+
+def clip_of(part: MediaPart, encoder: EncoderFacts) -> Array:
+    """Frames [F, 3, crop, crop] of an upload: floats are normalised already, uint8 is not. Raises RequestError."""
+    value = read_tensor(part, PIXELS)
+    if value.ndim == 5 and value.shape[0] == 1:
+        value = value[0]
+    wanted = (3, encoder.crop, encoder.crop)
+    if value.ndim != 4 or value.shape[1:] != wanted:
+        raise RequestError(
+            f"the clip has shape {list(value.shape)}, allowed is [frames, 3, {encoder.crop}, {encoder.crop}]",
+            "positions belong to this size",
+            "send frames, channels, rows, columns",
+            field=FIELD,
+            value=str(list(value.shape)),
+        )
+    if value.dtype == np.uint8:
+        return value
+    if value.dtype.kind != "f":
+        raise RequestError(
+            f"the clip holds {value.dtype.name}", hint="send normalised floats, or pixels as uint8", field=FIELD
+        )
+    return as_float32(value, FIELD)
+
+
+def float_clip_of(part: MediaPart, encoder: EncoderFacts) -> Array:
+    """The same as normalised float32, whatever was sent."""
+    value = clip_of(part, encoder)
+    return normalised(value) if value.dtype == np.uint8 else value
+
+
+def as_float32(value: Any, field: str) -> Array:
+    """Numbers as float32. Raises RequestError naming `field` for one that is too large."""
+    with np.errstate(over="ignore"):
+        made = np.ascontiguousarray(value, dtype=np.float32)
+    if not np.isfinite(made).all():
+        raise RequestError(f"{field} holds numbers beyond float32", hint="send finite numbers", field=field)
+    return made
+
+
+def is_plain_clip(part: MediaPart, encoder: EncoderFacts) -> bool:
+    """Whether an upload holds pixels as the encoder takes them: by its header alone, of which nothing is believed."""
+    if not part.data.startswith(NPY):
+        return False
+    try:
+        head = _npy_head(part.data)
+    except Exception:  # noqa: BLE001  whatever is wrong with it, reading it says
+        return False
+    wanted = (3, encoder.crop, encoder.crop)
+    return head.dtype == np.uint8 and not head.is_columns and head.shape[-3:] == wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What an npy file says of itself. is_columns: the first axis runs fastest. start: where its numbers begin."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    is_columns: bool
+    start: int
+
+
+def _npy_head(data: bytes) -> _Head:
+    file = io.BytesIO(data[:MOST_HEAD])
+    version = np.lib.format.read_magic(file)
+    if version not in NPY_VERSIONS:
+        raise ValueError(f"version {version} of npy is not known")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_columns, dtype = read(file)
+    if any(size < 0 for size in shape):  # reshape would make up for it
+        raise ValueError(f"shape {list(shape)} has a negative size")
+    return _Head(dtype, shape, is_columns, file.tell())
+
+
+def _npy(data: bytes) -> Array:
+    """The array of an npy file, where it lies in the file: clips are megabytes."""
+    try:
+        head = _npy_head(data)
+        if head.dtype.hasobject:
+            raise ValueError("objects are not read")
+        flat: Array = np.frombuffer(data, dtype=head.dtype, count=math.prod(head.shape), offset=head.start)
+        return flat.reshape(head.shape, order="F" if head.is_columns else "C")
+    except Exception as error:
+        raise _unreadable(error) from error
+
+
+def _safetensors(data: bytes, prefix: str) -> Array:
+    from safetensors.numpy import load
+
+    try:
+        found = load(data)
+    except Exception as error:
+        raise _unreadable(error) from error
+    names = list(found) if len(found) == 1 else [name for name in found if prefix and name.startswith(prefix)]
+    if len(names) != 1:
+        raise RequestError(
+            f"the file holds {len(found)} tensors", hint=f"send one, or name it {prefix or 'by its use'}", field=FIELD
+        )
+    return found[names[0]]
+
+
+def _unreadable(error: Exception) -> BadMedia:
+    return BadMedia("the tensor cannot be read", type(error).__name__, "send npy or safetensors", field=FIELD)
