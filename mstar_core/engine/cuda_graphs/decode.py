@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.cuda_graphs.buckets import Captures
-    from mstar_core.engine.kv.model_runner import DecodeRows
+    from mstar_core.engine.kv.batch import DecodeBatch
     from mstar_core.engine.kv_view import KVModule
     from mstar_core.graph.spec.nodes import NodeSpec
 
@@ -48,7 +48,7 @@ class _Bucket:
     staging: Staging
     parameters: Staging
     draw: Callable[[Tensor], Tensor]
-    members: DecodeRows | None = None
+    members: DecodeBatch | None = None
     graph: Any = None
     drawn: Tensor | None = None
     states: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -115,7 +115,7 @@ class DecodeGraphs:
         for rows in self._later:
             self._step(self._new(rows))
 
-    def takes(self, decode: DecodeRows) -> bool:
+    def takes(self, decode: DecodeBatch) -> bool:
         """Whether a graph can run this step; what it cannot do is counted as a miss."""
         if self._slots.device_stop_ids is not self._stop_ids:
             self._forget()
@@ -125,7 +125,7 @@ class DecodeGraphs:
         self.counts.misses += 1
         return False
 
-    def run(self, decode: DecodeRows) -> Tensor:
+    def run(self, decode: DecodeBatch) -> Tensor:
         """Run one step of these rows: int64 [n] on the device, overwritten by the next call."""
         count = len(decode.slots)
         bucket = self._buckets[min(rows for rows in self._buckets if rows >= count)]
@@ -183,7 +183,7 @@ class DecodeGraphs:
         bucket.staging.send("chance")
         bucket.attention.prepare(none, none, self._tables.ids)
 
-    def _enter(self, bucket: _Bucket, decode: DecodeRows) -> None:
+    def _enter(self, bucket: _Bucket, decode: DecodeBatch) -> None:
         """Bring the parameters of these rows into the buffers."""
         chosen = [self._slots.sampling[slot] for slot in decode.slots]
         bucket.states = fill_parameters(bucket.parameters.next(), decode.slots, chosen, self._slots.spare)

@@ -18,7 +18,7 @@ import torch
 from mstar_core.engine.attention.block import Block, host_array, port_field
 from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.engine.kv.positions import positions_of_whole
-from mstar_core.engine.upload import upload
+from mstar_core.engine.upload import join
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.packed import FixedPacked
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cuda_graphs.buckets import Captures
-    from mstar_core.engine.kv.model_runner import Piece
+    from mstar_core.engine.kv.batch import Piece
     from mstar_core.engine.kv_view import KVModule, KVView
     from mstar_core.graph.spec.nodes import NodeSpec
 
@@ -247,18 +247,6 @@ class PackedGraphs:
         none = np.zeros(0, dtype=np.int64)
         self._send(bucket, PackedPrompts(rows=none, counts=none, cached=none, tables=self._tables.ids), {})
         return bucket
-
-
-def join(values: list[Tensor], into: Tensor) -> None:
-    """Copy values one behind the other into [n, ...], on whichever side they are."""
-    if len(values) == 1:
-        into.copy_(upload(values[0], into.device))
-    elif all(value.device == into.device for value in values):
-        torch.cat(values, out=into)
-    elif all(value.is_cpu for value in values):
-        into.copy_(upload(torch.cat(values), into.device))
-    else:
-        torch.cat([upload(value, into.device) for value in values], out=into)
 
 
 def rows_of(tokens: int) -> int:

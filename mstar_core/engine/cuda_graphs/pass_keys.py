@@ -14,7 +14,7 @@ from mstar_core.graph.spec.nodes import STEP
 if TYPE_CHECKING:
     import torch
 
-    from mstar_core.engine.kv.model_runner import Piece
+    from mstar_core.engine.kv.batch import Piece
     from mstar_core.engine.kv.sequence import Firing
 
 MOST_ITERATIONS: Final = 64

@@ -20,7 +20,7 @@ import torch
 from mstar_core.engine.attention.append_only import silent
 from mstar_core.engine.attention.block import host_array, port_field
 from mstar_core.engine.attention.passes import FixedPasses, PassShape
-from mstar_core.engine.cuda_graphs.packed_passes import PackedGraphs, join
+from mstar_core.engine.cuda_graphs.packed_passes import PackedGraphs
 from mstar_core.engine.cuda_graphs.pass_keys import (
     MOST_ITERATIONS,
     STEP_PORT,
@@ -34,7 +34,7 @@ from mstar_core.engine.cuda_graphs.pass_keys import (
     whole_loop,
 )
 from mstar_core.engine.kv.positions import positions_of_whole
-from mstar_core.engine.upload import upload
+from mstar_core.engine.upload import gather, join, upload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention import AttentionBackend
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cuda_graphs.buckets import Captures
-    from mstar_core.engine.kv.model_runner import Piece
+    from mstar_core.engine.kv.batch import Piece
     from mstar_core.engine.kv.sequence import Firing
     from mstar_core.engine.kv_view import KVModule
     from mstar_core.graph.spec.nodes import NodeSpec
@@ -421,24 +421,3 @@ def rows_taken(count: int, tokens: int, sizes: Collection[int]) -> int:
     if (holds - count) * tokens < SPARE:
         return holds
     return max((size for size in sizes if size <= count), default=holds)
-
-
-def gather(values: Sequence[Tensor], into: Tensor) -> None:
-    """Copy values of one shape into [n, ...]: by one copy where they lie evenly apart in memory, or are all the same.
-
-    So do the shares of what a pass gave all rows together, and what all rows begin from.
-    """
-    first, apart = values[0], 0
-    if len(values) > 1:
-        storage, strides, at = first.untyped_storage().data_ptr(), first.stride(), first.data_ptr()
-        apart = values[1].data_ptr() - at
-        is_even = apart >= 0 and apart % first.element_size() == 0 and all(
-            value.data_ptr() == at + number * apart
-            and value.stride() == strides
-            and value.untyped_storage().data_ptr() == storage
-            for number, value in enumerate(values)
-        )  # fmt: skip
-        if not is_even:
-            torch.stack(list(values), out=into)
-            return
-    into.copy_(first.as_strided((len(values), *first.shape), (apart // first.element_size(), *first.stride())))

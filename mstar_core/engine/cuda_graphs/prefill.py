@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.cuda_graphs.buckets import Captures
     from mstar_core.engine.cuda_graphs.decode import DecodeGraphs
-    from mstar_core.engine.kv.model_runner import Piece
+    from mstar_core.engine.kv.batch import Piece
     from mstar_core.engine.kv_view import KVModule
     from mstar_core.graph.spec.nodes import NodeSpec
 

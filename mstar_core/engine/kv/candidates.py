@@ -15,9 +15,9 @@ import torch
 
 from mstar_core.engine.base import Done, Emission, Job, StepResult
 from mstar_core.engine.cache.prefix_cache import ContentChain
-from mstar_core.engine.cuda_graphs.passes import gather
 from mstar_core.engine.kv.sequence import Branch, Request
 from mstar_core.engine.rows import Dealer
+from mstar_core.engine.upload import gather
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.spec.nodes import STEP
 

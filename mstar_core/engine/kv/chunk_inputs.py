@@ -16,7 +16,7 @@ from mstar_core.engine.upload import upload
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.kv.model_runner import Piece
+    from mstar_core.engine.kv.batch import Piece
 
 
 def packed_ports(pieces: Sequence[Piece], ids: Tensor | None, device: torch.device) -> dict[str, Tensor | list[Tensor]]:

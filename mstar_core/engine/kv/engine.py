@@ -24,10 +24,11 @@ from mstar_core.engine.cuda_graphs.buckets import Buckets, Captures, GraphCounts
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
 from mstar_core.engine.cuda_graphs.passes import PassGraphs
 from mstar_core.engine.device import HostCopy
+from mstar_core.engine.kv.batch import Part, Piece
 from mstar_core.engine.kv.candidates import Rows
 from mstar_core.engine.kv.intake import Intake
 from mstar_core.engine.kv.loops import Loops
-from mstar_core.engine.kv.model_runner import Faults, Part, Piece, StepRunner
+from mstar_core.engine.kv.model_runner import Faults, StepRunner
 from mstar_core.engine.kv.scheduler import Admission
 from mstar_core.engine.kv.sequence import Branch, Request
 from mstar_core.engine.kv.state import Arriving, KVRunning, KVState
@@ -211,10 +212,10 @@ class KVCacheEngine:
             return None
         started = self._state.clock()
         if self._state.active:
-            self._admission.grow_decode_rows()
+            self._admission.grow_decode_batch()
         pieces = self._admission.choose_pieces() if self._state.pending else []
         if not self._state.is_decode_current:
-            self._admission.remake_decode_rows()
+            self._admission.remake_decode_batch()
         result, self._state.ready = self._state.ready, StepResult()
         running = KVRunning([], result, started)
         if self._state.decode is not None or pieces:

@@ -7,7 +7,6 @@ for prefill pieces and for rows that fail.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,10 +15,10 @@ import torch
 from mstar_core.engine.attention import PackedRows, Segment
 from mstar_core.engine.device import HostCopy
 from mstar_core.engine.failures import node_error
+from mstar_core.engine.kv.batch import DecodeBatch, Part, Piece, sampling_parameters
 from mstar_core.engine.kv.chunk_inputs import packed_ports, packed_positions
 from mstar_core.engine.sampling import sampler
 from mstar_core.engine.sampling.logit_subset import Columns
-from mstar_core.engine.sampling.sampler import SamplingRows
 from mstar_core.engine.upload import upload
 from mstar_core.errors import EngineError, MstarError
 
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention import AttentionBackend
-    from mstar_core.engine.base import Handle, Job
+    from mstar_core.engine.base import Handle
     from mstar_core.engine.cache.page_table import PageCopy, PageTables
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.cuda_graphs.decode import DecodeGraphs
     from mstar_core.engine.cuda_graphs.passes import PassGraphs
     from mstar_core.engine.cuda_graphs.prefill import PrefillGraphs
-    from mstar_core.engine.kv.sequence import Branch, Firing
+    from mstar_core.engine.kv.sequence import Firing
     from mstar_core.engine.kv_view import KVModule
     from mstar_core.graph.spec.nodes import NodeSpec
 
@@ -44,100 +43,6 @@ LOGITS: Final = "logits"
 """Output that the engine can always give: head(hidden) of the job's tokens."""
 
 _EMPTY: Final = np.zeros(0, dtype=np.int64)
-
-
-@dataclass(slots=True)
-class DecodeRows:
-    """Rows of resident loops, one token each. Remade when membership changes, else used again.
-
-    has_rules: some row truncates by top-k or min-p. reports: some row's loop emits other ports than its id.
-    """
-
-    branches: list[Branch]
-    slots: np.ndarray
-    keys: np.ndarray
-    has_rules: bool
-    reports: bool
-    _plain: tuple[Tensor, SamplingRows] | None = None
-
-    def only(self, index: int, slots: Slots) -> DecodeRows:
-        """The batch of one of the rows."""
-        return decode_rows([self.branches[index]], slots)
-
-    def on_device(self, slots: Slots) -> tuple[Tensor, SamplingRows]:
-        """Slots (int64 [n]) and parameters as a plain step needs them; captured ones have their own buffers."""
-        if self._plain is None:
-            self._plain = upload(self.slots, slots.device), _parameters(self.slots, slots)
-        return self._plain
-
-
-def decode_rows(branches: list[Branch], slots: Slots) -> DecodeRows:
-    """Make the arrays of a set of looping branches."""
-    rows = np.array([branch.slot for branch in branches], dtype=np.int64)
-    return DecodeRows(
-        branches=branches,
-        slots=rows,
-        keys=slots.key[rows],
-        has_rules=any(slots.sampling[row].top_k > 0 or slots.sampling[row].min_p > 0 for row in rows),
-        reports=any(
-            branch.job is not None and branch.job.loop is not None and branch.job.loop.emit for branch in branches
-        ),
-    )
-
-
-def _parameters(rows: np.ndarray, slots: Slots) -> SamplingRows:
-    """The sampling parameters of these slots on the device, without waiting for it."""
-    made = SamplingRows.of([slots.sampling[row] for row in rows], torch.device("cpu"))
-    if slots.device.type == "cpu":
-        return made
-    columns = {
-        each.name: upload(value, slots.device)
-        for each in fields(made)
-        if isinstance(value := getattr(made, each.name), torch.Tensor)
-    }
-    return replace(made, **columns)  # type: ignore[arg-type]  # only its tensors are replaced
-
-
-@dataclass(slots=True)
-class Piece:
-    """Part or all of one firing in this step. samples: an id is drawn from its last token.
-
-    iterations: of its loop that the step has run, the firing's own included. ahead: of its loop, as many, that one
-    replay may compute before the host has settled any.
-    """
-
-    branch: Branch
-    firing: Firing
-    count: int
-    job: Job | None
-    wants: frozenset[str] = frozenset()
-    samples: bool = False
-    sampled_at: int = -1
-    is_last: bool = False
-    iterations: int = 1
-    ahead: int = 1
-
-    @property
-    def computed(self) -> int:
-        """Tokens that pass the module: those of the piece, once for each iteration over the same ones."""
-        return self.count * self.iterations // self.firing.iterations
-
-
-@dataclass(slots=True)
-class Part:
-    """What one forward did. ids: int64 [decode rows + sampled pieces], None when nothing was sampled.
-
-    place: cache index of the id that each decode row drew; left: its iterations left after this step.
-    """
-
-    decode: DecodeRows | None
-    pieces: list[Piece]
-    place: np.ndarray
-    left: np.ndarray
-    ids: Tensor | None = None
-    host_ids: HostCopy | None = None
-    outputs: dict[str, Tensor] = field(default_factory=dict)
-    failed: list[tuple[Branch, MstarError]] = field(default_factory=list)
 
 
 class StepRunner:
@@ -162,7 +67,7 @@ class StepRunner:
         self._row_ports = frozenset(spec.row_ports)
         self._columns = Columns(spec, slots.device_seen.shape[1], slots.device)
 
-    def run(self, decode: DecodeRows | None, pieces: Sequence[Piece]) -> list[Part]:
+    def run(self, decode: DecodeBatch | None, pieces: Sequence[Piece]) -> list[Part]:
         """Run everything of one step. A row that fails is reported in its part; the others are done and committed."""
         with torch.inference_mode():
             self._slots.flush()
@@ -193,7 +98,7 @@ class StepRunner:
             self._attention.clear_pages(self._tables.pool.take_stale())
             self._attention.copy_pages(copies)
 
-    def _replayed(self, graphs: DecodeGraphs, decode: DecodeRows) -> Part:
+    def _replayed(self, graphs: DecodeGraphs, decode: DecodeBatch) -> Part:
         """The decode rows by a captured step."""
         part = Part(decode, [], _EMPTY, _EMPTY, ids=graphs.run(decode))
         assert part.ids is not None
@@ -247,7 +152,7 @@ class StepRunner:
             groups.setdefault(_signature(piece.firing, self._spec.batch_key), []).append(piece)
         return groups
 
-    def _isolated(self, decode: DecodeRows | None, pieces: list[Piece]) -> list[Part]:
+    def _isolated(self, decode: DecodeBatch | None, pieces: list[Piece]) -> list[Part]:
         """Run one forward; when it fails, run its rows one by one so that only the bad ones fail."""
         try:
             return [self._forward(decode, pieces)]
@@ -268,7 +173,7 @@ class StepRunner:
     def _error(self, error: Exception) -> MstarError:
         return node_error(self._spec.name, error)
 
-    def _forward(self, decode: DecodeRows | None, pieces: list[Piece]) -> Part:
+    def _forward(self, decode: DecodeBatch | None, pieces: list[Piece]) -> Part:
         tables = self._tables
         rows = decode.slots if decode is not None else _EMPTY
         if self._faults is not None:
@@ -307,7 +212,7 @@ class StepRunner:
         return segments
 
     def _packed(
-        self, decode: DecodeRows | None, pieces: list[Piece]
+        self, decode: DecodeBatch | None, pieces: list[Piece]
     ) -> tuple[dict[str, Tensor | list[Tensor]], Tensor]:
         """The module's ports and positions, all rows one after the other."""
         slots = self._slots
@@ -319,7 +224,7 @@ class StepRunner:
         return packed_ports(pieces, ids, slots.device), packed_positions(pieces, own, slots.device)
 
     def _sampled(
-        self, decode: DecodeRows | None, pieces: list[Piece], outputs: dict[str, Tensor], total: int
+        self, decode: DecodeBatch | None, pieces: list[Piece], outputs: dict[str, Tensor], total: int
     ) -> Tensor | None:
         """Draw ids for the decode rows and for the last tokens of sampling pieces; advances their device state."""
         drawing = [piece for piece in pieces if piece.samples]
@@ -342,7 +247,7 @@ class StepRunner:
             rows = np.concatenate([rows, np.array([piece.branch.slot for piece in drawing], dtype=np.int64)])
             device_rows, sampling = None, None
         if device_rows is None or sampling is None:
-            device_rows, sampling = upload(rows, slots.device), _parameters(rows, slots)
+            device_rows, sampling = upload(rows, slots.device), sampling_parameters(rows, slots)
         logits = self._module.head(hidden)
         if logits.dtype != torch.float32 or self._columns.has_suppressed:
             logits = logits.to(torch.float32, copy=True)
@@ -358,7 +263,7 @@ class StepRunner:
             slots.device_seen[device_rows, ids] = True
         return ids
 
-    def _held_back(self, decode: DecodeRows, ids: Tensor) -> Tensor:
+    def _held_back(self, decode: DecodeBatch, ids: Tensor) -> Tensor:
         """Let rows that stopped in a step not yet collected repeat their last id, and note who stops now."""
         slots, rows = self._slots, decode.on_device(self._slots)[0]
         count = len(decode.branches)

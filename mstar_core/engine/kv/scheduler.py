@@ -10,8 +10,9 @@ import numpy as np
 from mstar_core.engine.batching import Offer, share_budget, youngest
 from mstar_core.engine.cache.page_pool import OutOfPages
 from mstar_core.engine.cuda_graphs.pass_keys import AHEAD, AHEAD_TOKENS
+from mstar_core.engine.kv.batch import Piece, decode_batch
 from mstar_core.engine.kv.candidates import tokens_ahead
-from mstar_core.engine.kv.model_runner import Piece, StepRunner, decode_rows
+from mstar_core.engine.kv.model_runner import StepRunner
 from mstar_core.engine.kv.sequence import Branch, Firing
 from mstar_core.errors import TooLarge
 
@@ -305,10 +306,10 @@ class Admission:
         self._state.active[int(branch.job.key)] = branch
         self._state.is_decode_current = False
 
-    def grow_decode_rows(self) -> None:
+    def grow_decode_batch(self) -> None:
         """Give a writable place to every looping row whose pages are full; pressure preempts the youngest."""
         if not self._state.is_decode_current:
-            self.remake_decode_rows()
+            self.remake_decode_batch()
         decode = self._state.decode
         if decode is None:
             return
@@ -333,9 +334,9 @@ class Admission:
             else:
                 return
 
-    def remake_decode_rows(self) -> None:
+    def remake_decode_batch(self) -> None:
         branches = sorted(self._state.active.values(), key=lambda branch: branch.request.order)
-        self._state.decode = decode_rows(branches, self._state.slots) if branches else None
+        self._state.decode = decode_batch(branches, self._state.slots) if branches else None
         self._state.is_decode_current = True
 
     def _preempt(self, order: int) -> None:

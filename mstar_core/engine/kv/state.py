@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cache.prefix_cache import PrefixCache
     from mstar_core.engine.cache.slots import Slots
-    from mstar_core.engine.kv.model_runner import DecodeRows, Part
+    from mstar_core.engine.kv.batch import DecodeBatch, Part
 
 
 class Arriving(Protocol):
@@ -95,7 +95,7 @@ class KVState:
     pending: dict[tuple[int, str], Branch] = field(default_factory=dict)
     looping: dict[int, Branch] = field(default_factory=dict)
     active: dict[int, Branch] = field(default_factory=dict)
-    decode: DecodeRows | None = None
+    decode: DecodeBatch | None = None
     is_decode_current: bool = True
     in_flight: list[KVRunning] = field(default_factory=list)
     ready: StepResult = field(default_factory=StepResult)
