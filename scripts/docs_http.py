@@ -15,7 +15,7 @@ LIMITS = (
 
 def http_routes() -> str:
     """Every route: path, body, answers, when it is offered."""
-    from mstar_core.api.table import ROUTES, shown_path
+    from mstar_core.api.route_table import ROUTES, shown_path
 
     def row(route: Any) -> tuple[str, ...]:
         path = f"`{route.method} {shown_path(route.path).replace('{name}', '{id}')}`"
@@ -32,7 +32,7 @@ def fields_of(name: str) -> Callable[[], str]:
 
     def part() -> str:
         from mstar_core.api.openapi import components
-        from mstar_core.api.table import ROUTES
+        from mstar_core.api.route_table import ROUTES
 
         schema = components(ROUTES)[name]
         return _table(("field", "type", "default", ""), _fields(schema, components(ROUTES)))

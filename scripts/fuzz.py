@@ -37,7 +37,7 @@ def refusals() -> Iterator[None]:
 
 def multipart(data: bytes) -> None:
     """Any bytes in any pieces: the same parts, or the same refusal, as in one piece."""
-    from mstar_core.api.multipart import MultipartParser, PartData
+    from mstar_core.api.http.multipart import MultipartParser, PartData
     from mstar_core.errors import MstarError
 
     def parts(pieces: list[bytes]) -> list[Any]:
@@ -66,8 +66,8 @@ def multipart(data: bytes) -> None:
 
 def headers(data: bytes) -> None:
     """The header of a part, a content type, a trace, an id."""
-    from mstar_core.api.ids import check_request_id, trace_id_of, unescaped
-    from mstar_core.api.multipart import boundary_of, parse_part_header
+    from mstar_core.api.http.multipart import boundary_of, parse_part_header
+    from mstar_core.api.requests import check_request_id, trace_id_of, unescaped
 
     text = data.decode(errors="surrogateescape")
     trace_id_of(text)
@@ -79,7 +79,7 @@ def headers(data: bytes) -> None:
 
 def strict_json(data: bytes) -> None:
     """A JSON text, which is read as the standard library reads it, or refused."""
-    from mstar_core.api.strict_json import parse_json
+    from mstar_core.api.http.strict_json import parse_json
 
     with refusals():
         found = parse_json(data)
@@ -90,12 +90,12 @@ def strict_json(data: bytes) -> None:
 
 def bodies(data: bytes) -> None:
     """A JSON body on each route: its fields, its messages, its parameters."""
-    from mstar_core.api.fields import typed
-    from mstar_core.api.messages import collected
+    from mstar_core.api.http.strict_json import parse_object
+    from mstar_core.api.parse.fields import typed
+    from mstar_core.api.parse.messages import collected
     from mstar_core.api.schema.audio import SpeechRequest, TranscriptionRequest
     from mstar_core.api.schema.chat import ChatRequest
     from mstar_core.api.schema.images import ImageRequest
-    from mstar_core.api.strict_json import parse_object
     from mstar_core.plugin.params import parse_params
     from tests.fakes.omni_model import SPEC, Params
 
@@ -113,8 +113,8 @@ def urls(data: bytes) -> None:
     """Addresses of media: what is let through names the one host that may be fetched from."""
     import asyncio
 
-    from mstar_core.api.fetch import Fetcher
-    from mstar_core.api.references import data_of_url
+    from mstar_core.api.parse.fetch import Fetcher
+    from mstar_core.api.parse.media import data_of_url
 
     text = data.decode(errors="replace")
     with refusals():
@@ -128,7 +128,7 @@ def urls(data: bytes) -> None:
 
 def media(data: bytes) -> None:
     """A file of any kind, as a pool process reads it."""
-    from mstar_core.api.sniff import sniff
+    from mstar_core.api.parse.media import sniff
     from mstar_core.plugin.media import MediaLimits, VideoFile, check_media, read_image, read_sound
     from mstar_core.plugin.processor import MediaPart
 

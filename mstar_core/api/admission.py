@@ -19,7 +19,7 @@ UNKNOWN_WAIT_S: Final = 5
 LONGEST_WAIT_S: Final = 60
 
 
-class Admission:
+class AdmissionQueue:
     """Places for requests. A place is held from arrival to end; a slot from its turn to its end.
 
     Invariant: running + waiting + preparing == places held, running <= slots.
@@ -101,7 +101,7 @@ class Admission:
                 turn.set_result(None)
 
 
-class Held:
+class BodyMemory:
     """Bytes of the bodies of all requests together, from their first byte to the end of their answers.
 
     Owned by the service. Without it a few dozen clients could fill the memory with bodies that are each allowed.
@@ -130,7 +130,7 @@ class Held:
 class Place:
     """One request's place. `run` waits for its turn; `enter` and `leave` may be called any number of times."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: AdmissionQueue) -> None:
         self._admission = admission
         self._turn: asyncio.Future[None] | None = None
 

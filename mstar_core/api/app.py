@@ -17,17 +17,15 @@ from sanic.handlers import ErrorHandler
 from sanic.http.http1 import Http
 from sanic.response import HTTPResponse
 
-from mstar_core.api.auth import check_key
-from mstar_core.api.cors import preflight_headers
-from mstar_core.api.endpoints import mapped_endpoints
 from mstar_core.api.errors import MethodNotAllowed, SlowUpload, reply_of, unsupported_endpoint
-from mstar_core.api.exchange import Exchange, new_exchange, take_header_id
-from mstar_core.api.openapi import describe
-from mstar_core.api.page import docs_html
-from mstar_core.api.requests import Arriving
+from mstar_core.api.http.access import check_key, preflight_headers
+from mstar_core.api.http.exchange import Exchange, new_exchange, take_header_id
+from mstar_core.api.http.websocket import MESSAGE_BYTES, PING_S
+from mstar_core.api.openapi import describe, docs_html
+from mstar_core.api.requests import ReceivingRequest
+from mstar_core.api.route_table import ROUTES, Handler, HttpRoute
+from mstar_core.api.routes.models import mapped_endpoints
 from mstar_core.api.service import Service
-from mstar_core.api.socket import MESSAGE_BYTES, PING_S
-from mstar_core.api.table import ROUTES, Handler, Route
 from mstar_core.errors import Cancelled, MstarError, NotFound, RequestError, TooLarge, did_you_mean
 from mstar_core.observe.logs import request_scope
 
@@ -98,7 +96,7 @@ def _unsupported(path: str, mapped: list[str]) -> Handler:
     return refuse
 
 
-def _add(app: Sanic[Any, Any], service: Service, route: Route, handler: Handler) -> None:
+def _add(app: Sanic[Any, Any], service: Service, route: HttpRoute, handler: Handler) -> None:
     async def handle(request: Request, **_: str) -> HTTPResponse | None:
         exchange = new_exchange(service, request, route.name, is_native=route.is_native)
         return await _guarded(exchange, route, handler)
@@ -116,15 +114,15 @@ def _add(app: Sanic[Any, Any], service: Service, route: Route, handler: Handler)
         app.add_route(preflight, route.path, methods=["OPTIONS"], name=f"{route.name}_preflight")
 
 
-async def _guarded(exchange: Exchange, route: Route, handler: Handler) -> HTTPResponse | None:
+async def _guarded(exchange: Exchange, route: HttpRoute, handler: Handler) -> HTTPResponse | None:
     # The isolation boundary of one request: whatever happens in a handler becomes one answer, one line, one count.
     with request_scope(exchange.request_id):
         return await _answered(exchange, route, handler)
 
 
-async def _answered(exchange: Exchange, route: Route, handler: Handler) -> HTTPResponse | None:
+async def _answered(exchange: Exchange, route: HttpRoute, handler: Handler) -> HTTPResponse | None:
     service = exchange.service
-    arriving: Arriving | None = None
+    arriving: ReceivingRequest | None = None
     try:
         take_header_id(exchange)
         api = service.deployment.api
@@ -171,7 +169,7 @@ def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
     return exchange.json(reply.native_body if exchange.is_native else reply.body, reply.status, reply.headers)
 
 
-def _note(exchange: Exchange, route: Route, total_s: float) -> None:
+def _note(exchange: Exchange, route: HttpRoute, total_s: float) -> None:
     if route.is_socket and exchange.has_begun:
         return  # its handler notes each of its requests
     metrics = exchange.service.metrics

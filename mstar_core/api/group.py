@@ -13,37 +13,37 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mstar_core.api.call import Call
-from mstar_core.api.exchange import Exchange
-from mstar_core.api.ids import MAX_SEED
-from mstar_core.api.present import Chunk
-from mstar_core.api.service import Done, Service, Session
-from mstar_core.api.shared_inputs import SharedInputs
+from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.output.encode import OutputChunk
+from mstar_core.api.parse.params import ParsedRequest
+from mstar_core.api.preprocess.shared_inputs import SharedInputs
+from mstar_core.api.requests import MAX_SEED
+from mstar_core.api.service import Completion, Service, Session
 
 PIECES: Final = 4
 """Pieces of an item that may wait between its outbox and the writer; what is more waits in the outbox."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class GroupPart:
     """Outputs of one item. done: its end; nothing of the item follows."""
 
     index: int
-    chunks: Sequence[Chunk] = ()
-    done: Done | None = None
+    chunks: Sequence[OutputChunk] = ()
+    done: Completion | None = None
 
 
 class Group:
     """Items that run side by side. Read `pieces` to its end; then `done` holds how each one ended."""
 
-    def __init__(self, service: Service, calls: Sequence[Call], exchange: Exchange) -> None:
+    def __init__(self, service: Service, calls: Sequence[ParsedRequest], exchange: Exchange) -> None:
         self.calls = calls
         self.sessions: dict[int, Session] = {}
-        self.done: dict[int, Done] = {}
+        self.done: dict[int, Completion] = {}
         self._service = service
         self._exchange = exchange
         self._shared = SharedInputs()
-        self._queue: asyncio.Queue[Piece | Exception] = asyncio.Queue(PIECES * len(calls))
+        self._queue: asyncio.Queue[GroupPart | Exception] = asyncio.Queue(PIECES * len(calls))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class Group:
         total["total_tokens"] = total["prompt_tokens"] + total["completion_tokens"]
         return total
 
-    async def pieces(self) -> AsyncIterator[Piece | None]:
+    async def pieces(self) -> AsyncIterator[GroupPart | None]:
         """What comes, as it comes; None each time that nothing came for a while. Raises what ended an item."""
         while len(self.done) < len(self.calls):
             try:
@@ -103,14 +103,14 @@ class Group:
             self.sessions[index] = session
             async for chunks in session.chunks():
                 if chunks:
-                    await self._queue.put(Piece(index=index, chunks=chunks))
+                    await self._queue.put(GroupPart(index=index, chunks=chunks))
             done = session.done()
             session.count(done)
-        await self._queue.put(Piece(index=index, done=done))
+        await self._queue.put(GroupPart(index=index, done=done))
 
 
 @asynccontextmanager
-async def open_group(exchange: Exchange, call: Call, count: int) -> AsyncIterator[Group]:
+async def open_group(exchange: Exchange, call: ParsedRequest, count: int) -> AsyncIterator[Group]:
     """Run `count` items of a call for the length of the block; its end, however it comes, ends those that still run.
 
     Raises Overloaded when they cannot all be taken; before anything runs.
@@ -128,7 +128,7 @@ async def open_group(exchange: Exchange, call: Call, count: int) -> AsyncIterato
         group.close()
 
 
-def item_of(call: Call, index: int) -> Call:
+def item_of(call: ParsedRequest, index: int) -> ParsedRequest:
     """The call of item `index`: seed + index, and for all but the first an id that nobody else can have."""
     if not index:
         return call

@@ -9,18 +9,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import zmq
 
 from mstar_core.api.errors import PeerError, lost
 from mstar_core.api.metrics import Metrics
-from mstar_core.api.numbers import BFLOAT16
-from mstar_core.api.peers import CONDUCTOR, Deployment
-from mstar_core.api.requests import Live, Registry
-from mstar_core.api.stream import Ending, Item, Outbox
+from mstar_core.api.output.numbers import BFLOAT16
+from mstar_core.api.output.queue import Ending, OutputItem, OutputQueue
+from mstar_core.api.requests import LiveRequest, Registry
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.errors import Cancelled, EngineError, MstarError, TransportError
+from mstar_core.errors import Cancelled, EngineError, MstarError, TransportError, Unavailable, WorkerLost
 from mstar_core.messages.flow import Output, Outputs, TensorFreed
 from mstar_core.messages.life import (
     Drain,
@@ -62,8 +62,8 @@ class Link:
         spin: Spin | None = None,
     ) -> None:
         """Opens the mailbox; raises TransportError when that cannot be done. spin: roused by what is of a request."""
-        self.deployment = Deployment()
-        self.outboxes: dict[int, Outbox] = {}
+        self.deployment = DeploymentState()
+        self.outboxes: dict[int, OutputQueue] = {}
         self.on_stop: Callable[[str], None] | None = None
         self.on_ready: Callable[[], None] | None = None
         self.gauges: Callable[[], dict[str, float]] = dict
@@ -248,7 +248,7 @@ class Link:
         for owner, slots in freed.items():
             self._courier.send(owner, TensorFreed(slots=slots))
 
-    def _output(self, worker: str, output: Output, live: Live) -> None:
+    def _output(self, worker: str, output: Output, live: LiveRequest) -> None:
         outbox = self.outboxes.get(output.handle)
         if outbox is None:
             self._metrics.late.inc()
@@ -262,7 +262,7 @@ class Link:
             live.fail(EngineError("an output was lost", node=worker))
             return
         dtype = output.ref.dtype if output.ref.dtype == BFLOAT16 else None
-        item = Item(modality=output.modality, port=output.port, array=array, meta=output.meta, dtype=dtype)
+        item = OutputItem(modality=output.modality, port=output.port, array=array, meta=output.meta, dtype=dtype)
         outbox.put(worker, output.seq, item)
 
     def _finished(self, message: RequestFinished) -> None:
@@ -322,3 +322,39 @@ class Link:
             if self.on_ready is not None:
                 ready, self.on_ready = self.on_ready, None
                 ready()
+
+
+CONDUCTOR: Final = "conductor"
+
+
+@dataclass(slots=True)
+class DeploymentState:
+    """State of the deployment as last told by the supervisor. Owned by the link.
+
+    state: starting, ready, draining, unhealthy. down: processes that are gone, with the sentence that says why.
+    """
+
+    state: str = "starting"
+    phase: str = ""
+    reason: str = ""
+    is_draining: bool = False
+    up: dict[str, int] = field(default_factory=dict)
+    down: dict[str, str] = field(default_factory=dict)
+
+    def problem(self) -> MstarError | None:
+        """Why a request cannot be taken now; None when it can."""
+        if self.is_draining or self.state == "draining":
+            return Unavailable("the deployment is draining", hint="it takes no new requests", code="draining")
+        if self.down and CONDUCTOR not in self.up:
+            return WorkerLost(self.down.get(CONDUCTOR, "the conductor is gone"), hint="it is being restarted")
+        if self.state == "starting":
+            cause = next(iter(self.down.values()), "")
+            if cause:
+                return WorkerLost(cause, hint="it is being restarted")
+            phase = f", phase {self.phase}" if self.phase else ""
+            return Unavailable(f"the deployment is starting{phase}", hint=self.reason, code="starting")
+        if self.state != "ready":
+            return Unavailable(f"the deployment is {self.state}", hint=self.reason, code="unavailable")
+        if CONDUCTOR not in self.up:
+            return Unavailable("the conductor is not there yet", code="starting")
+        return None

@@ -7,7 +7,6 @@ import asyncio
 import importlib
 import logging
 import signal
-import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,20 +15,20 @@ from typing import Any, Final
 from sanic import Sanic
 
 from mstar_core.api.app import make_app
-from mstar_core.api.body import sweep
-from mstar_core.api.fetch import Fetcher
+from mstar_core.api.http.body import sweep
+from mstar_core.api.http.event_loop import busy_poll_loop
+from mstar_core.api.http.listener import bind, tls_context
+from mstar_core.api.http.websocket import dismiss
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
-from mstar_core.api.pool import Pool
-from mstar_core.api.pool_child import load_processor
-from mstar_core.api.pool_process import MakeProcess, ProcessorProcess
+from mstar_core.api.parse.fetch import Fetcher
+from mstar_core.api.preprocess.child import load_processor
+from mstar_core.api.preprocess.pool import Pool
+from mstar_core.api.preprocess.process import MakeProcess, ProcessorProcess
 from mstar_core.api.requests import Registry
 from mstar_core.api.service import KEEPALIVE_S, Service
-from mstar_core.api.socket import dismiss
-from mstar_core.api.spin_loop import spin_loop
-from mstar_core.api.tls import tls_context
 from mstar_core.config.deployment import DeploymentSpec
-from mstar_core.errors import PluginError, StartError, Unavailable
+from mstar_core.errors import PluginError, Unavailable
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.observe.child import guarded_process, keep_freed_memory, keep_start, prepare_process
 from mstar_core.observe.logs import start_logging
@@ -175,26 +174,6 @@ class ApiProcess:
         log.info("serving", extra={"facts": {"host": self.spec.api.host, "port": self.port}})
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Take the port without listening yet. Raises StartError when it is taken or the host is not ours."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        made = socket.socket(family, kind, proto)
-    except OSError as error:
-        raise StartError(f"{host} is not an address", str(error), "choose another --host", phase="plan") from error
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.setblocking(False)
-    except OSError as error:
-        made.close()
-        hint = "choose another --port, or stop what uses it"
-        raise StartError(f"port {port} on {host} cannot be used", str(error), hint, phase="plan") from error
-    return made
-
-
 def load_model(spec: DeploymentSpec) -> ModelSpec:
     """The deployment's model, adapted to its checkpoint. Raises PluginError."""
     load_plugin = importlib.import_module("mstar_core.plugin.loader").load_plugin
@@ -238,7 +217,7 @@ def run(spec: DeploymentSpec, incarnation: int, supervisor: str) -> int:
     with guarded_process("api", incarnation, spec):
         spin = Spin(wait_spin_s(spec))
         process = ApiProcess(spec, incarnation, supervisor, load_model(spec), spin=spin)
-        with asyncio.Runner(loop_factory=partial(spin_loop, spin)) as runner:
+        with asyncio.Runner(loop_factory=partial(busy_poll_loop, spin)) as runner:
             reason = runner.run(serve(process))
         log.info("stopped: %s", reason)
     return 0

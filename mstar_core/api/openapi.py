@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import html
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
 
-from mstar_core.api.call import MAX_STOP_CHARS, MAX_STOPS, NO_EFFECT, SILENT
-from mstar_core.api.ids import MAX_SEED
+from mstar_core.api.parse.params import MAX_STOP_CHARS, MAX_STOPS, NO_EFFECT, SILENT
+from mstar_core.api.requests import MAX_SEED
+from mstar_core.api.route_table import EVENTS, FORM, JSON, URLENCODED, HttpRoute, shown_path
 from mstar_core.api.schema.answers import ErrorBody
 from mstar_core.api.schema.native import GenerateRequest
-from mstar_core.api.table import EVENTS, FORM, JSON, URLENCODED, Route, shown_path
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.plugin.params import param_schema
 from mstar_core.plugin.spec import ModelSpec
@@ -46,7 +47,7 @@ HEADERS: Final = (
 )
 
 
-def describe(deployment: DeploymentSpec, spec: ModelSpec, routes: Sequence[Route]) -> Json:
+def describe(deployment: DeploymentSpec, spec: ModelSpec, routes: Sequence[HttpRoute]) -> Json:
     """The description of what this deployment serves. routes: those that its model maps; OpenAPI knows no sockets."""
     routes = [route for route in routes if not route.is_socket]
     names = components(routes)
@@ -70,7 +71,7 @@ def describe(deployment: DeploymentSpec, spec: ModelSpec, routes: Sequence[Route
     }
 
 
-def components(routes: Iterable[Route]) -> dict[str, Json]:
+def components(routes: Iterable[HttpRoute]) -> dict[str, Json]:
     """Schemas of all types that routes name, and of those inside them, by name."""
     kinds = {kind for route in routes for kind in (route.body, route.answer) if kind is not None} | {ErrorBody}
     ordered = sorted(kinds, key=lambda kind: kind.__name__)
@@ -89,7 +90,7 @@ def with_parameters(schema: Json, parameters: Mapping[str, Json], *, is_strict: 
     return {**schema, "properties": properties, "additionalProperties": not is_strict}
 
 
-def _paths(routes: Sequence[Route], schemas: Mapping[str, Json], *, has_keys: bool) -> Json:
+def _paths(routes: Sequence[HttpRoute], schemas: Mapping[str, Json], *, has_keys: bool) -> Json:
     paths: Json = {}
     for route in routes:
         operation = _operation(route, schemas)
@@ -99,7 +100,7 @@ def _paths(routes: Sequence[Route], schemas: Mapping[str, Json], *, has_keys: bo
     return paths
 
 
-def _operation(route: Route, schemas: Mapping[str, Json]) -> Json:
+def _operation(route: HttpRoute, schemas: Mapping[str, Json]) -> Json:
     operation: Json = {"operationId": route.name, "summary": route.summary, "responses": _responses(route)}
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
@@ -117,7 +118,7 @@ def _operation(route: Route, schemas: Mapping[str, Json]) -> Json:
     return operation
 
 
-def _body(route: Route, kind: str, schemas: Mapping[str, Json]) -> Json:
+def _body(route: HttpRoute, kind: str, schemas: Mapping[str, Json]) -> Json:
     assert route.body is not None
     name = route.body.__name__
     if kind == JSON:
@@ -145,7 +146,7 @@ def _field(schema: Json) -> Json:
     return {"type": "string", "description": f"{schema.get('description', '')} (JSON)".strip()}
 
 
-def _responses(route: Route) -> Json:
+def _responses(route: HttpRoute) -> Json:
     content: Json = {}
     if route.answer is not None:
         content[JSON] = {"schema": {"$ref": REF.format(name=route.answer.__name__)}}
@@ -158,7 +159,7 @@ def _responses(route: Route) -> Json:
     return made
 
 
-def _error(route: Route, status: int) -> Json:
+def _error(route: HttpRoute, status: int) -> Json:
     schema = {"$ref": REF.format(name="ErrorBody")}
     if status == 503 and route.answer is not None and not route.reads_body:
         schema = {"$ref": REF.format(name=route.answer.__name__)}
@@ -167,3 +168,83 @@ def _error(route: Route, status: int) -> Json:
 
 def _phrase(status: int) -> str:
     return "cancelled" if status == 499 else HTTPStatus(status).phrase.lower()
+
+
+STYLE: Final = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #8884;padding:.2rem .6rem;text-align:left;"
+    "vertical-align:top}code{font:.9em ui-monospace,monospace}h2{margin-top:2.5rem}:root{color-scheme:light dark}"
+)
+
+
+def docs_html(document: Mapping[str, Any]) -> str:
+    """The page."""
+    info = document["info"]
+    schemas = document["components"]["schemas"]
+    body = [f"<h1>{_text(info['title'])}</h1>", f"<p>Version {_text(info['version'])}. {_text(info['description'])}"]
+    body.append('The same for programs: <a href="openapi.json">openapi.json</a>.</p>')
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            body += _page_operation(path, method, operation, schemas)
+    body.append("<h2>Types</h2>")
+    for name in sorted(schemas):
+        body += _page_schema(name, schemas[name])
+    head = f'<meta charset="utf-8"><title>{_text(info["title"])}</title><style>{STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>\n'
+
+
+def _page_operation(path: str, method: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[str]:
+    yield f"<h2><code>{method.upper()} {_text(path)}</code></h2><p>{_text(operation['summary'])}.</p>"
+    for kind, content in operation.get("requestBody", {}).get("content", {}).items():
+        yield f"<p>Takes <code>{_text(kind)}</code>: {_type(content['schema'])}</p>"
+    for status, answer in operation["responses"].items():
+        if status == "200":
+            for kind, content in answer["content"].items():
+                yield f"<p>Gives <code>{_text(kind)}</code>: {_type(content['schema'])}</p>"
+    errors = ", ".join(status for status in operation["responses"] if status != "200")
+    if errors:
+        yield f"<p>Errors: {_text(errors)}.</p>"
+
+
+def _page_schema(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
+    yield f'<h3 id="{_text(name)}">{_text(name)}</h3><p>{_text(schema.get("description", ""))}</p>'
+    properties = schema.get("properties", {})
+    if not properties:
+        return
+    required = schema.get("required", ())
+    yield "<table><tr><th>field</th><th>type</th><th>default</th><th></th></tr>"
+    for field, each in properties.items():
+        default = "required" if field in required else _default(each)
+        yield (
+            f"<tr><td><code>{_text(field)}</code></td><td>{_type(each)}</td><td>{_text(default)}</td>"
+            f"<td>{_text(each.get('description', ''))}</td></tr>"
+        )
+    yield "</table>"
+
+
+def _default(schema: Mapping[str, Any]) -> str:
+    value = schema.get("default")
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    """A type in few words, as HTML."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f'<a href="#{_text(name)}">{_text(name)}</a>'
+    if "anyOf" in schema:
+        return " or ".join(_type(each) for each in schema["anyOf"] if each.get("type") != "null")
+    if "enum" in schema:
+        return ", ".join(f"<code>{_text(str(value))}</code>" for value in schema["enum"])
+    if schema.get("type") == "array" and "items" in schema:
+        return f"list of {_type(schema['items'])}"
+    kind = schema.get("type", "any")
+    words = " or ".join(each for each in kind if each != "null") if isinstance(kind, list) else str(kind)
+    low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
+    bounds = [f"from {low:g}"] if low is not None else []
+    bounds += [f"to {high:g}"] if high is not None else []
+    return _text(" ".join([words, *bounds]))
+
+
+def _text(text: str) -> str:
+    return html.escape(str(text))

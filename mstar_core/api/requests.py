@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
+import secrets
 import time
+import urllib.parse
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from mstar_core.api.ids import make_handle
-from mstar_core.errors import Duplicate, MstarError, TimedOut
+from mstar_core.errors import Duplicate, MstarError, RequestError, TimedOut
 
 REMEMBERED: Final = 4096
 """Ended requests that GET /v1/requests/{id} still knows."""
@@ -20,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
-class Live:
+class LiveRequest:
     """A request from arrival to end. Owned by the handler that opened it; others only call `fail`.
 
     key: which api key sent it. group: the id of the request that it is an item of, its own for most. deadline:
@@ -78,7 +81,7 @@ class Live:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Arriving:
+class ReceivingRequest:
     """A request whose body is read. task: its handler. is_cancelled: by its id, not by a closed connection."""
 
     request_id: str
@@ -94,14 +97,14 @@ class Arriving:
         self.task.cancel()
 
 
-def timed_out(live: Live) -> TimedOut:
+def timed_out(live: LiveRequest) -> TimedOut:
     """The request's deadline has passed."""
     allowed = round(live.deadline - live.started, 3)
     return TimedOut(f"the request did not end within {allowed:g} s", hint="send a larger timeout_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RequestOutcome:
     """What became of a request. status: finished, failed or cancelled."""
 
     request_id: str
@@ -122,21 +125,21 @@ class Registry:
         self._clock = clock
         self._number = 0
         self._empty: asyncio.Future[None] | None = None
-        self._by_handle: dict[int, Live] = {}
-        self._by_id: dict[str, Live] = {}
-        self._arriving: dict[tuple[str, str], Arriving] = {}
-        self._ended: OrderedDict[str, Outcome] = OrderedDict()
+        self._by_handle: dict[int, LiveRequest] = {}
+        self._by_id: dict[str, LiveRequest] = {}
+        self._arriving: dict[tuple[str, str], ReceivingRequest] = {}
+        self._ended: OrderedDict[str, RequestOutcome] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_handle)
 
-    def __iter__(self) -> Iterator[Live]:
+    def __iter__(self) -> Iterator[LiveRequest]:
         return iter(list(self._by_handle.values()))
 
     @contextmanager
     def open(
         self, request_id: str, *, route: str, key: str, started: float, deadline: float, group: str = ""
-    ) -> Iterator[Live]:
+    ) -> Iterator[LiveRequest]:
         """Hold a request in the registry for the block. Raises Duplicate when its id is in flight."""
         if request_id in self._by_id or any(live.group == request_id for live in self._by_handle.values()):
             raise Duplicate(
@@ -146,7 +149,7 @@ class Registry:
             )
         self._number += 1
         handle = make_handle(self._incarnation, self._number)
-        live = Live(
+        live = LiveRequest(
             handle=handle, request_id=request_id, route=route, key=key, started=started, deadline=deadline,
             group=group or request_id,
         )  # fmt: skip
@@ -160,14 +163,16 @@ class Registry:
                 self._empty.set_result(None)
 
     @contextmanager
-    def arriving(self, request_id: str, *, route: str, key: str) -> Iterator[Arriving]:
+    def arriving(self, request_id: str, *, route: str, key: str) -> Iterator[ReceivingRequest]:
         """Hold a request whose body is still read, under the id of its header; until it is opened, or the block ends.
 
         In a task. Of two with one id the later is held: both may not be opened anyway.
         """
         task = asyncio.current_task()
         assert task is not None
-        made = self._arriving[request_id, key] = Arriving(request_id=request_id, route=route, key=key, task=task)
+        made = self._arriving[request_id, key] = ReceivingRequest(
+            request_id=request_id, route=route, key=key, task=task
+        )
         try:
             yield made
         finally:
@@ -176,13 +181,13 @@ class Registry:
             if made.is_cancelled:
                 total_s = time.time() - made.created
                 self.remember(
-                    Outcome(
+                    RequestOutcome(
                         request_id=request_id, route=route, key=key, created=made.created, status="cancelled",
                         total_s=total_s,
                     )
                 )  # fmt: skip
 
-    def arrives(self, request_id: str, key: str) -> Arriving | None:
+    def arrives(self, request_id: str, key: str) -> ReceivingRequest | None:
         """The request of a client's id whose body is still read, if that key sends it."""
         return self._arriving.get((request_id, key))
 
@@ -192,26 +197,89 @@ class Registry:
             self._empty = asyncio.get_running_loop().create_future()
             await asyncio.wait({self._empty}, timeout=timeout_s)
 
-    def get(self, handle: int) -> Live | None:
+    def get(self, handle: int) -> LiveRequest | None:
         """The live request of a handle; None for one that ended (its messages are late)."""
         return self._by_handle.get(handle)
 
-    def find(self, request_id: str, key: str) -> Live | None:
+    def find(self, request_id: str, key: str) -> LiveRequest | None:
         """The live request of a client's id, or the first item of it that still runs, if that key sent it."""
         return next(iter(self.items(request_id, key)), None)
 
-    def items(self, request_id: str, key: str) -> list[Live]:
+    def items(self, request_id: str, key: str) -> list[LiveRequest]:
         """Every live item of a client's id, if that key sent it."""
         return [live for live in self._by_handle.values() if live.group == request_id and live.key == key]
 
-    def remember(self, outcome: Outcome) -> None:
+    def remember(self, outcome: RequestOutcome) -> None:
         """Keep what became of a request, in place of the oldest."""
         self._ended.pop(outcome.request_id, None)
         self._ended[outcome.request_id] = outcome
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
-    def outcome(self, request_id: str, key: str) -> Outcome | None:
+    def outcome(self, request_id: str, key: str) -> RequestOutcome | None:
         """What became of a request that ended, if that key sent it."""
         found = self._ended.get(request_id)
         return found if found is not None and found.key == key else None
+
+
+HANDLE_BITS: Final = 40
+"""Handles of one incarnation of the api; the incarnation stands above them, so none is ever used twice."""
+
+MAX_SEED: Final = 2**63 - 1
+_CROCKFORD: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_PARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_CLIENT_ID: Final = re.compile(r"[\x21-\x2e\x30-\x7e]{1,128}")  # printable ASCII without space and slash
+
+
+def make_handle(incarnation: int, number: int) -> int:
+    """The handle of the `number`-th request of this life."""
+    return (incarnation << HANDLE_BITS) | number
+
+
+def new_request_id() -> str:
+    """`req-` and 26 characters: 48 bits of time, so that ids sort by age, then 80 random bits."""
+    number = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    return "req-" + "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
+
+
+def check_request_id(value: str, field: str = "request_id") -> str:
+    """The client's own id. Raises RequestError when it cannot be one."""
+    if _CLIENT_ID.fullmatch(value) is None:
+        allowed = "1 to 128 printable ASCII characters without space and '/'"
+        raise RequestError(f"{field} is not usable as an id", hint=f"send {allowed}", field=field, allowed=allowed)
+    return value
+
+
+def trace_id_of(parent: str | None) -> str:
+    """The trace that the header `traceparent` names (W3C Trace Context), a new one where it names none."""
+    found = _PARENT.fullmatch(parent or "")
+    return found[1] if found is not None else secrets.token_hex(16)
+
+
+def unescaped(name: str) -> str:
+    """A name out of a path, its percent escapes undone: clients escape what may well stand in an id."""
+    return urllib.parse.unquote(name)
+
+
+def seed_of(request_id: str) -> int:
+    """The seed of a request that names none: stable for its id."""
+    digest = hashlib.md5(request_id.encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:4], "little")
+
+
+def check_seed(value: Any) -> int:
+    """Read a seed, also as text. Raises RequestError outside 0 to 2^63-1."""
+    number = _whole(value)
+    if number is None or not 0 <= number <= MAX_SEED:
+        allowed = "an integer from 0 to 2^63-1"
+        raise RequestError(f"seed is not {allowed}", field="seed", allowed=allowed)
+    return number
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, str):
+        text = value.strip()
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= 32 else None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

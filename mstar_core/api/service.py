@@ -11,22 +11,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
-from mstar_core.api.admission import Admission, Held, Place
-from mstar_core.api.call import Call
-from mstar_core.api.chunked import Burst
+from mstar_core.api.admission import AdmissionQueue, BodyMemory, Place
 from mstar_core.api.errors import Stalled, reply_of
-from mstar_core.api.feed import Feed
-from mstar_core.api.fetch import Fetcher
+from mstar_core.api.http.chunked import WriteBatch
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
-from mstar_core.api.numbers import NumberForm
-from mstar_core.api.pool import Pool
-from mstar_core.api.present import Chunk, Presenter
-from mstar_core.api.requests import Live, Outcome, Registry, timed_out
-from mstar_core.api.shared_inputs import SharedInputs
-from mstar_core.api.stops import StopStrings
-from mstar_core.api.stream import Ending, Outbox, Spool
-from mstar_core.api.usage import Sampled, usage_of
+from mstar_core.api.output.encode import OutputChunk, OutputEncoder
+from mstar_core.api.output.numbers import NumberForm
+from mstar_core.api.output.queue import Ending, OutputQueue, Spool
+from mstar_core.api.output.stop_strings import StopStrings
+from mstar_core.api.output.usage import SampledPorts, usage_of
+from mstar_core.api.parse.fetch import Fetcher
+from mstar_core.api.parse.params import ParsedRequest
+from mstar_core.api.preprocess.pool import Pool
+from mstar_core.api.preprocess.shared_inputs import SharedInputs
+from mstar_core.api.requests import LiveRequest, Registry, RequestOutcome, timed_out
+from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec
 from mstar_core.errors import Cancelled, MstarError, RequestError, TimedOut
 from mstar_core.messages.requests import NewRequest, SegmentRef
@@ -43,7 +43,7 @@ log = logging.getLogger("mstar.api")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class Completion:
     """How a request ended well. times_ms: queue, ttft, total."""
 
     finish_reason: str
@@ -56,7 +56,13 @@ class Session:
     """One running request, for its handler: read `chunks` to their end, then `done`."""
 
     def __init__(
-        self, service: Service, call: Call, live: Live, outbox: Outbox, presenter: Presenter, inputs: Inputs
+        self,
+        service: Service,
+        call: ParsedRequest,
+        live: LiveRequest,
+        outbox: OutputQueue,
+        presenter: OutputEncoder,
+        inputs: Inputs,
     ) -> None:
         self.call = call
         self.live = live
@@ -68,7 +74,7 @@ class Session:
         self._queued_s = service.clock() - live.started
         self._ending: Ending | None = None
 
-    async def chunks(self, keepalive_s: float | None = None) -> AsyncIterator[list[Chunk]]:
+    async def chunks(self, keepalive_s: float | None = None) -> AsyncIterator[list[OutputChunk]]:
         """What is ready, as it comes; an empty list each `keepalive_s` in which nothing came.
 
         Raises TimedOut, Cancelled, WorkerLost and whatever else ended the request, after the chunks before it.
@@ -90,7 +96,7 @@ class Session:
             if chunks or (is_silent and self._service.clock() < self.live.deadline):
                 yield chunks
 
-    def done(self) -> Done:
+    def done(self) -> Completion:
         """The end of a request whose chunks were all read."""
         assert self._ending is not None
         prompt = self._inputs.prompt_tokens
@@ -108,7 +114,7 @@ class Session:
         now = self._service.clock()
         first = self.presenter.first_at or now
         times = {"queue_ms": self._queued_s, "ttft_ms": first - self.live.started, "total_ms": now - self.live.started}
-        done = Done(
+        done = Completion(
             finish_reason="stop" if self.presenter.is_stopped else self._ending.reason,
             usage=usage,
             warnings=warnings,
@@ -117,7 +123,7 @@ class Session:
         self.live.result = {"finish_reason": done.finish_reason, "usage": usage, "seed": self.call.seed}
         return done
 
-    def count(self, done: Done) -> None:
+    def count(self, done: Completion) -> None:
         """Add the request to the token counters."""
         tokens = self._service.metrics.tokens
         tokens.labels("prompt").inc(done.usage["prompt_tokens"])
@@ -161,17 +167,17 @@ class Service:
         self.description: dict[str, Any] = {}  # filled by the app, which knows the routes
         self.page = ""
         self.uploads = deployment.uploads
-        self.sampled = Sampled.by(model)
+        self.sampled = SampledPorts.by(model)
         api = deployment.api
-        self.admission = Admission(
+        self.admission = AdmissionQueue(
             deployment.max_concurrent_requests, deployment.max_queue, clock, per_key=api.max_requests_per_key
         )
-        self.held = Held(BODIES * api.max_body_bytes, self.admission.retry_after_s)
+        self.held = BodyMemory(BODIES * api.max_body_bytes, self.admission.retry_after_s)
         self.fetcher = fetcher
         self.limits = media_limits(api)
         self._detokenizer = detokenizer
-        self.burst = Burst()
-        self.feed = Feed(clock, lambda: f"all {self.admission.slots} slots are taken")
+        self.burst = WriteBatch()
+        self.feed = RequestTelemetry(clock, lambda: f"all {self.admission.slots} slots are taken")
         self.feed.on_end = metrics.ended
         link.gauges, link.news = self._gauges, self.feed.take
         metrics.inflight.set_function(lambda: self.admission.running)
@@ -200,7 +206,7 @@ class Service:
 
     @asynccontextmanager
     async def open(
-        self, call: Call, *, key: str, started: float, shared: SharedInputs | None = None
+        self, call: ParsedRequest, *, key: str, started: float, shared: SharedInputs | None = None
     ) -> AsyncIterator[Session]:
         """Run a request for the length of the block: its end, however it comes, frees everything it held.
 
@@ -225,7 +231,7 @@ class Service:
                 self._submit(call, live, inputs, refs)
                 detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None
                 stops = StopStrings(call.stops) if call.stops else None
-                presenter = Presenter(
+                presenter = OutputEncoder(
                     self.model, self.pool.postprocess, detokenizer, self.metrics, self.clock, stops=stops,
                     numbers=NumberForm.of(call.params), facts=inputs.metadata,
                 )  # fmt: skip
@@ -234,7 +240,9 @@ class Service:
             finally:
                 self.link.release(refs)
 
-    async def _prepared(self, call: Call, place: Place, live: Live, shared: SharedInputs | None) -> Inputs:
+    async def _prepared(
+        self, call: ParsedRequest, place: Place, live: LiveRequest, shared: SharedInputs | None
+    ) -> Inputs:
         prompt = PromptRequest(
             text=call.text, texts=call.texts, turns=call.turns, media=call.media, order=call.order,
             observation=call.observation, params=call.params, outputs=frozenset(call.outputs), seed=call.seed,
@@ -250,22 +258,22 @@ class Service:
         self._run(live)
         return inputs
 
-    async def _admitted(self, asked: Awaitable[Inputs], place: Place, live: Live) -> Inputs:
+    async def _admitted(self, asked: Awaitable[Inputs], place: Place, live: LiveRequest) -> Inputs:
         inputs = await asked
         self._queue(live)
         await place.run()
         self._run(live)
         return inputs
 
-    def _queue(self, live: Live) -> None:
+    def _queue(self, live: LiveRequest) -> None:
         live.state = "queued"
         self.feed.prepared(live)
 
-    def _run(self, live: Live) -> None:
+    def _run(self, live: LiveRequest) -> None:
         live.state = "running"
         self.feed.admitted(live)
 
-    def _submit(self, call: Call, live: Live, inputs: Inputs, refs: list[TensorRef]) -> None:
+    def _submit(self, call: ParsedRequest, live: LiveRequest, inputs: Inputs, refs: list[TensorRef]) -> None:
         def lend(arrays: Any) -> dict[str, TensorRef]:
             lent = {}
             for name, array in arrays.items():
@@ -286,8 +294,8 @@ class Service:
         live.is_sent = True
 
     @contextmanager
-    def _outbox(self, live: Live) -> Iterator[Outbox]:
-        outbox = Outbox(Spool(self.uploads))
+    def _outbox(self, live: LiveRequest) -> Iterator[OutputQueue]:
+        outbox = OutputQueue(Spool(self.uploads))
         self.link.outboxes[live.handle] = outbox
         live.on_fail = outbox.fail
         try:
@@ -297,7 +305,7 @@ class Service:
             outbox.close()
 
     @contextmanager
-    def _noted(self, live: Live, call: Call) -> Iterator[None]:
+    def _noted(self, live: LiveRequest, call: ParsedRequest) -> Iterator[None]:
         # The one place where a request ends: its outcome is written down, and the conductor told if it still works.
         error: BaseException | None = None
         self.feed.opened(live, call)
@@ -317,14 +325,14 @@ class Service:
             self.feed.ended(live, outcome.status, str((outcome.error or {}).get("code") or ""))
             asyncio.get_running_loop().call_soon(self.link.note_change)
 
-    def _outcome(self, live: Live, error: BaseException | None) -> Outcome:
+    def _outcome(self, live: LiveRequest, error: BaseException | None) -> RequestOutcome:
         is_gone = isinstance(error, (asyncio.CancelledError, GeneratorExit))
         status = "finished" if error is None else "cancelled" if is_gone or isinstance(error, Cancelled) else "failed"
         shown = None
         if error is not None:
             told = Cancelled("the client closed the connection") if is_gone else error
             shown = reply_of(told, live.request_id).body["error"]
-        return Outcome(
+        return RequestOutcome(
             request_id=live.request_id, route=live.route, key=live.key, created=live.created, status=status,
             total_s=self.clock() - live.started, error=shown, result=live.result,
         )  # fmt: skip
@@ -347,7 +355,7 @@ def cancel_cause(error: BaseException | None) -> str:
             return "disconnect"
 
 
-def lowered(call: Call, inputs: Inputs) -> tuple[str, ...]:
+def lowered(call: ParsedRequest, inputs: Inputs) -> tuple[str, ...]:
     """What to say of an output limit that the processor lowered, unless the processor said it."""
     asked, given = getattr(call.params, "max_output_tokens", None), inputs.max_output_tokens
     if asked is None or given is None or given >= asked or any("max_output_tokens" in told for told in inputs.warnings):

@@ -1,6 +1,6 @@
-"""The processor contract: what a model does to a request before it enters the graph and to what comes out.
+"""Processor contract: a model's preprocessing of requests and postprocessing of outputs.
 
-Runs in the api's process pool, and in the api itself what a `QuickProcessor` says. No torch, no weights.
+Processors run in the api's process pool. An `InlineProcessor` also runs in the api process. No torch, no weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPart:
-    """One uploaded file after its type was sniffed. data: its bytes; name: the client's label only."""
+    """An uploaded file whose type was detected. data: content; name: the client's label, never a path."""
 
     modality: str
     data: bytes
@@ -27,7 +27,7 @@ class MediaPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One message of a chat. order: its pieces, as in PromptRequest.order."""
+    """A chat message. order: its parts, as in PromptRequest.order."""
 
     role: Literal["system", "user", "assistant"]
     order: Sequence[tuple[str, int]] = ()
@@ -35,16 +35,16 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRequest:
-    """What the api hands to a processor: text and media in the order given, and the checked parameters.
+    """Input of a processor: text and media in the order given, and validated parameters.
 
     order: (modality, index) pairs; `("text", i)` is `text_at(i)`, `("image", i)` the i-th image among `media`.
-    text: the text; of several texts all of them, with an empty line between. texts: each of them.
-    turns: the messages of a chat, in order; together their pieces are `order`. A model with a template of its own lays
-    them out; one without roles reads the pieces of `order` as segments. Empty on routes without messages.
-    observation: a message of the robot policy socket as it came, in place of text and media; `unpacked` of
-    `mstar_core.plugin.observation` reads it. None on all other routes.
-    seed: already chosen; of several answers to one request (`n`) that of the first: the prompt is read once for all.
-    limits: of media, for the readers in `mstar_core.plugin.media`.
+    text: all texts, joined by empty lines. texts: each text.
+    turns: chat messages, in order; their parts together are `order`. Models with a chat template format the turns;
+    models without roles read the parts of `order` as segments. Empty on routes without messages.
+    observation: the raw message of the robot policy socket, in place of text and media; decode it with `unpacked` of
+    `mstar_core.plugin.observation`. None on all other routes.
+    seed: the final seed; for `n` answers the seed of the first, because the prompt is processed once.
+    limits: media limits for the decoders in `mstar_core.plugin.media`.
     """
 
     text: str | None
@@ -61,21 +61,21 @@ class PromptRequest:
 
     @property
     def size_bytes(self) -> int:
-        """About how much it is: media, a robot's message and the text."""
+        """Return the approximate size: media, observation and text."""
         return sum(len(part.data) for part in self.media) + len(self.observation or b"") + len(self.text or "")
 
     def text_at(self, index: int) -> str:
-        """The text that a pair `("text", index)` of `order` means."""
+        """Return the text of the pair `("text", index)` of `order`."""
         return self.texts[index] if self.texts else self.text or ""
 
     def media_at(self, modality: str, index: int) -> MediaPart:
-        """The file that a pair of `order` means."""
+        """Return the file of a pair of `order`."""
         return [part for part in self.media if part.modality == modality][index]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentInputs:
-    """One prompt segment's arrays under walk input names."""
+    """Arrays of one prompt segment, by walk input name."""
 
     kind: str
     arrays: Mapping[str, np.ndarray]
@@ -84,11 +84,11 @@ class SegmentInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a processor returns. arrays: walk input name -> array. prompt_tokens: what the language model reads.
+    """Result of `process_prompt`. arrays: by walk input name. prompt_tokens: tokens that the language model reads.
 
-    metadata: output modality -> what a client is told of each output of it, beside shape and dtype.
-    usage: what the answer's usage tells beside tokens of prompt and answer, such as tokens of an encoder or steps.
-    params: the parameters to go on with (for instance with a limit lowered to the context), None = unchanged.
+    metadata: by output modality, extra metadata of each output of that modality, beside shape and dtype.
+    usage: extra entries of the response's usage object, such as encoder tokens or steps.
+    params: replacement parameters, for instance with a limit lowered to the context; None: unchanged.
     """
 
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Inputs:
 
 
 class Detokenizer(Protocol):
-    """Turns ids into text piece by piece; never gives half a character."""
+    """Incremental detokenizer; never returns an incomplete character."""
 
     def push(self, ids: Sequence[int]) -> str: ...
 
@@ -110,51 +110,53 @@ class Detokenizer(Protocol):
 
 
 class Processor(Protocol):
-    """Made once per pool process: `Processor(folder, model_kwargs)`."""
+    """A model's processor. Created once per pool process as `Processor(folder, model_kwargs)`."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None: ...
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
-        """Turn a request into arrays. Raises RequestError naming the field for the user's mistakes."""
+        """Turn a request into arrays. Raises RequestError with the field name for invalid input."""
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
-        """One chunk for the client and its metadata; the same code for stream and whole."""
+        """Encode one output chunk and return it with its metadata; shared by streaming and whole responses."""
 
 
 @runtime_checkable
-class QuickProcessor(Processor, Protocol):
-    """A processor that the api makes for itself too, for requests that it prepares sooner than a process can be asked.
+class InlineProcessor(Processor, Protocol):
+    """A processor that the api process also loads, for requests that are cheaper to prepare than to send to the pool.
 
-    Optional. The api keeps such requests on its event loop: everybody else waits meanwhile, and nothing there ends a
-    job that takes too long or crashes. So what is quick is a millisecond or two at worst, whatever the bytes are, and
-    goes through no decoder of media.
+    Optional. Such a request runs on the api's event loop: it delays every other request, and neither a time limit nor a
+    process boundary protects the api. Accept only work that takes a millisecond or two for any input, without media
+    decoders.
 
-    It may name `quick_bytes`, the most that a request may have, in place of one MiB: where arrays are taken as they lie
-    in the upload, without a pass over them, their size does not matter here.
+    An attribute `inline_bytes` replaces the default size limit of one MiB. Raise it for processors that use arrays in
+    place, without a pass over the data.
     """
 
     def warm_up(self) -> None:
-        """Read what `process_prompt` reads at first use. Called once, on a thread, before `is_quick`."""
+        """Load whatever `process_prompt` loads lazily. Called once, on a thread, before `is_inline`."""
 
-    def is_quick(self, request: PromptRequest) -> bool:
-        """Whether `process_prompt` may run on the loop, by sizes and first bytes alone. Asked only for small requests
-        whose uploads, if any, are tensors.
+    def is_inline(self, request: PromptRequest) -> bool:
+        """Return whether `process_prompt` may run on the event loop.
+
+        Called only for requests within the size limit whose uploads, if any, are tensors. Look at sizes and first bytes
+        only.
         """
 
 
 @runtime_checkable
-class ApartProcessor(QuickProcessor, Protocol):
-    """A quick processor some of whose files may be read apart from the rest of their request.
+class ParallelDecodeProcessor(InlineProcessor, Protocol):
+    """An inline processor whose files can be decoded by several pool processes in parallel.
 
-    Optional. Where several pool processes are free they read one file or more each, at the same time, and make tensors
-    of them; `process_prompt` then gets the request with these in their places, in the api itself if that is quick.
+    Optional. Idle pool processes turn files into tensors at the same time. `process_prompt` then receives the request
+    with these tensors in place of the files, and runs inline if `is_inline` accepts it.
     """
 
-    def apart(self, request: PromptRequest) -> Sequence[int]:
-        """Which of the request's media, by their places in it. On the loop: by sizes, first bytes and parameters."""
+    def parallel_files(self, request: PromptRequest) -> Sequence[int]:
+        """Return the indices in `request.media` to decode in parallel. Runs on the event loop."""
 
-    def read_apart(self, part: MediaPart, number: int) -> MediaPart:
-        """A file as a tensor that `process_prompt` takes for the same. number: which of its modality, from 0.
+    def decode_file(self, part: MediaPart, number: int) -> MediaPart:
+        """Decode a file into an equivalent tensor. number: its index within its modality. Runs in a pool process.
 
-        In a pool process. Raises what `process_prompt` raises for that file.
+        Raises whatever `process_prompt` raises for that file.
         """

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from mstar_core.api.http.event_loop import busy_poll_loop
 from mstar_core.api.main import ApiProcess
-from mstar_core.api.spin_loop import spin_loop
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.plugin.spec import ModelSpec
@@ -104,7 +104,7 @@ def _run(path: str, supervisor: str, module: str, pipe: Connection) -> None:
     model: ModelSpec = importlib.import_module(module).SPEC
     spec = DeploymentSpec.load(Path(path))
     spin = Spin(wait_spin_s(spec))
-    with asyncio.Runner(loop_factory=partial(spin_loop, spin)) as runner:
+    with asyncio.Runner(loop_factory=partial(busy_poll_loop, spin)) as runner:
         runner.run(_serve(ApiProcess(spec, 0, supervisor, model, spin=spin), pipe))
 
 

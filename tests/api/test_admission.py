@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mstar_core.api.admission import Admission
+from mstar_core.api.admission import AdmissionQueue
 from mstar_core.errors import Overloaded
 
 MOVES = st.lists(st.tuples(st.sampled_from(["come", "go", "cancel", "break"]), st.integers(0, 20)), max_size=60)
@@ -21,7 +21,7 @@ def test_places_and_slots_add_up_after_every_move(slots: int, queue: int, moves:
 
 
 async def _play(slots: int, queue: int, moves: list[tuple[str, int]]) -> None:
-    admission = Admission(slots, queue)
+    admission = AdmissionQueue(slots, queue)
     alive: list[tuple[asyncio.Task[None], asyncio.Future[bool]]] = []
     order: list[int] = []
 
@@ -65,7 +65,7 @@ async def _play(slots: int, queue: int, moves: list[tuple[str, int]]) -> None:
 
 async def test_the_time_to_wait_follows_how_fast_requests_end() -> None:
     now = [0.0]
-    admission = Admission(1, 3, clock=lambda: now[0])
+    admission = AdmissionQueue(1, 3, clock=lambda: now[0])
     for _ in range(5):
         with admission.place():
             now[0] += 4.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mstar_core.api.chunked import APART_BYTES, LARGE_BYTES, Burst, ChunkedBody
+from mstar_core.api.http.chunked import APART_BYTES, LARGE_BYTES, ChunkedBody, WriteBatch
 
 
 class Connection:
@@ -34,7 +34,7 @@ class Connection:
 
 
 async def test_parts_of_all_streams_are_written_in_the_next_turn_each_once_and_in_order() -> None:
-    burst, connections = Burst(), [Connection() for _ in range(3)]
+    burst, connections = WriteBatch(), [Connection() for _ in range(3)]
     bodies = [ChunkedBody(each, burst) for each in connections]
     for part in (b"a", b"bc" * 8):
         assert all(body.write(part) for body in bodies)
@@ -48,7 +48,7 @@ async def test_parts_of_all_streams_are_written_in_the_next_turn_each_once_and_i
 
 
 async def test_a_large_part_goes_at_once_behind_what_was_held() -> None:
-    burst, connection = Burst(), Connection()
+    burst, connection = WriteBatch(), Connection()
     body = ChunkedBody(connection, burst)
     body.write(b"small")
     body.write(b"x" * LARGE_BYTES)
@@ -58,7 +58,7 @@ async def test_a_large_part_goes_at_once_behind_what_was_held() -> None:
 
 
 async def test_a_client_that_does_not_read_is_told_apart_from_one_that_left() -> None:
-    burst, connection = Burst(), Connection()
+    burst, connection = WriteBatch(), Connection()
     body = ChunkedBody(connection, burst)
     connection._can_write.clear()
     assert not body.write(b"late")
@@ -72,7 +72,7 @@ async def test_a_client_that_does_not_read_is_told_apart_from_one_that_left() ->
 
 
 async def test_a_connection_that_cannot_be_written_costs_no_other_its_part() -> None:
-    burst, connections = Burst(), [Connection() for _ in range(3)]
+    burst, connections = WriteBatch(), [Connection() for _ in range(3)]
     connections[1].is_broken = True
     for each in connections:
         ChunkedBody(each, burst).write(b"a")
@@ -83,7 +83,7 @@ async def test_a_connection_that_cannot_be_written_costs_no_other_its_part() -> 
 
 async def test_a_large_part_is_written_from_where_it_lies_behind_what_was_held_back() -> None:
     connection = Connection()
-    body, large = ChunkedBody(connection, Burst()), bytes(APART_BYTES)
+    body, large = ChunkedBody(connection, WriteBatch()), bytes(APART_BYTES)
     assert body.write(b"a") and body.write(memoryview(large))
     assert b"".join(connection.written) == b"1\r\na\r\n40000\r\n" + large + b"\r\n"
     assert any(isinstance(part, memoryview) and part.obj is large for part in connection.written)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from mstar_core.api.strict_json import parse_json
+from mstar_core.api.http.strict_json import parse_json
 from mstar_core.errors import RequestError
 from mstar_core.messages.life import Drain
 from mstar_core.messages.requests import NewRequest
@@ -403,7 +403,7 @@ async def test_a_text_of_a_json_body_has_the_limit_of_one_in_a_form(started: Sta
 
 
 def test_a_body_of_millions_of_small_values_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mstar_core.api.strict_json.MAX_VALUES", 100)
+    monkeypatch.setattr("mstar_core.api.http.strict_json.MAX_VALUES", 100)
     assert len(parse_json(b"[" + b"{}," * 99 + b"{}]")) == 100
     with pytest.raises(RequestError, match="more than 100 values"):
         parse_json(b"[" + b"{}," * 100 + b"{}]")

@@ -172,7 +172,9 @@ async def test_the_death_of_the_conductor_fails_every_open_request_and_refuses_n
 async def test_outputs_of_a_dead_worker_that_arrived_are_a_whole_answer(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mstar_core.api.stream.LOST_GRACE_S", 30.0)  # a thread may stand still for longer than usual
+    monkeypatch.setattr(
+        "mstar_core.api.output.queue.LOST_GRACE_S", 30.0
+    )  # a thread may stand still for longer than usual
     async with started() as api:
         task = asyncio.create_task(api.client.post("/generate", data=GOOD))
         request = await api.fake.next_request()

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mstar_core.api.addresses import is_public
-from mstar_core.api.fetch import Allowance, Fetcher
+from mstar_core.api.parse.fetch import ByteAllowance, Fetcher, is_public
 from mstar_core.errors import MstarError, TooLarge
 from tests.api.conftest import Started
 from tests.fakes import media
@@ -253,12 +252,12 @@ async def test_a_redirect_to_nowhere_is_the_hosts_fault_and_not_ours() -> None:
 
 async def test_all_urls_of_a_request_share_one_allowance() -> None:
     fetch = fetcher(lambda request: httpx.Response(200, stream=httpx.ByteStream(bytes(400))))
-    allowance = Allowance(1000)
+    allowance = ByteAllowance(1000)
     for _ in range(2):
         assert len(await fetch.fetch("https://media.example/", "x", allowance)) == 400
     with pytest.raises(TooLarge):
         await fetch.fetch("https://media.example/", "x", allowance)
-    assert len(await fetch.fetch("https://media.example/", "x", Allowance(1000))) == 400
+    assert len(await fetch.fetch("https://media.example/", "x", ByteAllowance(1000))) == 400
 
 
 async def test_a_name_is_resolved_as_it_stands_in_host_and_certificate() -> None:

@@ -226,7 +226,7 @@ async def test_a_pool_process_has_no_network() -> None:
     async with running(echo, model=SPEC) as api:
         assert api.process.pool.pids
         code = (
-            "import socket, sys\nfrom mstar_core.api.seal import deny_network\n"
+            "import socket, sys\nfrom mstar_core.api.preprocess.seccomp import deny_network\n"
             "assert deny_network()\nsocket.socketpair()\n"
             "try:\n    socket.create_connection(('127.0.0.1', int(sys.argv[1])), 1)\n"
             "except PermissionError:\n    sys.exit(7)\n"

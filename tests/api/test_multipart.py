@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mstar_core.api.multipart import (
+from mstar_core.api.http.multipart import (
     MAX_PARTS,
     Event,
     MultipartParser,

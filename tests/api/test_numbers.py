@@ -15,8 +15,8 @@ import pytest
 from safetensors.numpy import load
 
 from mstar_core.api.errors import Stalled
-from mstar_core.api.numbers import MOST_JSON, NumberForm, packed, widened
-from mstar_core.api.stream import Item, Outbox, Spool
+from mstar_core.api.output.numbers import MOST_JSON, NumberForm, packed, widened
+from mstar_core.api.output.queue import OutputItem, OutputQueue, Spool
 from mstar_core.client.array import array_of
 from mstar_core.errors import RequestError
 from mstar_core.messages.flow import Output, Outputs
@@ -40,8 +40,8 @@ class Params:
 MODEL = dataclasses.replace(SPEC, params=Params)
 
 
-def item(array: np.ndarray, dtype: str | None = None) -> Item:
-    return Item(modality="tensor", port="latents", array=array, meta={"step": 3}, dtype=dtype)
+def item(array: np.ndarray, dtype: str | None = None) -> OutputItem:
+    return OutputItem(modality="tensor", port="latents", array=array, meta={"step": 3}, dtype=dtype)
 
 
 def bfloat16(values: np.ndarray) -> np.ndarray:
@@ -177,10 +177,10 @@ async def test_what_a_form_cannot_hold_is_an_error_of_the_request(started: Start
 
 
 async def test_a_few_large_outputs_wait_for_a_client_that_reads(tmp_path: Any) -> None:
-    outbox = Outbox(Spool(tmp_path, limit=1000), queue_bytes=100)
+    outbox = OutputQueue(Spool(tmp_path, limit=1000), queue_bytes=100)
     for seq in range(8):
         outbox.put("worker-0", seq, item(np.full(500, seq, dtype=np.uint16), "bfloat16"))
-    taken: list[Item] = []
+    taken: list[OutputItem] = []
     while outbox.waits:
         taken += await outbox.take(1.0, limit_bytes=1)
         await asyncio.sleep(0)

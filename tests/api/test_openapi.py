@@ -17,11 +17,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from mstar_core.api.call import SILENT
 from mstar_core.api.openapi import describe
+from mstar_core.api.parse.params import SILENT
+from mstar_core.api.route_table import ROUTES
 from mstar_core.api.routes.generate import OWN
 from mstar_core.api.schema.native import GenerateRequest
-from mstar_core.api.table import ROUTES
 from mstar_core.config.deployment import DeploymentSpec, Plan
 from mstar_core.plugin.params import COMMON_NAMES
 from tests.api.conftest import Started, running
@@ -141,7 +141,7 @@ async def test_the_page_shows_everything_and_fetches_nothing() -> None:
 def test_a_title_cannot_smuggle_markup_into_the_page() -> None:
     from dataclasses import replace
 
-    from mstar_core.api.page import docs_html
+    from mstar_core.api.openapi import docs_html
 
     evil: Any = describe(DEPLOYMENT, replace(SPEC, title="<script>alert(1)</script>"), ROUTES)
     assert Page(docs_html(evil)).scripts == 0

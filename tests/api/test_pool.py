@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.api.pool import Pool
-from mstar_core.api.pool_process import MakeProcess, ProcessorProcess
+from mstar_core.api.preprocess.pool import Pool
+from mstar_core.api.preprocess.process import MakeProcess, ProcessorProcess
 from mstar_core.errors import BadMedia, PluginError, RequestError
 from mstar_core.plugin.processor import Inputs, PromptRequest
 
@@ -180,7 +180,7 @@ async def test_a_processor_that_cannot_be_made_is_a_failed_start() -> None:
 
 HOLDER = f"""
 import asyncio
-from mstar_core.api.pool import Pool
+from mstar_core.api.preprocess.pool import Pool
 
 async def hold():
     pool = Pool({TARGET!r}, None, {{}})

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from mstar_core.api.pool_pipe import KEPT_BYTES, MEMORY_BYTES, SMALL_BYTES, MessageMemory, PoolPipe, pickled
+from mstar_core.api.preprocess.pipe import KEPT_BYTES, MEMORY_BYTES, SMALL_BYTES, MessageMemory, PoolPipe, pickled
 from mstar_core.plugin.processor import PromptRequest
 from tests.api.test_pool import pool_of
 

@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import pytest
 
-from mstar_core.api.body import sweep
+from mstar_core.api.http.body import sweep
 from mstar_core.messages.flow import Output, Outputs
 from mstar_core.messages.tensors import InlineTensor
 from tests.api.conftest import LIMIT_S, Started
@@ -56,7 +56,7 @@ def open_files(folder: Path) -> list[str]:
 @pytest.fixture(autouse=True)
 def forms_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forms that are received whole keep their files in memory; these are about those that do not."""
-    monkeypatch.setattr("mstar_core.api.body.WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr("mstar_core.api.http.body.WHOLE_BYTES", 1 << 20)
 
 
 def told(answer: httpx.Response) -> tuple[int, str]:

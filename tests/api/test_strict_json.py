@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mstar_core.api import strict_json
-from mstar_core.api.strict_json import MAX_DEPTH, parse_json
+from mstar_core.api.http import strict_json
+from mstar_core.api.http.strict_json import MAX_DEPTH, parse_json
 from mstar_core.errors import RequestError
 
 TEXTS = st.text(st.sampled_from('ab:",{}[]\\ \u00e9\ud800'), max_size=6)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mstar_core.api.body import SPOOL_BYTES, WHOLE_BYTES
-from mstar_core.api.whole_body import FIRST_BYTES, WholeBody
+from mstar_core.api.http.body import SPOOL_BYTES, WHOLE_BYTES
+from mstar_core.api.http.whole_body import FIRST_BYTES, WholeBody
 from mstar_core.errors import Overloaded
 from tests.api.conftest import Api, Started
 from tests.fakes import media
@@ -112,7 +112,7 @@ async def test_larger_forms_are_read_as_they_come_and_small_ones_count_against_t
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = 1 << 20
-    monkeypatch.setattr("mstar_core.api.body.WHOLE_BYTES", whole)
+    monkeypatch.setattr("mstar_core.api.http.body.WHOLE_BYTES", whole)
     async with started(echo, model=SPEC, max_body_bytes=whole // 2) as api:
         for file, status in ((PICTURE, 200), (bytes(whole // 2), 413), (bytes(2 * whole), 413)):
             answer = await api.client.post("/generate", data=FIELDS, files={"files": ("a", file)})

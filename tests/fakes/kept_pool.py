@@ -13,7 +13,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.api.pool_process import ProcessorProcess
+from mstar_core.api.preprocess.process import ProcessorProcess
 
 KEPT: Final[dict[str, list[tuple[SpawnProcess, Connection, bool, bool]]]] = defaultdict(list)
 """Idle processes by what they were started for."""
@@ -32,7 +32,7 @@ class KeptProcess(ProcessorProcess):
 
     def start(self) -> None:
         while self._kept:
-            process, pipe, self.is_quick, self.is_apart = self._kept.pop()
+            process, pipe, self.is_inline, self.is_parallel = self._kept.pop()
             if process.is_alive():
                 self._process, self._pipe, self.jobs = process, pipe, 0
                 return
@@ -45,7 +45,7 @@ class KeptProcess(ProcessorProcess):
     def stop(self) -> None:
         process, pipe = self._process, self._pipe
         if process is not None and pipe is not None and process.is_alive() and not self._was_killed and not pipe.poll():
-            self._kept.append((process, pipe, self.is_quick, self.is_apart))
+            self._kept.append((process, pipe, self.is_inline, self.is_parallel))
             self._process = self._pipe = None
             return
         super().stop()

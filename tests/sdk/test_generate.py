@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from mstar_core.api.formats import Frames
+from mstar_core.api.output.line_formats import Frames
 from mstar_core.client import ErrorEvent, Event, GenerateResult, MStarClient, MStarError, TensorChunk
 from mstar_core.client.frame import FrameReader
 from mstar_core.errors import TransportError

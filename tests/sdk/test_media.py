@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mstar_core.api.numbers import Form, NumberForm, packed
-from mstar_core.api.stream import Item
+from mstar_core.api.output.numbers import Form, NumberForm, packed
+from mstar_core.api.output.queue import OutputItem
 from mstar_core.client import AudioBuffer, AudioChunk, TensorChunk
 from mstar_core.client.array import array_of
 from mstar_core.client.call import cancel_call, generate_call, transcribe_call
@@ -123,7 +123,7 @@ def test_what_the_server_packs_is_what_the_client_unpacks(form: Form, dtype: str
     if (form, dtype) == ("npy", "bfloat16"):
         return  # the server refuses it
     for array in (NUMBERS, np.array([7, -1]), np.zeros((0, 3), dtype=np.float32)):
-        item = Item(modality="tensor", port="latents", array=array, meta={"step": 1})
+        item = OutputItem(modality="tensor", port="latents", array=array, meta={"step": 1})
         data, facts = packed(item, NumberForm(form=form, dtype=dtype))
         chunk = TensorChunk("tensor", data, facts)
         assert np.array_equal(chunk.to_numpy(), array), (form, dtype, array)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.api.numbers import NumberForm, packed
-from mstar_core.api.stream import Item
+from mstar_core.api.output.numbers import NumberForm, packed
+from mstar_core.api.output.queue import OutputItem
 from mstar_core.engine.upload import SMALL_BYTES
 from mstar_core.worker.arrays import LARGE_BYTES, narrowed, to_array, to_tensor
 
@@ -18,9 +18,9 @@ VALUES = np.where(np.isnan(BITS.view(np.float32)), np.float32(1.5), BITS.view(np
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_numbers_narrowed_on_a_worker_are_what_the_api_made_of_them(dtype: str) -> None:
     with np.errstate(over="ignore"):
-        wanted, _ = packed(Item(modality="tensor", port="p", array=VALUES), NumberForm(dtype=dtype))
+        wanted, _ = packed(OutputItem(modality="tensor", port="p", array=VALUES), NumberForm(dtype=dtype))
     array, name = to_array(narrowed(torch.from_numpy(VALUES), "tensor", dtype))
-    item = Item(modality="tensor", port="p", array=array, dtype=name)
+    item = OutputItem(modality="tensor", port="p", array=array, dtype=name)
     data, facts = packed(item, NumberForm(dtype=dtype))
     assert data == wanted and facts["dtype"] == dtype and array.nbytes == VALUES.nbytes // 2
 

@@ -8,16 +8,15 @@ from typing import Any
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.asking import check_count, check_name, openai_asked, voice_of
-from mstar_core.api.audio import CHAT_FORMATS, AudioFormat, audio_format
-from mstar_core.api.call import Call, check_outputs
-from mstar_core.api.chat_answer import Answer, ChatEvents, ChatFrame, whole_chat
-from mstar_core.api.exchange import Exchange
-from mstar_core.api.fields import read_body
 from mstar_core.api.group import Group, open_group
-from mstar_core.api.messages import read_messages
+from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.http.sse import EVENTS, PING, fail_events
+from mstar_core.api.output.audio import CHAT_FORMATS, AudioFormat, audio_format
+from mstar_core.api.output.chat import ChatAnswer, ChatEvents, ChatFrame, whole_chat
+from mstar_core.api.parse.fields import check_count, check_name, openai_parsed, read_body, voice_of
+from mstar_core.api.parse.messages import read_messages
+from mstar_core.api.parse.params import ParsedRequest, check_outputs
 from mstar_core.api.schema.chat import ChatRequest
-from mstar_core.api.sse import EVENTS, PING, fail_events
 from mstar_core.errors import MstarError, RequestError, TimedOut
 from mstar_core.plugin.spec import ModelSpec
 
@@ -44,13 +43,13 @@ async def chat(exchange: Exchange) -> HTTPResponse | None:
     return None
 
 
-async def _call(exchange: Exchange, asked: ChatRequest, rest: dict[str, Any]) -> Call:
+async def _call(exchange: Exchange, asked: ChatRequest, rest: dict[str, Any]) -> ParsedRequest:
     service = exchange.service
     spec = service.model
     check_name(exchange, asked.model)
     outputs = _outputs(spec, asked)
     voice = voice_of(spec, asked.audio.voice, "audio.voice") if asked.audio is not None else None
-    params = openai_asked(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
+    params = openai_parsed(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
     try:
         async with asyncio.timeout(max(0.0, exchange.started + params.timeout_s - service.clock())):
             read = await read_messages(asked.messages, spec, exchange.limits, service.fetcher)
@@ -58,7 +57,7 @@ async def _call(exchange: Exchange, asked: ChatRequest, rest: dict[str, Any]) ->
         raise TimedOut(
             f"the request did not end within {params.timeout_s:g} s", hint="send a larger timeout_s"
         ) from error
-    return Call(
+    return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=read.text, texts=tuple(read.texts),
         turns=tuple(read.turns), media=read.media, order=read.order, outputs=outputs, params=params.params,
         seed=params.seed, timeout_s=params.timeout_s, warnings=params.warnings, stops=params.stops,
@@ -84,7 +83,7 @@ def _format(asked: ChatRequest) -> AudioFormat:
 
 
 async def _whole(exchange: Exchange, group: Group, frame: ChatFrame, form: AudioFormat) -> HTTPResponse:
-    answers = [Answer() for _ in group.calls]
+    answers = [ChatAnswer() for _ in group.calls]
     async for piece in group.pieces():
         if piece is not None:
             answers[piece.index].parts += piece.chunks

@@ -6,7 +6,7 @@ from typing import Final
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.exchange import Exchange
+from mstar_core.api.http.exchange import Exchange
 
 HTML: Final = "text/html; charset=utf-8"
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

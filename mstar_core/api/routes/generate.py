@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.asking import check_name, rules_of
-from mstar_core.api.body import Form, Upload, Uploads, check_size, read_form, uploads_in
-from mstar_core.api.call import Call, check_order, check_outputs, check_params
 from mstar_core.api.errors import reply_of
-from mstar_core.api.exchange import Exchange
-from mstar_core.api.formats import (
+from mstar_core.api.http.body import Form, UploadedFile, UploadedFiles, check_size, read_form, uploads_in
+from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.http.sse import fail_stream
+from mstar_core.api.http.strict_json import parse_object
+from mstar_core.api.output.line_formats import (
     FRAMES,
     Frames,
     LineFormat,
@@ -25,11 +25,11 @@ from mstar_core.api.formats import (
     pieces,
     whole_outputs,
 )
-from mstar_core.api.references import decoded, part_of_upload
-from mstar_core.api.service import Done, Session
-from mstar_core.api.sse import fail_stream
-from mstar_core.api.strict_json import parse_object
-from mstar_core.api.usage import native_usage
+from mstar_core.api.output.usage import native_usage
+from mstar_core.api.parse.fields import check_name, rules_of
+from mstar_core.api.parse.media import decoded, part_of_upload
+from mstar_core.api.parse.params import ParsedRequest, check_order, check_outputs, check_params
+from mstar_core.api.service import Completion, Session
 from mstar_core.errors import MstarError, RequestError, TooLarge
 from mstar_core.plugin.params import parse_bool
 from mstar_core.plugin.processor import MediaPart
@@ -43,7 +43,7 @@ OWN: Final = frozenset(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Wanted:
+class GenerateOptions:
     """What /generate itself reads of a form."""
 
     is_streamed: bool
@@ -69,7 +69,7 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
     return None
 
 
-def _wanted(exchange: Exchange, form: Form) -> Wanted:
+def _wanted(exchange: Exchange, form: Form) -> GenerateOptions:
     fields = form.fields
     if "streaming" in fields and "stream" in fields:
         raise RequestError("streaming and stream are the same field", hint="send one of them", field="stream")
@@ -81,10 +81,10 @@ def _wanted(exchange: Exchange, form: Form) -> Wanted:
     if events not in (None, "data", "full"):
         raise RequestError("stream_events is neither data nor full", field="stream_events", allowed="data, full")
     is_binary = FRAMES in (exchange.request.headers.get("accept") or "")
-    return Wanted(is_streamed, is_binary or events == "full", Frames() if is_binary else Ndjson())
+    return GenerateOptions(is_streamed, is_binary or events == "full", Frames() if is_binary else Ndjson())
 
 
-async def _call(exchange: Exchange, form: Form, uploads: Uploads) -> Call:
+async def _call(exchange: Exchange, form: Form, uploads: UploadedFiles) -> ParsedRequest:
     spec, fields = exchange.service.model, form.fields
     check_name(exchange, fields.get("model"))
     outputs = check_outputs(spec, _names(fields.get("output_modalities"), "output_modalities"))
@@ -98,7 +98,7 @@ async def _call(exchange: Exchange, form: Form, uploads: Uploads) -> Call:
         field, hint = ("files", "send files") if spec.input("text") is None else ("text", "send text or files")
         raise RequestError("there is no input", hint=hint, field=field, code="missing_field")
     order = check_order(spec, _names(fields.get("input_modalities"), "input_modalities"), text, media)
-    return Call(
+    return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=text, media=media, order=order, outputs=outputs,
         params=asked.params, seed=asked.seed, timeout_s=asked.timeout_s, warnings=asked.warnings, stops=asked.stops,
     )  # fmt: skip
@@ -122,7 +122,7 @@ def _names(value: Any, field: str) -> list[str] | None:
     return [item.strip().lower() for item in items if item.strip()] or None
 
 
-async def _json_files(value: Any, exchange: Exchange, uploads: Uploads) -> list[tuple[str, Upload]]:
+async def _json_files(value: Any, exchange: Exchange, uploads: UploadedFiles) -> list[tuple[str, UploadedFile]]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
@@ -132,7 +132,7 @@ async def _json_files(value: Any, exchange: Exchange, uploads: Uploads) -> list[
     return [("files", await _json_file(item, uploads)) for item in value]
 
 
-async def _json_file(item: dict[str, Any], uploads: Uploads) -> Upload:
+async def _json_file(item: dict[str, Any], uploads: UploadedFiles) -> UploadedFile:
     if not isinstance(item.get("data"), str):
         raise RequestError("a file has no base64 data", field="files")
     data = await decoded("files", item["data"])
@@ -142,7 +142,7 @@ async def _json_file(item: dict[str, Any], uploads: Uploads) -> Upload:
     return upload
 
 
-async def _media(files: Sequence[tuple[str, Upload]]) -> list[MediaPart]:
+async def _media(files: Sequence[tuple[str, UploadedFile]]) -> list[MediaPart]:
     parts = []
     for field, upload in files:
         if field not in ("files", "files[]"):
@@ -151,7 +151,7 @@ async def _media(files: Sequence[tuple[str, Upload]]) -> list[MediaPart]:
     return parts
 
 
-async def _whole(exchange: Exchange, session: Session, wanted: Wanted) -> HTTPResponse:
+async def _whole(exchange: Exchange, session: Session, wanted: GenerateOptions) -> HTTPResponse:
     chunks = [chunk async for ready in session.chunks() for chunk in ready]
     done = session.done()
     asyncio.get_running_loop().call_soon(session.count, done)  # the answer goes out first
@@ -170,7 +170,7 @@ async def _whole(exchange: Exchange, session: Session, wanted: Wanted) -> HTTPRe
     return exchange.json(body)
 
 
-async def _stream(exchange: Exchange, session: Session, wanted: Wanted) -> None:
+async def _stream(exchange: Exchange, session: Session, wanted: GenerateOptions) -> None:
     form = wanted.form
     try:
         if wanted.is_full:
@@ -196,7 +196,7 @@ def _start_line(exchange: Exchange, session: Session, form: LineFormat) -> bytes
     return form.line("start", b"", facts)
 
 
-def _done_line(session: Session, done: Done, form: LineFormat) -> bytes:
+def _done_line(session: Session, done: Completion, form: LineFormat) -> bytes:
     usage = native_usage(done.usage, session.presenter, done.times_ms)
     return form.line(
         "done", b"", {"finish_reason": done.finish_reason, "usage": usage, "warnings": list(done.warnings)}

@@ -6,9 +6,9 @@ from typing import Any
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.exchange import Exchange
+from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.link import CONDUCTOR
 from mstar_core.api.metrics import CONTENT_TYPE
-from mstar_core.api.peers import CONDUCTOR
 
 API_VERSION = 1
 

@@ -10,18 +10,17 @@ from typing import Any, Final
 import msgspec
 from sanic.response import HTTPResponse
 
-from mstar_core.api.asking import check_count, check_name, openai_asked
-from mstar_core.api.body import Form, check_size, read_form, uploads_in
-from mstar_core.api.call import Call, mapped_fields
 from mstar_core.api.errors import UnsupportedType
-from mstar_core.api.exchange import Exchange
-from mstar_core.api.fields import read_body, typed
 from mstar_core.api.group import Group, open_group
-from mstar_core.api.present import Chunk
-from mstar_core.api.references import count_order, part_of_upload
+from mstar_core.api.http.body import Form, check_size, read_form, uploads_in
+from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.http.strict_json import parse_json
+from mstar_core.api.output.encode import OutputChunk
+from mstar_core.api.parse.fields import check_count, check_name, openai_parsed, read_body, typed
+from mstar_core.api.parse.media import count_order, part_of_upload
+from mstar_core.api.parse.params import ParsedRequest, mapped_fields
 from mstar_core.api.schema.answers import Usage
 from mstar_core.api.schema.images import ImageRequest, Images, MadeImage
-from mstar_core.api.strict_json import parse_json
 from mstar_core.errors import EngineError, RequestError
 from mstar_core.plugin.modality import Image
 from mstar_core.plugin.params import param_specs
@@ -59,7 +58,7 @@ async def _made(
     count = check_count(exchange, asked.n)
     call = _call(exchange, asked, rest, media)
     async with open_group(exchange, call, count) as group:
-        chunks: list[list[Chunk]] = [[] for _ in group.calls]
+        chunks: list[list[OutputChunk]] = [[] for _ in group.calls]
         async for piece in group.pieces():
             if piece is not None:
                 chunks[piece.index] += piece.chunks
@@ -70,7 +69,7 @@ async def _made(
         return exchange.json(answer)
 
 
-def _call(exchange: Exchange, asked: ImageRequest, rest: dict[str, Any], media: Sequence[MediaPart]) -> Call:
+def _call(exchange: Exchange, asked: ImageRequest, rest: dict[str, Any], media: Sequence[MediaPart]) -> ParsedRequest:
     spec = exchange.service.model
     check_name(exchange, asked.model)
     if asked.stream:
@@ -80,8 +79,8 @@ def _call(exchange: Exchange, asked: ImageRequest, rest: dict[str, Any], media: 
     check_size("prompt", len(asked.prompt.encode()), exchange.limits)
     outputs = ("image", *(kind for kind in spec.surface(exchange.route).beside if kind != "image"))
     given, warnings = _sized(spec, exchange.route, asked.size, rest)
-    params = openai_asked(exchange, given, outputs, {"size": asked.size} if asked.size else None)
-    return Call(
+    params = openai_parsed(exchange, given, outputs, {"size": asked.size} if asked.size else None)
+    return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=asked.prompt, media=media,
         order=[*count_order([part.modality for part in media]), ("text", 0)], outputs=outputs, params=params.params,
         seed=params.seed, timeout_s=params.timeout_s, warnings=(*params.warnings, *warnings),
@@ -126,7 +125,7 @@ def json_or_text(value: Any) -> Any:
 
 
 async def _image(
-    exchange: Exchange, asked: ImageRequest, group: Group, index: int, chunks: Sequence[Chunk]
+    exchange: Exchange, asked: ImageRequest, group: Group, index: int, chunks: Sequence[OutputChunk]
 ) -> MadeImage:
     file = next((chunk.data for chunk in chunks if chunk.modality == "image"), None)
     if file is None:

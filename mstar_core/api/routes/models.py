@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.asking import model_names
-from mstar_core.api.endpoints import mapped_endpoints
-from mstar_core.api.exchange import Exchange
+from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.parse.fields import model_names
 from mstar_core.errors import NotFound, did_you_mean
 from mstar_core.plugin.params import param_schema
+from mstar_core.plugin.spec import ModelSpec
 
 
 async def models(exchange: Exchange) -> HTTPResponse:
@@ -48,3 +49,19 @@ def _card(exchange: Exchange) -> dict[str, Any]:
     if service.deployment.weights_source == "tiny" and spec.notice:
         card["notice"] = spec.notice
     return card
+
+
+ENDPOINTS: Final[Mapping[str, str]] = {
+    "chat": "/v1/chat/completions",
+    "speech": "/v1/audio/speech",
+    "image": "/v1/images/generations",
+    "image_edit": "/v1/images/edits",
+    "transcription": "/v1/audio/transcriptions",
+    "robot_policy": "/v1/robot/policy",
+}
+"""Mapping -> path."""
+
+
+def mapped_endpoints(spec: ModelSpec) -> list[str]:
+    """The inference routes that a model serves."""
+    return ["/generate", *(path for name, path in ENDPOINTS.items() if name in spec.routes)]

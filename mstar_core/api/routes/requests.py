@@ -6,8 +6,8 @@ from typing import Any
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.exchange import Exchange
-from mstar_core.api.requests import Outcome
+from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.requests import RequestOutcome
 from mstar_core.errors import Cancelled, NotFound
 
 
@@ -55,7 +55,7 @@ def unknown() -> NotFound:
     )
 
 
-def _ended(outcome: Outcome) -> dict[str, Any]:
+def _ended(outcome: RequestOutcome) -> dict[str, Any]:
     result = {name: value for name, value in outcome.result.items() if name != "first"}
     return {
         "id": outcome.request_id,

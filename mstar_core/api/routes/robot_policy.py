@@ -10,14 +10,14 @@ from typing import Any, Final
 import numpy as np
 from sanic.response import HTTPResponse
 
-from mstar_core.api.asking import rules_of
-from mstar_core.api.call import Asked, Call, check_params
 from mstar_core.api.errors import reply_of
-from mstar_core.api.exchange import Exchange
-from mstar_core.api.numbers import BFLOAT16, widened_bits
-from mstar_core.api.present import Chunk
-from mstar_core.api.service import Done
-from mstar_core.api.socket import Socket
+from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.http.websocket import WebSocket
+from mstar_core.api.output.encode import OutputChunk
+from mstar_core.api.output.numbers import BFLOAT16, widened_bits
+from mstar_core.api.parse.fields import rules_of
+from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_params
+from mstar_core.api.service import Completion
 from mstar_core.errors import MstarError, RequestError
 from mstar_core.observe.logs import request_scope
 from mstar_core.plugin.observation import packed
@@ -41,7 +41,7 @@ async def robot_policy(exchange: Exchange) -> HTTPResponse | None:
         raise problem
     given = _given(exchange)
     _asked(exchange, given, exchange.request_id)
-    socket = await Socket.open(exchange)
+    socket = await WebSocket.open(exchange)
     try:
         await _converse(exchange, socket, given)
     except asyncio.CancelledError:
@@ -50,7 +50,7 @@ async def robot_policy(exchange: Exchange) -> HTTPResponse | None:
     return None
 
 
-async def _converse(exchange: Exchange, socket: Socket, given: Mapping[str, Any]) -> None:
+async def _converse(exchange: Exchange, socket: WebSocket, given: Mapping[str, Any]) -> None:
     service = exchange.service
     await socket.send(packed(service.model.surface("robot_policy").metadata))
     number, before_ms = 0, None
@@ -81,7 +81,7 @@ async def _infer(
     if isinstance(message, str):
         raise RequestError("the message is a text", hint="send a binary msgpack map", field="observation")
     asked = _asked(exchange, given, request_id)
-    call = Call(
+    call = ParsedRequest(
         request_id=request_id, route=exchange.route, text=None, observation=message, outputs=(OUTPUT,),
         params=asked.params, seed=asked.seed, timeout_s=asked.timeout_s, warnings=asked.warnings,
     )  # fmt: skip
@@ -92,7 +92,7 @@ async def _infer(
     return answer_of(chunks, done, request_id)
 
 
-def answer_of(chunks: list[Chunk], done: Done, request_id: str) -> dict[str, Any]:
+def answer_of(chunks: list[OutputChunk], done: Completion, request_id: str) -> dict[str, Any]:
     """The message for the outputs of one inference: actions [steps, values] and times, and what is told of them."""
     arrays = [array_of(chunk) for chunk in chunks if chunk.modality == OUTPUT]
     if not arrays:
@@ -109,7 +109,7 @@ def answer_of(chunks: list[Chunk], done: Done, request_id: str) -> dict[str, Any
     }
 
 
-def array_of(chunk: Chunk) -> np.ndarray:
+def array_of(chunk: OutputChunk) -> np.ndarray:
     """The numbers of a chunk that was packed as raw bytes."""
     dtype, shape = str(chunk.metadata["dtype"]), chunk.metadata["shape"]
     if dtype == BFLOAT16:
@@ -131,13 +131,13 @@ def _given(exchange: Exchange) -> dict[str, str]:
     return {name: values[0] for name, values in query.items()}
 
 
-def _asked(exchange: Exchange, given: Mapping[str, Any], request_id: str) -> Asked:
+def _asked(exchange: Exchange, given: Mapping[str, Any], request_id: str) -> RequestParams:
     spec = exchange.service.model
     rules = rules_of(exchange, (OUTPUT,), request_id)
     return check_params(spec, {**spec.surface("robot_policy").params, **given}, rules)
 
 
-async def _fail(exchange: Exchange, socket: Socket, error: Exception, request_id: str) -> tuple[str, int]:
+async def _fail(exchange: Exchange, socket: WebSocket, error: Exception, request_id: str) -> tuple[str, int]:
     """Tell the client and close; the code and the status that are noted."""
     reply = reply_of(error, request_id)
     if not isinstance(error, MstarError):

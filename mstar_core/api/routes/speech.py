@@ -8,15 +8,14 @@ from typing import Any
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.asking import check_name, openai_asked, voice_of
-from mstar_core.api.audio import AudioFormat, Encoder, audio_format, content_type, encode_whole, stream_encoder
-from mstar_core.api.call import Call
-from mstar_core.api.exchange import Exchange
-from mstar_core.api.fields import read_body
-from mstar_core.api.present import Chunk
+from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.http.sse import EVENTS, PING, event, fail_events
+from mstar_core.api.output.audio import AudioFormat, Encoder, audio_format, content_type, encode_whole, stream_encoder
+from mstar_core.api.output.encode import OutputChunk
+from mstar_core.api.parse.fields import check_name, openai_parsed, read_body, voice_of
+from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.schema.audio import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
 from mstar_core.api.service import Session
-from mstar_core.api.sse import EVENTS, PING, event, fail_events
 from mstar_core.errors import MstarError, RequestError, TooLarge
 
 
@@ -40,18 +39,18 @@ async def speech(exchange: Exchange) -> HTTPResponse | None:
     return None
 
 
-def _call(exchange: Exchange, asked: SpeechRequest, rest: dict[str, Any]) -> Call:
+def _call(exchange: Exchange, asked: SpeechRequest, rest: dict[str, Any]) -> ParsedRequest:
     service = exchange.service
     spec = service.model
     check_name(exchange, asked.model)
     text = _input(asked.input, service.deployment.api.max_speech_chars)
     outputs = ("audio", *(kind for kind in spec.surface("speech").beside if kind != "audio"))
     voice = voice_of(spec, asked.voice, "voice")
-    params = openai_asked(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
+    params = openai_parsed(exchange, rest, outputs, {"voice": voice} if voice is not None else None)
     warnings = params.warnings
     if asked.instructions:
         warnings = (*warnings, "instructions has no effect on this model")
-    return Call(
+    return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=text, order=[("text", 0)], outputs=outputs,
         params=params.params, seed=params.seed, timeout_s=params.timeout_s, warnings=warnings,
     )  # fmt: skip
@@ -127,7 +126,7 @@ async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> No
     await exchange.end()
 
 
-def _sound_of(chunks: list[Chunk]) -> bytes:
+def _sound_of(chunks: list[OutputChunk]) -> bytes:
     pcm = [chunk.data for chunk in chunks if chunk.modality == "audio"]
     return pcm[0] if len(pcm) == 1 else b"".join(pcm)
 

@@ -7,18 +7,17 @@ from typing import Any
 import msgspec
 from sanic.response import HTTPResponse
 
-from mstar_core.api.asking import check_name, openai_asked
-from mstar_core.api.body import Form, read_form, uploads_in
-from mstar_core.api.call import Call, mapped_fields
 from mstar_core.api.errors import UnsupportedType
-from mstar_core.api.exchange import Exchange
-from mstar_core.api.fields import typed
-from mstar_core.api.references import part_of_upload
+from mstar_core.api.http.body import Form, read_form, uploads_in
+from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.http.sse import EVENTS, PING, event, fail_events
+from mstar_core.api.parse.fields import check_name, openai_parsed, typed
+from mstar_core.api.parse.media import part_of_upload
+from mstar_core.api.parse.params import ParsedRequest, mapped_fields
 from mstar_core.api.routes.images import json_or_text
 from mstar_core.api.schema.answers import Usage
 from mstar_core.api.schema.audio import TranscriptDelta, TranscriptDone, Transcription, TranscriptionRequest
 from mstar_core.api.service import Session
-from mstar_core.api.sse import EVENTS, PING, event, fail_events
 from mstar_core.errors import MstarError, RequestError
 from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.spec import ModelSpec
@@ -63,12 +62,12 @@ async def _file(form: Form) -> MediaPart:
     return await part_of_upload("file", form.files[0][1], "audio")
 
 
-def _call(exchange: Exchange, asked: TranscriptionRequest, rest: dict[str, Any], file: MediaPart) -> Call:
+def _call(exchange: Exchange, asked: TranscriptionRequest, rest: dict[str, Any], file: MediaPart) -> ParsedRequest:
     spec = exchange.service.model
     check_name(exchange, asked.model)
-    params = openai_asked(exchange, rest, ("text",), {"language": asked.language, "prompt": asked.prompt})
+    params = openai_parsed(exchange, rest, ("text",), {"language": asked.language, "prompt": asked.prompt})
     text = instruction(spec, asked)
-    return Call(
+    return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=text, media=(file,),
         order=[("audio", 0), *([("text", 0)] if text else [])], outputs=("text",), params=params.params,
         seed=params.seed, timeout_s=params.timeout_s, warnings=params.warnings, stops=params.stops,

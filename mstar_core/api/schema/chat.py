@@ -53,14 +53,14 @@ class InputAudioPart(msgspec.Struct, kw_only=True, tag_field="type", tag="input_
     input_audio: InputAudio
 
 
-Part = TextPart | ImagePart | VideoPart | AudioUrlPart | InputAudioPart
+ContentPart = TextPart | ImagePart | VideoPart | AudioUrlPart | InputAudioPart
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
     """One message. The parts keep the order given."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
 
 
 class AudioWish(msgspec.Struct, kw_only=True):

@@ -12,7 +12,7 @@ from safetensors.numpy import save
 
 from mstar_core.errors import RequestError, TooLarge
 from mstar_core.plugin import parse_params
-from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, QuickProcessor
+from mstar_core.plugin.processor import InlineProcessor, Inputs, MediaPart, PromptRequest
 from mstar_vjepa2.params import Params
 from mstar_vjepa2.processor import Processor
 
@@ -216,12 +216,12 @@ def test_what_a_request_costs_is_told(processor: Processor) -> None:
 
 def quick(processor: Processor, *media: MediaPart, **params: Any) -> bool:
     checked = Params(**params)
-    return processor.is_quick(PromptRequest(text=None, media=media, params=checked, outputs=frozenset({"tensor"})))
+    return processor.is_inline(PromptRequest(text=None, media=media, params=checked, outputs=frozenset({"tensor"})))
 
 
 def test_pixels_as_the_encoder_takes_them_are_handed_on_where_they_lie(processor: Processor) -> None:
     part = npy(np.arange(4 * 3 * CROP * CROP, dtype=np.uint8).reshape(4, 3, CROP, CROP))
-    assert isinstance(processor, QuickProcessor) and quick(processor, part, pooling="mean")
+    assert isinstance(processor, InlineProcessor) and quick(processor, part, pooling="mean")
     made = ask(processor, part).arrays[PIXELS]
     whole = np.frombuffer(part.data, np.uint8)
     assert np.shares_memory(made, whole) and np.array_equal(made.ravel(), whole[-made.size :])

@@ -28,7 +28,7 @@ from mstar_pi05.robots.statistics import find_statistics
 if TYPE_CHECKING:
     from mstar_pi05.params import Params
 
-QUICK_BYTES: Final = 2048
+INLINE_BYTES: Final = 2048
 """Most of a request that is prepared quickly: of its words, and of what is no camera in a robot's message."""
 
 
@@ -68,25 +68,25 @@ class Processor:
         """Read the tokenizer."""
         self.tokenizer.encode(pieces("go", None))
 
-    def is_quick(self, request: PromptRequest) -> bool:
+    def is_inline(self, request: PromptRequest) -> bool:
         """Whether its cameras are arrays just as the model takes them, and there is little else to read."""
-        if len(request.text or "") > QUICK_BYTES:
+        if len(request.text or "") > INLINE_BYTES:
             return False
         side = self._sizes.vision.image_size
         if request.observation is None:
             return are_quick(request.media, side)
-        if len(request.observation) > len(CAMERAS) * 3 * side**2 + QUICK_BYTES:
+        if len(request.observation) > len(CAMERAS) * 3 * side**2 + INLINE_BYTES:
             return False
-        return besides_pictures(request.observation, (side, side, 3)) <= QUICK_BYTES
+        return besides_pictures(request.observation, (side, side, 3)) <= INLINE_BYTES
 
-    def apart(self, request: PromptRequest) -> Sequence[int]:
+    def parallel_files(self, request: PromptRequest) -> Sequence[int]:
         """Its cameras, where all are image files that count and none becomes floats."""
         if self._deployment.resize != "pillow":
             return ()
         files, mask = image_files(request.media), request.params.image_mask
         return files if mask is None or all(mask[: len(files)]) else ()
 
-    def read_apart(self, part: MediaPart, number: int) -> MediaPart:
+    def decode_file(self, part: MediaPart, number: int) -> MediaPart:
         """The camera as an array of the model's own size. Raises BadMedia."""
         side = self._sizes.vision.image_size
         pixels = decoded(part.data, number)

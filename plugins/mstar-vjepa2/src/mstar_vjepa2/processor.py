@@ -51,13 +51,13 @@ class Processor:
         self._facts: BaseFacts = read_base(folder)
         self._has_pooler = has_pooler(folder)
 
-    quick_bytes: Final = 256 << 20
-    """See QuickProcessor: pixels are handed on where they lie in the upload."""
+    inline_bytes: Final = 256 << 20
+    """See InlineProcessor: pixels are handed on where they lie in the upload."""
 
     def warm_up(self) -> None:
-        """See QuickProcessor: nothing is read at first use."""
+        """See InlineProcessor: nothing is read at first use."""
 
-    def is_quick(self, request: PromptRequest) -> bool:
+    def is_inline(self, request: PromptRequest) -> bool:
         """Whether its clip is pixels just as the encoder takes them, all of which are wanted, and no list is long."""
         params: Params = request.params
         if len(request.media) != 1 or request.text or params.context_mask or params.target_mask:

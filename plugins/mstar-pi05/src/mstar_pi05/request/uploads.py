@@ -70,7 +70,7 @@ class Uploads:
 
 def are_quick(media: Sequence[MediaPart], side: int) -> bool:
     """Whether all are arrays as numpy writes them, and each is small or a camera of `side` pixels as it stays."""
-    return len(media) <= MOST_FILES and all(_is_quick(part.data, side) for part in media)
+    return len(media) <= MOST_FILES and all(_is_inline(part.data, side) for part in media)
 
 
 def image_files(media: Sequence[MediaPart]) -> list[int]:
@@ -102,7 +102,7 @@ def _head_of(shape: tuple[int, ...]) -> bytes:
     return file.getvalue()
 
 
-def _is_quick(data: bytes, side: int) -> bool:
+def _is_inline(data: bytes, side: int) -> bool:
     head = data[: _head_end(data)]
     if not head or len(data) - len(head) > max(SMALL_BYTES, 3 * side**2):
         return False

@@ -1,0 +1,324 @@
+"""Request bodies: multipart, urlencoded, JSON; read as they come, bounded in size, number and time. Used by routes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import urllib.parse
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
+
+from mstar_core.api.errors import SlowUpload, UnsupportedType, storage_full
+from mstar_core.api.http.multipart import ROOM, Event, MultipartParser, PartBegin, PartData, PartEnd, boundary_of
+from mstar_core.api.http.strict_json import parse_object
+from mstar_core.errors import RequestError, TooLarge
+
+SPOOL_BYTES: Final = 1 << 20
+"""An upload over this size goes to a file."""
+
+WHOLE_BYTES: Final = 32 << 20
+"""A form up to this size is received into memory of its own, and its files stay there: a clip of 64 frames is 12.6 MB,
+and a file that was written for it would be read again at once. A larger one is read as it comes.
+"""
+
+SKIPPED_BYTES: Final = 1 << 20
+"""How much is read of a body that means nothing to its route."""
+
+FLOOR_WINDOW_S: Final = 30.0
+FLOOR_BYTES_PER_S: Final = 16 * 1024
+YIELD_BYTES: Final = 256 * 1024
+KWARGS_BYTES: Final = 32 << 20
+INLINE_JSON_BYTES: Final = 512 * 1024
+"""JSON up to this size is parsed on the loop (a few milliseconds), larger on a thread."""
+
+
+class ByteStream(Protocol):
+    """Where the body comes from; None ends it."""
+
+    async def read(self) -> bytes | None: ...
+
+
+class BodyStream(ByteStream, Protocol):
+    """One that also gives the whole body, behind some room, where it is small enough for that and nothing was read."""
+
+    async def whole_body(self, most: int, room: int) -> bytearray | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyLimits:
+    """Sizes in bytes."""
+
+    body: int
+    text: int
+    files: int
+
+
+class UploadedFile:
+    """One file of a request: its pieces in memory while it is small, then a nameless file. Owned by `UploadedFiles`.
+
+    name: the client's label, never a path.
+    """
+
+    def __init__(self, name: str, content_type: str, folder: Path, most_in_memory: int = SPOOL_BYTES) -> None:
+        self._most_in_memory = most_in_memory
+        self.name = name
+        self.content_type = content_type
+        self.size = 0
+        self._folder = folder
+        self._pieces: list[bytes] = []
+        self._file: IO[bytes] | None = None
+
+    def write(self, data: bytes) -> None:
+        """Append some bytes. Raises Unavailable (`storage_full`) when the disk takes no more."""
+        self.size += len(data)
+        if self.size <= self._most_in_memory:
+            self._pieces.append(data)
+            return
+        try:
+            if self._file is None:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._file = tempfile.TemporaryFile(dir=str(self._folder))
+                self._file.writelines(self._pieces)
+                self._pieces.clear()
+            self._file.write(data)
+        except OSError as error:
+            raise storage_full(error) from error
+
+    def finish(self) -> None:
+        """All bytes are written: what is still buffered has to fit too. Raises as `write` does."""
+        try:
+            if self._file is not None:
+                self._file.flush()
+        except OSError as error:
+            raise storage_full(error) from error
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether it is so small that it never went to a file."""
+        return self._file is None
+
+    def head(self, size: int = 64) -> bytes:
+        """The first bytes."""
+        if self._file is None:
+            return self.read()[:size]
+        self._file.seek(0)
+        return self._file.read(size)
+
+    def read(self) -> bytes:
+        """All bytes. Touches the disk unless it is in memory, so call it on a thread then."""
+        if self._file is None:
+            if len(self._pieces) != 1:
+                self._pieces = [b"".join(self._pieces)]
+            return self._pieces[0]
+        self._file.seek(0)
+        return self._file.read()
+
+    def close(self) -> None:
+        """Free it. Safe to call twice."""
+        self._pieces.clear()
+        if self._file is not None:
+            with suppress(OSError):  # a full disk: closing tries once more to write what is buffered
+                self._file.close()
+
+
+@dataclass(slots=True)
+class Form:
+    """A body's fields and files in the order given. fields: text as sent, or JSON values of a JSON body."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    files: list[tuple[str, UploadedFile]] = field(default_factory=list)
+
+
+class UploadedFiles:
+    """The files of one request: in memory while small, then nameless files in `folder`. Freed by `close`.
+
+    most_in_memory: bytes of one that is small; more where the body it is cut from is in memory anyway.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.most_in_memory = SPOOL_BYTES
+        self._folder = folder
+        self._open: list[UploadedFile] = []
+
+    def new(self, name: str, content_type: str) -> UploadedFile:
+        """An empty upload."""
+        upload = UploadedFile(name, content_type, self._folder, self.most_in_memory)
+        self._open.append(upload)
+        return upload
+
+    def close(self) -> None:
+        """Free all of them. Safe to call twice."""
+        for upload in self._open:
+            upload.close()
+        self._open.clear()
+
+
+@contextmanager
+def uploads_in(folder: Path) -> Iterator[UploadedFiles]:
+    """Uploads that live as long as the block."""
+    uploads = UploadedFiles(folder)
+    try:
+        yield uploads
+    finally:
+        uploads.close()
+
+
+def sweep(folder: Path) -> None:
+    """Empty the upload folder of an earlier life; nothing in it has an owner any more."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chmod(folder, 0o700)
+    for entry in folder.iterdir():
+        if not entry.is_dir():
+            entry.unlink(missing_ok=True)
+
+
+async def read_pieces(stream: ByteStream, limit: int, *, window_s: float = FLOOR_WINDOW_S) -> AsyncIterator[bytes]:
+    """The body piece by piece. Raises TooLarge beyond `limit` bytes, SlowUpload below the floor over a window."""
+    loop = asyncio.get_running_loop()
+    total = window = since_yield = 0
+    window_end = loop.time() + window_s
+    while True:
+        try:
+            async with asyncio.timeout_at(window_end):
+                piece = await stream.read()
+        except TimeoutError:
+            if window < FLOOR_BYTES_PER_S * window_s:
+                raise too_slow() from None
+            window, window_end = 0, loop.time() + window_s
+            continue
+        if piece is None:
+            return
+        total += len(piece)
+        window += len(piece)
+        since_yield += len(piece)
+        if total > limit:
+            raise TooLarge(f"the body has more than {limit} bytes", code="body_too_large")
+        yield piece
+        if since_yield >= YIELD_BYTES:
+            since_yield = 0
+            await asyncio.sleep(0)
+
+
+def too_slow() -> SlowUpload:
+    """The body's sender keeps its connection and does not use it."""
+    return SlowUpload("the body comes too slowly", hint=f"send at least {FLOOR_BYTES_PER_S} bytes a second")
+
+
+async def read_json(stream: ByteStream, limits: BodyLimits) -> dict[str, Any]:
+    """A body that is one JSON object."""
+    data = b"".join([piece async for piece in read_pieces(stream, limits.body)])
+    if len(data) > INLINE_JSON_BYTES:
+        return await asyncio.to_thread(parse_object, data)
+    return parse_object(data)
+
+
+async def read_form(stream: BodyStream, content_type: str, limits: BodyLimits, uploads: UploadedFiles) -> Form:
+    """A body of any kind that /generate takes. Raises RequestError, TooLarge, UnsupportedType, SlowUpload."""
+    match content_type.partition(";")[0].strip().lower():
+        case "multipart/form-data":
+            return await _multipart(stream, content_type, limits, uploads)
+        case "application/x-www-form-urlencoded":
+            return await _urlencoded(stream, limits)
+        case "application/json":
+            return Form(fields=await read_json(stream, limits))
+        case other:
+            raise UnsupportedType(
+                f"bodies of type {other[:60]!r} are not read here" if other else "the request has no content type",
+                hint="send multipart/form-data, application/x-www-form-urlencoded or application/json",
+            )
+
+
+async def _urlencoded(stream: ByteStream, limits: BodyLimits) -> Form:
+    data = b"".join([piece async for piece in read_pieces(stream, min(limits.body, limits.text + KWARGS_BYTES))])
+    form = Form()
+    try:
+        pairs = urllib.parse.parse_qsl(
+            data.decode("ascii"), keep_blank_values=True, strict_parsing=bool(data), errors="strict", max_num_fields=256
+        )
+    except ValueError as error:
+        raise RequestError("the urlencoded body is malformed", code="invalid_form") from error
+    for name, value in pairs:
+        _add_field(form, name, value, limits)
+    return form
+
+
+async def _multipart(stream: BodyStream, content_type: str, limits: BodyLimits, uploads: UploadedFiles) -> Form:
+    parser = MultipartParser(boundary_of(content_type))
+    form = Form()
+    part = _PartReader(form, limits, uploads)
+    whole = await stream.whole_body(WHOLE_BYTES, ROOM)
+    if whole is not None:
+        uploads.most_in_memory = WHOLE_BYTES
+        part.take(parser.feed_whole(whole))
+    else:
+        async for piece in read_pieces(stream, limits.body):
+            part.take(parser.feed(piece))
+    parser.finish()
+    return form
+
+
+class _PartReader:
+    """The part that is being read: a field in memory, or an upload."""
+
+    def __init__(self, form: Form, limits: BodyLimits, uploads: UploadedFiles) -> None:
+        self._form, self._limits, self._uploads = form, limits, uploads
+        self._name = ""
+        self._text: bytearray | None = None
+        self._upload: UploadedFile | None = None
+
+    def take(self, events: Iterator[Event]) -> None:
+        for event in events:
+            match event:
+                case PartBegin():
+                    self.begin(event)
+                case PartData(data):
+                    self.data(data)
+                case PartEnd():
+                    self.end()
+
+    def begin(self, begin: PartBegin) -> None:
+        self._name = begin.name
+        is_file = begin.filename is not None or begin.name == "files"
+        self._text = None if is_file else bytearray()
+        self._upload = None
+        if is_file:
+            if len(self._form.files) >= self._limits.files:
+                raise TooLarge(f"the request has more than {self._limits.files} files", code="too_many_files")
+            self._upload = self._uploads.new(begin.filename or "", begin.content_type)
+
+    def data(self, data: bytes) -> None:
+        if self._upload is not None:
+            self._upload.write(data)
+        elif self._text is not None:
+            self._text += data
+            check_size(self._name, len(self._text), self._limits)
+
+    def end(self) -> None:
+        if self._upload is not None:
+            self._upload.finish()
+            self._form.files.append((self._name, self._upload))
+        elif self._text is not None:
+            try:
+                _add_field(self._form, self._name, self._text.decode(), self._limits)
+            except UnicodeDecodeError as error:
+                raise RequestError(
+                    f"{self._name[:40]} is not UTF-8", field=self._name[:40], code="invalid_multipart"
+                ) from error
+
+
+def _add_field(form: Form, name: str, value: str, limits: BodyLimits) -> None:
+    if name in form.fields:
+        raise RequestError(f"{name[:40]} stands twice", hint="send it once", field=name[:40])
+    check_size(name, len(value), limits)
+    form.fields[name] = value
+
+
+def check_size(name: str, size: int, limits: BodyLimits) -> None:
+    """Raise TooLarge for a text field of more than its bytes."""
+    limit = KWARGS_BYTES if name == "model_kwargs" else limits.text
+    if size > limit:
+        raise TooLarge(f"{name[:40]} has more than {limit} bytes", field=name[:40], code="body_too_large")

@@ -1,0 +1,1 @@
+"""Outputs of requests: queues, encoding, audio and number formats, usage."""

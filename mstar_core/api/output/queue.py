@@ -1,0 +1,282 @@
+"""The outbox of one request: what workers sent for it, in order, until its one end.
+
+Filled by the link, read by the request's handler.
+
+Memory is bounded: beyond a few megabytes the outputs go through a spool file, and beyond that the reader has stalled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from mstar_core.api.errors import Stalled, lost, storage_full
+from mstar_core.errors import MstarError, Unavailable
+
+Array = npt.NDArray[np.generic]
+
+QUEUE_BYTES: Final = 4 << 20
+QUEUE_ITEMS: Final = 256
+SPOOL_BYTES: Final = 64 << 20
+LEAST_SPOOLED: Final = 8
+"""Outputs that may always wait for a client that reads, however large they are (steps of a rollout)."""
+
+NOTHING: Final[Array] = np.zeros(0, dtype=np.uint8)
+LOST_GRACE_S: Final = 0.25
+"""How long outputs that a dead worker sent before it died may still be on their way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputItem:
+    """One output as it came from a worker. dtype: the type of its numbers where numpy has none (bfloat16)."""
+
+    modality: str
+    port: str
+    array: Array
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a request that did not fail ended. counts: loop and port counts over all walks."""
+
+    reason: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Spooled:
+    """An output in the file. item: all of it but its array, whose type and shape stand here."""
+
+    item: OutputItem
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+class Spool:
+    """A file for outputs of one request. Made at first use and without a name, so that nothing can leave it behind."""
+
+    def __init__(self, folder: Path, limit: int = SPOOL_BYTES) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._file: IO[bytes] | None = None
+        self._end = 0
+
+    def write(self, item: OutputItem) -> _Spooled:
+        """Append an output. Raises Stalled over the limit, unless it is a matter of a few large ones.
+
+        Raises Unavailable (`storage_full`) when the disk takes no more.
+        """
+        data = np.ascontiguousarray(item.array)
+        if self._end + data.nbytes > max(self._limit, LEAST_SPOOLED * data.nbytes):
+            raise Stalled("the client does not read its answer", hint=f"more than {self._limit >> 20} MiB wait for it")
+        try:
+            self._append(data)
+        except OSError as error:
+            raise storage_full(error) from error
+        place = _Spooled(replace(item, array=NOTHING), data.dtype, item.array.shape, self._end, data.nbytes)
+        self._end += item.array.nbytes
+        return place
+
+    def _append(self, data: Array) -> None:
+        if self._file is None:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=self._folder)
+        self._file.seek(self._end)
+        self._file.write(data.data if data.nbytes else b"")
+        self._file.flush()  # a full disk is told now, not when the output is read again
+
+    def read(self, place: _Spooled) -> OutputItem:
+        """The output written at `place`."""
+        data = b""
+        if self._file is not None:
+            self._file.seek(place.offset)
+            data = self._file.read(place.size)
+        array: Array = np.frombuffer(data, dtype=place.dtype).reshape(place.shape)
+        return replace(place.item, array=array)
+
+    def rewind(self) -> None:
+        """Everything was read: start again at the front, so that the file does not grow for ever."""
+        self._end = 0
+
+    def close(self) -> None:
+        """Free the file. Safe to call twice."""
+        if self._file is not None:
+            with suppress(OSError):  # a full disk: closing tries once more to write what is buffered
+                self._file.close()
+            self._file = None
+
+
+class _Sender:
+    """Outputs of one worker: the next number, and those that came before their turn."""
+
+    __slots__ = ("early", "next")
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.early: dict[int, OutputItem] = {}
+
+
+class OutputQueue:
+    """Outputs of one request in order; ends exactly once, by `finish` when all have come, or by `fail`."""
+
+    def __init__(self, spool: Spool, *, queue_bytes: int = QUEUE_BYTES, queue_items: int = QUEUE_ITEMS) -> None:
+        self.doubled = 0
+        self._spool = spool
+        self._limits = (queue_bytes, queue_items)
+        self._queue: deque[OutputItem] = deque()
+        self._queue_bytes = 0
+        self._spooled: deque[_Spooled] = deque()
+        self._senders: dict[str, _Sender] = {}
+        self._emitted: Mapping[str, int] | None = None
+        self._ending: Ending | None = None
+        self._error: MstarError | None = None
+        self._wake: asyncio.Future[None] | None = None
+        self._until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._grace: asyncio.TimerHandle | None = None
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the request ended, once every output has been taken; None before and after a failure."""
+        done = self._error is None and not self._queue and not self._spooled and self._is_complete()
+        return self._ending if done else None
+
+    @property
+    def waits(self) -> int:
+        """Outputs that nobody has taken yet."""
+        return len(self._queue) + len(self._spooled)
+
+    def put(self, worker: str, seq: int, item: OutputItem) -> None:
+        """Take output number `seq` of `worker`; an earlier number is a double and dropped."""
+        if self._error is not None:
+            return  # nothing follows an error
+        sender = self._senders.setdefault(worker, _Sender())
+        if seq < sender.next or seq in sender.early:
+            self.doubled += 1
+            return
+        sender.early[seq] = item
+        while sender.next in sender.early:
+            self._append(sender.early.pop(sender.next))
+            sender.next += 1
+        self._notify()
+
+    def finish(self, ending: Ending, emitted: Mapping[str, int]) -> None:
+        """The request ended well after these numbers of outputs; the end shows when all of them have come."""
+        if self._ending is None and self._error is None:
+            self._ending, self._emitted = ending, dict(emitted)
+            self._notify()
+
+    def fail(self, error: MstarError) -> None:
+        """The request failed: what was not taken yet is still handed out, then the error. The first end counts."""
+        if self._error is None and not (self._ending is not None and self._is_complete()):
+            self._error = error
+            self._notify()
+
+    def worker_down(self, worker: str, cause: str) -> None:
+        """A worker died. Outputs that are missing after a moment will not come any more."""
+        if self._emitted is None or self._is_complete() or self._grace is not None:
+            return  # the conductor tells what becomes of a request that it has not finished
+        if worker in self._emitted:
+            loop = asyncio.get_running_loop()
+            self._grace = loop.call_later(LOST_GRACE_S, lambda: self.fail(lost(cause)))
+
+    async def take(self, timeout_s: float, limit_bytes: int = 256 * 1024) -> list[OutputItem]:
+        """Outputs that are ready, at least one if any comes within `timeout_s`; empty: nothing came, or the end.
+
+        Raises the request's error once everything before it was taken.
+        """
+        if self.waits:
+            await asyncio.sleep(0)  # one who never has to wait would let the other streams starve
+        # Woken without news (an end whose outputs are still on their way): go on waiting, this is no silence.
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        while not self.waits and self._error is None and self.ending is None:
+            if loop.time() >= until:
+                break
+            await self._wait(loop, until)
+        taken: list[OutputItem] = []
+        size = 0
+        while self._queue and size < limit_bytes:
+            item = self._queue.popleft()
+            self._queue_bytes -= item.array.nbytes
+            size += item.array.nbytes
+            taken.append(item)
+            self._refill()
+        if not taken and self._error is not None:
+            raise self._error
+        return taken
+
+    def close(self) -> None:
+        """Free everything. Safe to call twice."""
+        for timer in (self._grace, self._timer):
+            if timer is not None:
+                timer.cancel()
+        self._queue.clear()
+        self._spooled.clear()
+        self._spool.close()
+
+    def _append(self, item: OutputItem) -> None:
+        bytes_limit, items_limit = self._limits
+        is_full = self._queue_bytes + item.array.nbytes > bytes_limit or len(self._queue) >= items_limit
+        if self._queue and (self._spooled or is_full):
+            try:
+                self._spooled.append(self._spool.write(item))
+            except (Stalled, Unavailable) as error:
+                self._error = self._error or error
+            return
+        self._queue.append(item)
+        self._queue_bytes += item.array.nbytes
+
+    def _refill(self) -> None:
+        bytes_limit, _ = self._limits
+        while self._spooled and (not self._queue or self._queue_bytes < bytes_limit // 2):
+            item = self._spool.read(self._spooled.popleft())
+            self._queue.append(item)
+            self._queue_bytes += item.array.nbytes
+            if not self._spooled:
+                self._spool.rewind()
+
+    def _is_complete(self) -> bool:
+        if self._emitted is None:
+            return False
+        senders = self._senders
+        return all(count <= (senders[name].next if name in senders else 0) for name, count in self._emitted.items())
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def _wait(self, loop: asyncio.AbstractEventLoop, until: float) -> None:
+        self._wake, self._until = loop.create_future(), until
+        # One timer goes on through many waits: to make and cancel one for each chunk would cost more than the wait.
+        if self._timer is None or self._timer.when() > until:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(until, self._ring, loop)
+        try:
+            await self._wake
+        finally:
+            self._wake = None
+
+    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._wake is None:
+            return  # nobody waits; the next who does starts the timer again
+        if loop.time() >= self._until:
+            self._notify()
+        else:
+            self._timer = loop.call_at(self._until, self._ring, loop)

@@ -1,0 +1,1 @@
+"""Parsing of requests: typed fields, model parameters, chat messages and media."""

@@ -1,0 +1,170 @@
+"""A body as the type of its route: fields checked by name, everything else a parameter of the model. Used by routes."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from mstar_core.api.errors import UnsupportedType
+from mstar_core.api.http.body import read_json
+from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.parse.params import (
+    ParamRules,
+    RequestParams,
+    check_model,
+    check_params,
+    drop_unsupported,
+    openai_params,
+)
+from mstar_core.errors import RequestError
+from mstar_core.plugin.params import param_specs, parse_bool
+from mstar_core.plugin.spec import ModelSpec
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_PLACE = re.compile(r" - at `\$\.?(?P<path>.*)`$")
+_MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
+
+
+async def read_body(exchange: Exchange, kind: type[T]) -> tuple[T, dict[str, Any]]:
+    """The JSON body as `kind`, and the fields that it does not name. Raises RequestError, UnsupportedType."""
+    content_type = exchange.content_type.partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise UnsupportedType("the body is not JSON", hint="send it as application/json")
+    return typed(await read_json(exchange, exchange.limits), kind)
+
+
+def typed(body: Mapping[str, Any], kind: type[T]) -> tuple[T, dict[str, Any]]:
+    """`body` as `kind`, and the rest of it. Null means absent, text may be a number. Raises RequestError."""
+    names = {field.encode_name: field.type for field in _struct(kind).fields}
+    given = {name: value for name, value in body.items() if value is not None}
+    own = {name: _boolean(value, names[name]) for name, value in given.items() if name in names}
+    try:
+        made = msgspec.convert(own, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _refused(str(error), kind) from error
+    return made, {name: value for name, value in given.items() if name not in names}
+
+
+def _boolean(value: Any, kind: inspect.Type) -> Any:
+    plain = kind.type if isinstance(kind, inspect.Metadata) else kind
+    flag = parse_bool(value) if isinstance(plain, inspect.BoolType) and isinstance(value, str) else None
+    return value if flag is None else flag
+
+
+def _refused(text: str, kind: type[msgspec.Struct]) -> RequestError:
+    place = _PLACE.search(text)
+    path = place["path"] if place is not None else ""
+    missing = _MISSING.search(text)
+    if missing is not None:
+        field = f"{path}.{missing['name']}".lstrip(".")
+        return RequestError(f"{field} is missing", field=field, code="missing_field")
+    what = _PLACE.sub("", text).replace("`", "")
+    allowed = ", ".join(_choices(_struct(kind), path))
+    return RequestError(
+        f"{path or 'the body'} is not valid: {what[:200]}", hint=f"allowed is one of {allowed}" if allowed else "",
+        field=path or None, **({"allowed": allowed} if allowed else {}),
+    )  # fmt: skip
+
+
+def _choices(kind: inspect.Type, path: str) -> Sequence[str]:
+    """The words that may stand at `path`, where only some may."""
+    found = [kind]
+    for step in re.findall(r"[^.\[\]]+|\[[^\]]*\]", path):
+        found = [inner for each in found for inner in _inside(each, step)]
+    return [str(value) for each in found for value in _words(each)]
+
+
+def _inside(kind: inspect.Type, step: str) -> list[inspect.Type]:
+    match kind:
+        case inspect.Metadata():
+            return _inside(kind.type, step)
+        case inspect.UnionType():
+            return [inner for each in kind.types for inner in _inside(each, step)]
+        case inspect.ListType() if step.startswith("["):
+            return [kind.item_type]
+        case inspect.StructType():
+            tag = [inspect.LiteralType((str(kind.tag),))] if step == kind.tag_field else []
+            return [*tag, *(field.type for field in kind.fields if field.encode_name == step)]
+        case _:
+            return []
+
+
+def _words(kind: inspect.Type) -> Sequence[Any]:
+    match kind:
+        case inspect.Metadata():
+            return _words(kind.type)
+        case inspect.UnionType():
+            return [word for each in kind.types for word in _words(each)]
+        case inspect.LiteralType():
+            return kind.values
+        case _:
+            return ()
+
+
+@functools.cache
+def _struct(kind: type[msgspec.Struct]) -> inspect.StructType:
+    found = inspect.type_info(kind)
+    assert isinstance(found, inspect.StructType)
+    return found
+
+
+def model_names(exchange: Exchange) -> list[str]:
+    """All names under which the one model may be asked for."""
+    service = exchange.service
+    weights = [ref.repo for ref in service.model.weights.values()]
+    return list(dict.fromkeys([service.deployment.name, service.model.name, *service.model.aliases, *weights]))
+
+
+def check_name(exchange: Exchange, asked: object) -> None:
+    """Raise NotFound for another model's name, where the deployment is strict about it."""
+    service = exchange.service
+    check_model(service.model, model_names(exchange), asked, strict=service.deployment.api.strict_model)
+
+
+def rules_of(exchange: Exchange, outputs: tuple[str, ...], request_id: str | None = None) -> ParamRules:
+    """What the deployment and the exchange say about parameters. request_id: of one of several requests in it."""
+    api = exchange.service.deployment.api
+    return ParamRules(
+        request_id=request_id or exchange.request_id, outputs=outputs, unknown=api.unknown_params,
+        limit_s=api.timeout_s, header_s=exchange.timeout_header,
+    )  # fmt: skip
+
+
+def openai_parsed(
+    exchange: Exchange,
+    rest: Mapping[str, Any],
+    outputs: tuple[str, ...],
+    offered: Mapping[str, Any] | None = None,
+) -> RequestParams:
+    """Parameters of an OpenAI route. rest: fields that the route does not read; offered: those that a model may map."""
+    spec = exchange.service.model
+    given = openai_params(spec, exchange.route, drop_unsupported(spec, rest), offered)
+    return check_params(spec, given, rules_of(exchange, outputs))
+
+
+def check_count(exchange: Exchange, count: int) -> int:
+    """`n` of a request. Raises RequestError beyond the deployment's limit."""
+    most = exchange.service.deployment.api.max_n
+    if count > most:
+        raise RequestError(f"n is {count}, allowed is 1 to {most}", field="n", value=count, allowed=f"1 to {most}")
+    return count
+
+
+def voice_of(spec: ModelSpec, voice: Any, field: str) -> str | None:
+    """A voice by its name in any case, or as {id}; the model's parameter says which there are. Raises RequestError."""
+    if isinstance(voice, dict):
+        voice = voice.get("id")
+        if voice is None:
+            raise RequestError(f"{field} has no id", field=field)
+    if voice is None:
+        return None
+    if not isinstance(voice, str):
+        raise RequestError(f"{field} is neither a name nor an object with an id", field=field)
+    known = next((p.choices for p in param_specs(spec.params) if "voice" in (p.name, p.openai)), ())
+    return voice.lower() if voice not in known and voice.lower() in known else voice

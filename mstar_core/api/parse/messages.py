@@ -1,0 +1,148 @@
+"""Messages of a chat as texts, media and turns, in the order given. Used by the chat route."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from mstar_core.api.errors import UnsupportedType
+from mstar_core.api.http.body import BodyLimits
+from mstar_core.api.parse.fetch import ByteAllowance, Fetcher
+from mstar_core.api.parse.media import part_of_base64, part_of_url
+from mstar_core.api.parse.params import check_images
+from mstar_core.api.schema.chat import (
+    AudioUrlPart,
+    ChatMessage,
+    ContentPart,
+    ImagePart,
+    InputAudioPart,
+    MediaUrl,
+    TextPart,
+    VideoPart,
+)
+from mstar_core.errors import RequestError, TooLarge
+from mstar_core.plugin.processor import MediaPart, Turn
+from mstar_core.plugin.spec import ModelSpec
+
+Role = Literal["system", "user", "assistant"]
+ROLES: Final[dict[str, Role]] = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaReference:
+    """A file that a part of a message names. field: where it stands. is_base64: source is content, not a URL."""
+
+    field: str
+    modality: str
+    source: str
+    is_base64: bool = False
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What a model reads of a chat. order: all pieces; each turn has its own."""
+
+    texts: list[str] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    wanted: list[MediaReference] = field(default_factory=list)
+    media: Sequence[MediaPart] = ()
+
+    @property
+    def order(self) -> list[tuple[str, int]]:
+        """(modality, index within it) of all pieces."""
+        return [piece for turn in self.turns for piece in turn.order]
+
+    @property
+    def text(self) -> str | None:
+        """All texts together, for models that read one."""
+        return "\n\n".join(self.texts) if self.texts else None
+
+
+async def read_messages(
+    messages: Sequence[ChatMessage], spec: ModelSpec, limits: BodyLimits, fetcher: Fetcher
+) -> Conversation:
+    """The conversation with its media fetched. Raises RequestError, TooLarge, UnsupportedType, BadMedia."""
+    made = collected(messages, spec)
+    if not made.order:
+        raise RequestError(
+            "there is no input", hint="send a message with content", field="messages", code="missing_field"
+        )
+    if sum(len(text.encode()) for text in made.texts) > limits.text:
+        raise TooLarge(
+            f"the messages have more than {limits.text} bytes of text", field="messages", code="body_too_large"
+        )
+    if len(made.wanted) > limits.files:
+        raise TooLarge(f"the request has more than {limits.files} files", field="messages", code="too_many_files")
+    check_images(spec, sum(each.modality == "image" for each in made.wanted), "messages")
+    allowance = ByteAllowance(limits.body)
+    tasks = [asyncio.ensure_future(_part(each, fetcher, allowance)) for each in made.wanted]
+    try:
+        made.media = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    return made
+
+
+def collected(messages: Sequence[ChatMessage], spec: ModelSpec) -> Conversation:
+    """The conversation with its media still to be fetched. Raises RequestError, UnsupportedType."""
+    made = Conversation()
+    counts: dict[str, int] = {}
+    for number, message in enumerate(messages):
+        order: list[tuple[str, int]] = []
+        for place, part in _parts(message, f"messages[{number}].content"):
+            modality = _add(made, part, place, spec)
+            if modality is not None:
+                order.append((modality, counts.get(modality, 0)))
+                counts[modality] = counts.get(modality, 0) + 1
+        made.turns.append(Turn(role=ROLES[message.role], order=tuple(order)))
+    return made
+
+
+def _parts(message: ChatMessage, place: str) -> list[tuple[str, ContentPart]]:
+    content = message.content
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [(place, TextPart(text=content))]
+    return [(f"{place}[{index}]", part) for index, part in enumerate(content)]
+
+
+def _add(made: Conversation, part: ContentPart, place: str, spec: ModelSpec) -> str | None:
+    match part:
+        case TextPart():
+            if not part.text:
+                return None
+            made.texts.append(part.text)
+            return "text"
+        case ImagePart():
+            wanted = MediaReference(field=f"{place}.image_url", modality="image", source=_url(part.image_url))
+        case VideoPart():
+            wanted = MediaReference(field=f"{place}.video_url", modality="video", source=_url(part.video_url))
+        case AudioUrlPart():
+            wanted = MediaReference(field=f"{place}.audio_url", modality="audio", source=_url(part.audio_url))
+        case InputAudioPart():
+            wanted = MediaReference(
+                field=f"{place}.input_audio", modality="audio", source=part.input_audio.data, is_base64=True
+            )
+    if spec.input(wanted.modality) is None:
+        raise UnsupportedType(
+            f"the model does not read {wanted.modality}", field=wanted.field, code="unsupported_media_type",
+            hint=f"it reads {', '.join(sorted(modality.kind for modality in spec.inputs))}",
+        )  # fmt: skip
+    made.wanted.append(wanted)
+    return wanted.modality
+
+
+def _url(given: MediaUrl | str) -> str:
+    return given if isinstance(given, str) else given.url
+
+
+async def _part(wanted: MediaReference, fetcher: Fetcher, allowance: ByteAllowance) -> MediaPart:
+    if wanted.is_base64:
+        return await part_of_base64(wanted.field, wanted.source, wanted.modality)
+    return await part_of_url(wanted.field, wanted.source, wanted.modality, fetcher, allowance)

@@ -1,0 +1,311 @@
+"""A request after its words were checked: parameters, modalities, seed, deadline. Made by routes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mstar_core.api.errors import UnsupportedType
+from mstar_core.api.requests import check_seed, seed_of
+from mstar_core.errors import NotFound, RequestError, did_you_mean
+from mstar_core.plugin.modality import MODALITY_NAMES
+from mstar_core.plugin.params import LENGTH_NAMES, param_specs, parse_params
+from mstar_core.plugin.processor import MediaPart, Turn
+from mstar_core.plugin.spec import ModelSpec
+
+SILENT: Final = frozenset(
+    (
+        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls",
+        "quality", "style", "background", "moderation",
+    )
+)  # fmt: skip
+"""OpenAI fields without effect here; accepted and dropped."""
+
+MAX_STOPS: Final = 4
+MAX_STOP_CHARS: Final = 256
+MAX_INT: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedRequest:
+    """What is asked for. params: the model's checked dataclass. order: segments as (modality, index).
+
+    texts, turns: of a chat. observation: a robot's message, in place of text and media. stops: strings that end the
+    text. group: the client's id where this is one item of several.
+    """
+
+    request_id: str
+    route: str
+    text: str | None
+    texts: Sequence[str] = ()
+    turns: Sequence[Turn] = ()
+    stops: tuple[str, ...] = ()
+    group: str = ""
+    media: Sequence[MediaPart] = ()
+    order: Sequence[tuple[str, int]] = ()
+    observation: bytes | None = None
+    outputs: tuple[str, ...]
+    params: Any
+    seed: int
+    timeout_s: float
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestParams:
+    """Parameters as a route collected them, before they are checked."""
+
+    params: Any
+    seed: int
+    timeout_s: float
+    warnings: tuple[str, ...]
+    stops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamRules:
+    """What the deployment and the exchange say about parameters. outputs: what the request asks for."""
+
+    request_id: str
+    outputs: tuple[str, ...]
+    unknown: str
+    limit_s: float
+    header_s: str | None
+
+
+def check_params(spec: ModelSpec, given: Mapping[str, Any], rules: ParamRules) -> RequestParams:
+    """Check `given` against the model's parameters and the common names. Raises RequestError naming the field."""
+    rest = {name: value for name, value in given.items() if value is not None}
+    request_id = rules.request_id
+    own_seed = any(spec_name == "seed" for spec_name in _names(spec))
+    seed = check_seed(rest["seed"]) if "seed" in rest else seed_of(request_id)
+    if not own_seed:
+        rest.pop("seed", None)
+    stops, told = take_stops(spec, rest, rules.outputs)
+    for name, value in rest.items():
+        _check_size(name, value)
+    parsed = parse_params(spec.params, rest, unknown=rules.unknown)
+    params = parsed.params
+    if own_seed and params.seed is None:
+        params = dataclasses.replace(params, seed=seed)
+    timeout_s, warning = _timeout(parsed.common.get("timeout_s", rules.header_s), rules.limit_s)
+    if "priority" in parsed.common:
+        _number("priority", parsed.common["priority"])
+    warnings = (*parsed.warnings, *told, *((warning,) if warning else ()))
+    return RequestParams(params=params, seed=seed, timeout_s=timeout_s, warnings=warnings, stops=stops)
+
+
+def _names(spec: ModelSpec) -> list[str]:
+    return [param.name for param in param_specs(spec.params)]
+
+
+def openai_params(
+    spec: ModelSpec, route: str, rest: Mapping[str, Any], offered: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Model parameters out of an OpenAI body: the fields that its route does not read itself.
+
+    A field that a parameter maps (`openai="voice"`, or `"speech:voice"` for one route) gives its value; a field under
+    the parameter's own name wins over it. offered: fields of the route that count only where a parameter maps them.
+    What the model's surface sets for the route holds where the client says nothing.
+    """
+    own = {name: param.name for param in param_specs(spec.params) for name in (param.name, *param.aliases)}
+    mapped = mapped_fields(spec, route)
+    body = {**rest, **{name: value for name, value in (offered or {}).items() if name in mapped}}
+    given: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None or (name in SILENT and name not in own and name not in mapped):
+            continue
+        if name in mapped:
+            given.setdefault(mapped[name], value)
+        else:
+            given[name] = value
+    direct = {name: rest[name] for name in own if rest.get(name) is not None and mapped.get(name, name) == name}
+    asked = {**given, **direct}
+    spoken = {own.get(name, name) for name in asked}
+    return {**{name: v for name, v in spec.surface(route).params.items() if name not in spoken}, **asked}
+
+
+def mapped_fields(spec: ModelSpec, route: str) -> dict[str, str]:
+    """OpenAI field -> the parameter that takes its value on this route."""
+    mapped: dict[str, str] = {}
+    for param in param_specs(spec.params):
+        scope, _, field = (param.openai or "").rpartition(":")
+        if field and field not in LENGTH_NAMES and scope in ("", route) and (field not in mapped or scope):
+            mapped[field] = param.name
+    return mapped
+
+
+NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
+    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+    "logprobs": (False,), "top_logprobs": (0,), "response_format": ({"type": "text"},), "presence_penalty": (0,),
+    "frequency_penalty": (0,), "logit_bias": ({},), "speed": (1,), "stream": (False,), "partial_images": (0,),
+}  # fmt: skip
+"""OpenAI fields whose effect this server would not deliver, and the values that ask for none."""
+
+
+def drop_unsupported(spec: ModelSpec, rest: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields without those of NO_EFFECT, which a model may have as parameters of its own.
+
+    Raises RequestError (`unsupported_parameter`) for one that asks for an effect.
+    """
+    own = {name for param in param_specs(spec.params) for name in (param.name, *param.aliases)}
+    for name, harmless in NO_EFFECT.items():
+        if name in rest and name not in own and rest[name] not in harmless:
+            raise RequestError(
+                f"{name} is not supported", hint="leave it out", field=name, code="unsupported_parameter"
+            )
+    return {name: value for name, value in rest.items() if name in own or name not in NO_EFFECT}
+
+
+def check_model(spec: ModelSpec, names: Sequence[str], asked: object, *, strict: bool) -> None:
+    """Raise NotFound for another model's name, when that is asked for strictly; RequestError for what is no name."""
+    if asked is None:
+        return
+    if not isinstance(asked, str):
+        raise RequestError("model is not a string", field="model")
+    if strict and asked not in names:
+        raise NotFound(
+            f"there is no model {asked[:80]!r}", hint=did_you_mean(asked, names), code="model_not_found", field="model"
+        )
+
+
+def check_outputs(spec: ModelSpec, asked: Sequence[str] | None, field: str = "output_modalities") -> tuple[str, ...]:
+    """The output modalities; by default text, or the model's first where it gives no text. Raises RequestError."""
+    offered = [modality.kind for modality in spec.outputs]
+    if not asked:
+        return ("text",) if "text" in offered else (offered[0],)
+    for name in asked:
+        if name not in offered:
+            known = name in MODALITY_NAMES
+            title = f"the model does not give {name}" if known else f"there is no modality {name[:40]!r}"
+            hint = f"it gives {', '.join(offered)}" if known else did_you_mean(name, MODALITY_NAMES)
+            raise RequestError(title, hint=hint, field=field, code="unknown_modality")
+    return tuple(dict.fromkeys(asked))
+
+
+def check_order(
+    spec: ModelSpec, asked: Sequence[str] | None, text: str | None, media: Sequence[MediaPart]
+) -> list[tuple[str, int]]:
+    """The segments in the order in which the model reads them: (modality, index within it). Raises RequestError."""
+    offered = {modality.kind for modality in spec.inputs}
+    counts: dict[str, int] = {}
+    for part in media:
+        if part.modality not in offered:
+            raise UnsupportedType(
+                f"the model does not read {part.modality}", hint=f"it reads {', '.join(sorted(offered))}",
+                field="files", code="unsupported_media_type",
+            )  # fmt: skip
+        counts[part.modality] = counts.get(part.modality, 0) + 1
+    check_images(spec, counts.get("image", 0))
+    if asked is None:
+        seen: dict[str, int] = {}
+        order = []
+        for part in media:
+            order.append((part.modality, seen.get(part.modality, 0)))
+            seen[part.modality] = seen.get(part.modality, 0) + 1
+        return [*order, ("text", 0)] if text else order
+    return _asked_order(asked, offered, counts, text)
+
+
+def check_images(spec: ModelSpec, count: int, field: str = "files") -> None:
+    """Raise RequestError for more images than the model reads; before any of them is decoded."""
+    most = getattr(spec.input("image"), "max_count", None)
+    if most is not None and count > most:
+        raise RequestError(
+            f"the request has {count} images, {spec.name} reads at most {most}", hint="send fewer", field=field,
+            value=count, allowed=f"<= {most}",
+        )  # fmt: skip
+
+
+def _asked_order(
+    asked: Sequence[str], offered: set[str], counts: Mapping[str, int], text: str | None
+) -> list[tuple[str, int]]:
+    order: list[tuple[str, int]] = []
+    for name in dict.fromkeys(asked):
+        if name not in offered:
+            hint = f"it reads {', '.join(sorted(offered))}"
+            raise RequestError(
+                f"the model does not read {name[:40]}", hint=hint, field="input_modalities", code="unknown_modality"
+            )
+        have = (1 if text is not None else 0) if name == "text" else counts.get(name, 0)
+        named = asked.count(name)
+        if named not in (1, have) or not have:
+            raise RequestError(
+                f"input_modalities names {name} {named} times, the request has {have}", field="input_modalities"
+            )
+    for name in counts:
+        if name not in asked:
+            raise RequestError(f"input_modalities leaves out {name}", field="input_modalities")
+    seen: dict[str, int] = {}
+    for name in asked:
+        have = 1 if name == "text" else counts[name]
+        times = have if asked.count(name) == 1 else 1
+        for _ in range(times):
+            order.append((name, seen.get(name, 0)))
+            seen[name] = seen.get(name, 0) + 1
+    return order
+
+
+def take_stops(
+    spec: ModelSpec, rest: dict[str, Any], outputs: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The stop strings, taken out of `rest`, and what to say of them. Raises RequestError.
+
+    They end text. Where the text is also spoken they would leave the sound behind, so there they are refused.
+    """
+    if "stop" not in rest or "stop" in _names(spec):
+        return (), ()
+    stops = check_stop(rest.pop("stop"))
+    if "text" not in outputs:
+        return (), ("stop has no effect on this answer: it holds no text",)
+    if len(outputs) > 1 and stops:
+        raise RequestError(
+            "stop is not supported together with sound or images", hint="leave it out", field="stop",
+            code="unsupported_parameter",
+        )  # fmt: skip
+    return stops, ()
+
+
+def check_stop(value: Any) -> tuple[str, ...]:
+    """Stop strings. Raises RequestError unless `stop` is one string or up to four of 1 to 256 characters."""
+    items = [value] if isinstance(value, str) else value
+    allowed = f"one string or up to {MAX_STOPS} of 1 to {MAX_STOP_CHARS} characters"
+    if not isinstance(items, list) or len(items) > MAX_STOPS:
+        raise RequestError(f"stop is not {allowed}", field="stop", allowed=allowed)
+    if not all(isinstance(item, str) and 1 <= len(item) <= MAX_STOP_CHARS for item in items):
+        raise RequestError(f"stop is not {allowed}", field="stop", allowed=allowed)
+    return tuple(items)
+
+
+def _check_size(name: str, value: Any) -> None:
+    if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
+        raise RequestError(f"{name[:40]} is a number with too many digits", field=name[:40])
+    if isinstance(value, str) and len(value) > 400 and value.strip("+- \t").isdigit():
+        raise RequestError(f"{name[:40]} is a number with too many digits", field=name[:40])
+    if isinstance(value, list):
+        for item in value:
+            _check_size(name, item)
+
+
+def _timeout(value: Any, limit_s: float) -> tuple[float, str | None]:
+    if value is None:
+        return limit_s, None
+    number = _number("timeout_s", value)
+    if number <= 0:
+        raise RequestError(f"timeout_s is {number:g}, allowed is > 0", field="timeout_s", allowed="> 0")
+    if number > limit_s:
+        return limit_s, f"timeout_s was lowered to the server's limit of {limit_s:g}"
+    return number, None
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise RequestError(f"{name} is not a finite number", field=name)
+    return number

@@ -1,0 +1,162 @@
+"""Every route: path, handler, who may call it, what it takes and gives. Read by the app and by the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+from sanic.response import HTTPResponse
+
+from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.routes.chat import chat
+from mstar_core.api.routes.describe import docs_page, openapi_document
+from mstar_core.api.routes.generate import generate
+from mstar_core.api.routes.health import health, metrics, ready, version
+from mstar_core.api.routes.images import image, image_edit
+from mstar_core.api.routes.models import ENDPOINTS, model, models
+from mstar_core.api.routes.requests import cancel, request_state
+from mstar_core.api.routes.robot_policy import healthz, robot_policy
+from mstar_core.api.routes.speech import speech
+from mstar_core.api.routes.transcriptions import transcription
+from mstar_core.api.schema.audio import SpeechRequest, Transcription, TranscriptionRequest
+from mstar_core.api.schema.chat import ChatCompletion, ChatRequest
+from mstar_core.api.schema.images import ImageRequest, Images
+from mstar_core.api.schema.native import (
+    CancelState,
+    Generated,
+    GenerateRequest,
+    Health,
+    ModelCard,
+    ModelList,
+    Ready,
+    RequestState,
+    Version,
+)
+
+Handler = Callable[[Exchange], Awaitable[HTTPResponse | None]]
+Struct = type[msgspec.Struct]
+
+JSON: Final = "application/json"
+FORM: Final = "multipart/form-data"
+URLENCODED: Final = "application/x-www-form-urlencoded"
+EVENTS: Final = "text/event-stream"
+MSGPACK: Final = "application/msgpack"
+SOUNDS: Final = ("audio/wav", "audio/pcm", "audio/flac", "audio/mpeg", "audio/ogg", EVENTS)
+ASKED: Final = (400, 401, 404, 408, 409, 413, 415, 422, 429, 499, 500, 503, 504)
+"""Statuses of errors that a request for work may meet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpRoute:
+    """One path. needs: the model's mapping that it depends on. is_open: no key is asked for. is_socket: a WebSocket.
+
+    body: what a request holds, by the content types in `takes`; files: its uploads, by field, and whether one may come
+    several times. answer: the whole answer in JSON; gives: other content types. errors: statuses it may answer with.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    name: str
+    summary: str
+    needs: str | None = None
+    is_native: bool = False
+    is_open: bool = False
+    reads_body: bool = False
+    is_socket: bool = False
+    body: Struct | None = None
+    takes: tuple[str, ...] = ()
+    files: Mapping[str, bool] = field(default_factory=dict)
+    answer: Struct | None = None
+    gives: tuple[str, ...] = ()
+    errors: tuple[int, ...] = (401,)
+
+
+ROUTES: Final = (
+    HttpRoute(
+        method="POST", path="/generate", handler=generate, name="generate", is_native=True, reads_body=True,
+        summary="Any modalities in, any out; streamed by default", body=GenerateRequest, takes=(FORM, URLENCODED, JSON),
+        files={"files": True}, answer=Generated, gives=("application/x-ndjson", "application/x-mstar-frames"),
+        errors=ASKED,
+    ),
+    HttpRoute(
+        method="POST", path=ENDPOINTS["chat"], handler=chat, name="chat", needs="chat", reads_body=True,
+        summary="Answer a conversation", body=ChatRequest, takes=(JSON,), answer=ChatCompletion, gives=(EVENTS,),
+        errors=ASKED,
+    ),
+    HttpRoute(
+        method="POST", path=ENDPOINTS["speech"], handler=speech, name="speech", needs="speech", reads_body=True,
+        summary="Speak a text", body=SpeechRequest, takes=(JSON,), gives=SOUNDS, errors=ASKED,
+    ),
+    HttpRoute(
+        method="POST", path=ENDPOINTS["image"], handler=image, name="image", needs="image", reads_body=True,
+        summary="Paint from a text", body=ImageRequest, takes=(JSON,), answer=Images, errors=ASKED,
+    ),
+    HttpRoute(
+        method="POST", path=ENDPOINTS["image_edit"], handler=image_edit, name="image_edit", needs="image_edit",
+        reads_body=True, summary="Change images by a text", body=ImageRequest, takes=(FORM,), files={"image": True},
+        answer=Images, errors=ASKED,
+    ),
+    HttpRoute(
+        method="POST", path=ENDPOINTS["transcription"], handler=transcription, name="transcription",
+        needs="transcription", reads_body=True, summary="Write down what is said", body=TranscriptionRequest,
+        takes=(FORM,), files={"file": False}, answer=Transcription, gives=("text/plain", EVENTS), errors=ASKED,
+    ),
+    HttpRoute(
+        method="GET", path=ENDPOINTS["robot_policy"], handler=robot_policy, name="robot_policy", needs="robot_policy",
+        is_socket=True, summary="Observations of a robot in, actions out", takes=("WebSocket",), gives=(MSGPACK,),
+    ),
+    HttpRoute(
+        method="GET", path="/", handler=robot_policy, name="robot_policy_root", needs="robot_policy", is_socket=True,
+        summary="The same, where openpi's clients look for it", takes=("WebSocket",), gives=(MSGPACK,),
+    ),
+    HttpRoute(
+        method="GET", path="/healthz", handler=healthz, name="healthz", needs="robot_policy", is_open=True,
+        summary="Whether the port answers", gives=("text/plain",), errors=(),
+    ),
+    HttpRoute(
+        method="GET", path="/v1/models", handler=models, name="models", summary="The served model, as a list",
+        answer=ModelList,
+    ),
+    HttpRoute(
+        method="GET", path="/v1/models/<name:path>", handler=model, name="model", answer=ModelCard, errors=(401, 404),
+        summary="The served model, with the JSON schema of its parameters",
+    ),
+    HttpRoute(
+        method="GET", path="/v1/requests/<name:str>", handler=request_state, name="request", answer=RequestState,
+        summary="What a request does, or what became of it", errors=(401, 404),
+    ),
+    HttpRoute(
+        method="POST", path="/v1/requests/<name:str>/cancel", handler=cancel, name="cancel", answer=CancelState,
+        summary="End a request", errors=(401, 404),
+    ),
+    HttpRoute(
+        method="GET", path="/health", handler=health, name="health", is_open=True, answer=Health, errors=(503,),
+        summary="Whether every process is alive",
+    ),
+    HttpRoute(
+        method="GET", path="/ready", handler=ready, name="ready", is_open=True, answer=Ready, errors=(503,),
+        summary="Whether a request would be taken now",
+    ),
+    HttpRoute(method="GET", path="/version", handler=version, name="version", answer=Version, summary="What serves"),
+    HttpRoute(
+        method="GET", path="/metrics", handler=metrics, name="metrics", gives=("text/plain",),
+        summary="Prometheus series",
+    ),
+    HttpRoute(
+        method="GET", path="/openapi.json", handler=openapi_document, name="openapi", gives=(JSON,),
+        summary="This description",
+    ),
+    HttpRoute(
+        method="GET", path="/docs", handler=docs_page, name="docs", gives=("text/html",),
+        summary="This description, to read",
+    ),
+)  # fmt: skip
+
+
+def shown_path(path: str) -> str:
+    """A path as people and OpenAPI write it: `/v1/models/{name}`."""
+    head, *parts = path.split("<")
+    return head + "".join(f"{{{part.partition(':')[0]}}}{part.partition('>')[2]}" for part in parts)

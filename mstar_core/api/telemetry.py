@@ -1,0 +1,164 @@
+"""What the api tells the supervisor of requests: who came, what for, times, sound, the end. No client text."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from mstar_core.messages.telemetry import RequestNews, Span
+
+if TYPE_CHECKING:
+    from mstar_core.api.output.encode import OutputEncoder
+    from mstar_core.api.parse.params import ParsedRequest
+    from mstar_core.api.requests import LiveRequest
+
+STATES: Final = {"preprocessing": "prepare", "queued": "queue", "running": "run"}
+PREPARE: Final = "prepare"
+ADMISSION: Final = "admission"
+"""Steps of the api, named as nodes are in spans."""
+
+PROGRESS_S: Final = 0.5
+"""How often a request that only makes more of the same is told of: a line of it costs as much as sending a chunk."""
+
+PENDING: Final = 4096
+"""Ended requests, and spans, that are kept until the next batch."""
+
+
+@dataclass(slots=True, kw_only=True)
+class WatchedRequest:
+    """One live request. prepared, admitted: when its input was ready and when it got a slot; 0.0 before.
+
+    due: when its progress is told next.
+    """
+
+    live: LiveRequest
+    inputs: list[str]
+    outputs: list[str]
+    presenter: OutputEncoder | None = None
+    prompt_tokens: int = 0
+    prepared: float = 0.0
+    admitted: float = 0.0
+    told: RequestNews | None = None
+    due: float = 0.0
+
+    def is_due(self, state: str, now: float) -> bool:
+        """Whether something may be new that is worth telling now."""
+        told, presenter = self.told, self.presenter
+        if told is None or told.state != state:
+            return True
+        if presenter is None:
+            return False  # most of a long queue: nothing can be new
+        is_first = told.ttft_s is None and presenter.first_at is not None
+        return is_first or (told.ttfa_s is None and presenter.first_sound_at is not None) or now >= self.due
+
+
+@dataclass(slots=True)
+class RequestTelemetry:
+    """Requests of this process, as telemetry tells of them. Owned by the service; emptied by the link.
+
+    counts: how many requests finished, failed, were cancelled, were refused. why: what those in the queue wait for.
+    on_end: told of each request that is over.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    why: Callable[[], str] = str
+    on_end: Callable[[RequestNews], None] | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    dropped: int = 0
+    _watched: dict[int, WatchedRequest] = field(default_factory=dict)
+    _ended: list[RequestNews] = field(default_factory=list)
+    _spans: list[Span] = field(default_factory=list)
+    _keys: int = 0
+
+    def opened(self, live: LiveRequest, call: ParsedRequest) -> None:
+        """A request came."""
+        inputs = list(dict.fromkeys(modality for modality, _ in call.order)) or [part.modality for part in call.media]
+        self._watched[live.handle] = WatchedRequest(live=live, inputs=inputs, outputs=list(call.outputs))
+
+    def prepared(self, live: LiveRequest) -> None:
+        """Its input is ready; it waits for a slot."""
+        watched = self._watched[live.handle]
+        watched.prepared = self.clock()
+        self._span(live, "compute", PREPARE, live.started, watched.prepared)
+
+    def admitted(self, live: LiveRequest) -> None:
+        """It got a slot."""
+        watched = self._watched[live.handle]
+        watched.admitted = self.clock()
+        self._span(live, "queue", ADMISSION, watched.prepared, watched.admitted)
+
+    def shown(self, live: LiveRequest, presenter: OutputEncoder, prompt_tokens: int) -> None:
+        """Its answer goes through this presenter."""
+        watched = self._watched[live.handle]
+        watched.presenter, watched.prompt_tokens, watched.due = presenter, prompt_tokens, 0.0
+
+    def ended(self, live: LiveRequest, status: str, code: str) -> None:
+        """It is over. status: finished, failed or cancelled; code: of its error."""
+        watched = self._watched.pop(live.handle, None)
+        self.counts[status] += 1
+        if watched is None:
+            return
+        usage = live.result.get("usage", {})
+        cached = usage.get("prompt_tokens_details", {}).get("cached_tokens")
+        # A whole picture: the supervisor may have heard nothing of a request that was short.
+        news = self._news(
+            watched, status, ended=self.clock(), error=code, tokens=usage.get("completion_tokens"), cached=cached
+        )
+        if self.on_end is not None:
+            self.on_end(news)
+        if len(self._ended) < PENDING:
+            self._ended.append(news)
+        else:
+            self.dropped += 1
+
+    def take(self) -> tuple[list[RequestNews], list[Span]]:
+        """News and spans since the last call. What was told before and is as it was is left out."""
+        news, self._ended = self._ended, []
+        spans, self._spans = self._spans, []
+        now = self.clock()
+        for watched in self._watched.values():
+            state = STATES.get(watched.live.state, watched.live.state)
+            if not watched.is_due(state, now):
+                continue
+            made, watched.due = self._news(watched, state), now + PROGRESS_S
+            if made != watched.told:
+                watched.told = made
+                news.append(made)
+        return news, spans
+
+    def _news(
+        self, watched: WatchedRequest, state: str, *, ended: float | None = None, error: str | None = None,
+        tokens: int | None = None, cached: int | None = None,
+    ) -> RequestNews:  # fmt: skip
+        live, presenter = watched.live, watched.presenter
+        first = None if presenter is None else presenter.first_at
+        sound = None if presenter is None else presenter.first_sound_at
+        return RequestNews(
+            handle=live.handle,
+            id=live.request_id,
+            route=live.route,
+            inputs=watched.inputs,
+            outputs=watched.outputs,
+            state=state,
+            started=live.started,
+            ended=ended,
+            error=error,
+            ttft_s=None if first is None else round(first - live.started, 6),
+            ttfa_s=None if sound is None else round(sound - live.started, 6),
+            audio_s=None if presenter is None or not presenter.samples else round(presenter.audio_seconds, 4),
+            prompt_tokens=watched.prompt_tokens or None,
+            cached_tokens=cached,
+            tokens=tokens,
+            waited_s=round(watched.admitted - watched.prepared, 6) if watched.admitted else None,
+            why=self.why() if state == "queue" else "",
+        )
+
+    def _span(self, live: LiveRequest, kind: str, node: str, start: float, end: float) -> None:
+        self._keys += 1
+        if len(self._spans) < PENDING:
+            self._spans.append(Span(self._keys, live.handle, kind, node, "", start, end))
+        else:
+            self.dropped += 1

@@ -1,0 +1,104 @@
+"""What the api tells of requests: each change once, the whole of a request at its end, and never more than is kept."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from mstar_core.api import telemetry as module
+from mstar_core.api.telemetry import RequestTelemetry
+
+
+class Clock:
+    now = 10.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def live(handle: int = 7) -> Any:
+    return SimpleNamespace(
+        handle=handle, request_id=f"r-{handle}", route="generate", started=10.0, state="preprocessing", result={}
+    )
+
+
+CALL: Any = SimpleNamespace(order=[("text", 0), ("audio", 0), ("text", 1)], media=(), outputs=("text", "audio"))
+
+
+def test_a_request_is_told_of_when_something_is_new_and_not_otherwise() -> None:
+    clock = Clock()
+    feed, request = RequestTelemetry(clock, lambda: "all 2 slots are taken"), live()
+    feed.opened(request, CALL)
+    (first,), spans = feed.take()
+    assert (first.id, first.inputs, first.outputs, first.state) == (
+        "r-7",
+        ["text", "audio"],
+        ["text", "audio"],
+        "prepare",
+    )
+    assert spans == [] and feed.take() == ([], [])
+
+    clock.now, request.state = 10.5, "queued"
+    feed.prepared(request)
+    (queued,), (prepared,) = feed.take()
+    assert (queued.state, queued.why) == ("queue", "all 2 slots are taken")
+    assert (prepared.kind, prepared.node, prepared.start, prepared.end) == ("compute", "prepare", 10.0, 10.5)
+
+    clock.now, request.state = 12.0, "running"
+    feed.admitted(request)
+    presenter: Any = SimpleNamespace(first_at=None, first_sound_at=None, samples=0, audio_seconds=0.0)
+    feed.shown(request, presenter, 15)
+    (running,), (waited,) = feed.take()
+    assert (running.state, running.waited_s, running.prompt_tokens, running.why) == ("run", 1.5, 15, "")
+    assert (waited.kind, waited.node) == ("queue", "admission")
+    presenter.first_at = presenter.first_sound_at = 12.25
+    presenter.samples, presenter.audio_seconds = 100, 0.5
+    (speaking,), _ = feed.take()
+    assert (speaking.ttft_s, speaking.ttfa_s, speaking.audio_s) == (2.25, 2.25, 0.5)
+
+
+def test_a_stream_that_goes_on_is_told_of_at_its_pace_and_what_is_first_at_once() -> None:
+    clock = Clock()
+    feed, request = RequestTelemetry(clock), live()
+    request.state = "running"
+    feed.opened(request, CALL)
+    presenter: Any = SimpleNamespace(first_at=10.0, first_sound_at=None, samples=0, audio_seconds=0.0)
+    feed.shown(request, presenter, 15)
+    assert len(feed.take()[0]) == 1
+    told = []
+    for turn in range(1, 21):
+        clock.now = 10.0 + turn * 0.1
+        presenter.samples, presenter.audio_seconds = turn, turn * 0.1
+        if turn == 2:
+            presenter.first_sound_at = 10.15
+        told += [turn for _ in feed.take()[0]]
+    assert told[:2] == [2, 7], "the first sound at once, then half a second of silence"
+    assert len(told) == 4
+
+
+def test_the_end_is_told_whole_also_of_a_request_that_nobody_had_heard_of() -> None:
+    clock = Clock()
+    feed, request = RequestTelemetry(clock), live()
+    feed.opened(request, CALL)
+    request.result = {"usage": {"completion_tokens": 40, "prompt_tokens_details": {"cached_tokens": 8}}}
+    clock.now = 11.0
+    feed.ended(request, "finished", "")
+    (news,), _ = feed.take()
+    assert (news.id, news.state, news.started, news.ended, news.tokens, news.cached_tokens) == (
+        "r-7", "finished", 10.0, 11.0, 40, 8,
+    )  # fmt: skip
+    assert feed.counts == {"finished": 1}
+    assert feed.take() == ([], [])
+
+
+def test_ends_that_nobody_takes_are_bounded_and_counted(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "PENDING", 3)
+    feed = RequestTelemetry(Clock())
+    for handle in range(5):
+        request = live(handle)
+        feed.opened(request, CALL)
+        feed.ended(request, "failed", "engine_error")
+    news, _ = feed.take()
+    assert [each.error for each in news] == ["engine_error"] * 3
+    assert feed.dropped == 2
+    assert feed.counts["failed"] == 5

@@ -1,0 +1,49 @@
+"""The small speech model with a processor that the api makes for itself too; prompts tell which process made them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, Final
+
+from mstar_core.api.preprocess.inline import INLINE_BYTES
+from mstar_core.errors import WeightsError
+from mstar_core.plugin import ModelSpec, TensorData
+from mstar_core.plugin.processor import Inputs, PromptRequest
+from tests.fakes.speech_model import SPEC as SPEECH
+from tests.fakes.speech_model import Processor as SpeechProcessor
+
+SLOW: Final = "slow: "
+"""A text that begins so is none for the api's own loop."""
+
+WRONG: Final = "wrong"
+"""Of this text the processor cannot say whether it is quick."""
+
+
+class Processor(SpeechProcessor):
+    """Texts are quick. model_kwargs: `lacks` makes it one that cannot be warmed up; `inline_bytes` is what it names."""
+
+    is_warm = False
+
+    @property
+    def inline_bytes(self) -> int:
+        return int(self.kwargs.get("inline_bytes", INLINE_BYTES))
+
+    def warm_up(self) -> None:
+        if "lacks" in self.kwargs:
+            raise WeightsError("there is no tokenizer")
+        self.is_warm = True
+
+    def is_inline(self, request: PromptRequest) -> bool:
+        assert self.is_warm and request.text != WRONG
+        return not (request.text or "").startswith(SLOW)
+
+    def process_prompt(self, request: PromptRequest) -> Inputs:
+        made = super().process_prompt(request)
+        facts: dict[str, Any] = {"pid": os.getpid()}
+        return dataclasses.replace(made, metadata={"audio": facts})
+
+
+SPEC: Final[ModelSpec] = dataclasses.replace(
+    SPEECH, name="fake_quick", inputs=(*SPEECH.inputs, TensorData()), processor="tests.fakes.inline_model:Processor"
+)
