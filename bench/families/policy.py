@@ -16,10 +16,10 @@ from bench.families.turner import Turner
 from mstar_core.engine.base import Done, Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.buckets import Buckets, Captures
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.kv_view import KVModule
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import NodeSpec
 from mstar_core.graph.spec.nodes import Attend, from_param
+from mstar_core.layers.kv_view import KVModule
 from mstar_core.layers.packing import pack
 from mstar_core.plugin.model import ModelContext
 from mstar_core.worker.scheduler import FairShare

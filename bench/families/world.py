@@ -19,9 +19,9 @@ from mstar_core.engine.attention.passes import FixedPasses, PassShape, TorchFixe
 from mstar_core.engine.base import Done, Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.buckets import Buckets, Captures
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.kv_view import KVModule
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph.spec.nodes import STEP, Attend
+from mstar_core.layers.kv_view import KVModule
 from mstar_core.plugin.model import ModelContext
 from mstar_pi05.checkpoint.weights import building
 from mstar_vjepa2.ac_graph import CARRY, NORMALIZE, Sizes, build_ac

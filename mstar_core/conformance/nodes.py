@@ -23,7 +23,7 @@ from mstar_core.worker.build import compute_dtype, most_rows
 if TYPE_CHECKING:
     from torch import nn
 
-    from mstar_core.engine.kv_view import KVModule
+    from mstar_core.layers.kv_view import KVModule
 
 CPU: Final = torch.device("cpu")
 POOL_LIMIT_BYTES: Final = 512 << 20

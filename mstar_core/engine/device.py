@@ -10,7 +10,7 @@ import torch
 from mstar_core.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 _NAME = re.compile(r"^(cpu|cuda(:\d+)?)$")
 
@@ -53,33 +53,3 @@ def check_device(device: torch.device) -> None:
         raise StartError(f"{device} does not compute", str(error).splitlines()[0], phase="plan") from error
     if trace != 252.0:
         raise StartError(f"{device} computes wrong results", f"a trace of 252 came out as {trace}", phase="plan")
-
-
-class HostCopy:
-    """A small tensor on its way to the host. Waiting for it does not wait for work launched after it."""
-
-    def __init__(self, value: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        if value.is_cuda:
-            self._value = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-            self._value.copy_(value, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-        else:
-            self._value = value
-
-    @property
-    def pending(self) -> Tensor:
-        """The memory that the value arrives in; not to be read before `wait`."""
-        return self._value
-
-    @property
-    def is_done(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self._event is None or self._event.query()
-
-    def wait(self) -> Tensor:
-        """The value on the host."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._value

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from mstar_core.engine.kv_view import KeepingView, PackedView
+from mstar_core.layers.kv_view import KeepingView, PackedView
 from mstar_core.layers.matrix import matrix_of, parts, project, summed
 from mstar_core.layers.mlp import GatedMLP
 from mstar_core.layers.norm import RMSNorm
@@ -17,7 +17,7 @@ from mstar_core.layers.rotary import rotate
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.kv_view import KVView
+    from mstar_core.layers.kv_view import KVView
     from mstar_core.layers.matrix import Matrix
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from mstar_core.engine.upload import SMALL_BYTES
+from mstar_core.engine.transfers import SMALL_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor

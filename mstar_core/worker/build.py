@@ -34,7 +34,7 @@ from mstar_core.worker.warmup import warm_module, warm_prefill
 if TYPE_CHECKING:
     from torch import nn
 
-    from mstar_core.engine.kv_view import KVModule
+    from mstar_core.layers.kv_view import KVModule
     from mstar_core.observe.child import ChildLife
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
-from mstar_core.engine.kv.model_runner import id_port
+from mstar_core.engine.kv.inputs import id_port
 
 if TYPE_CHECKING:
     from torch import nn

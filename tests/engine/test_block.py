@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from mstar_core.engine.attention.block import Block, host_array, port_field
-from mstar_core.engine.kv.contiguous import stretches
-from mstar_core.engine.upload import SMALL_BYTES, stays
+from mstar_core.engine.transfers import SMALL_BYTES, contiguous_runs, is_small_on_host
 
 CPU = torch.device("cpu")
 FIELDS = {"places": (torch.int64, 5), "plan": (torch.float32, 12), "end": (torch.int32, 3), "half": (torch.bfloat16, 4)}
@@ -43,18 +42,20 @@ def test_a_port_is_never_taken_for_a_field_of_attention() -> None:
 def test_neighbours_in_memory_are_one_stretch_and_others_are_not() -> None:
     packed, other = torch.arange(24.0).view(4, 2, 3), torch.zeros(2, 3)
     values = [packed[0], packed[1], packed[3], other, packed[2].t().contiguous(), packed[2].t()]
-    found = list(stretches(values))
+    found = list(contiguous_runs(values))
     assert [span for span, _ in found] == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5), slice(5, 6)]
     for span, whole in found:
         assert torch.equal(whole, torch.stack(values[span]))
-    assert [span for span, _ in stretches([])] == []
+    assert [span for span, _ in contiguous_runs([])] == []
 
 
 def test_large_neighbours_stay_apart() -> None:
     rows = torch.zeros(3, SMALL_BYTES // 4 + 1)
-    assert [span for span, _ in stretches(list(rows))] == [slice(0, 1), slice(1, 2), slice(2, 3)]
+    assert [span for span, _ in contiguous_runs(list(rows))] == [slice(0, 1), slice(1, 2), slice(2, 3)]
 
 
 def test_small_values_of_the_host_wait_for_their_step() -> None:
-    assert stays(torch.zeros(SMALL_BYTES, dtype=torch.uint8)) and not stays(torch.zeros(SMALL_BYTES // 4 + 1))
-    assert not stays(torch.zeros(1, device="meta"))
+    assert is_small_on_host(torch.zeros(SMALL_BYTES, dtype=torch.uint8)) and not is_small_on_host(
+        torch.zeros(SMALL_BYTES // 4 + 1)
+    )
+    assert not is_small_on_host(torch.zeros(1, device="meta"))

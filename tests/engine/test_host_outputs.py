@@ -161,7 +161,7 @@ def test_values_of_emitting_loops_travel_too() -> None:
 
 
 class Telling(TinyWorld):
-    told_outputs = ("next_frame",)
+    streamed_outputs = ("next_frame",)
 
 
 @pytest.mark.parametrize("candidates", [1, 3])
@@ -183,7 +183,7 @@ def test_iterations_that_are_told_travel_while_the_next_ones_run_and_the_end_sta
 
 
 class TellingTaught(Taught):
-    told_outputs = ("next_frame",)
+    streamed_outputs = ("next_frame",)
 
 
 def test_what_a_replay_gives_ahead_travels_together_and_each_iteration_gets_its_own() -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.kv_view import KVView, SilentView
-from mstar_core.engine.upload import gather
+from mstar_core.engine.transfers import gather
+from mstar_core.layers.kv_view import KVView, SilentView
 from tests.engine.recorded import RecordedCaptures
 from tests.engine.test_kv_rows import closes, near, roll
 from tests.engine.tiny_engine import WIDTH, Driver

@@ -246,7 +246,7 @@ def test_a_preempted_prefix_is_computed_again_from_values_of_its_own() -> None:
         driver.run()
         if is_overwritten:
             embeds.zero_()
-        engine._admission._evict(engine._state.requests[Handle(0)].branches["main"])
+        engine._scheduler._evict(engine._state.requests[Handle(0)].branches["main"])
         key = driver.prefill(0, prompt(1, 4), sample=False, outputs=("hidden",))
         driver.run()
         found.append(driver.done[key].outputs["hidden"])

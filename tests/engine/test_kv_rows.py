@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Done, Handle, LoopSpec, SamplingParams
-from mstar_core.engine.kv.candidates import RowSet
 from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.sequence import CandidateGroup
 from mstar_core.errors import ConfigError, EngineError, TooLarge
 from mstar_core.graph.spec.nodes import MAIN, Attend
 from tests.engine.tiny_engine import LM, VOCAB, WIDTH, Driver, make_engine, prompt
@@ -415,16 +415,16 @@ def test_rows_steps_and_cancels_in_any_mixture_equal_each_alone(seed: int) -> No
 def test_what_rows_give_is_laid_together_as_they_end() -> None:
     """Nothing of a row that has ended stays but its place among all: hundreds of frames are never there twice."""
     seen: list[tuple[int, int]] = []
-    lay = RowSet.lay
+    lay = CandidateGroup.lay
 
-    def watched(group: RowSet, rows: list[int]) -> None:
+    def watched(group: CandidateGroup, rows: list[int]) -> None:
         lay(group, rows)
         assert all(not done.outputs for done in group.done.values())
         assert all("next_frame" not in group.held[row] for row in group.done)
         seen.append((len(group.done), group.laid["next_frame"]))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RowSet, "lay", watched)
+        patch.setattr(CandidateGroup, "lay", watched)
         driver = Driver(make_world(token_budget=2 * PATCHES))
         driver.open(0)
         context(driver, 0)

@@ -15,8 +15,8 @@ from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cuda_graphs.buckets import Captures
 from mstar_core.engine.cuda_graphs.pass_keys import AHEAD
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.kv_view import KVView
 from mstar_core.graph.spec.nodes import Attend
+from mstar_core.layers.kv_view import KVView
 from tests.engine.tiny_engine import LM, WIDTH, TinyLM, make_engine
 from tests.engine.tiny_world import PATCHES, TRIAL, WORLD, make_world, numbers
 

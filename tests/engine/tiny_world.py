@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.kv_view import KVView
 from mstar_core.graph.spec.nodes import KV_CACHE, Attend, KVSpec, NodeSpec
+from mstar_core.layers.kv_view import KVView
 from tests.engine.tiny_engine import LAYERS, WIDTH, TinyLM, make_engine
 
 PATCHES = 3

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.kv_view import KVView
 from mstar_core.graph.spec.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.layers import AttentionSpec, DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
+from mstar_core.layers.kv_view import KVView
 from mstar_core.layers.packing import pack
 from tests.engine.tiny_engine import TinyLM, generate, make_engine, prompt
 

@@ -19,7 +19,7 @@ from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cuda_graphs.buckets import Buckets
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.engine.kv.state import KVRunning
+from mstar_core.engine.kv.state import KVStep
 from mstar_core.layers.packing import pack
 from tests.engine.tiny_engine import Driver, TinyLM, generate, make_engine, prompt
 from tests.gpu.test_engine import REQUESTS, SAMPLINGS, WIDE, WideLM, wide_engine
@@ -46,7 +46,7 @@ class Unwaiting(KVCacheEngine):
 
     is_watched = False
 
-    def launch(self) -> KVRunning | None:
+    def launch(self) -> KVStep | None:
         if not self.is_watched:
             return super().launch()
         with no_waiting():

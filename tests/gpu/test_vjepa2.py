@@ -110,7 +110,7 @@ def test_replays_that_run_ahead_equal_one_for_each_iteration(
         rolling = Rolling(WIDE, modules, here, 12)
         engine = rolling.turner.runners["ac_predictor"]
         if not is_ahead:
-            engine._admission.look_ahead = lambda pieces: None  # type: ignore[attr-defined]
+            engine._scheduler.look_ahead = lambda pieces: None  # type: ignore[attr-defined]
         for _ in range(2):
             rolling.whole(asked)
             rolling.turner.capture()

@@ -8,7 +8,7 @@ import torch
 
 from mstar_core.api.output.numbers import NumberForm, packed
 from mstar_core.api.output.queue import OutputItem
-from mstar_core.engine.upload import SMALL_BYTES
+from mstar_core.engine.transfers import SMALL_BYTES
 from mstar_core.worker.arrays import LARGE_BYTES, narrowed, to_array, to_tensor
 
 BITS = np.random.default_rng(1).integers(0, 1 << 32, 4096, dtype=np.uint64).astype(np.uint32)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mstar_core.engine.kv_view import PlacedView
+from mstar_core.layers.kv_view import PlacedView
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.kv_view import KVView
+    from mstar_core.layers.kv_view import KVView
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.segments import FixedSegments
     from mstar_core.engine.attention.static import FixedRows
     from mstar_core.engine.cache.page_table import PageCopy
-    from mstar_core.engine.kv_view import KVView
     from mstar_core.graph.spec.nodes import KVSpec
+    from mstar_core.layers.kv_view import KVView
 
 BACKENDS: Final = {
     "torch": "mstar_core.engine.attention.eager:EagerAttention",

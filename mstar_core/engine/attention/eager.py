@@ -19,7 +19,7 @@ from mstar_core.engine.attention.packed import TorchFixedPacked
 from mstar_core.engine.attention.passes import TorchFixedPasses, page_buckets
 from mstar_core.engine.attention.segments import TorchFixedSegments
 from mstar_core.engine.attention.static import TorchFixedRows
-from mstar_core.engine.upload import upload
+from mstar_core.engine.transfers import upload
 
 if TYPE_CHECKING:
     from torch import Tensor

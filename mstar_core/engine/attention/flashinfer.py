@@ -23,7 +23,7 @@ from mstar_core.engine.attention.backend import PackedRows
 from mstar_core.engine.attention.eager import EagerAttention
 from mstar_core.engine.attention.host_buffers import Turns, pinned_turns
 from mstar_core.engine.attention.static import Staging, places_of
-from mstar_core.engine.upload import upload
+from mstar_core.engine.transfers import upload
 from mstar_core.errors import StartError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.attention.block import Fields
     from mstar_core.engine.attention.segments import PackedPrompts
-    from mstar_core.engine.kv_view import KVView
+    from mstar_core.layers.kv_view import KVView
 
 
 class FixedPacked(Protocol):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.attention.block import Fields, Values
-    from mstar_core.engine.kv_view import KVView
+    from mstar_core.layers.kv_view import KVView
 
 LOG2E: Final = 1.4426950408889634
 """What a scale is multiplied with where a kernel takes powers of two for powers of e."""

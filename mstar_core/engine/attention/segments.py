@@ -17,7 +17,7 @@ from mstar_core.engine.attention.static import Staging
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.kv_view import KVView
+    from mstar_core.layers.kv_view import KVView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.kv_view import KVView
+    from mstar_core.layers.kv_view import KVView
 
 RING: Final = 4
 """Host buffers that take turns: a copy may still wait on the device while the next two steps are prepared."""

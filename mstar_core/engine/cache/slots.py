@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mstar_core.engine.base import SamplingParams
-from mstar_core.engine.upload import upload
+from mstar_core.engine.transfers import upload
 
 NO_ID: Final = -1
 """A place in the arrays that holds no id."""

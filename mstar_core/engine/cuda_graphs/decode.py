@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.cuda_graphs.buckets import Captures
     from mstar_core.engine.kv.batch import DecodeBatch
-    from mstar_core.engine.kv_view import KVModule
     from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.layers.kv_view import KVModule
 
 BUCKETS: Final = Buckets(
     decode=(1, 8, 32),

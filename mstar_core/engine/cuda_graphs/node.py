@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention import AttentionBackend
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cache.slots import Slots
-    from mstar_core.engine.kv.model_runner import StepRunner
-    from mstar_core.engine.kv_view import KVModule
+    from mstar_core.engine.kv.model_runner import ModelRunner
     from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.layers.kv_view import KVModule
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class NodeGraphs:
         )  # fmt: skip
         self.counts = captures.counts
 
-    def capture(self, buckets: Buckets, runner: StepRunner) -> None:
+    def capture(self, buckets: Buckets, runner: ModelRunner) -> None:
         """Capture what is wanted before the first request, give it to the runner, and note the rest.
 
         Raises StartError, naming what did not fit, when the device's memory does not suffice.

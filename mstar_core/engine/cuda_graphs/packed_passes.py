@@ -17,8 +17,8 @@ import torch
 
 from mstar_core.engine.attention.block import Block, host_array, port_field
 from mstar_core.engine.attention.segments import PackedPrompts
-from mstar_core.engine.kv.positions import positions_of_whole
-from mstar_core.engine.upload import join
+from mstar_core.engine.kv.batch import pass_positions
+from mstar_core.engine.transfers import join
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.packed import FixedPacked
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cuda_graphs.buckets import Captures
-    from mstar_core.engine.kv.batch import Piece
-    from mstar_core.engine.kv_view import KVModule, KVView
+    from mstar_core.engine.kv.batch import ScheduledChunk
     from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.layers.kv_view import KVModule, KVView
 
 log = logging.getLogger(__name__)
 
@@ -90,14 +90,16 @@ class PackedGraphs:
         """Buckets that are there, in packed tokens."""
         return sorted({size for buckets in self._buckets.values() for size in buckets})
 
-    def run(self, pieces: Sequence[Piece]) -> tuple[list[tuple[list[Piece], dict[str, Tensor]]], list[Piece]]:
+    def run(
+        self, pieces: Sequence[ScheduledChunk]
+    ) -> tuple[list[tuple[list[ScheduledChunk], dict[str, Tensor]]], list[ScheduledChunk]]:
         """Replay what graphs can take: batches with their packed outputs, tensors of their own; and what is left.
 
         Learns what could be captured but is not yet. A prefix that no graph took is counted as a miss.
         """
-        done: list[tuple[list[Piece], dict[str, Tensor]]] = []
-        rest: list[Piece] = []
-        by_kind: dict[Kind, list[Piece]] = {}
+        done: list[tuple[list[ScheduledChunk], dict[str, Tensor]]] = []
+        rest: list[ScheduledChunk] = []
+        by_kind: dict[Kind, list[ScheduledChunk]] = {}
         for piece in pieces:
             kind = self._kind(piece)
             if kind is None:
@@ -144,9 +146,9 @@ class PackedGraphs:
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
-    def _kind(self, piece: Piece) -> Kind | None:
+    def _kind(self, piece: ScheduledChunk) -> Kind | None:
         """The kind of a pass that a graph could run: whole, unmasked, the first of its row, each input per token."""
-        firing = piece.firing
+        firing = piece.forward
         if not self._sizes or firing.is_ids or firing.given is not None or firing.per_row or piece.samples:
             return None
         if firing.attend.mask != "full" or not firing.attend.write or firing.attend.positions != "running":
@@ -167,10 +169,10 @@ class PackedGraphs:
             self._buckets[kind] = {}
             self._later += [(kind, tokens) for tokens in reversed(self._sizes)]
 
-    def _batches(self, kind: Kind, pieces: Sequence[Piece]) -> list[list[Piece]]:
+    def _batches(self, kind: Kind, pieces: Sequence[ScheduledChunk]) -> list[list[ScheduledChunk]]:
         """Divide passes, in order, among as few replays as the largest bucket allows."""
         largest = max(self._buckets.get(kind, ()), default=0)
-        found: list[list[Piece]] = []
+        found: list[list[ScheduledChunk]] = []
         tokens = 0
         for piece in pieces:
             if not found or tokens + piece.count > largest or len(found[-1]) == rows_of(largest):
@@ -180,7 +182,7 @@ class PackedGraphs:
             tokens += piece.count
         return found
 
-    def _bucket(self, kind: Kind, pieces: Sequence[Piece]) -> _Bucket | None:
+    def _bucket(self, kind: Kind, pieces: Sequence[ScheduledChunk]) -> _Bucket | None:
         """The smallest bucket for these passes. Not one that is padded by more than a third: tokens cost time."""
         tokens, buckets = sum(piece.count for piece in pieces), self._buckets.get(kind, {})
         fits = (size for size in buckets if tokens <= size <= tokens * 3 // 2 and len(pieces) <= rows_of(size))
@@ -189,13 +191,13 @@ class PackedGraphs:
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def _replay(self, bucket: _Bucket, pieces: Sequence[Piece]) -> dict[str, Tensor]:
+    def _replay(self, bucket: _Bucket, pieces: Sequence[ScheduledChunk]) -> dict[str, Tensor]:
         """One replay for these pieces. Returns the outputs that some of them want, packed, as tensors of their own."""
         total = sum(piece.count for piece in pieces)
-        told = {"positions": positions_of_whole([piece.firing for piece in pieces])}
+        told = {"positions": pass_positions([piece.forward for piece in pieces])}
         late: list[tuple[list[Tensor], Tensor]] = []
         for name, target in bucket.ports.items():
-            values = [piece.firing.ports[name] for piece in pieces]
+            values = [piece.forward.ports[name] for piece in pieces]
             field = port_field(name)
             if field in bucket.block.device and all([value.is_cpu for value in values]):
                 told[field] = host_array(torch.cat(values))

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from mstar_core.engine.ports import keyword
-from mstar_core.engine.upload import SMALL_BYTES
+from mstar_core.engine.transfers import SMALL_BYTES
 from mstar_core.graph.spec.nodes import STEP
 
 if TYPE_CHECKING:
     import torch
 
-    from mstar_core.engine.kv.batch import Piece
-    from mstar_core.engine.kv.sequence import Firing
+    from mstar_core.engine.kv.batch import ScheduledChunk
+    from mstar_core.engine.kv.sequence import ForwardPass
 
 MOST_ITERATIONS: Final = 64
 """Iterations of a loop that one graph holds at most; a longer one runs plainly."""
@@ -96,15 +96,15 @@ class PassKind:
         return f"{self.tokens} tokens {'appended' if self.writes else 'beside the cache'}{often}"
 
 
-def is_graphable(piece: Piece) -> bool:
+def is_graphable(piece: ScheduledChunk) -> bool:
     """Whether this is one pass of a loop, whole and unmasked."""
-    firing = piece.firing
+    firing = piece.forward
     if firing.is_ids or firing.is_replay or firing.given is not None or piece.samples or piece.count != firing.tokens:
         return False
     return firing.attend.mask == "full" and is_of_loop(piece)
 
 
-def one_pass(firing: Firing, *, is_wanted: bool) -> PassKind | None:
+def one_pass(firing: ForwardPass, *, is_wanted: bool) -> PassKind | None:
     """What graphs of such passes agree in; None where an input is neither per token nor per row.
 
     is_wanted: whether somebody wants what they give.
@@ -121,23 +121,23 @@ def one_pass(firing: Firing, *, is_wanted: bool) -> PassKind | None:
     return PassKind(tokens=firing.row_tokens, ports=tuple(ports), writes=writes, is_silent=writes and not is_wanted)
 
 
-def is_of_loop(piece: Piece) -> bool:
+def is_of_loop(piece: ScheduledChunk) -> bool:
     """Whether a pass is an iteration of a loop, this engine's or the worker's: others come in too many lengths."""
-    return piece.job is not None and (piece.job.loop is not None or STEP_PORT in piece.firing.ports)
+    return piece.job is not None and (piece.job.loop is not None or STEP_PORT in piece.forward.ports)
 
 
-def whole_loop(piece: Piece, one: PassKind) -> PassKind | None:
+def whole_loop(piece: ScheduledChunk, one: PassKind) -> PassKind | None:
     """All iterations of a loop that reads: from its first, where nothing can end it before its last."""
     loop, state = piece.job.loop if piece.job is not None else None, piece.branch.loop
     if loop is None or state is None or loop.stop_port is not None or state.iteration:
         return None
     carry = tuple((port, keyword(into)) for port, into in sorted(loop.carry.items()))
-    if not 1 <= state.limit <= MOST_ITERATIONS or any(into not in piece.firing.ports for _, into in carry):
+    if not 1 <= state.limit <= MOST_ITERATIONS or any(into not in piece.forward.ports for _, into in carry):
         return None
     return replace(one, iterations=state.limit, carry=carry)
 
 
-def passes_ahead(pieces: Sequence[Piece], one: PassKind) -> PassKind | None:
+def passes_ahead(pieces: Sequence[ScheduledChunk], one: PassKind) -> PassKind | None:
     """Several iterations of the loops of these pieces, whose kind is `one`, where all of them may run ahead."""
     iterations = min(piece.ahead for piece in pieces)
     if not one.writes or iterations == 1:
@@ -149,9 +149,9 @@ def passes_ahead(pieces: Sequence[Piece], one: PassKind) -> PassKind | None:
     return replace(one, iterations=iterations, carry=carry) if fits else None
 
 
-def later(piece: Piece, ahead: int) -> Firing:
+def later(piece: ScheduledChunk, ahead: int) -> ForwardPass:
     """The pass that the loop of a piece comes to so many iterations behind it, apart from what it is carried."""
-    firing, loop = piece.firing, piece.branch.loop_state
+    firing, loop = piece.forward, piece.branch.loop_state
     apart, found = firing.next_position - firing.position, firing.bare()
     found.position += ahead * apart
     at = loop.iteration + ahead

@@ -33,8 +33,8 @@ from mstar_core.engine.cuda_graphs.pass_keys import (
     passes_ahead,
     whole_loop,
 )
-from mstar_core.engine.kv.positions import positions_of_whole
-from mstar_core.engine.upload import gather, join, upload
+from mstar_core.engine.kv.batch import pass_positions
+from mstar_core.engine.transfers import gather, join, upload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention import AttentionBackend
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cuda_graphs.buckets import Captures
-    from mstar_core.engine.kv.batch import Piece
-    from mstar_core.engine.kv.sequence import Firing
-    from mstar_core.engine.kv_view import KVModule
+    from mstar_core.engine.kv.batch import ScheduledChunk
+    from mstar_core.engine.kv.sequence import ForwardPass
     from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.layers.kv_view import KVModule
 
 log = logging.getLogger(__name__)
 
@@ -126,16 +126,18 @@ class PassGraphs:
         """What captured passes did since the start, by name."""
         return self.counts.as_counters()
 
-    def run(self, pieces: Sequence[Piece]) -> tuple[list[tuple[list[Piece], dict[str, Tensor]]], list[Piece]]:
+    def run(
+        self, pieces: Sequence[ScheduledChunk]
+    ) -> tuple[list[tuple[list[ScheduledChunk], dict[str, Tensor]]], list[ScheduledChunk]]:
         """Replay what graphs can take: batches with their packed outputs, tensors of their own; and what is left.
 
-        What could be captured but is not yet is learned and counted as a miss. Sets `Piece.iterations`.
+        What could be captured but is not yet is learned and counted as a miss. Sets `ScheduledChunk.iterations`.
         """
-        done: list[tuple[list[Piece], dict[str, Tensor]]] = []
-        settled: list[tuple[list[Piece], dict[str, Tensor]]] = []
-        rest: list[Piece] = []
-        by_kind: dict[PassKind, list[Piece]] = {}
-        last, same = None, list["Piece"]()
+        done: list[tuple[list[ScheduledChunk], dict[str, Tensor]]] = []
+        settled: list[tuple[list[ScheduledChunk], dict[str, Tensor]]] = []
+        rest: list[ScheduledChunk] = []
+        by_kind: dict[PassKind, list[ScheduledChunk]] = {}
+        last, same = None, list["ScheduledChunk"]()
         for piece in pieces:
             if (told := _told(piece)) is not None:
                 settled.append(([piece], told))
@@ -198,11 +200,11 @@ class PassGraphs:
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
-    def _kind(self, piece: Piece) -> PassKind | None:
+    def _kind(self, piece: ScheduledChunk) -> PassKind | None:
         """The kind of a pass that a graph could run: one of a loop, whole, unmasked, inputs per token or per row."""
         if not is_graphable(piece):
             return None
-        firing, job = piece.firing, piece.job
+        firing, job = piece.forward, piece.job
         shapes = tuple([(name, value.dtype, value.shape) for name, value in firing.ports.items()])
         key = (shapes, firing.tokens, firing.iterations, firing.attend.write, bool(piece.wants))
         if key not in self._known:
@@ -221,12 +223,12 @@ class PassGraphs:
         self._buckets[kind] = {}
         self._plan(kind, self._rows)
 
-    def _learn_exact(self, kind: PassKind, group: Sequence[Piece]) -> None:
+    def _learn_exact(self, kind: PassKind, group: Sequence[ScheduledChunk]) -> None:
         """Note a bucket of just the rows of a pass that is several iterations, as requests bring as many each time.
 
         Padding is not free there: the products of a frame more begin another round of tiles.
         """
-        rows = group[0].firing.iterations
+        rows = group[0].forward.iterations
         known = self._exact.setdefault(kind, set())
         if len(group) > 1 or rows == 1 or rows in known or len(known) >= EXACT or rows in self._rows:
             return
@@ -244,7 +246,7 @@ class PassGraphs:
         ]
         self._later.sort(key=lambda each: (each[1].rows, each[1].pages))
 
-    def _bucket_ahead(self, one: PassKind, group: Sequence[Piece]) -> _Bucket | None:
+    def _bucket_ahead(self, one: PassKind, group: Sequence[ScheduledChunk]) -> _Bucket | None:
         """The bucket that runs several iterations of all these pieces, whose kind is `one`; None: each by itself."""
         kind = passes_ahead(group, one)
         if kind is None or not kind.sizes([len(group)]):
@@ -253,7 +255,7 @@ class PassGraphs:
         bucket = self._bucket(kind, group)
         return bucket if bucket is not None and bucket.shape.rows >= len(group) else None
 
-    def _bucket(self, kind: PassKind, group: Sequence[Piece]) -> _Bucket | None:
+    def _bucket(self, kind: PassKind, group: Sequence[ScheduledChunk]) -> _Bucket | None:
         """The smallest bucket for these pieces; where none takes them all, or much of it is spare, one that is full."""
         cached = self._tables.length[[piece.branch.slot for piece in group]].tolist()
         often = kind.iterations if kind.writes else 0
@@ -262,13 +264,13 @@ class PassGraphs:
         fits = [key for key in self._buckets.get(kind, ()) if key[1] >= pages]
         if not fits:
             return None
-        count = sum(piece.firing.iterations for piece in group)
+        count = sum(piece.forward.iterations for piece in group)
         taken = rows_taken(count, kind.tokens if kind.writes else 0, {rows for rows, _ in fits})
         return self._buckets[kind][min(key for key in fits if key[0] == taken)]
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def _replay(self, bucket: _Bucket, pieces: Sequence[Piece]) -> dict[str, Tensor]:
+    def _replay(self, bucket: _Bucket, pieces: Sequence[ScheduledChunk]) -> dict[str, Tensor]:
         """One replay for these pieces. Returns the outputs that some of them want, packed, as tensors of their own."""
         count = self._fill(bucket, pieces)
         if bucket.graph is not None:
@@ -277,12 +279,12 @@ class PassGraphs:
             bucket.outputs = self._step(bucket)
         assert bucket.outputs is not None
         for piece in pieces:
-            piece.iterations = bucket.kind.iterations * piece.firing.iterations
+            piece.iterations = bucket.kind.iterations * piece.forward.iterations
         wanted = frozenset[str]().union(*(piece.wants for piece in pieces))
         last = bucket.outputs[-1]
         return {name: _share(value, bucket.shape, count).clone() for name, value in last.items() if name in wanted}
 
-    def _replay_ahead(self, bucket: _Bucket, pieces: Sequence[Piece]) -> dict[str, Tensor]:
+    def _replay_ahead(self, bucket: _Bucket, pieces: Sequence[ScheduledChunk]) -> dict[str, Tensor]:
         """One replay of several iterations. Returns the first one's outputs as `_replay` does; later ones wait."""
         for ahead, each in enumerate((bucket, *bucket.later)):
             self._fill(each, pieces, ahead)
@@ -304,13 +306,13 @@ class PassGraphs:
             ]
         return {name: value[0] for name, value in whole.items()}
 
-    def _fill(self, bucket: _Bucket, pieces: Sequence[Piece], ahead: int = 0) -> int:
+    def _fill(self, bucket: _Bucket, pieces: Sequence[ScheduledChunk], ahead: int = 0) -> int:
         """Bring what these pieces say to the bucket, what is small in one copy. Returns its rows in use.
 
         ahead: how many iterations behind those of the pieces the bucket is; it will be carried what loops carry.
         """
-        kind, firings = bucket.kind, [later(piece, ahead) if ahead else piece.firing for piece in pieces]
-        told = {POSITIONS: positions_of_whole(firings)}
+        kind, firings = bucket.kind, [later(piece, ahead) if ahead else piece.forward for piece in pieces]
+        told = {POSITIONS: pass_positions(firings)}
         late: list[Port] = []
         for port in kind.ports:
             if ahead and port.name in kind.carried:
@@ -387,10 +389,10 @@ class PassGraphs:
         return bucket
 
 
-def _told(piece: Piece) -> dict[str, Tensor] | None:
+def _told(piece: ScheduledChunk) -> dict[str, Tensor] | None:
     """What a replay that ran ahead gave for this pass."""
     loop = piece.branch.loop
-    return loop.ready.popleft() if loop is not None and loop.ready and not piece.firing.is_replay else None
+    return loop.ready.popleft() if loop is not None and loop.ready and not piece.forward.is_replay else None
 
 
 def _own(value: Tensor, number: int, count: int) -> Tensor:
@@ -404,15 +406,15 @@ def _share(value: Tensor, shape: PassShape, count: int) -> Tensor:
     return value[: count * shape.tokens] if value.shape[0] == shape.rows * shape.tokens else value[:count]
 
 
-def _by_row(firing: Firing, port: Port) -> Tensor:
+def _by_row(firing: ForwardPass, port: Port) -> Tensor:
     """A pass's values of a port, by row of the module or by token on the first axis."""
     value = firing.ports[port.name]
     return value[None] if port.is_per_row and firing.iterations == 1 else value
 
 
-def _fitting(pieces: Sequence[Piece], rows: int) -> int:
+def _fitting(pieces: Sequence[ScheduledChunk], rows: int) -> int:
     """How many pieces, from the first on, are no more rows than these."""
-    return int(np.searchsorted(np.cumsum([piece.firing.iterations for piece in pieces]), rows, side="right"))
+    return int(np.searchsorted(np.cumsum([piece.forward.iterations for piece in pieces]), rows, side="right"))
 
 
 def rows_taken(count: int, tokens: int, sizes: Collection[int]) -> int:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.cuda_graphs.buckets import Captures
     from mstar_core.engine.cuda_graphs.decode import DecodeGraphs
-    from mstar_core.engine.kv.batch import Piece
-    from mstar_core.engine.kv_view import KVModule
+    from mstar_core.engine.kv.batch import ScheduledChunk
     from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.layers.kv_view import KVModule
 
 FEWEST_ROWS: Final = 8
 TOKENS_PER_ROW: Final = 32
@@ -110,9 +110,9 @@ class PrefillGraphs:
         """Prompts that the largest bucket takes; 0 without one."""
         return self._buckets[self.most_tokens].rows if self._buckets else 0
 
-    def suits(self, piece: Piece) -> bool:
+    def suits(self, piece: ScheduledChunk) -> bool:
         """Whether a graph could run this piece: plain ids that write, no output but the id, no rule without a graph."""
-        firing, job = piece.firing, piece.job
+        firing, job = piece.forward, piece.job
         if not firing.is_ids or firing.attend.mask != "causal" or firing.attend.positions != "running":
             return False
         if not firing.attend.write or piece.wants or piece.count > self.most_tokens:
@@ -123,13 +123,13 @@ class PrefillGraphs:
         # A general loop keeps its drawn id on the device, where the next replay would overwrite it.
         return (job is None or job.loop is None) and params.top_k <= 0 and params.min_p <= 0
 
-    def batches(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
+    def batches(self, pieces: Sequence[ScheduledChunk]) -> list[list[ScheduledChunk]]:
         """Divide suitable pieces, in order, among as few replays as the largest bucket allows.
 
         Admission offers what fits one: more than two steps' replays of one bucket must never wait on the device.
         """
         largest = self._buckets[self.most_tokens]
-        found: list[list[Piece]] = []
+        found: list[list[ScheduledChunk]] = []
         tokens = 0
         for piece in pieces:
             if not found or tokens + piece.count > largest.tokens or len(found[-1]) == largest.rows:
@@ -139,7 +139,7 @@ class PrefillGraphs:
             tokens += piece.count
         return found
 
-    def run(self, pieces: Sequence[Piece]) -> Tensor:
+    def run(self, pieces: Sequence[ScheduledChunk]) -> Tensor:
         """Run one batch: int64 [rows of the bucket] on the device, overwritten by the next replay of any graph.
 
         The id of a piece that samples is at its place among the pieces; the others' places hold nothing of use.
@@ -163,12 +163,12 @@ class PrefillGraphs:
             bucket for _, bucket in sorted(self._buckets.items()) if bucket.tokens >= tokens and bucket.rows >= rows
         )
 
-    def _fill(self, bucket: _Bucket, pieces: Sequence[Piece], prompts: PackedPrompts) -> None:
+    def _fill(self, bucket: _Bucket, pieces: Sequence[ScheduledChunk], prompts: PackedPrompts) -> None:
         """Bring ids, positions and the draw's parameters of these pieces into the buffers, with one copy."""
         host, slots, starts = bucket.staging.next(), self._slots, prompts.starts
         host["ids"][starts[-1] :] = host["positions"][starts[-1] :] = 0
         for start, piece in zip(starts, pieces, strict=False):
-            firing, end = piece.firing, start + piece.count
+            firing, end = piece.forward, start + piece.count
             ids = firing.ports[self._id_port].narrow(0, firing.done, piece.count)
             host["ids"][start:end] = ids.numpy()
             first = firing.position + firing.done

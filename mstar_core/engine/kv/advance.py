@@ -31,8 +31,8 @@ def last_ids(slots: Slots, rows: Tensor) -> Tensor:
 def advance(slots: Slots, rows: Tensor, ids: Tensor, *, sees: bool) -> Tensor:
     """Take the drawn ids (int64 [n]) into the slots: last ids, stop checks and, where it `sees`, the seen ids.
 
-    A row that has stopped keeps its last id. Returns the ids as they now stand, int64 [n]. Rows of the spare slot may
-    overwrite each other: nobody reads it.
+    A stopped sequence keeps its last id. Returns the resulting ids, int64 [n]. Padding items may overwrite each other
+    in the spare slot, which is never read.
     """
     if slots.device.type == "cuda":
         drawn: Tensor = _kernels().advance(

@@ -1,10 +1,11 @@
-"""Records of one step of a KV node: its decode batch, scheduled chunks and outputs.
+"""Records of one step: scheduled chunks, the decode batch, and the output of a forward.
 
-Shared by the scheduler, the model runner and the CUDA graphs; holds no policy and imports none of them.
+Made by the scheduler and the model runner; the CUDA graphs read them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
@@ -12,80 +13,29 @@ import numpy as np
 import torch
 
 from mstar_core.engine.sampling.sampler import SamplingRows
-from mstar_core.engine.upload import upload
+from mstar_core.engine.transfers import upload
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import Job
     from mstar_core.engine.cache.slots import Slots
-    from mstar_core.engine.device import HostCopy
-    from mstar_core.engine.kv.sequence import Branch, Firing
+    from mstar_core.engine.kv.sequence import Branch, ForwardPass
+    from mstar_core.engine.transfers import HostCopy
     from mstar_core.errors import MstarError
 
 
 @dataclass(slots=True)
-class DecodeBatch:
-    """Sequences of resident loops, one token each. Rebuilt when membership changes.
+class ScheduledChunk:
+    """Part or all of a forward pass of one branch, scheduled in this step.
 
-    has_rules: some sequence truncates by top-k or min-p. reports: some loop emits other ports than its id.
-    """
-
-    branches: list[Branch]
-    slots: np.ndarray
-    keys: np.ndarray
-    has_rules: bool
-    reports: bool
-    _plain: tuple[Tensor, SamplingRows] | None = None
-
-    def only(self, index: int, slots: Slots) -> DecodeBatch:
-        """Return the batch of one of its sequences."""
-        return decode_batch([self.branches[index]], slots)
-
-    def on_device(self, slots: Slots) -> tuple[Tensor, SamplingRows]:
-        """Return slots (int64 [n]) and sampling parameters on the device, for an uncaptured step."""
-        if self._plain is None:
-            self._plain = upload(self.slots, slots.device), sampling_parameters(self.slots, slots)
-        return self._plain
-
-
-def decode_batch(branches: list[Branch], slots: Slots) -> DecodeBatch:
-    """Build the decode batch of a set of looping branches."""
-    rows = np.array([branch.slot for branch in branches], dtype=np.int64)
-    return DecodeBatch(
-        branches=branches,
-        slots=rows,
-        keys=slots.key[rows],
-        has_rules=any(slots.sampling[row].top_k > 0 or slots.sampling[row].min_p > 0 for row in rows),
-        reports=any(
-            branch.job is not None and branch.job.loop is not None and branch.job.loop.emit for branch in branches
-        ),
-    )
-
-
-def sampling_parameters(rows: np.ndarray, slots: Slots) -> SamplingRows:
-    """Return the sampling parameters of these slots on the device, without waiting for the device."""
-    made = SamplingRows.of([slots.sampling[row] for row in rows], torch.device("cpu"))
-    if slots.device.type == "cpu":
-        return made
-    columns = {
-        each.name: upload(value, slots.device)
-        for each in fields(made)
-        if isinstance(value := getattr(made, each.name), torch.Tensor)
-    }
-    return replace(made, **columns)  # type: ignore[arg-type]  # only its tensors are replaced
-
-
-@dataclass(slots=True)
-class Piece:
-    """Part or all of one firing in this step. samples: an id is drawn from its last token.
-
-    iterations: of its loop that the step has run, the firing's own included. ahead: of its loop, as many, that one
-    replay may compute before the host has settled any.
+    samples: an id is drawn from the last token; sampled_at: its index among the drawn ids. iterations: iterations of
+    the loop that the step has computed, those of the pass included. ahead: the most iterations that one replay may
+    compute before the host has processed the first.
     """
 
     branch: Branch
-    firing: Firing
+    forward: ForwardPass
     count: int
     job: Job | None
     wants: frozenset[str] = frozenset()
@@ -97,22 +47,100 @@ class Piece:
 
     @property
     def computed(self) -> int:
-        """Tokens that pass the module: those of the piece, once for each iteration over the same ones."""
-        return self.count * self.iterations // self.firing.iterations
+        """Tokens that go through the module; those of a repeated pass count once per iteration."""
+        return self.count * self.iterations // self.forward.iterations
 
 
 @dataclass(slots=True)
-class Part:
-    """What one forward did. ids: int64 [decode rows + sampled pieces], None when nothing was sampled.
+class DecodeBatch:
+    """Branches in resident loops, one token each. Rebuilt when membership changes, else reused.
 
-    place: cache index of the id that each decode row drew; left: its iterations left after this step.
+    has_rules: a branch truncates by top-k or min-p. reports: a loop emits other ports than its id.
+    """
+
+    branches: list[Branch]
+    slots: np.ndarray
+    keys: np.ndarray
+    has_rules: bool
+    reports: bool
+    _device: tuple[Tensor, SamplingRows] | None = None
+
+    def only(self, index: int, slots: Slots) -> DecodeBatch:
+        """Return the batch of one of the branches."""
+        return decode_batch([self.branches[index]], slots)
+
+    def on_device(self, slots: Slots) -> tuple[Tensor, SamplingRows]:
+        """Return slots (int64 [n]) and sampling parameters on the device, for steps without a graph."""
+        if self._device is None:
+            self._device = upload(self.slots, slots.device), sampling_parameters(self.slots, slots)
+        return self._device
+
+
+def decode_batch(branches: list[Branch], slots: Slots) -> DecodeBatch:
+    """Make the decode batch of branches in resident loops."""
+    indices = np.array([branch.slot for branch in branches], dtype=np.int64)
+    return DecodeBatch(
+        branches=branches,
+        slots=indices,
+        keys=slots.key[indices],
+        has_rules=any(slots.sampling[slot].top_k > 0 or slots.sampling[slot].min_p > 0 for slot in indices),
+        reports=any(
+            branch.job is not None and branch.job.loop is not None and branch.job.loop.emit for branch in branches
+        ),
+    )
+
+
+def sampling_parameters(indices: np.ndarray, slots: Slots) -> SamplingRows:
+    """Return the sampling parameters of these slots on the device, without a synchronisation."""
+    made = SamplingRows.of([slots.sampling[slot] for slot in indices], torch.device("cpu"))
+    if slots.device.type == "cpu":
+        return made
+    columns = {
+        each.name: upload(value, slots.device)
+        for each in fields(made)
+        if isinstance(value := getattr(made, each.name), torch.Tensor)
+    }
+    return replace(made, **columns)  # type: ignore[arg-type]  # only its tensors are replaced
+
+
+@dataclass(slots=True)
+class BatchOutput:
+    """The output of one batched forward. ids: int64 [decode batch + sampled chunks], None if nothing was sampled.
+
+    place: cache index of the id that each decode branch drew; left: its iterations left after this step.
     """
 
     decode: DecodeBatch | None
-    pieces: list[Piece]
+    chunks: list[ScheduledChunk]
     place: np.ndarray
     left: np.ndarray
     ids: Tensor | None = None
     host_ids: HostCopy | None = None
     outputs: dict[str, Tensor] = field(default_factory=dict)
     failed: list[tuple[Branch, MstarError]] = field(default_factory=list)
+
+
+def chunk_positions(forward: ForwardPass, count: int) -> Tensor:
+    """Return the positions of the next `count` tokens of a pass: int64 [count] on the host, or as its port has them."""
+    if forward.given is not None:
+        return forward.given.narrow(-1, forward.done, count)
+    if forward.attend.positions == "shared":
+        if forward.iterations > 1:
+            return torch.arange(forward.position, forward.next_position).repeat_interleave(forward.row_tokens)
+        return torch.full((count,), forward.position, dtype=torch.int64)
+    start = forward.position + forward.done
+    return torch.arange(start, start + count, dtype=torch.int64)
+
+
+def pass_positions(forwards: Sequence[ForwardPass]) -> np.ndarray:
+    """Return the positions of all tokens of whole passes without given positions: int64 [tokens]."""
+    if all(forward.attend.positions == "shared" and forward.iterations == 1 for forward in forwards):
+        return np.repeat(np.array([forward.position for forward in forwards]), [forward.tokens for forward in forwards])
+    found = [_positions(forward) for forward in forwards]
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def _positions(forward: ForwardPass) -> np.ndarray:
+    # numpy: torch takes several times as long for an arange this short.
+    numbers: np.ndarray = np.arange(forward.position, forward.next_position, dtype=np.int64)
+    return np.repeat(numbers, forward.row_tokens) if forward.attend.positions == "shared" else numbers

@@ -1,4 +1,4 @@
-"""Rows of a KV node: candidates of one request, each with a cache that goes on from its branch's.
+"""Candidates of a KV node: candidates of one request, each with a cache that goes on from its branch's.
 
 Called by the KV engine and its admission. A job of several rows becomes a job for each row, which runs like any other;
 what they give is put together again here.
@@ -6,18 +6,14 @@ what they give is put together again here.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import torch
-
-from mstar_core.engine.base import Done, Emission, Job, StepResult
+from mstar_core.engine.base import Done, Job, StepResult
 from mstar_core.engine.cache.prefix_cache import ContentChain
-from mstar_core.engine.kv.sequence import Branch, Request
+from mstar_core.engine.kv.sequence import Branch, CandidateGroup, CandidateJob, KVRequest, stacked
 from mstar_core.engine.rows import Dealer
-from mstar_core.engine.upload import gather
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.spec.nodes import STEP
 
@@ -32,102 +28,7 @@ SEED_STEP: Final = 0x9E3779B97F4A7C15
 """Between the seeds of neighbouring rows: odd, so that no two of 2**64 rows share one."""
 
 
-@dataclass(slots=True, kw_only=True)
-class RowJob(Job):
-    """One row's share of a job of several rows, `whole`."""
-
-    whole: Job
-    group: RowSet
-    row: int
-
-
-@dataclass(slots=True, kw_only=True)
-class RowSet:
-    """The rows of one branch. Owned by that branch.
-
-    takes_turns: nothing of a row outlives its share of the job, so that it is freed as it ends. is_for_loop: they last
-    as long as a loop. job: what they run, None between two. entered: how many have a slot. held: what carried ports of
-    each last held. made: what ended rows gave by port, laid together, and laid: of how many. It is never there twice:
-    a frame of each of hundreds of candidates is half a gigabyte.
-    """
-
-    trunk: Branch
-    branches: list[Branch] = field(default_factory=list)
-    takes_turns: bool = False
-    is_for_loop: bool = False
-    job: Job | None = None
-    entered: int = 0
-    done: dict[int, Done] = field(default_factory=dict)
-    held: list[dict[str, Tensor]] = field(default_factory=list)
-    made: dict[str, Tensor] = field(default_factory=dict)
-    laid: dict[str, int] = field(default_factory=dict)
-    _untold: list[deque[dict[str, Tensor]]] = field(default_factory=list)
-    _last: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    _told: int = 0
-
-    def begin(self, job: Job) -> None:
-        """Take the next job."""
-        self.job = job
-        self.done = {}
-        self.made, self.laid = {}, {}
-        self.held = [{} for _ in self.branches]
-        self._untold = [deque() for _ in self.branches]
-        self._last = {}
-        self._told = 0
-
-    def emissions(self) -> Iterator[Emission]:
-        """Iterations that every row has told or will not have; a row that stopped earlier gives its last value."""
-        assert self.job is not None
-        while any(self._untold) and all(told or row in self.done for row, told in enumerate(self._untold)):
-            for row, told in enumerate(self._untold):
-                if told:
-                    self._last[row] = told.popleft()
-            values = [self._last[row] for row in range(len(self.branches)) if row in self._last]
-            if len(values) == len(self.branches):
-                yield Emission(job=self.job, iteration=self._told, outputs=stacked(values))
-            self._told += 1
-
-    def tell(self, row: int, outputs: dict[str, Tensor]) -> None:
-        """A row ended an iteration."""
-        self._untold[row].append(outputs)
-
-    def lay(self, rows: Sequence[int]) -> None:
-        """Move what rows that ended, ascending, gave to its place among all: a copy for each stretch of neighbours.
-
-        What is of another shape than the first row's stays where it is, and shows when the job ends.
-        """
-        for port in sorted({port for row in rows for port in self.done[row].outputs}):
-            given = [(row, self.done[row].outputs[port]) for row in rows if port in self.done[row].outputs]
-            if port not in self.made:
-                first = given[0][1]
-                self.made[port] = first.new_empty((len(self.branches), *first.shape))
-            whole, start = self.made[port], 0
-            given = [(row, value) for row, value in given if value.shape == whole.shape[1:]]
-            for end in range(1, len(given) + 1):
-                if end == len(given) or given[end][0] != given[end - 1][0] + 1:
-                    stretch = given[start:end]
-                    gather([value for _, value in stretch], whole[stretch[0][0] : stretch[-1][0] + 1])
-                    start = end
-            for row, _ in given:
-                del self.done[row].outputs[port]
-                self.held[row].pop(port, None)
-            self.laid[port] = self.laid.get(port, 0) + len(given)
-
-    def outputs(self) -> dict[str, Tensor]:
-        """What all rows gave, by port; one that some row lacks is left out. Raises EngineError for unlike shapes."""
-        for done in self.done.values():
-            for port, value in done.outputs.items():
-                shapes = sorted({str(list(value.shape)), str(list(self.made[port].shape[1:]))})
-                raise EngineError(f"rows of one job gave {port!r} in different shapes", ", ".join(shapes))
-        return {port: whole for port, whole in self.made.items() if self.laid[port] == len(self.branches)}
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every row has ended."""
-        return len(self.done) == len(self.branches)
-
-
-class Rows:
+class Candidates:
     """Opens rows, gives them their work and frees them. Holds no state of its own beyond the engine's."""
 
     def __init__(self, spec: NodeSpec, state: KVState, place: Callable[[str, Tensor], Tensor]) -> None:
@@ -198,7 +99,7 @@ class Rows:
         group.begin(job)
         now = self._state.clock()
         for row, (branch, share) in enumerate(zip(group.branches, shares, strict=True)):
-            mine = RowJob(
+            mine = CandidateJob(
                 key=job.key, handle=job.handle, inputs=share, outputs=job.outputs, attend=job.attend,
                 branch=job.branch, sample=job.sample, loop=job.loop, urgency=job.urgency, whole=job, group=group,
                 row=row,
@@ -208,7 +109,7 @@ class Rows:
             self._state.pending[branch.request.order, branch.name] = branch
         return list(group.branches)
 
-    def _goes_on(self, group: RowSet, job: Job) -> bool:
+    def _goes_on(self, group: CandidateGroup, job: Job) -> bool:
         """Whether rows that are there are those that a job means."""
         if len(group.branches) != job.rows:
             return False
@@ -218,7 +119,7 @@ class Rows:
         return job.attend.keep == "loop" and job.loop is None and step is not None and int(step) > 0
 
     def _open(self, trunk: Branch, job: Job) -> None:
-        group = RowSet(trunk=trunk, takes_turns=takes_turns(job), is_for_loop=job.attend.keep == "loop")
+        group = CandidateGroup(trunk=trunk, takes_turns=takes_turns(job), is_for_loop=job.attend.keep == "loop")
         for row in range(job.rows):
             chain = ContentChain(self._state.pool.page_size)
             chain.is_open = False  # a row's content is not looked for by others
@@ -288,7 +189,7 @@ class Rows:
         """Slots that rows may still take, which leave to whole requests what is theirs."""
         return self._kv.rows * len(self._kv.branches) - (self._state.slots.used - self._of_requests)
 
-    def _take(self, request: Request, count: int) -> list[int] | None:
+    def _take(self, request: KVRequest, count: int) -> list[int] | None:
         return self._state.slots.take(count, request.sampling) if count <= self._left else None
 
     def attach(self, row: Branch) -> bool:
@@ -305,12 +206,12 @@ class Rows:
 
     def check_pages(self, row: Branch) -> None:
         """Raise TooLarge when the caches of all rows of a job that has just begun can never exist at once."""
-        job, firing = row.job, row.firing
-        if not isinstance(job, RowJob) or job.group.takes_turns or firing is None or not firing.attend.write:
+        job, forward = row.job, row.forward
+        if not isinstance(job, CandidateJob) or job.group.takes_turns or forward is None or not forward.attend.write:
             return
         pool, count = self._state.pool, len(job.group.branches)
         shared = row.base // pool.page_size
-        own = pool.pages_for(row.logged + firing.tokens + tokens_ahead(row)) - shared
+        own = pool.pages_for(row.logged + forward.tokens + tokens_ahead(row)) - shared
         if shared + own * count > pool.total:
             raise TooLarge(
                 f"{count} rows can never fit the cache of node {self._spec.name} together",
@@ -354,7 +255,7 @@ class Rows:
         state.pending.pop((request.order, row.name), None)
         row.queue.clear()
         row.replay.clear()
-        row.job = row.firing = row.loop = None
+        row.job = row.forward = row.loop = None
         if row.slot < 0:
             return
         state.has_changed = True
@@ -373,19 +274,19 @@ class Rows:
     def gather(self, result: StepResult) -> None:
         """Put what rows gave in a step in terms of their jobs."""
         jobs = [item.job for item in result.done] + [item.job for item in result.emissions]
-        if not any(isinstance(job, RowJob) for job in jobs):
+        if not any(isinstance(job, CandidateJob) for job in jobs):
             return
         emissions, done = result.emissions, result.done
         result.emissions, result.done = [], []
         for told in emissions:
-            if not isinstance(told.job, RowJob):
+            if not isinstance(told.job, CandidateJob):
                 result.emissions.append(told)
             elif told.job.group.job is told.job.whole:
                 told.job.group.tell(told.job.row, told.outputs)
                 self._pass_on(result, told.job.group)
-        ends: dict[int, tuple[RowSet, list[int]]] = {}
+        ends: dict[int, tuple[CandidateGroup, list[int]]] = {}
         for ended in done:
-            if not isinstance(ended.job, RowJob):
+            if not isinstance(ended.job, CandidateJob):
                 result.done.append(ended)
             elif ended.job.group.job is ended.job.whole:
                 self._ended(result, ended, ended.job)
@@ -393,7 +294,7 @@ class Rows:
         for group, rows in ends.values():
             self._lay(result, group, sorted(rows))
 
-    def _ended(self, result: StepResult, ended: Done, job: RowJob) -> None:
+    def _ended(self, result: StepResult, ended: Done, job: CandidateJob) -> None:
         group = job.group
         group.done[job.row] = ended
         self._state.pending.pop((group.trunk.request.order, group.branches[job.row].name), None)
@@ -401,7 +302,7 @@ class Rows:
         if group.takes_turns:
             self._free(group.branches[job.row])
 
-    def _lay(self, result: StepResult, group: RowSet, rows: list[int]) -> None:
+    def _lay(self, result: StepResult, group: CandidateGroup, rows: list[int]) -> None:
         """Keep what rows that ended gave; the last of them end their job."""
         if group.job is None:
             return
@@ -413,14 +314,14 @@ class Rows:
         if group.is_complete:
             self._finish(result, group)
 
-    def _pass_on(self, result: StepResult, group: RowSet) -> None:
+    def _pass_on(self, result: StepResult, group: CandidateGroup) -> None:
         try:
             if group.job is not None and group.job.loop is not None and group.job.loop.emit:
                 result.emissions.extend(group.emissions())
         except Exception as error:  # noqa: BLE001 rows of unlike shapes fail their own request only
             self._fail(result, group, error)
 
-    def _finish(self, result: StepResult, group: RowSet) -> None:
+    def _finish(self, result: StepResult, group: CandidateGroup) -> None:
         job, trunk = group.job, group.trunk
         assert job is not None
         shares = [group.done[row] for row in range(len(group.branches))]
@@ -443,7 +344,7 @@ class Rows:
             self.drop(trunk)
         self._state.look_again(trunk)
 
-    def _fail(self, result: StepResult, group: RowSet, error: Exception) -> None:
+    def _fail(self, result: StepResult, group: CandidateGroup, error: Exception) -> None:
         if group.job is not None:
             self._state.fail(result, group.trunk, group.job, self._state.wrapped(error))
 
@@ -455,23 +356,10 @@ def takes_turns(job: Job) -> bool:
 
 def tokens_ahead(row: Branch) -> int:
     """Tokens of its loop after the present pass, where that is known: 0 without a loop or with a stop rule."""
-    job, loop, firing = row.job, row.loop, row.firing
-    if job is None or job.loop is None or loop is None or firing is None or job.loop.stop_port is not None:
+    job, loop, forward = row.job, row.loop, row.forward
+    if job is None or job.loop is None or loop is None or forward is None or job.loop.stop_port is not None:
         return 0
-    return firing.row_tokens * (loop.limit - loop.iteration - firing.iterations)
-
-
-def stacked(shares: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Values of all rows on a first axis, by port. Ports that some row lacks are left out; raises EngineError."""
-    ports = [port for port in shares[0] if all(port in share for share in shares)] if shares else []
-    made = {}
-    for port in ports:
-        values = [share[port] for share in shares]
-        if any(value.shape != values[0].shape for value in values):
-            shapes = sorted({str(list(value.shape)) for value in values})
-            raise EngineError(f"rows of one job gave {port!r} in different shapes", ", ".join(shapes))
-        made[port] = torch.stack(values)
-    return made
+    return forward.row_tokens * (loop.limit - loop.iteration - forward.iterations)
 
 
 def _sampling_of(sampling: SamplingParams, row: int) -> SamplingParams:

@@ -1,8 +1,8 @@
-"""The KV engine: a NodeRunner for nodes with a paged cache. Used by the worker's loop.
+"""Engine for nodes with a paged KV cache: a NodeRunner. Used by the worker's loop.
 
-Rows of resident loops stay in flat arrays and run in every step; other jobs join as prefill pieces under the token
-budget. Memory pressure is answered by recompute: the youngest request gives its pages back and its log is computed
-again later, so that results equal an undisturbed run.
+Sequences in resident loops stay in flat arrays and run in every step; other jobs join as prefill chunks within the
+token budget. Under memory pressure the youngest request is preempted: its pages are freed and recomputed later from its
+log, so results equal those of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from mstar_core.engine.cache.slots import Slots
 from mstar_core.engine.cuda_graphs.buckets import Buckets, Captures, GraphCounts
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
 from mstar_core.engine.cuda_graphs.passes import PassGraphs
-from mstar_core.engine.device import HostCopy
-from mstar_core.engine.kv.batch import Part, Piece
-from mstar_core.engine.kv.candidates import Rows
-from mstar_core.engine.kv.intake import Intake
+from mstar_core.engine.kv.batch import BatchOutput, ScheduledChunk
+from mstar_core.engine.kv.candidates import Candidates
+from mstar_core.engine.kv.inputs import InputProcessor
 from mstar_core.engine.kv.loops import Loops
-from mstar_core.engine.kv.model_runner import Faults, StepRunner
-from mstar_core.engine.kv.scheduler import Admission
-from mstar_core.engine.kv.sequence import Branch, Request
-from mstar_core.engine.kv.state import Arriving, KVRunning, KVState
+from mstar_core.engine.kv.model_runner import Faults, ModelRunner
+from mstar_core.engine.kv.scheduler import Scheduler
+from mstar_core.engine.kv.sequence import Branch, KVRequest
+from mstar_core.engine.kv.state import KVState, KVStep, PendingCopy
+from mstar_core.engine.transfers import HostCopy
 from mstar_core.errors import ConfigError, EngineError, TooLarge
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.base import Job, Running, SamplingParams
-    from mstar_core.engine.kv_view import KVModule
     from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.layers.kv_view import KVModule
 
 FUSED_TOKENS: Final = 65536
 """Tokens of one step beyond which fused loops go on in the next one, so that nobody waits for all of a long rollout."""
@@ -48,8 +48,8 @@ FUSED_TOKENS: Final = 65536
 class KVCacheEngine:
     """Runs one KV node on one device. Owned by the worker; every call comes from its one thread.
 
-    A module may name `host_outputs`, outputs of loops that leave the device (`told_outputs`: when an iteration is told,
-    not at the end): they travel within the step, which is done when they are there. Few steps are in flight at once.
+    A module may name `host_outputs`: loop outputs that the engine copies to the host. `streamed_outputs` are copied
+    only for iterations that the loop emits, not at its end. A step is done when its copies are.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class KVCacheEngine:
         lookahead: int = 0, prefix_cache: bool = True, graphs: Buckets | Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic, faults: Faults | None = None,
         report: Callable[[str, str], None] | None = None, captures: Captures | None = None,
-        to_host: Callable[[Tensor], Arriving] = HostCopy,
+        to_host: Callable[[Tensor], PendingCopy] = HostCopy,
     ) -> None:  # fmt: skip
         """report: told the phase (`kernels` or `capture`) and the step, for each step captured here.
 
@@ -77,7 +77,7 @@ class KVCacheEngine:
         self._branch_names = spec.kv.branches
         self._lookahead = lookahead
         self._to_host = to_host
-        self._ended, self._told = (frozenset[str](getattr(module, n, ())) for n in ("host_outputs", "told_outputs"))
+        self._ended, self._told = (frozenset[str](getattr(module, n, ())) for n in ("host_outputs", "streamed_outputs"))
         self._opened = 0
         pool = PagePool(num_pages, page_size)
         tables = PageTables(pool, max_slots, max_seq_len)
@@ -85,7 +85,7 @@ class KVCacheEngine:
         cache = PrefixCache(pool) if prefix_cache else None
         attends = backend(attention, make_pools(spec.kv, num_pages, page_size, dtype, device), page_size)
         self._state = KVState(spec.name, pool, tables, cache, slots, clock)
-        self._runner = StepRunner(spec, module, attends, slots, tables, runs_ahead=lookahead > 0, faults=faults)
+        self._runner = ModelRunner(spec, module, attends, slots, tables, runs_ahead=lookahead > 0, faults=faults)
         buckets = graphs if isinstance(graphs, Buckets) else Buckets(decode=tuple(graphs))
         self._graphs: NodeGraphs | None = None
         if (buckets.decode or buckets.prefill) and spec.sampling is not None and vocab:
@@ -97,10 +97,10 @@ class KVCacheEngine:
         elif (buckets.decode or buckets.prefill) and spec.capture_sizes and not spec.sampling:
             by = captures or Captures(device)
             self._runner.passes = PassGraphs(spec, module, attends, tables, max_slots, by, token_budget)
-        intake = Intake(spec, module, device, dtype)
+        intake = InputProcessor(spec, module, device, dtype)
         self._loops = Loops(slots, tables, intake, spec, vocab)
-        self._rows = Rows(spec, self._state, intake.on_device)
-        self._admission = Admission(spec, self._state, self._loops, self._rows, self._runner, token_budget)
+        self._rows = Candidates(spec, self._state, intake.on_device)
+        self._scheduler = Scheduler(spec, self._state, self._loops, self._rows, self._runner, token_budget)
 
     # -- the worker's calls ------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class KVCacheEngine:
                 allowed=min(limit, self._state.pool.total * self._state.pool.page_size),
             )
         self._opened += 1
-        request = Request(handle, self._opened, sampling)
+        request = KVRequest(handle, self._opened, sampling)
         for name in self._branch_names:
             request.branches[name] = Branch(request, name, ContentChain(self._state.pool.page_size))
         self._state.requests[handle] = request
@@ -206,20 +206,20 @@ class KVCacheEngine:
         ready += len(self._state.active) + len(self._state.ready.done) + len(self._state.ready.failed)
         return Pressure(ready=ready, waiting=waiting, oldest_s=oldest)
 
-    def launch(self) -> KVRunning | None:
+    def launch(self) -> KVStep | None:
         """See NodeRunner."""
         if len(self._state.in_flight) > self._lookahead:
             return None
         started = self._state.clock()
         if self._state.active:
-            self._admission.grow_decode_batch()
-        pieces = self._admission.choose_pieces() if self._state.pending else []
+            self._scheduler.grow_decode_rows()
+        chunks = self._scheduler.schedule_chunks() if self._state.pending else []
         if not self._state.is_decode_current:
-            self._admission.remake_decode_batch()
+            self._scheduler.remake_decode_rows()
         result, self._state.ready = self._state.ready, StepResult()
-        running = KVRunning([], result, started)
-        if self._state.decode is not None or pieces:
-            self._run(running, pieces)
+        running = KVStep([], result, started)
+        if self._state.decode is not None or chunks:
+            self._run(running, chunks)
             running.bring(self._ended, self._told, self._to_host)
         elif not (result.done or result.failed or result.emissions):
             return None
@@ -228,24 +228,24 @@ class KVCacheEngine:
 
     def is_done(self, running: Running) -> bool:
         """See NodeRunner."""
-        assert isinstance(running, KVRunning)
+        assert isinstance(running, KVStep)
         return running.is_done
 
     def collect(self, running: Running) -> StepResult:
         """See NodeRunner. Steps must be collected in launch order."""
-        assert isinstance(running, KVRunning) and self._state.in_flight and self._state.in_flight[0] is running
+        assert isinstance(running, KVStep) and self._state.in_flight and self._state.in_flight[0] is running
         self._state.in_flight.pop(0)
         for arriving in running.arriving:
             arriving.wait()
         result = running.result
         steps: list[tuple[np.ndarray, np.ndarray]] = []
-        for part in running.parts:
-            ids = part.host_ids.wait().numpy() if part.host_ids is not None else None
-            if part.decode is not None:
+        for out in running.batches:
+            ids = out.host_ids.wait().numpy() if out.host_ids is not None else None
+            if out.decode is not None:
                 assert ids is not None
-                self._collect_decode(running, part, ids, steps)
-            for piece in part.pieces:
-                self._collect_piece(result, part, piece, ids)
+                self._collect_decode(running, out, ids, steps)
+            for chunk in out.chunks:
+                self._collect_chunk(result, out, chunk, ids)
         for branch in running.fixed:
             branch.in_flight -= 1
             if not branch.has_work:  # a general loop ended: nothing is ready here until a job comes
@@ -306,71 +306,71 @@ class KVCacheEngine:
 
     # -- after a forward ---------------------------------------------------------------------------------------------
 
-    def _run(self, running: KVRunning, pieces: list[Piece]) -> None:
+    def _run(self, running: KVStep, chunks: list[ScheduledChunk]) -> None:
         """Run the step and, for fused loops, all their iterations."""
-        decode, again = self._state.decode, pieces
+        decode, again = self._state.decode, chunks
         while decode is not None or again:
-            self._admission.look_ahead(again)
-            parts = self._runner.run(decode, again)
-            running.parts += parts
-            for part in parts:
-                self._account(running, part)
-            going = [piece.branch for part in parts for piece in part.pieces if self._settle(running, part, piece)]
+            self._scheduler.look_ahead(again)
+            outs = self._runner.run(decode, again)
+            running.batches += outs
+            for out in outs:
+                self._account(running, out)
+            going = [chunk.branch for out in outs for chunk in out.chunks if self._settle(running, out, chunk)]
             # Every row is settled before pages are asked for: a preemption must not meet a half-settled one.
             again = [
-                self._admission.piece(b, b.firing.tokens)
+                self._scheduler.chunk(b, b.forward.tokens)
                 for b in going
-                if b.firing is not None and self._admission.reserve(b)
+                if b.forward is not None and self._scheduler.reserve(b)
             ]
-            again = [piece for piece in again if piece.branch.is_reserved]
+            again = [chunk for chunk in again if chunk.branch.is_reserved]
             decode = None
 
-    def _account(self, running: KVRunning, part: Part) -> None:
+    def _account(self, running: KVStep, out: BatchOutput) -> None:
         result = running.result
-        count = len(part.decode.branches) if part.decode else 0
-        result.rows += count + len(part.pieces)
-        result.tokens += count + sum(piece.computed for piece in part.pieces)
-        for branch, error in part.failed:
+        count = len(out.decode.branches) if out.decode else 0
+        result.rows += count + len(out.chunks)
+        result.tokens += count + sum(chunk.computed for chunk in out.chunks)
+        for branch, error in out.failed:
             if branch.job is not None:
                 self._state.fail(result, branch, branch.job, error)
-        if part.decode is not None:
+        if out.decode is not None:
             self._state.decode_since = self._state.clock()
-            if np.count_nonzero(part.left) < count:
-                for index in np.nonzero(part.left == 0)[0].tolist():
-                    self._state.active.pop(int(part.decode.keys[index]), None)
+            if np.count_nonzero(out.left) < count:
+                for index in np.nonzero(out.left == 0)[0].tolist():
+                    self._state.active.pop(int(out.decode.keys[index]), None)
                 self._state.is_decode_current = False
 
-    def _settle(self, running: KVRunning, part: Part, piece: Piece) -> bool:
-        """Move a branch on after its piece. True when a fused loop goes on within this step."""
-        branch, firing = piece.branch, piece.firing
+    def _settle(self, running: KVStep, out: BatchOutput, chunk: ScheduledChunk) -> bool:
+        """Move a branch on after its chunk. True when a fused loop goes on within this step."""
+        branch, forward = chunk.branch, chunk.forward
         branch.waiting_since = self._state.clock()
-        if not piece.is_last or branch.job is not piece.job:
+        if not chunk.is_last or branch.job is not chunk.job:
             return False
-        if firing.is_replay:
+        if forward.is_replay:
             branch.replay.popleft()
             branch.is_evicted = branch.is_evicted and bool(branch.replay)
             return False
-        self._state.slots.next_position[branch.slot] = self._loops.position_after(branch, firing)
-        if firing.attend.write:
-            self._loops.log(branch, firing)
+        self._state.slots.next_position[branch.slot] = self._loops.position_after(branch, forward)
+        if forward.attend.write:
+            self._loops.log(branch, forward)
             if self._state.cache is not None and branch.chain.keys:
                 full = int(self._state.tables.length[branch.slot]) // self._state.pool.page_size
                 self._state.cache.insert(branch.chain.keys[:full], self._state.tables.pages(branch.slot)[:full])
         if branch.loop is None:
-            branch.firing = None
+            branch.forward = None
             branch.in_flight += 1
             running.fixed.append(branch)
             return False
-        return self._iterate(running, part, piece)
+        return self._iterate(running, out, chunk)
 
-    def _iterate(self, running: KVRunning, part: Part, piece: Piece) -> bool:
+    def _iterate(self, running: KVStep, out: BatchOutput, chunk: ScheduledChunk) -> bool:
         """Carry a general loop's values over, or end it."""
-        branch, job = piece.branch, piece.job
+        branch, job = chunk.branch, chunk.job
         assert job is not None and job.loop is not None and branch.loop is not None
-        branch.loop.iteration += piece.iterations - 1
-        drawn = part.ids[piece.sampled_at : piece.sampled_at + 1] if piece.samples and part.ids is not None else None
+        branch.loop.iteration += chunk.iterations - 1
+        drawn = out.ids[chunk.sampled_at : chunk.sampled_at + 1] if chunk.samples and out.ids is not None else None
         try:
-            emission, ended = self._loops.advance(branch, job, piece.firing, drawn)
+            emission, ended = self._loops.advance(branch, job, chunk.forward, drawn)
         except Exception as error:  # noqa: BLE001 a module that leaves out a carried port fails its own request only
             self._state.fail(running.result, branch, job, self._state.wrapped(error))
             return False
@@ -379,7 +379,7 @@ class KVCacheEngine:
         if ended is not None:
             running.result.done.append(ended)
             self._state.hold(branch, ended.outputs)
-            branch.job = branch.firing = branch.loop = None
+            branch.job = branch.forward = branch.loop = None
             branch.in_flight += 1
             running.fixed.append(branch)
             return False
@@ -392,10 +392,10 @@ class KVCacheEngine:
     # -- collecting --------------------------------------------------------------------------------------------------
 
     def _collect_decode(
-        self, running: KVRunning, part: Part, ids: np.ndarray, steps: list[tuple[np.ndarray, np.ndarray]]
+        self, running: KVStep, out: BatchOutput, ids: np.ndarray, steps: list[tuple[np.ndarray, np.ndarray]]
     ) -> None:
-        assert part.decode is not None
-        rows, keys, left, place = part.decode.slots, part.decode.keys, part.left, part.place
+        assert out.decode is not None
+        rows, keys, left, place = out.decode.slots, out.decode.keys, out.left, out.place
         ids = ids[: len(rows)]
         kept = None
         if running.dropped:
@@ -406,8 +406,8 @@ class KVCacheEngine:
         slots.last[rows] = ids
         # count_nonzero: the cheapest question numpy answers; rows are looked at only when something ended.
         hits = slots.stop_ids[rows] == ids[:, None]
-        if part.outputs:
-            self._report(running, part, kept, left)
+        if out.outputs:
+            self._report(running, out, kept, left)
         if np.count_nonzero(hits) or np.count_nonzero(left) < len(left):
             bad = self._finish_rows(running.result, (keys, ids, left, hits.any(axis=1)))
             if bad:
@@ -444,40 +444,42 @@ class KVCacheEngine:
     def _take_back(self, branch: Branch, key: int) -> None:
         """Undo what later steps in flight did for a loop that had already ended."""
         for later in self._state.in_flight:
-            for part in later.parts:
-                if part.decode is not None and key in part.decode.keys and key not in later.dropped:
+            for out in later.batches:
+                if out.decode is not None and key in out.decode.keys and key not in later.dropped:
                     later.dropped.add(key)
                     self._state.tables.truncate(branch.slot, 1)
                     self._state.slots.next_position[branch.slot] -= 1
                     self._state.slots.drawn[branch.slot] -= 1
 
-    def _report(self, running: KVRunning, part: Part, kept: np.ndarray | None, left: np.ndarray) -> None:
-        assert part.decode is not None
+    def _report(self, running: KVStep, out: BatchOutput, kept: np.ndarray | None, left: np.ndarray) -> None:
+        assert out.decode is not None
         at = 0
-        for index, branch in enumerate(part.decode.branches):
+        for index, branch in enumerate(out.decode.branches):
             if kept is not None and not kept[index]:
                 continue
             job, loop = branch.job, branch.loop
             if job is not None and loop is not None and job.loop is not None and job.loop.emit:
-                values = {port: part.outputs[port][index : index + 1] for port in job.loop.emit if port in part.outputs}
+                values = {port: out.outputs[port][index : index + 1] for port in job.loop.emit if port in out.outputs}
                 iteration = loop.limit - int(left[at]) - 1
                 running.result.emissions.append(Emission(job=job, iteration=iteration, outputs=values))
             at += 1
 
-    def _collect_piece(self, result: StepResult, part: Part, piece: Piece, ids: np.ndarray | None) -> None:
-        branch, job = piece.branch, piece.job
+    def _collect_chunk(
+        self, result: StepResult, out: BatchOutput, chunk: ScheduledChunk, ids: np.ndarray | None
+    ) -> None:
+        branch, job = chunk.branch, chunk.job
         if (
             job is None
             or self._state.requests.get(job.handle) is not branch.request
-            or not piece.samples
-            and not piece.is_last
+            or not chunk.samples
+            and not chunk.is_last
         ):
             return
-        parts = piece.firing.parts.items()
-        outputs = {port: chunks[0] if len(chunks) == 1 else torch.cat(chunks) for port, chunks in parts}
-        if piece.samples:
-            assert ids is not None and part.ids is not None and self._spec.sampling is not None
-            drawn = int(ids[piece.sampled_at])
+        by_port = chunk.forward.chunk_outputs.items()
+        outputs = {port: values[0] if len(values) == 1 else torch.cat(values) for port, values in by_port}
+        if chunk.samples:
+            assert ids is not None and out.ids is not None and self._spec.sampling is not None
+            drawn = int(ids[chunk.sampled_at])
             if drawn < 0:
                 self._state.fail(result, branch, job, self._state.no_id())
                 return
@@ -485,7 +487,7 @@ class KVCacheEngine:
                 self._state.slots.last[branch.slot] = drawn
             # On the host, where it is known: whoever asks a GPU for it again waits for the steps launched since.
             outputs[self._spec.sampling.port] = torch.tensor([drawn], dtype=torch.int64)
-        if piece.firing.is_replay or job.loop is not None or branch.job is not job:
+        if chunk.forward.is_replay or job.loop is not None or branch.job is not job:
             return
         result.done.append(Done(job=job, outputs=outputs, cached_tokens=branch.cached_tokens))
         self._state.hold(branch, outputs)

@@ -1,7 +1,7 @@
-"""What a job does to its branch: starting firings and loops, carrying values, logging. Called by the KV engine.
+"""What a job does to its branch: starting forwards and loops, carrying values, logging. Called by the KV engine.
 
 A loop that feeds its sampled id back is *resident*: its row lives in the decode arrays. Every other loop is a
-sequence of firings whose outputs are carried to the next one.
+sequence of forwards whose outputs are carried to the next one.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import torch
 
 from mstar_core.engine.base import Done, Emission
 from mstar_core.engine.cache.slots import NO_ID
-from mstar_core.engine.kv.candidates import RowJob
-from mstar_core.engine.kv.sequence import Branch, Firing, Logged, LoopState, Mark
+from mstar_core.engine.kv.sequence import Branch, CandidateJob, ForwardPass, Logged, LoopState, RollbackPoint
 from mstar_core.engine.loop_rules import carried_values, no_start, stops
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.spec.nodes import MAIN, STEP
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Job, LoopSpec
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cache.slots import Slots
-    from mstar_core.engine.kv.intake import Intake
+    from mstar_core.engine.kv.inputs import InputProcessor
     from mstar_core.graph.spec.nodes import NodeSpec
 
 
@@ -43,7 +42,7 @@ class _Numbers(dict[int, "Tensor"]):
 class Loops:
     """Starts and advances the jobs of one node. Holds no state of its own beyond the engine's arrays."""
 
-    def __init__(self, slots: Slots, tables: PageTables, intake: Intake, spec: NodeSpec, vocab: int) -> None:
+    def __init__(self, slots: Slots, tables: PageTables, intake: InputProcessor, spec: NodeSpec, vocab: int) -> None:
         self._slots = slots
         self._tables = tables
         self._intake = intake
@@ -66,19 +65,21 @@ class Loops:
         self._keep_or_drop(branch, job)
         if job.loop is None:
             step = job.inputs.get(STEP)
-            branch.firing = self._first_firing(branch, job, job.inputs, 0 if step is None else int(step))
+            branch.forward = self._first_forward(branch, job, job.inputs, 0 if step is None else int(step))
             return None
         if self._is_resident(branch, job, job.loop):
             return self._start_resident(branch, job, job.loop)
         return self._start_general(branch, job, job.loop)
 
     def advance(
-        self, branch: Branch, job: Job, firing: Firing, drawn: Tensor | None
+        self, branch: Branch, job: Job, forward: ForwardPass, drawn: Tensor | None
     ) -> tuple[Emission | None, Done | None]:
-        """Finish one iteration of a general loop: what it emits, and its end or (None) the next firing."""
+        """Finish one iteration of a general loop: what it emits, and its end or (None) the next forward."""
         spec, loop = job.loop, branch.loop
         assert spec is not None and loop is not None
-        outputs = {port: chunks[0] if len(chunks) == 1 else torch.cat(chunks) for port, chunks in firing.parts.items()}
+        outputs = {
+            port: values[0] if len(values) == 1 else torch.cat(values) for port, values in forward.chunk_outputs.items()
+        }
         if drawn is not None and self._port is not None:
             outputs[self._port] = drawn
         missing = sorted(set(spec.carry) - set(outputs))
@@ -103,7 +104,7 @@ class Loops:
             )
         if not job.attend.write:
             job.inputs = self._intake.kept(job.inputs)
-        branch.firing = self._iteration(branch, job, loop)
+        branch.forward = self._iteration(branch, job, loop)
         return emission, None
 
     def last_id(self, job: Job, value: int) -> dict[str, Tensor]:
@@ -111,18 +112,18 @@ class Loops:
         assert self._port is not None
         return {self._port: torch.tensor([value], dtype=torch.int64)}
 
-    def position_after(self, branch: Branch, firing: Firing) -> int:
+    def position_after(self, branch: Branch, forward: ForwardPass) -> int:
         """Where the branch goes on after a pass; one that does not write moves nothing."""
-        if not firing.attend.write:
+        if not forward.attend.write:
             return int(self._slots.next_position[branch.slot])
-        return firing.next_position
+        return forward.next_position
 
-    def log(self, branch: Branch, firing: Firing) -> None:
+    def log(self, branch: Branch, forward: ForwardPass) -> None:
         """Remember how a stretch of the cache was made."""
-        attend = firing.attend
-        is_plain = firing.is_ids and attend.mask == "causal" and attend.positions == "running"
-        kept = None if is_plain else self._intake.owned(firing)
-        branch.record(Logged(tokens=firing.tokens, position=firing.position, firing=kept))
+        attend = forward.attend
+        is_plain = forward.is_ids and attend.mask == "causal" and attend.positions == "running"
+        kept = None if is_plain else self._intake.owned(forward)
+        branch.record(Logged(tokens=forward.tokens, position=forward.position, forward=kept))
 
     def sync_log(self, branch: Branch) -> None:
         """Log the ids that a resident loop has appended since the last time."""
@@ -142,31 +143,31 @@ class Loops:
     def _hold(self, branch: Branch, values: dict[str, Tensor]) -> None:
         if branch.trunk is None:
             branch.request.held.update(values)
-        elif isinstance(branch.job, RowJob):
+        elif isinstance(branch.job, CandidateJob):
             branch.job.group.held[branch.job.row].update(values)
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
-    def _first_firing(
+    def _first_forward(
         self, branch: Branch, job: Job, inputs: dict[str, Tensor], step: int = 0, iterations: int = 1
-    ) -> Firing:
+    ) -> ForwardPass:
         slot = branch.slot
         position = int(self._slots.next_position[slot])
-        firing = self._intake.firing(inputs, job.attend, position, branch.logged, step=step, iterations=iterations)
-        if firing.attend.write and firing.base + firing.tokens > self._tables.max_tokens:
+        forward = self._intake.forward(inputs, job.attend, position, branch.logged, step=step, iterations=iterations)
+        if forward.attend.write and forward.base + forward.tokens > self._tables.max_tokens:
             raise TooLarge(
                 f"the sequence outgrows node {self._spec.name}",
-                f"{firing.base} tokens are cached and {firing.tokens} more exceed {self._tables.max_tokens}",
+                f"{forward.base} tokens are cached and {forward.tokens} more exceed {self._tables.max_tokens}",
                 "shorten the input or raise max_seq_len",
-                value=firing.base + firing.tokens,
+                value=forward.base + forward.tokens,
                 allowed=self._tables.max_tokens,
             )
-        ids = self._take_ids(slot, firing) if firing.is_ids else None
-        if firing.attend.write:
-            self._slots.history[slot, firing.base : firing.base + firing.tokens] = NO_ID if ids is None else ids
+        ids = self._take_ids(slot, forward) if forward.is_ids else None
+        if forward.attend.write:
+            self._slots.history[slot, forward.base : forward.base + forward.tokens] = NO_ID if ids is None else ids
             if job.attend.keep != "loop":  # what will be dropped again is not part of the page keys
-                self._chain(branch, job, ids, firing.tokens)
-        return firing
+                self._chain(branch, job, ids, forward.tokens)
+        return forward
 
     def _chain(self, branch: Branch, job: Job, ids: np.ndarray | None, tokens: int) -> None:
         """Extend the page keys of the branch. ids: int32 [tokens], None where the tokens are not ids."""
@@ -180,9 +181,9 @@ class Loops:
         branch.chain.extend(ids, kind + seed)
 
     def _keep_or_drop(self, branch: Branch, job: Job) -> None:
-        """Mark where a loop's own tokens begin, and drop those of a loop that is over.
+        """RollbackPoint where a loop's own tokens begin, and drop those of a loop that is over.
 
-        A loop that this engine iterates alone drops its tokens at its end. Between single firings the end shows
+        A loop that this engine iterates alone drops its tokens at its end. Between single forwards the end shows
         in the next job: one that stays, or the first iteration of the next loop.
         """
         if branch.trunk is not None and branch.trunk.rows is not None and branch.trunk.rows.is_for_loop:
@@ -192,7 +193,7 @@ class Loops:
             self.drop(branch)
         if branch.mark is None and job.attend.keep == "loop" and job.attend.write:
             position = int(self._slots.next_position[branch.slot])
-            branch.mark = Mark(log=tuple(branch.log), logged=branch.logged, position=position)
+            branch.mark = RollbackPoint(log=tuple(branch.log), logged=branch.logged, position=position)
 
     def drop(self, branch: Branch) -> None:
         """Return a branch to its mark, where it has one."""
@@ -205,10 +206,10 @@ class Loops:
         branch.is_evicted = branch.is_evicted and mark.logged > 0
         self._slots.next_position[branch.slot] = mark.position
 
-    def _take_ids(self, slot: int, firing: Firing) -> np.ndarray:
-        """Ids of a firing for the history, int32; checked against the vocabulary, which a kernel would not forgive."""
+    def _take_ids(self, slot: int, forward: ForwardPass) -> np.ndarray:
+        """Ids of a forward for the history, int32; checked against the vocabulary, which a kernel would not forgive."""
         # A copy only where another node left the ids on a device: prompts come on the host and stay there.
-        host = firing.ports[self._intake.id_port] = firing.ports[self._intake.id_port].cpu()
+        host = forward.ports[self._intake.id_port] = forward.ports[self._intake.id_port].cpu()
         ids = host.numpy()
         if self._vocab and (ids.min() < 0 or ids.max() >= self._vocab):
             wrong = int(ids[(ids < 0) | (ids >= self._vocab)][0])
@@ -290,7 +291,7 @@ class Loops:
         branch.loop = LoopState(
             carried=carried, limit=loop.max_iters, ahead=self._ahead(job, loop), lists=self._intake.lists(job.inputs)
         )  # fmt: skip
-        branch.firing = self._iteration(branch, job, branch.loop)
+        branch.forward = self._iteration(branch, job, branch.loop)
         return None
 
     def _ahead(self, job: Job, loop: LoopSpec) -> int:
@@ -298,11 +299,11 @@ class Loops:
         is_free = loop.fused and not loop.carry and loop.stop_port is None and not self.wanted(job)
         return self._most_ahead if is_free and self._intake.holds_iterations(job.inputs, job.attend) else 1
 
-    def _iteration(self, branch: Branch, job: Job, loop: LoopState) -> Firing:
+    def _iteration(self, branch: Branch, job: Job, loop: LoopState) -> ForwardPass:
         inputs = {**job.inputs, **loop.lists, **loop.carried}
         inputs.pop(STEP, None)
         is_only_ids = all(map(self._intake.is_id_port, inputs))  # as in the decode rows, which count no steps
         if STEP in job.inputs or (self._intake.takes_step and not is_only_ids):
             inputs[STEP] = self._steps[loop.iteration]
         many = min(loop.ahead, loop.limit - loop.iteration)
-        return self._first_firing(branch, job, inputs, loop.iteration, many)
+        return self._first_forward(branch, job, inputs, loop.iteration, many)

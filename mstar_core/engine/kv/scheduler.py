@@ -10,33 +10,33 @@ import numpy as np
 from mstar_core.engine.batching import Offer, share_budget, youngest
 from mstar_core.engine.cache.page_pool import OutOfPages
 from mstar_core.engine.cuda_graphs.pass_keys import AHEAD, AHEAD_TOKENS
-from mstar_core.engine.kv.batch import Piece, decode_batch
+from mstar_core.engine.kv.batch import ScheduledChunk, decode_batch
 from mstar_core.engine.kv.candidates import tokens_ahead
-from mstar_core.engine.kv.model_runner import StepRunner
-from mstar_core.engine.kv.sequence import Branch, Firing
+from mstar_core.engine.kv.model_runner import ModelRunner
+from mstar_core.engine.kv.sequence import Branch, ForwardPass
 from mstar_core.errors import TooLarge
 
 if TYPE_CHECKING:
     from mstar_core.engine.base import Job
     from mstar_core.engine.cache.page_table import PageCopy
-    from mstar_core.engine.kv.candidates import Rows
+    from mstar_core.engine.kv.candidates import Candidates
     from mstar_core.engine.kv.loops import Loops
     from mstar_core.engine.kv.state import KVState
     from mstar_core.graph.spec.nodes import NodeSpec
 
 
 ROWS: Final = 32
-"""Rows of captured passes that a step takes: enough to fill a device while the host prepares others.
+"""Candidates of captured passes that a step takes: enough to fill a device while the host prepares others.
 
-Rows of which each iteration is told are not counted.
+Candidates of which each iteration is told are not counted.
 """
 
 
-class Admission:
+class Scheduler:
     """Starts jobs, reserves pages and preempts. Holds no state of its own beyond the engine's."""
 
     def __init__(
-        self, spec: NodeSpec, state: KVState, loops: Loops, rows: Rows, runner: StepRunner, token_budget: int
+        self, spec: NodeSpec, state: KVState, loops: Loops, rows: Candidates, runner: ModelRunner, token_budget: int
     ) -> None:
         assert spec.kv is not None
         self._spec = spec
@@ -47,14 +47,14 @@ class Admission:
         self._runner = runner
         self._budget = token_budget
 
-    def choose_pieces(self) -> list[Piece]:
+    def schedule_chunks(self) -> list[ScheduledChunk]:
         """Start what can start, in order of age, and cut it to the token budget."""
-        pieces = self._look()
-        while not pieces and self._state.has_changed:  # who came late in the look gave back what an older one lacked
-            pieces = self._look()
-        return pieces
+        chunks = self._look()
+        while not chunks and self._state.has_changed:  # who came late in the look gave back what an older one lacked
+            chunks = self._look()
+        return chunks
 
-    def _look(self) -> list[Piece]:
+    def _look(self) -> list[ScheduledChunk]:
         self._state.look()
         chosen: list[Branch] = []
         ahead = [branch for _, branch in sorted(self._state.pending.items(), reverse=True)]
@@ -77,57 +77,59 @@ class Admission:
                     self._join_decode(branch)
                 else:
                     chosen.append(branch)
-                    # Rows whose iterations are told together stay together: the last one decides when.
+                    # Candidates whose iterations are told together stay together: the last one decides when.
                     rows += 0 if branch.is_told else branch.current.iterations
         budget, prompts = self._budget, self._runner.prompts
         if prompts is not None and prompts.most_tokens:
             # No more than one replay takes: rows that decode wait for one of them at most, and its buffers take turns.
             budget, chosen = min(budget, prompts.most_tokens), chosen[: prompts.most_rows]
-        if most_rows and all(firing.per_row for firing in _currents(chosen)):
-            budget = max(budget, sum(firing.left for firing in _currents(chosen)))  # their number is bound enough
+        if most_rows and all(forward.per_row for forward in _currents(chosen)):
+            budget = max(budget, sum(forward.left for forward in _currents(chosen)))  # their number is bound enough
         offers = [Offer(tokens=f.left, must_be_whole=f.must_be_whole) for f in _currents(chosen)]
         budget = max(budget - len(self._state.active), self._state.pool.page_size)
         counts = share_budget(offers, budget)
         # A preemption during this choice may have taken pages back from a branch that was chosen before.
-        return [self.piece(b, n) for b, n in zip(chosen, counts, strict=True) if n and b.is_reserved]
+        return [self.chunk(b, n) for b, n in zip(chosen, counts, strict=True) if n and b.is_reserved]
 
-    def piece(self, branch: Branch, count: int) -> Piece:
-        firing = branch.current
-        assert firing is not None
-        piece = Piece(branch, firing, count, branch.job, is_last=count == firing.left, iterations=firing.iterations)
-        if not firing.is_replay and branch.job is not None:
-            piece.wants = self._loops.wanted(branch.job)
-            piece.samples = piece.is_last and branch.job.sample and self._spec.sampling is not None
-        return piece
+    def chunk(self, branch: Branch, count: int) -> ScheduledChunk:
+        forward = branch.current
+        assert forward is not None
+        chunk = ScheduledChunk(
+            branch, forward, count, branch.job, is_last=count == forward.left, iterations=forward.iterations
+        )
+        if not forward.is_replay and branch.job is not None:
+            chunk.wants = self._loops.wanted(branch.job)
+            chunk.samples = chunk.is_last and branch.job.sample and self._spec.sampling is not None
+        return chunk
 
-    def look_ahead(self, pieces: Sequence[Piece]) -> None:
+    def look_ahead(self, chunks: Sequence[ScheduledChunk]) -> None:
         """Let one replay run several iterations of loops, where nobody could join in between, and get pages for them.
 
         A loop that tells each iteration runs ahead from its second one on, while no other branch waits and all others
         run ahead too: who has just come is beside it in the next step.
         """
-        tokens = sum(piece.count for piece in pieces)
+        tokens = sum(chunk.count for chunk in chunks)
         sizes = [size for size in AHEAD if size * tokens <= AHEAD_TOKENS]
         if self._runner.passes is None or not sizes:
             return
-        most = [self._most_ahead(piece) for piece in pieces]
-        is_crowded = bool(self._state.active) or len(self._state.pending) > len(pieces) or min(most, default=1) == 1
-        for piece, own in zip(pieces, most, strict=True):
-            if not (is_crowded and piece.branch.is_told):
-                piece.ahead = next((size for size in sizes if size <= own and self._makes_room(piece, size)), 1)
+        most = [self._most_ahead(chunk) for chunk in chunks]
+        is_crowded = bool(self._state.active) or len(self._state.pending) > len(chunks) or min(most, default=1) == 1
+        for chunk, own in zip(chunks, most, strict=True):
+            if not (is_crowded and chunk.branch.is_told):
+                chunk.ahead = next((size for size in sizes if size <= own and self._makes_room(chunk, size)), 1)
 
-    def _most_ahead(self, piece: Piece) -> int:
-        """Iterations of its loop that nothing stands between, from that of a piece on."""
-        loop, state, firing = piece.job.loop if piece.job is not None else None, piece.branch.loop, piece.firing
+    def _most_ahead(self, chunk: ScheduledChunk) -> int:
+        """Iterations of its loop that nothing stands between, from that of a chunk on."""
+        loop, state, forward = chunk.job.loop if chunk.job is not None else None, chunk.branch.loop, chunk.forward
         if loop is None or state is None or not loop.fused or not loop.carry or loop.stop_port is not None:
             return 1
-        if state.ready or firing.is_replay or not firing.attend.write or (loop.emit and not state.iteration):
+        if state.ready or forward.is_replay or not forward.attend.write or (loop.emit and not state.iteration):
             return 1
         return min([state.limit, *map(len, state.lists.values())]) - state.iteration
 
-    def _makes_room(self, piece: Piece, iterations: int) -> bool:
+    def _makes_room(self, chunk: ScheduledChunk, iterations: int) -> bool:
         """Get pages for so many iterations, where they are there: nobody gives way for it."""
-        tables, tokens, slot = self._state.tables, piece.count * iterations, piece.branch.slot
+        tables, tokens, slot = self._state.tables, chunk.count * iterations, chunk.branch.slot
         if int(tables.length[slot]) + tokens > tables.max_tokens:
             return False
         if tables.missing(slot, tokens) > self._state.pool.available:
@@ -217,9 +219,9 @@ class Admission:
             self._loops.rebuild(branch)
             branch.is_evicted = bool(branch.replay)
         self._adopt_cached(branch)
-        wanted = sum(firing.left for firing in branch.replay)
-        if branch.firing is not None and branch.firing.attend.write:
-            wanted += branch.firing.left
+        wanted = sum(forward.left for forward in branch.replay)
+        if branch.forward is not None and branch.forward.attend.write:
+            wanted += branch.forward.left
             if branch.trunk is not None:
                 # All that its loop will need: a row that has begun ends, and then others take its place.
                 wanted = min(wanted + tokens_ahead(branch), self._room(branch))
@@ -243,7 +245,7 @@ class Admission:
 
     def _room(self, row: Branch) -> int:
         """Most tokens that a row can still take; never less than what it computes now, which may be too much."""
-        left = sum(firing.left for firing in row.replay) + (row.firing.left if row.firing is not None else 0)
+        left = sum(forward.left for forward in row.replay) + (row.forward.left if row.forward is not None else 0)
         return max(left, self._state.tables.max_tokens - int(self._state.tables.length[row.slot]))
 
     def _would_thrash(self, branch: Branch, wanted: int) -> bool:
@@ -280,10 +282,15 @@ class Admission:
         row = branch.slot
         if self._state.cache is None or self._state.tables.count[row] or self._state.tables.length[row]:
             return
-        tokens = sum(firing.tokens for firing in branch.replay)
-        firing = branch.firing
-        if firing is not None and branch.job is not None and firing.attend.write and not self._loops.wanted(branch.job):
-            tokens += firing.tokens
+        tokens = sum(forward.tokens for forward in branch.replay)
+        forward = branch.forward
+        if (
+            forward is not None
+            and branch.job is not None
+            and forward.attend.write
+            and not self._loops.wanted(branch.job)
+        ):
+            tokens += forward.tokens
         pages = self._state.cache.match(branch.chain.keys, tokens) if tokens else []
         if not pages:
             return
@@ -293,8 +300,8 @@ class Admission:
             skipped -= branch.replay.popleft().tokens
         if branch.replay:
             branch.replay[0].done = skipped
-        elif skipped and firing is not None:
-            firing.done = branch.cached_tokens = skipped
+        elif skipped and forward is not None:
+            forward.done = branch.cached_tokens = skipped
         if not branch.replay:
             branch.is_evicted = False
 
@@ -306,10 +313,10 @@ class Admission:
         self._state.active[int(branch.job.key)] = branch
         self._state.is_decode_current = False
 
-    def grow_decode_batch(self) -> None:
+    def grow_decode_rows(self) -> None:
         """Give a writable place to every looping row whose pages are full; pressure preempts the youngest."""
         if not self._state.is_decode_current:
-            self.remake_decode_batch()
+            self.remake_decode_rows()
         decode = self._state.decode
         if decode is None:
             return
@@ -334,7 +341,7 @@ class Admission:
             else:
                 return
 
-    def remake_decode_batch(self) -> None:
+    def remake_decode_rows(self) -> None:
         branches = sorted(self._state.active.values(), key=lambda branch: branch.request.order)
         self._state.decode = decode_batch(branches, self._state.slots) if branches else None
         self._state.is_decode_current = True
@@ -358,8 +365,8 @@ class Admission:
         branch.is_evicted = branch.logged > 0
         branch.is_reserved = False
         branch.cached_tokens = 0
-        if branch.firing is not None:
-            branch.firing.restart()
+        if branch.forward is not None:
+            branch.forward.restart()
         if branch.loop is not None:
             branch.loop.ready.clear()  # its keys are gone, and the log does not have them
         if branch.is_decoding and branch.job is not None:
@@ -379,7 +386,7 @@ class Admission:
             self._runner.copy_pages(copies)
 
 
-def _currents(branches: list[Branch]) -> Iterator[Firing]:
+def _currents(branches: list[Branch]) -> Iterator[ForwardPass]:
     for branch in branches:
         if branch.current is not None:
             yield branch.current

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 from mstar_core.engine.base import Failed, StepResult
 from mstar_core.engine.batching import Holder
 from mstar_core.engine.failures import node_error
-from mstar_core.engine.kv.contiguous import stretches
-from mstar_core.engine.kv.sequence import Branch, Request
+from mstar_core.engine.kv.sequence import Branch, KVRequest
+from mstar_core.engine.transfers import contiguous_runs
 from mstar_core.errors import EngineError, MstarError, TooLarge
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from mstar_core.engine.cache.page_table import PageTables
     from mstar_core.engine.cache.prefix_cache import PrefixCache
     from mstar_core.engine.cache.slots import Slots
-    from mstar_core.engine.kv.batch import DecodeBatch, Part
+    from mstar_core.engine.kv.batch import BatchOutput, DecodeBatch
 
 
-class Arriving(Protocol):
+class PendingCopy(Protocol):
     """A value on its way to the host; `HostCopy` is one. pending: where it arrives."""
 
     @property
@@ -40,26 +40,26 @@ class Arriving(Protocol):
 
 
 @dataclass(slots=True)
-class KVRunning:
+class KVStep:
     """A step in flight. dropped: keys whose decode rows in it no longer count. fixed: branches that wait for it.
 
     arriving: what ended loops gave for the host. A step that gives nothing to the host is done when it is launched.
     """
 
-    parts: list[Part]
+    batches: list[BatchOutput]
     result: StepResult
     started: float
     dropped: set[int] = field(default_factory=set)
     fixed: list[Branch] = field(default_factory=list)
-    arriving: list[Arriving] = field(default_factory=list)
+    arriving: list[PendingCopy] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
         """Whether all that the host reads of this step is there."""
-        ids = (part.host_ids for part in self.parts if part.host_ids is not None)
+        ids = (out.host_ids for out in self.batches if out.host_ids is not None)
         return all(each.is_done for each in ids) and all(each.is_done for each in self.arriving)
 
-    def bring(self, ports: frozenset[str], told: frozenset[str], to_host: Callable[[Tensor], Arriving]) -> None:
+    def bring(self, ports: frozenset[str], told: frozenset[str], to_host: Callable[[Tensor], PendingCopy]) -> None:
         """Send what loops gave on these ports to the host, behind the step and before all that is launched later.
 
         What rows of one pass gave travels together.
@@ -69,7 +69,7 @@ class KVRunning:
         wanted += [(item.outputs, ports | told) for item in self.result.emissions]
         for port in sorted(ports | told):
             givers = [outputs for outputs, names in wanted if port in names and port in outputs]
-            for span, values in stretches([outputs[port] for outputs in givers]):
+            for span, values in contiguous_runs([outputs[port] for outputs in givers]):
                 self.arriving.append(to_host(values))
                 for outputs, value in zip(givers[span], self.arriving[-1].pending, strict=True):
                     outputs[port] = value
@@ -91,13 +91,13 @@ class KVState:
     cache: PrefixCache | None
     slots: Slots
     clock: Callable[[], float]
-    requests: dict[Handle, Request] = field(default_factory=dict)
+    requests: dict[Handle, KVRequest] = field(default_factory=dict)
     pending: dict[tuple[int, str], Branch] = field(default_factory=dict)
     looping: dict[int, Branch] = field(default_factory=dict)
     active: dict[int, Branch] = field(default_factory=dict)
     decode: DecodeBatch | None = None
     is_decode_current: bool = True
-    in_flight: list[KVRunning] = field(default_factory=list)
+    in_flight: list[KVStep] = field(default_factory=list)
     ready: StepResult = field(default_factory=StepResult)
     preempted: int = 0
     preempted_pages: int = 0
@@ -136,7 +136,7 @@ class KVState:
                 fixed = any(branch.in_flight for branch in request.sequences())
                 yield Holder(order=request.order, pages=pages, is_fixed=fixed)
 
-    def is_alone(self, request: Request) -> bool:
+    def is_alone(self, request: KVRequest) -> bool:
         """Whether no other request holds a page."""
         return all(holder.order == request.order or not holder.pages for holder in self.holders())
 
@@ -174,7 +174,7 @@ class KVState:
             self.stop_decoding(each)
             each.queue.clear()
             each.replay.clear()
-            each.job = each.firing = each.loop = None
+            each.job = each.forward = each.loop = None
             if each.rows is not None:
                 each.rows.job = None
             if each.slot >= 0:

@@ -22,9 +22,9 @@ from mstar_core.engine.loop_rules import carried_values, stops
 from mstar_core.engine.ports import keyword, names, takes
 from mstar_core.engine.rows import Dealer
 from mstar_core.engine.sampling.sampler import to_int64
-from mstar_core.engine.stateless.host_ring import HostRing
 from mstar_core.engine.stateless.inputs import BatchPorts, Number, is_on_gpu
 from mstar_core.engine.stateless.running import StatelessRunning, stays
+from mstar_core.engine.transfers import HostRing
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.graph.spec.nodes import STEP
 

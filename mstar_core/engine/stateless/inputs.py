@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mstar_core.engine.ports import keyword
-from mstar_core.engine.upload import upload
+from mstar_core.engine.transfers import upload
 from mstar_core.graph.spec.nodes import PortType
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from mstar_orpheus.llama_config import LlamaConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.kv_view import KVView
+    from mstar_core.layers.kv_view import KVView
 
 HEAD_KEY: Final = "lm_head.weight"
 

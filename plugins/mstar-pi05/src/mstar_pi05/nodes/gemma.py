@@ -19,7 +19,7 @@ from mstar_core.layers.packing import is_fused, kernels
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.kv_view import KVView
+    from mstar_core.layers.kv_view import KVView
     from mstar_pi05.checkpoint.sizes import Sizes, Tower
 
 Rotation = tuple["Tensor", "Tensor"]

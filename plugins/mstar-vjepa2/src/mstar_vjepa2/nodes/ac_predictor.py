@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, Union
 import torch
 from torch import nn
 
-from mstar_core.engine.kv_view import SilentView
 from mstar_core.errors import EngineError
+from mstar_core.layers.kv_view import SilentView
 from mstar_vjepa2.nodes.blocks import Block, MixCached, attend_all, stack, sum_norm
 from mstar_vjepa2.nodes.encoder import LATENT_EPS, latents_of
 from mstar_vjepa2.nodes.linear import Branch, branch_of, linear_into
@@ -26,7 +26,7 @@ from mstar_vjepa2.params import MOST_SAMPLES, POSE
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.kv_view import KVView
+    from mstar_core.layers.kv_view import KVView
     from mstar_vjepa2.checkpoint.config import ActionFacts
 
 CAMERA: Final = 6
@@ -45,7 +45,7 @@ Rows = Union["Tensor", list["Tensor"]]
 class ActionPredictor(nn.Module):
     """The next frame of every row from this one, its action and state, and the frames in its cache."""
 
-    told_outputs: Final = ("next_frame", "next_state")  # what a loop ends with may go on to the scorer
+    streamed_outputs: Final = ("next_frame", "next_state")  # what a loop ends with may go on to the scorer
 
     row: Tensor
     column: Tensor

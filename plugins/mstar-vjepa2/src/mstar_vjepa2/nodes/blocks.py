@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from mstar_core.engine.kv_view import PlacedView
+from mstar_core.layers.kv_view import PlacedView
 from mstar_vjepa2.nodes.linear import Branch, branch_of, linear, turned
 from mstar_vjepa2.nodes.rotary import Rotation, rotate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.kv_view import KVView
+    from mstar_core.layers.kv_view import KVView
     from mstar_vjepa2.checkpoint.config import VitFacts
 
 Mix = Callable[["Tensor", nn.Linear, "Rotation | None", int], "Tensor"]

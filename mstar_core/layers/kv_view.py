@@ -79,8 +79,7 @@ class KVModule(Protocol):
     step. A special input `$step` arrives as `step`, `$param:x` as `x`, one value per token [T].
     head(hidden [n, width]) -> logits [n, vocab] of any float type, which are sampled as float32; for a node whose
     Sampling names a vocabulary [n, ids of it], in that order. Called by the engine on the rows that need logits.
-    host_outputs, told_outputs, where a module has them: outputs of loops that are wanted on the host, all or only those
-    of iterations that are told; see KVCacheEngine.
+    host_outputs, streamed_outputs (optional): loop outputs that are copied to the host; see KVCacheEngine.
     """
 
     def __call__(self, *, kv: KVView, positions: Tensor, **ports: Tensor | list[Tensor]) -> dict[str, Tensor]: ...

@@ -1,4 +1,4 @@
-"""Turns jobs into firings: which port is cut along which axis, how many tokens, at which position.
+"""Turns jobs into forwards: which port is cut along which axis, how many tokens, at which position.
 
 Called by the KV engine when a job starts and when the log of a preempted branch is computed again.
 """
@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from mstar_core.engine.kv.model_runner import id_port
-from mstar_core.engine.kv.sequence import Firing, Logged
+from mstar_core.engine.kv.batch import chunk_positions
+from mstar_core.engine.kv.sequence import ForwardPass, Logged
 from mstar_core.engine.ports import keyword, takes
-from mstar_core.engine.upload import stays, upload
+from mstar_core.engine.transfers import is_small_on_host, upload
 from mstar_core.errors import EngineError
 from mstar_core.graph.spec.nodes import STEP, Attend, PortType
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from torch import Tensor
 
-    from mstar_core.engine.kv_view import KVModule
+    from mstar_core.engine.kv.batch import ScheduledChunk
     from mstar_core.graph.spec.nodes import NodeSpec
+    from mstar_core.layers.kv_view import KVModule
 
 POSITIONS: Final = "positions"
 """Port that brings positions where `Attend.positions` is `given`; tokens on its last axis."""
@@ -35,14 +38,14 @@ MOST_FORMS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What passes with inputs of the same shapes agree in. words: input and keyword; axes, tokens: as in `Firing`."""
+    """How inputs of certain shapes are taken. words: input name and keyword; axes, tokens: see `ForwardPass`."""
 
     words: tuple[tuple[str, str], ...]
     axes: dict[str, int | None]
     tokens: int
 
 
-class Intake:
+class InputProcessor:
     """Knows the ports of one node. Owned by its KV engine.
 
     A pass whose tokens are one port's is cut along that port's token axis, and other ports of that length with it;
@@ -76,19 +79,19 @@ class Intake:
 
     def at_hand(self, name: str, value: Tensor) -> Tensor:
         """The same for a value that one step takes: a small one of the host stays there until then."""
-        return self._typed(name, value) if stays(value) else self.on_device(name, value)
+        return self._typed(name, value) if is_small_on_host(value) else self.on_device(name, value)
 
     def kept(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Inputs of a loop that goes on pass by pass, where they need not travel again with each; numbers do."""
         is_small = {name: not value.dim() or name == POSITIONS for name, value in inputs.items()}
         return {name: value if is_small[name] else self.on_device(name, value) for name, value in inputs.items()}
 
-    def firing(
+    def forward(
         self, inputs: dict[str, Tensor], attend: Attend, position: int, base: int, *, step: int = 0, iterations: int = 1
-    ) -> Firing:
+    ) -> ForwardPass:
         """Make the pass for these inputs. Raises EngineError when their sizes contradict each other.
 
-        step: the iteration of a loop that it is; iterations: how many it holds from that one on, as `Firing` says.
+        step: the iteration of a loop that it is; iterations: how many it holds from that one on, as `ForwardPass` says.
         """
         found = dict(inputs)
         given = found.pop(POSITIONS, None) if attend.positions == "given" else None
@@ -108,27 +111,29 @@ class Intake:
                 f"{tokens} tokens, positions {None if given is None else list(given.shape)}",
                 node=self._spec.name,
             )
-        return Firing(
+        return ForwardPass(
             ports=ports, axes=axes, tokens=tokens, attend=attend, position=position, base=base, given=given,
             after=after, is_ids=ids is not None and given is None, per_row=self.row_ports & ports.keys(),
             iterations=iterations,
         )  # fmt: skip
 
-    def owned(self, firing: Firing) -> Firing:
+    def owned(self, forward: ForwardPass) -> ForwardPass:
         """The same pass, not yet computed, with values of its own: whoever lent one of the host may use it again."""
-        again = firing.bare()
-        again.ports = {name: value.clone() if stays(value) else value for name, value in firing.ports.items()}
+        again = forward.bare()
+        again.ports = {
+            name: value.clone() if is_small_on_host(value) else value for name, value in forward.ports.items()
+        }
         return again
 
-    def replayed(self, entry: Logged, base: int, history: np.ndarray) -> Firing:
+    def replayed(self, entry: Logged, base: int, history: np.ndarray) -> ForwardPass:
         """The pass that computes a logged stretch again. history: the slot's ids, int32, cache order."""
-        if entry.firing is None:
+        if entry.forward is None:
             ids = torch.from_numpy(history[base : base + entry.tokens].astype("int64"))
-            return Firing(
+            return ForwardPass(
                 ports={self.id_port: ids}, axes={self.id_port: 0}, tokens=entry.tokens, attend=Attend(),
                 position=entry.position, base=base, is_ids=True, is_replay=True,
             )  # fmt: skip
-        again = entry.firing.bare(is_replay=True)
+        again = entry.forward.bare(is_replay=True)
         again.base = base
         return again
 
@@ -249,3 +254,60 @@ class Intake:
     def _named_axis(self, name: str, value: Tensor) -> int | None:
         shape = self._types[name].shape if name in self._types else ()
         return shape.index(_TOKEN_AXIS) if _TOKEN_AXIS in shape and value.dim() == len(shape) else None
+
+
+def id_port(spec: NodeSpec) -> str:
+    """Under which name ids reach the module: `tokens` where the node has that port, else the port it samples."""
+    if "tokens" in spec.ports or spec.sampling is None:
+        return "tokens"
+    return spec.sampling.port
+
+
+def packed_ports(
+    chunks: Sequence[ScheduledChunk], ids: Tensor | None, device: torch.device
+) -> dict[str, Tensor | list[Tensor]]:
+    """The module's ports. ids: int64 [n] on the device, of decode rows before the chunks, which are then ids too."""
+    first = chunks[0].forward
+    ports: dict[str, Tensor | list[Tensor]] = {}
+    for name, axis in first.axes.items():
+        if name in first.per_row:
+            ports[name] = _of_rows([value for chunk in chunks for value in chunk.forward.of_rows(name)], device)
+            continue
+        cuts = [_cut(chunk, chunk.forward.ports[name], chunk.forward.axes[name]) for chunk in chunks]
+        cuts = _together(cuts, device, axis or 0)
+        if ids is not None:
+            cuts.insert(0, ids)
+        ports[name] = cuts[0] if len(cuts) == 1 else torch.cat(cuts, dim=axis or 0)
+    return ports
+
+
+def packed_positions(chunks: Sequence[ScheduledChunk], own: Tensor | None, device: torch.device) -> Tensor:
+    """Positions of all tokens, int64 [T] or as a port gives them. own: on the device, of decode rows before."""
+    where = [chunk_positions(chunk.forward, chunk.count) for chunk in chunks]
+    if all(chunk.forward.given is None for chunk in chunks):
+        where = _together(where, device, 0)
+    if own is not None:
+        where.insert(0, own)
+    return where[0] if len(where) == 1 else torch.cat(where, dim=-1)
+
+
+def _of_rows(values: list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
+    """One value per row, stacked where their shapes agree."""
+    if any(value.shape != values[0].shape for value in values):
+        return [upload(value, device) for value in values]
+    if all(value.is_cpu for value in values):
+        return upload(torch.stack(values), device)
+    return torch.stack([upload(value, device) for value in values])
+
+
+def _cut(chunk: ScheduledChunk, value: Tensor, axis: int | None) -> Tensor:
+    if axis is None or chunk.count == chunk.forward.tokens:
+        return value
+    return value.narrow(axis, chunk.forward.done, chunk.count)
+
+
+def _together(values: list[Tensor], device: torch.device, axis: int) -> list[Tensor]:
+    """Values of several chunks on the device, joined and copied at once where they are on the host."""
+    if not all(value.is_cpu for value in values):
+        return [upload(value, device) for value in values]
+    return [upload(values[0].contiguous() if len(values) == 1 else torch.cat(values, dim=axis), device)]
