@@ -16,9 +16,9 @@ import zmq
 
 from mstar_core.api.errors import PeerError, lost
 from mstar_core.api.metrics import Metrics
-from mstar_core.api.output.numbers import BFLOAT16
 from mstar_core.api.output.queue import Ending, OutputItem, OutputQueue
 from mstar_core.api.requests import LiveRequest, Registry
+from mstar_core.codec import BFLOAT16
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import Cancelled, EngineError, MstarError, TransportError, Unavailable, WorkerLost
 from mstar_core.messages.flow import Output, Outputs, TensorFreed

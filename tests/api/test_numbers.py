@@ -53,7 +53,7 @@ def bfloat16(values: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("form", ["raw", "npy", "safetensors", "json"])
 def test_what_is_packed_is_read_again_by_the_client(form: Any, dtype: str) -> None:
     if (form, dtype) == ("npy", "bfloat16"):
-        with pytest.raises(RequestError, match="npy holds no bfloat16"):
+        with pytest.raises(RequestError, match="npy does not support bfloat16"):
             packed(item(VALUES), NumberForm(form=form, dtype=dtype))
         return
     data, facts = packed(item(VALUES), NumberForm(form=form, dtype=dtype))

@@ -14,10 +14,10 @@ from mstar_core.api.errors import reply_of
 from mstar_core.api.http.exchange import Exchange
 from mstar_core.api.http.websocket import WebSocket
 from mstar_core.api.output.encode import OutputChunk
-from mstar_core.api.output.numbers import BFLOAT16, widened_bits
 from mstar_core.api.parse.fields import rules_of
 from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_params
 from mstar_core.api.service import Completion
+from mstar_core.codec import BFLOAT16, widen_bfloat16
 from mstar_core.errors import MstarError, RequestError
 from mstar_core.observe.logs import request_scope
 from mstar_core.plugin.observation import packed
@@ -110,11 +110,12 @@ def answer_of(chunks: list[OutputChunk], done: Completion, request_id: str) -> d
 
 
 def array_of(chunk: OutputChunk) -> np.ndarray:
-    """The numbers of a chunk that was packed as raw bytes."""
+    """Return the numbers of a chunk that was encoded as raw bytes; bfloat16 as float32."""
     dtype, shape = str(chunk.metadata["dtype"]), chunk.metadata["shape"]
-    if dtype == BFLOAT16:
-        return widened_bits(np.frombuffer(chunk.data, dtype="<u2")).reshape(shape)
-    return np.frombuffer(chunk.data, dtype=np.dtype(dtype).newbyteorder("<")).reshape(shape)
+    is_half = dtype == BFLOAT16
+    flat = np.frombuffer(chunk.data, dtype="<u2" if is_half else np.dtype(dtype).newbyteorder("<"))
+    array: np.ndarray = widen_bfloat16(flat) if is_half else flat
+    return array.reshape(shape)
 
 
 def _given(exchange: Exchange) -> dict[str, str]:
