@@ -35,7 +35,7 @@ def objects() -> str:
     """Every kind of object that a snapshot holds: its own words, then its fields."""
     from mstar_core.observe import frames
 
-    kinds = {"deployment": frames.Deployment, **frames.ITEM_TYPES}
+    kinds = {"deployment": frames.DeploymentStatus, **frames.ITEM_TYPES}
 
     def section(part: str, kind: type[Any]) -> str:
         fields = ", ".join(f"`{name}`" for name in kind.__struct_fields__)

@@ -15,8 +15,8 @@ SHOWN_AT = {"api": "both", "supervisor": "both", "socket": "socket"}
 
 def families() -> str:
     """Every family in the order of the table in the code."""
-    from mstar_core.observe.exposition import SUFFIXES
     from mstar_core.observe.families import FAMILIES
+    from mstar_core.observe.prometheus import SUFFIXES
 
     def cells(family: Any) -> Iterator[str]:
         suffix = SUFFIXES[family.kind][0] if family.kind == "counter" else ""

@@ -8,17 +8,17 @@ from datetime import UTC
 from functools import cache
 from pathlib import Path
 
-from mstarctl.top import moves
-from mstarctl.top.asking import Asking
+from mstarctl.top import navigation
+from mstarctl.top.data.queries import DeploymentQueries
+from mstarctl.top.data.recording import read_recording
+from mstarctl.top.data.session import ReplaySession
+from mstarctl.top.data.view import Link, View
+from mstarctl.top.drawing.svg import svg
 from mstarctl.top.keys import KEYS, works
-from mstarctl.top.layout.foot import Hint
+from mstarctl.top.layout.footer import Hint
 from mstarctl.top.layout.pages import compose
 from mstarctl.top.layout.scroll import Window
 from mstarctl.top.layout.state import PAGES, State
-from mstarctl.top.recording import read_recording
-from mstarctl.top.session import ReplaySession
-from mstarctl.top.svg import svg
-from mstarctl.top.view import Link, View
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDING = ROOT / "tests" / "top" / "recordings" / "qwen3_omni.mstar.gz"
@@ -45,10 +45,12 @@ def screen(page: str, size: tuple[int, int] = SIZE) -> str:
     session, view = replayed()
     state = State(page=page)
     if page == "overview":
-        state = replace(state, requests=Window(cursor=moves.request_keys(view, state)[3]))
+        state = replace(state, requests=Window(cursor=navigation.request_keys(view, state)[3]))
     if page == "request":
         key = next(key for key, r in view.store.requests.items() if "audio" in r.outputs and r.audio_s > 3)
-        state = replace(state, request=key, trace=Asking(None, session).trace(view.store.requests[key], view.t))
+        state = replace(
+            state, request=key, trace=DeploymentQueries(None, session).trace(view.store.requests[key], view.t)
+        )
     return svg(compose(view, state, *size, hints(page)).lines, title="mstarctl top qwen3_omni")
 
 

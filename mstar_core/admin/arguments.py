@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mstar_core.errors import NotFound, UsageError, did_you_mean
-from mstar_core.observe.frames import Request as RequestItem
-from mstar_core.observe.request_log import Known, RequestLog, request_item
+from mstar_core.observe.frames import RequestStatus as RequestItem
+from mstar_core.observe.request_log import RequestLog, RequestRecord, request_item
 
 if TYPE_CHECKING:
     from sanic.request import Request
@@ -75,7 +75,7 @@ def json_object(request: Request) -> dict[str, Any]:
     return found
 
 
-def known_request(log: RequestLog, request: Request, name: str) -> Known:
+def known_request(log: RequestLog, request: Request, name: str) -> RequestRecord:
     """The newest request that a client named so, or the one of `handle`. Raises NotFound with the nearest id."""
     handle = whole(request, "handle", 0) if "handle" in request.args else None
     found = log.find(name, handle)

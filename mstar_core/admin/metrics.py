@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mstar_core.observe.families import CONTENT_TYPE, made_by
-from mstar_core.observe.frames import Node
+from mstar_core.observe.frames import NodeStatus
 from mstar_core.observe.step_histograms import READINGS, step_histograms
 from mstar_core.observe.store import Store
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from mstar_core.messages.telemetry import MetricSample
-    from mstar_core.observe.exposition import Labelled
-    from mstar_core.observe.hub import Hub
+    from mstar_core.observe.hub import TelemetryHub
+    from mstar_core.observe.prometheus import Labelled
 
 
-class View(Protocol):
+class MetricsSource(Protocol):
     """What is read of the supervisor."""
 
-    hub: Hub
+    hub: TelemetryHub
     values: dict[str, float]
     restarts: int
     state: str
-    picture: Any
+    publisher: Any
 
 
-def exposition(view: View) -> bytes:
+def exposition(view: MetricsSource) -> bytes:
     """All series as text."""
     from prometheus_client import CollectorRegistry, generate_latest
 
@@ -46,7 +46,7 @@ def exposition(view: View) -> bytes:
 class Collector:
     """Makes the families when the registry asks."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: MetricsSource) -> None:
         self._view = view
 
     def collect(self) -> Iterator[Metric]:
@@ -62,10 +62,10 @@ class Collector:
         yield from self._edges(store)
 
     def _of_the_api(self) -> Iterator[Metric]:
-        from mstar_core.observe.exposition import SUFFIXES, rebuilt
+        from mstar_core.observe.prometheus import SUFFIXES, rebuilt
 
         by_name: defaultdict[str, list[MetricSample]] = defaultdict(list)
-        for sample in self._view.picture.samples.values():
+        for sample in self._view.publisher.samples.values():
             by_name[sample.name].append(sample)
         for family in made_by("api"):
             names = [f"{family.name}{suffix}" for suffix in SUFFIXES[family.kind]]
@@ -87,7 +87,7 @@ class Collector:
         sent = {(name,): self._view.values.get(f"{name}.sent_bytes") for name in children}
         yield _filled("mstar_transport_bytes", sent)
 
-    def _nodes(self, nodes: list[Node]) -> Iterator[Metric]:
+    def _nodes(self, nodes: list[NodeStatus]) -> Iterator[Metric]:
         pages: Counter[tuple[str, ...]] = Counter()
         batch: Counter[tuple[str, ...]] = Counter()
         for node in nodes:
@@ -101,14 +101,14 @@ class Collector:
         yield _filled("mstar_graph_bytes", self._sums(nodes, "graph_bytes"))
         yield _filled("mstar_graph_steps", self._graph_steps(nodes))
 
-    def _steps(self, nodes: list[Node]) -> Iterator[Metric]:
+    def _steps(self, nodes: list[NodeStatus]) -> Iterator[Metric]:
         by_node: defaultdict[str, dict[str, float]] = defaultdict(dict)
         for reading in READINGS:
             for (node,), value in self._sums(nodes, reading).items():
                 by_node[node][reading] = value or 0.0
         yield from step_histograms(by_node)
 
-    def _sums(self, nodes: list[Node], reading: str) -> Labelled:
+    def _sums(self, nodes: list[NodeStatus], reading: str) -> Labelled:
         found: dict[tuple[str, ...], float] = {}
         for node in nodes:
             value = self._view.values.get(f"worker-{node.rank}.{node.name}.{reading}")
@@ -116,7 +116,7 @@ class Collector:
                 found[(node.name,)] = found.get((node.name,), 0.0) + value
         return found
 
-    def _graph_steps(self, nodes: list[Node]) -> Labelled:
+    def _graph_steps(self, nodes: list[NodeStatus]) -> Labelled:
         readings = {"graph_hits": ("decode", "replayed"), "graph_misses": ("decode", "plain"),
                     "prefill_hits": ("prefill", "replayed"), "prefill_misses": ("prefill", "plain")}  # fmt: skip
         return {
@@ -125,7 +125,7 @@ class Collector:
             for (node,), value in self._sums(nodes, reading).items()
         }
 
-    def _nodes_by_rank(self, nodes: list[Node]) -> Iterator[Metric]:
+    def _nodes_by_rank(self, nodes: list[NodeStatus]) -> Iterator[Metric]:
         yield _filled("mstar_node_queue", _by_rank(nodes, "queue"))
         yield _filled("mstar_node_waiting", _by_rank(nodes, "waiting"))
         yield _filled("mstar_node_busy", _by_rank(nodes, "busy"))
@@ -177,10 +177,10 @@ class Collector:
 
 def _filled(name: str, values: Labelled) -> Metric:
     # Imported when metrics are read: it takes longer than the rest of the admin socket.
-    from mstar_core.observe.exposition import filled
+    from mstar_core.observe.prometheus import filled
 
     return filled(name, values)
 
 
-def _by_rank(nodes: list[Node], field: str) -> Labelled:
+def _by_rank(nodes: list[NodeStatus], field: str) -> Labelled:
     return {(node.name, str(node.rank)): getattr(node, field) for node in nodes}

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from mstar_core.admin.endpoints import ENDPOINTS, Endpoint, Parameter
-from mstar_core.observe.frames import ITEM_TYPES, DeltaFrame, Deployment, Graph, HelloFrame, SnapshotFrame
+from mstar_core.observe.frames import ITEM_TYPES, DeltaFrame, DeploymentStatus, GraphView, HelloFrame, SnapshotFrame
 from mstar_core.version import __version__
 
 PROBLEM: Final = {
@@ -21,7 +21,7 @@ PROBLEM: Final = {
 
 def document() -> dict[str, Any]:
     """The whole document."""
-    types = [*ITEM_TYPES.values(), Deployment, Graph, HelloFrame, SnapshotFrame, DeltaFrame]
+    types = [*ITEM_TYPES.values(), DeploymentStatus, GraphView, HelloFrame, SnapshotFrame, DeltaFrame]
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
-from mstar_core.admin.problems import Conflict
+from mstar_core.admin.responses import StateConflict
 from mstar_core.errors import NotFound, UsageError, did_you_mean
 
 LIMIT_BYTES: Final = 1 << 30
@@ -71,7 +71,7 @@ class Recordings:
             raise UsageError(f"max_bytes is {max_bytes}", hint=f"1 to {LIMIT_BYTES}")
         room = LIMIT_BYTES - sum(recording.limit_bytes for recording in self._all.values())
         if len(self._all) >= MOST or room <= 0:
-            raise Conflict(
+            raise StateConflict(
                 "no further recording is possible",
                 f"{len(self._all)} are kept, of at most {MOST} and 1 GiB together",
                 "delete one, or give each a smaller max_bytes",

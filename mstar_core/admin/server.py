@@ -16,7 +16,8 @@ from sanic.exceptions import NotFound as NoRoute
 from sanic.response import json as json_response
 from sanic.response import raw
 
-from mstar_core.admin import view
+from mstar_core.admin import payloads
+from mstar_core.admin.access import Access, access_of, peer_of
 from mstar_core.admin.arguments import (
     LEVELS,
     LIMIT,
@@ -30,13 +31,12 @@ from mstar_core.admin.arguments import (
     whole,
 )
 from mstar_core.admin.endpoints import ENDPOINTS
+from mstar_core.admin.idempotency import Once
 from mstar_core.admin.metrics import CONTENT_TYPE, exposition
-from mstar_core.admin.once import Once
 from mstar_core.admin.openapi import document
-from mstar_core.admin.peers import Access, access_of, peer_of
-from mstar_core.admin.problems import Conflict, answer, as_json, no_route, problem
 from mstar_core.admin.recordings import Recordings
-from mstar_core.admin.streams import NDJSON, Streams
+from mstar_core.admin.responses import StateConflict, answer, as_json, no_route, problem
+from mstar_core.admin.streams import NDJSON, NdjsonStreams
 from mstar_core.errors import NotFound, Refused, UsageError, did_you_mean
 from mstar_core.observe.filter import Filter
 from mstar_core.observe.request_log import request_item
@@ -57,7 +57,7 @@ READ_METHODS: Final = ("GET", "HEAD")
 Handler = Callable[..., Coroutine[Any, Any, "HTTPResponse | None"]]
 
 
-class Picture(Protocol):
+class RequestSource(Protocol):
     """What is asked of the picture."""
 
     requests: RequestLog
@@ -65,10 +65,10 @@ class Picture(Protocol):
     def refresh(self, *, now_all: bool = False) -> None: ...
 
 
-class Deployment(view.DeploymentView, Protocol):
+class AdminTarget(payloads.DeploymentView, Protocol):
     """What the admin socket asks of the supervisor."""
 
-    picture: Any
+    publisher: Any
 
     @property
     def logs(self) -> Mapping[str, Log]: ...
@@ -90,16 +90,16 @@ class AdminServer:
     """The server inside the supervisor's loop. Ends its streams before it closes. gid: the group that may read."""
 
     def __init__(
-        self, deployment: Deployment, sock: socket.socket, gid: int | None = None, streams: Streams | None = None
+        self, deployment: AdminTarget, sock: socket.socket, gid: int | None = None, streams: NdjsonStreams | None = None
     ) -> None:
         self._deployment = deployment
         self._sock = sock
         self._gid = gid
         self._server: Any = None
-        self._streams = streams or Streams()
+        self._streams = streams or NdjsonStreams()
         self._once = Once()
         self._recordings = Recordings(Path(deployment.spec.run_dir) / "recordings", deployment.spec.model, as_json)
-        deployment.picture.requests.on_end.append(self._recordings.ended)
+        deployment.publisher.requests.on_end.append(self._recordings.ended)
         self._app = self._make_app()
 
     async def start(self) -> None:
@@ -156,45 +156,45 @@ class AdminServer:
     # -- reads --------------------------------------------------------------------------------------------------------
 
     async def _head(self, request: Request) -> HTTPResponse:
-        return self._current(lambda: view.head(self._deployment))
+        return self._current(lambda: payloads.head(self._deployment))
 
     async def _snapshot(self, request: Request) -> HTTPResponse:
         def made() -> dict[str, Any]:
             hub = self._deployment.hub
-            return view.snapshot(
+            return payloads.snapshot(
                 self._deployment, hub.snapshot(parts=parts(request), filter_text=request.args.get("filter", ""))
             )
 
         return self._current(made)
 
     async def _children(self, request: Request) -> HTTPResponse:
-        return self._current(lambda: view.children(self._deployment))
+        return self._current(lambda: payloads.children(self._deployment))
 
     async def _requests(self, request: Request) -> HTTPResponse:
         chosen = Filter.parse(request.args.get("filter", ""))
         limit, since = whole(request, "limit", 100, LIMIT), number(request, "since", None)
-        now, log = self._deployment.hub.now(), self._deployment.picture.requests
+        now, log = self._deployment.hub.now(), self._deployment.publisher.requests
         rows = [known.request(self._deployment.spec.model) for known in log.all()]
         rows = [row for row in rows if chosen.takes(row, now) and (since is None or now - row.started <= since)]
         items = ordered(rows, request.args.get("sort", ""), now)
         return _json({"items": items[:limit], "truncated": max(0, len(items) - limit)})
 
     async def _request(self, request: Request, key: str) -> HTTPResponse:
-        known = known_request(self._deployment.picture.requests, request, key)
+        known = known_request(self._deployment.publisher.requests, request, key)
         return _json(request_item(known.request(self._deployment.spec.model), self._deployment.hub.now()))
 
     async def _trace(self, request: Request, key: str) -> HTTPResponse:
-        known = known_request(self._deployment.picture.requests, request, key)
+        known = known_request(self._deployment.publisher.requests, request, key)
         return _json(known.trace(self._deployment.spec.model, self._deployment.hub.now()))
 
     async def _graph(self, request: Request) -> HTTPResponse:
         return _json(msgspec.to_builtins(self._deployment.hub.store.graph))
 
     async def _config(self, request: Request) -> HTTPResponse:
-        return _json(view.config(self._deployment))
+        return _json(payloads.config(self._deployment))
 
     async def _metrics(self, request: Request) -> HTTPResponse:
-        self._deployment.picture.refresh(now_all=True)
+        self._deployment.publisher.refresh(now_all=True)
         return raw(exposition(self._deployment), content_type=CONTENT_TYPE)
 
     async def _health(self, request: Request) -> HTTPResponse:
@@ -220,7 +220,7 @@ class AdminServer:
             readonly=request.ctx.access is Access.READ,
         )  # fmt: skip
         try:
-            self._deployment.picture.refresh(now_all=True)
+            self._deployment.publisher.refresh(now_all=True)
             await self._streams.watch(request, subscription)
         finally:
             hub.unsubscribe(subscription)
@@ -244,9 +244,9 @@ class AdminServer:
 
     async def _cancel(self, request: Request, key: str) -> HTTPResponse:
         def act() -> dict[str, Any]:
-            known = known_request(self._deployment.picture.requests, request, key)
+            known = known_request(self._deployment.publisher.requests, request, key)
             if known.has_ended:
-                raise Conflict(f"request {key} has ended", known.api.state or "", code="already_ended")
+                raise StateConflict(f"request {key} has ended", known.api.state or "", code="already_ended")
             self._deployment.cancel(known.handle)
             return {"id": key, "handle": known.handle, "state": "cancelling"}
 
@@ -315,7 +315,7 @@ class AdminServer:
     # -- around all of them -------------------------------------------------------------------------------------------
 
     def _current(self, made: Callable[[], Any]) -> HTTPResponse:
-        self._deployment.picture.refresh(now_all=True)
+        self._deployment.publisher.refresh(now_all=True)
         return _json(made())
 
     def _act(self, request: Request, act: Callable[[], None]) -> HTTPResponse:

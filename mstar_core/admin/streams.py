@@ -16,13 +16,13 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from mstar_core.admin.problems import as_json
+from mstar_core.admin.responses import as_json
 from mstar_core.observe.frames import BEAT_S, encode
 
 if TYPE_CHECKING:
     from sanic.request import Request
 
-    from mstar_core.observe.subscription import Subscription
+    from mstar_core.observe.hub import Subscription
 
 BLOCKED_S: Final = 30.0
 SEND_BUFFER: Final = 256 * 1024
@@ -46,7 +46,7 @@ Line = dict[str, Any] | None
 """An object of a stream, None for a beat."""
 
 
-class Streams:
+class NdjsonStreams:
     """Sends streams until the server closes. Owned by the admin server. blocked_s: patience with a reader."""
 
     def __init__(self, blocked_s: float = BLOCKED_S) -> None:

@@ -27,7 +27,7 @@ from mstar_core.api.route_table import ROUTES, Handler, HttpRoute
 from mstar_core.api.routes.models import mapped_endpoints
 from mstar_core.api.service import Service
 from mstar_core.errors import Cancelled, MstarError, NotFound, RequestError, TooLarge, did_you_mean
-from mstar_core.observe.logs import request_scope
+from mstar_core.process.logs import request_scope
 
 HEADER_BYTES: Final = 32 * 1024
 KEEP_ALIVE_S: Final = 120

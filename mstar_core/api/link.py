@@ -35,7 +35,7 @@ from mstar_core.messages.requests import CancelRequest, NewRequest, RequestFaile
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.messages.wire import Envelope, Message, WireCodec
-from mstar_core.observe.child import SUPERVISOR, ChildLife
+from mstar_core.process.life import SUPERVISOR, ChildLife
 from mstar_core.transport import Courier, Mailbox, Malformed, OutboxLimits, Spin, loan_of, open_transport
 from mstar_core.transport.dtypes import Array
 

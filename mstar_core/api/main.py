@@ -30,10 +30,11 @@ from mstar_core.api.service import KEEPALIVE_S, Service
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import PluginError, Unavailable
 from mstar_core.host.wait_spin import wait_spin_s
-from mstar_core.observe.child import guarded_process, keep_freed_memory, keep_start, prepare_process
-from mstar_core.observe.logs import start_logging
 from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.process.failures import guarded_process
+from mstar_core.process.logs import start_logging
+from mstar_core.process.system import keep_freed_memory, keep_start, prepare_process
 from mstar_core.transport import Spin
 
 CLOSE_S: Final = 5.0

@@ -8,8 +8,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from mstar_core.messages.telemetry import MetricSample, RequestNews
-from mstar_core.observe.exposition import Timeless, Told, samples_of
 from mstar_core.observe.families import CONTENT_TYPE, FAMILIES
+from mstar_core.observe.prometheus import Timeless, Told, samples_of
 from mstar_core.observe.step_histograms import READINGS
 
 __all__ = ["CONTENT_TYPE", "Metrics"]

@@ -37,9 +37,9 @@ from mstar_core.messages.work import (
     WalkDone,
     WorkFailed,
 )
-from mstar_core.observe.cleanup import attempt
 from mstar_core.plugin.program import Answer, Run
 from mstar_core.plugin.spec import ModelSpec, Partition
+from mstar_core.process.failures import attempt
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,15 @@ import zmq
 
 from mstar_core.conductor.conductor import Conductor
 from mstar_core.config.deployment import DeploymentSpec
+from mstar_core.config.graph_view import graph_of
 from mstar_core.errors import PeerStalled
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.messages.wire import Envelope, Message, WireCodec
-from mstar_core.observe.child import ChildLife, keep_start, prepare_process
 from mstar_core.observe.frames import GRAPH_FACT
-from mstar_core.observe.graph import graph_of
-from mstar_core.observe.logs import start_logging
 from mstar_core.plugin.served import bound_model
+from mstar_core.process.life import ChildLife
+from mstar_core.process.logs import start_logging
+from mstar_core.process.system import keep_start, prepare_process
 from mstar_core.transport import Courier, Mailbox, Spin, mailbox_endpoint
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mstar_core.conductor.request import Request
+from mstar_core.config.graph_view import main_nodes
 from mstar_core.messages.telemetry import RequestNews
-from mstar_core.observe.graph import main_nodes
 from mstar_core.plugin.spec import ModelSpec
 
 

@@ -36,7 +36,7 @@ from mstar_core.worker.steps import Steps
 
 if TYPE_CHECKING:
     from mstar_core.messages.wire import Envelope, Message
-    from mstar_core.observe.child import ChildLife
+    from mstar_core.process.life import ChildLife
     from mstar_core.transport import Courier, Mailbox
 
 MOST_STEPS: Final = 20_000

@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.errors import UsageError, did_you_mean
-from mstar_core.observe.frames import Request
+from mstar_core.observe.frames import RequestStatus
 
 LIMIT_CHARS: Final = 1024
 LIMIT_TERMS: Final = 32
 
-Test = Callable[[Request, float], bool]
+Test = Callable[[RequestStatus, float], bool]
 """Whether a request is meant, at a time of the deployment's clock."""
 
-Texts = Callable[[Request], Iterable[str | None]]
-Number = Callable[[Request, float], float | None]
+Texts = Callable[[RequestStatus], Iterable[str | None]]
+Number = Callable[[RequestStatus, float], float | None]
 
 TEXT_FIELDS: Final[dict[str, Texts]] = {
     "id": lambda r: (r.id,),
@@ -110,14 +110,14 @@ class Filter:
         found = tuple(tuple(tests) for tests in alternatives if tests)
         return cls(text=" ".join(words), alternatives=found, is_timed=timed)
 
-    def takes(self, request: Request, t: float) -> bool:
+    def takes(self, request: RequestStatus, t: float) -> bool:
         """Whether the request is meant. t: the deployment's clock now, as frames carry it."""
         if not self.alternatives:
             return True
         return any(all(test(request, t) for test in tests) for tests in self.alternatives)
 
 
-def row_text(request: Request) -> str:
+def row_text(request: RequestStatus) -> str:
     """What plain words and expressions are looked for in: everything that a row of the request shows."""
     r = request
     parts: list[str | None] = [r.id, r.state, r.model, r.route, *r.inputs, *r.outputs, r.node, r.walk]
@@ -169,7 +169,7 @@ def _comparison(name: str, how: str, value: str) -> tuple[Test, bool]:
         raise _unknown(name, NUMBER_FIELDS if name not in TEXT_FIELDS else {}, f"{name}:{value or '*'}")
     number, compare, bound = NUMBER_FIELDS[name], _COMPARISONS[how], _number(name, value)
 
-    def test(request: Request, t: float) -> bool:
+    def test(request: RequestStatus, t: float) -> bool:
         found = number(request, t)
         return found is not None and bool(compare(found, bound))
 

@@ -30,7 +30,7 @@ GRAPH_FACT: Final = "graph"
 """The fact under which the conductor's `ready` carries the graph to the supervisor."""
 
 
-class Deployment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The head: who, in what state and why, and the sums over everything.
 
     state: starting, ready, degraded, draining, stopping, failed, unhealthy. phase: the start-up phase that is slowest
@@ -76,7 +76,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cause: dict[str, Any] | None = None
 
 
-class Rank(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One worker. device: `cpu` or `cuda:INDEX`; gpu: key in `gpus`, if any. state: as its child's.
 
     busy: share of time with a step in flight. core: share of one CPU core. memory: on its device (that of `cpu` is the
@@ -104,7 +104,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shm_bytes: int = 0
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One node on one rank; its key is `NODE@RANK`.
 
     batch: rows of the last step. step_ms: mean of the last second, p50 and p99 of the last minute. queue: rows that
@@ -140,7 +140,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     underruns: int | None = None
 
 
-class Edge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EdgeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stream, or an edge that crosses ranks; its key is `NAME@FROM>TO` with the two ranks.
 
     items, bytes: counters since the start. source, into: nodes. transfer_ms: mean of the last second.
@@ -159,7 +159,7 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     transfer_ms: float | None = None
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request; its key is the handle as text. id: the client's own name for it.
 
     state: prepare, queue, run, then finished, failed or cancelled. inputs, outputs: modalities. node, rank: where it
@@ -207,7 +207,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.age_s(t) / self.audio_s if self.audio_s > 0 else None
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GpuStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One GPU of the host; its key is the index as text. is_stale: the readings are more than a few seconds old."""
 
     index: int
@@ -224,7 +224,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_stale: bool = False
 
 
-class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ChildStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One process; its key is its name. state: spawned, known, ready, ended. phase: of its start, `done` of `total`.
 
     core: share of one CPU core. restarts: since the deployment began.
@@ -246,7 +246,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     resident_bytes: int | None = None
 
 
-class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node of the model's graph. replicas: its placements, each a list of ranks. loops: walks that iterate it."""
 
     name: str
@@ -257,7 +257,7 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loops: list[str] = []
 
 
-class GraphEdge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EdgeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A route of the graph. source or into empty: the client; then `modality` says what comes in or goes out.
 
     chunk: a stream's chunk policy in words.
@@ -272,7 +272,7 @@ class GraphEdge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     walks: list[str] = []
 
 
-class GraphWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WalkView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A named path: the nodes it visits, in order."""
 
     name: str
@@ -280,28 +280,28 @@ class GraphWalk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes: list[str] = []
 
 
-class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GraphView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The served model's graph with its placement. Fixed for the life of a deployment; empty until it is known."""
 
     model: str = ""
     partitions: list[str] = []
-    nodes: list[GraphNode] = []
-    edges: list[GraphEdge] = []
-    walks: list[GraphWalk] = []
+    nodes: list[NodeView] = []
+    edges: list[EdgeView] = []
+    walks: list[WalkView] = []
 
 
 Part: TypeAlias = Literal["ranks", "nodes", "requests", "edges", "gpus", "children"]
 PARTS: Final[tuple[Part, ...]] = ("ranks", "nodes", "requests", "edges", "gpus", "children")
 """The keyed parts of the state; `deployment` is one object, and `events` are frames of their own."""
 
-Item: TypeAlias = Rank | Node | Request | Edge | Gpu | Child
+Item: TypeAlias = RankStatus | NodeStatus | RequestStatus | EdgeStatus | GpuStatus | ChildStatus
 ITEM_TYPES: Final[dict[str, type[Item]]] = {
-    "ranks": Rank,
-    "nodes": Node,
-    "requests": Request,
-    "edges": Edge,
-    "gpus": Gpu,
-    "children": Child,
+    "ranks": RankStatus,
+    "nodes": NodeStatus,
+    "requests": RequestStatus,
+    "edges": EdgeStatus,
+    "gpus": GpuStatus,
+    "children": ChildStatus,
 }
 
 COUNTERS: Final[dict[str, frozenset[str]]] = {"edges": frozenset({"items", "bytes"})}
@@ -348,14 +348,14 @@ class SnapshotFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", ta
 
     rev: int
     t: float
-    deployment: Deployment | None = None
-    graph: Graph = Graph()
-    ranks: dict[str, Rank] = {}
-    nodes: dict[str, Node] = {}
-    requests: dict[str, Request] = {}
-    edges: dict[str, Edge] = {}
-    gpus: dict[str, Gpu] = {}
-    children: dict[str, Child] = {}
+    deployment: DeploymentStatus | None = None
+    graph: GraphView = GraphView()
+    ranks: dict[str, RankStatus] = {}
+    nodes: dict[str, NodeStatus] = {}
+    requests: dict[str, RequestStatus] = {}
+    edges: dict[str, EdgeStatus] = {}
+    gpus: dict[str, GpuStatus] = {}
+    children: dict[str, ChildStatus] = {}
     events: list[dict[str, Any]] = []
     truncated: dict[str, int] = {}
 
@@ -374,7 +374,7 @@ class DeltaFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", tag="
     set: dict[str, dict[str, dict[str, Any]]] = {}
     delete: dict[str, list[str]] = msgspec.field(default_factory=dict, name="del")
     add: dict[str, dict[str, dict[str, int]]] = {}
-    graph: Graph | None = None
+    graph: GraphView | None = None
     truncated: dict[str, int] | None = None
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.names import API, CONDUCTOR, rank_of
 from mstar_core.messages.telemetry import RequestNews, Span
-from mstar_core.observe.frames import Request
+from mstar_core.observe.frames import RequestStatus
 from mstar_core.observe.rates import Minute
 
 ENDED: Final = 2000
@@ -41,7 +41,7 @@ class Sum:
 
 
 @dataclass(slots=True, kw_only=True)
-class Known:
+class RequestRecord:
     """One request. workers: news by process. spans: by (process, key), newest last. seen: when first heard of."""
 
     handle: int
@@ -84,7 +84,7 @@ class Known:
         found.start, found.end = min(found.start, span.start), max(found.end, span.end)
         found.size_bytes += span.size_bytes
 
-    def request(self, model: str) -> Request:
+    def request(self, model: str) -> RequestStatus:
         """The request as everybody sees it."""
         api, at = self.api, self.conductor
         ended = self.has_ended
@@ -92,7 +92,7 @@ class Known:
         why = api.why or next((news.why for news in self.workers.values() if news.why), "")
         is_placed = not ended and api.state == "run"
         cached = api.cached_tokens if api.cached_tokens is not None else at.cached_tokens
-        return Request(
+        return RequestStatus(
             id=api.id or "",
             handle=self.handle,
             route=api.route or "",
@@ -138,13 +138,13 @@ class RequestLog:
     """
 
     def __init__(self, model: str) -> None:
-        self.live: dict[int, Known] = {}
-        self.ended: OrderedDict[int, Known] = OrderedDict()
+        self.live: dict[int, RequestRecord] = {}
+        self.ended: OrderedDict[int, RequestRecord] = OrderedDict()
         self.dirty: set[int] = set()
         self.ttft, self.ttfa = Minute(), Minute()
         self.tokens = 0
         self.audio_s = 0.0
-        self.on_end: list[Callable[[Known], None]] = []
+        self.on_end: list[Callable[[RequestRecord], None]] = []
         self._model = model
 
     def take(self, child: str, telemetry: Telemetry, now: float) -> None:
@@ -154,7 +154,7 @@ class RequestLog:
         for span in telemetry.spans:
             known = self.live.get(span.handle) or self.ended.get(span.handle)
             if known is None:
-                known = self.live[span.handle] = Known(handle=span.handle, seen=now)
+                known = self.live[span.handle] = RequestRecord(handle=span.handle, seen=now)
             known.add(child, span)
 
     def part(self, child: str) -> None:
@@ -183,7 +183,7 @@ class RequestLog:
             for tell in self.on_end:
                 tell(known)
 
-    def take_dirty(self) -> Iterator[tuple[int, Request | None]]:
+    def take_dirty(self) -> Iterator[tuple[int, RequestStatus | None]]:
         """Requests that changed since the last call, None for those that left the live view."""
         dirty, self.dirty = self.dirty, set()
         for handle in dirty:
@@ -193,12 +193,12 @@ class RequestLog:
             elif known.is_named:
                 yield handle, known.request(self._model)
 
-    def all(self) -> Iterator[Known]:
+    def all(self) -> Iterator[RequestRecord]:
         """Requests, newest first: live ones, then those that ended."""
         yield from (known for known in reversed(self.live.values()) if known.is_named)
         yield from reversed(self.ended.values())
 
-    def find(self, request_id: str, handle: int | None = None) -> Known | None:
+    def find(self, request_id: str, handle: int | None = None) -> RequestRecord | None:
         """The newest request that a client named so; with a handle that very one."""
         if handle is not None:
             found = self.live.get(handle) or self.ended.get(handle)
@@ -217,7 +217,7 @@ class RequestLog:
                 if child == CONDUCTOR:
                     over.conductor = news
                 return
-            known = self.live[news.handle] = Known(handle=news.handle, seen=now)
+            known = self.live[news.handle] = RequestRecord(handle=news.handle, seen=now)
         before, audio = known.tokens(), known.api.audio_s or 0.0
         if child == API:
             self._firsts(known.api, news, now)
@@ -237,14 +237,14 @@ class RequestLog:
             self.ttfa.add(now, news.ttfa_s)
 
 
-def request_item(request: Request, now: float) -> dict[str, Any]:
+def request_item(request: RequestStatus, now: float) -> dict[str, Any]:
     """A request as lists and single reads give it: every field, with its age and real-time factor."""
     fields = {name: getattr(request, name) for name in request.__struct_fields__}
     rtf = request.rtf(now)
     return {**fields, "age_s": round(request.age_s(now), 3), "rtf": None if rtf is None else round(rtf, 3)}
 
 
-def _is_over(known: Known, now: float) -> bool:
+def _is_over(known: RequestRecord, now: float) -> bool:
     if known.api.ended is not None:
         return now - known.api.ended > LINGER_S
     return not known.is_named and now - known.seen > ORPHAN_S

@@ -23,7 +23,7 @@ _SUM: Final = {SECONDS: "busy_s", ROWS: "rows"}
 
 
 @dataclass(slots=True)
-class Buckets:
+class StepHistogram:
     """Steps by one of their sizes. Owned by a node's statistics. counts: by upper bound, then those above the last."""
 
     family: str

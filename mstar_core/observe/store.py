@@ -17,20 +17,20 @@ from mstar_core.observe.frames import (
     ITEM_TYPES,
     PARTS,
     BeatFrame,
-    Child,
+    ChildStatus,
     DeltaFrame,
-    Deployment,
-    Edge,
+    DeploymentStatus,
+    EdgeStatus,
     Event,
     EventFrame,
     Frame,
-    Gpu,
-    Graph,
+    GpuStatus,
+    GraphView,
     HelloFrame,
     Item,
-    Node,
-    Rank,
-    Request,
+    NodeStatus,
+    RankStatus,
+    RequestStatus,
     ResyncFrame,
     SnapshotFrame,
     event_of,
@@ -39,8 +39,8 @@ from mstar_core.observe.frames import (
 EVENTS: Final = 2000
 """Events that a store remembers; the hub's ring has the same size."""
 
-NO_DEPLOYMENT: Final = Deployment(name="")
-NO_GRAPH: Final = Graph()
+NO_DEPLOYMENT: Final = DeploymentStatus(name="")
+NO_GRAPH: Final = GraphView()
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -64,14 +64,14 @@ class Store:
     changes: int = 0
     is_synced: bool = False
     has_gap: bool = False
-    deployment: Deployment = NO_DEPLOYMENT
-    graph: Graph = NO_GRAPH
-    ranks: dict[str, Rank] = field(default_factory=dict)
-    nodes: dict[str, Node] = field(default_factory=dict)
-    requests: dict[str, Request] = field(default_factory=dict)
-    edges: dict[str, Edge] = field(default_factory=dict)
-    gpus: dict[str, Gpu] = field(default_factory=dict)
-    children: dict[str, Child] = field(default_factory=dict)
+    deployment: DeploymentStatus = NO_DEPLOYMENT
+    graph: GraphView = NO_GRAPH
+    ranks: dict[str, RankStatus] = field(default_factory=dict)
+    nodes: dict[str, NodeStatus] = field(default_factory=dict)
+    requests: dict[str, RequestStatus] = field(default_factory=dict)
+    edges: dict[str, EdgeStatus] = field(default_factory=dict)
+    gpus: dict[str, GpuStatus] = field(default_factory=dict)
+    children: dict[str, ChildStatus] = field(default_factory=dict)
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS))
     truncated: dict[str, int] = field(default_factory=dict)
 

@@ -125,7 +125,7 @@ class Child:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
 
-    def excuse(self, seconds: float) -> None:
+    def extend_deadlines(self, seconds: float) -> None:
         """Count so many seconds less of its silence, of its standstill and of its lack of steps."""
         self.last_progress += seconds
         self.last_beat += seconds

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.host.run_dir import RunDirectory
-from mstar_core.observe.child import write_fatal
+from mstar_core.process.failures import write_fatal
 from mstar_core.supervisor.child import Child
 from mstar_core.supervisor.log_file import LogFile
 
@@ -28,7 +28,7 @@ MIB: Final = 1 << 20
 
 
 @dataclass(slots=True)
-class MemoryKills:
+class OomKills:
     """How often the kernel has ended a process of this host for lack of memory, lately. Looked at once a second."""
 
     path: Path = Path("/proc/vmstat")

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mstar_core.observe.frames import Gpu
+from mstar_core.observe.frames import GpuStatus
 
 PERIOD_S: Final = 1.0
 SLOW_S: Final = 0.5
@@ -35,7 +35,7 @@ class GpuReader:
         self._clock = clock
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._latest: tuple[float, bool, list[Gpu]] = (0.0, False, [])
+        self._latest: tuple[float, bool, list[GpuStatus]] = (0.0, False, [])
 
     def start(self) -> None:
         """Begin to read; nothing happens without a library."""
@@ -49,7 +49,7 @@ class GpuReader:
         if self._thread is not None:
             self._thread.join(JOIN_S)
 
-    def latest(self, now: float) -> list[Gpu]:
+    def latest(self, now: float) -> list[GpuStatus]:
         """The newest readings; stale when the last call was slow, or is not back yet."""
         read_at, was_slow, gpus = self._latest
         if was_slow or now - read_at > OLD_S:
@@ -90,7 +90,7 @@ def library() -> Any | None:
     return import_module("pynvml") if find_spec("pynvml") is not None else None
 
 
-def device_keys(gpus: Sequence[Gpu], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def device_keys(gpus: Sequence[GpuStatus], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """`cuda:INDEX` as processes see it -> the key of that GPU, under CUDA_VISIBLE_DEVICES."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -104,7 +104,7 @@ def device_keys(gpus: Sequence[Gpu], environ: Mapping[str, str] = os.environ) ->
     return keys
 
 
-def _reading(nvml: Any, index: int) -> Gpu:
+def _reading(nvml: Any, index: int) -> GpuStatus:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
 
     def ask(call: Callable[[], Any]) -> Any | None:
@@ -118,7 +118,7 @@ def _reading(nvml: Any, index: int) -> Gpu:
     limit = ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     heat = ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
     clock = ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-    return Gpu(
+    return GpuStatus(
         index=index,
         uuid=_text(ask(lambda: nvml.nvmlDeviceGetUUID(handle))),
         name=_text(ask(lambda: nvml.nvmlDeviceGetName(handle))),

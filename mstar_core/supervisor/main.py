@@ -17,7 +17,7 @@ from pathlib import Path
 
 import zmq
 
-from mstar_core.admin.binding import bind_admin
+from mstar_core.admin.access import bind_admin
 from mstar_core.admin.server import AdminServer
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ConfigError, ExitCode, MstarError
@@ -26,12 +26,12 @@ from mstar_core.host.groups import group_id
 from mstar_core.host.ports import check_port, one_start, port_claimant
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.wire import Envelope, Message, WireCodec
-from mstar_core.observe.logs import start_logging
-from mstar_core.observe.stats_log import FILE as STATS_FILE
-from mstar_core.observe.stats_log import StatsLog
+from mstar_core.process.logs import start_logging
 from mstar_core.supervisor.kinds import Kinds, child_kinds, write_spec
 from mstar_core.supervisor.log_file import LogFile, LogStream
 from mstar_core.supervisor.outcome import outcome, write_outcome
+from mstar_core.supervisor.stats_log import FILE as STATS_FILE
+from mstar_core.supervisor.stats_log import StatsLog
 from mstar_core.supervisor.supervisor import Supervisor
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 
@@ -143,7 +143,7 @@ async def _run(
         mailbox.attach(loop, supervisor.on_batch)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: supervisor.stop(reason="asked to stop by a signal"))
-        requests = supervisor.picture.requests
+        requests = supervisor.publisher.requests
         if spec.log_stats:
             path = Path(spec.stats_file) if spec.stats_file else Path(spec.log_dir) / STATS_FILE
             requests.on_end.append(StatsLog(path, spec.model).ended)

@@ -35,21 +35,20 @@ from mstar_core.messages.life import (
 from mstar_core.messages.names import API
 from mstar_core.messages.requests import CancelRequest
 from mstar_core.messages.wire import Envelope, Message
-from mstar_core.observe.hub import Hub
+from mstar_core.observe.hub import TelemetryHub
 from mstar_core.supervisor.child import Child, ChildKind
 from mstar_core.supervisor.deaths import death_record
+from mstar_core.supervisor.event_throttle import EventThrottle
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.gpus import GpuReader, library
+from mstar_core.supervisor.health import Watchdog, can_serve, cause_sentence, exit_code_of, in_flight
 from mstar_core.supervisor.kinds import DEFAULT_PACE, FETCHED, Kinds, Pace, child_kinds, write_spec
 from mstar_core.supervisor.log_file import LogFile
+from mstar_core.supervisor.outbound import Outbound
 from mstar_core.supervisor.outcome import outcome
-from mstar_core.supervisor.picture import Picture
-from mstar_core.supervisor.post import Post
 from mstar_core.supervisor.readings import forwarded
 from mstar_core.supervisor.start_facts import plan_facts, ready_facts
-from mstar_core.supervisor.storms import Storms
-from mstar_core.supervisor.verdicts import can_serve, cause_sentence, exit_code_of, in_flight
-from mstar_core.supervisor.watchdog import Watchdog
+from mstar_core.supervisor.state_publisher import StatePublisher
 from mstar_core.transport import Courier, Malformed
 
 log = logging.getLogger(__name__)
@@ -83,18 +82,18 @@ class Supervisor:
         self.values: dict[str, float] = {}
         self.children: dict[str, Child] = {}
         self.logs: dict[str, LogFile] = {}
-        self.hub = Hub(secrets.token_hex(6), spec.name)
+        self.hub = TelemetryHub(secrets.token_hex(6), spec.name)
         self.gpus = GpuReader(library() if any(r.device != "cpu" for r in spec.plan.ranks) else None)
-        self.picture = Picture(self, self.hub, self.gpus)
-        self.events = Events(Path(spec.log_dir) / "events.ndjson", self.picture.event)
-        self._storms = Storms(self.picture.requests.name_of)
+        self.publisher = StatePublisher(self, self.hub, self.gpus)
+        self.events = Events(Path(spec.log_dir) / "events.ndjson", self.publisher.event)
+        self._throttle = EventThrottle(self.publisher.requests.name_of)
         self.exit_code = ExitCode.DONE
         self.restarts = 0
         self.fetch_s = 0.0
         self._kinds = kinds
         self._pace = pace
         self._stop_asked = False
-        self._post = Post(courier, self.children)
+        self._outbound = Outbound(courier, self.children)
         self._forwarded: dict[str, float] = {}
         self._endpoint = endpoint
         self._tasks: set[asyncio.Task[None]] = set()
@@ -154,12 +153,12 @@ class Supervisor:
         if self.state in ("ready", "degraded"):
             self._drained.clear()
             self._set_state("draining", reason)
-            self._post.send(API, Drain(on=True))
+            self._outbound.send(API, Drain(on=True))
 
     def resume(self) -> None:
         """Take requests again after a drain."""
         if self.state == "draining" and not self._stop_asked:
-            self._post.send(API, Drain(on=False))
+            self._outbound.send(API, Drain(on=False))
             is_whole = all(child.state == "ready" for child in self.children.values())
             self._set_state(
                 "ready" if is_whole else "degraded", "" if is_whole else cause_sentence(self.last_cause or {})
@@ -167,14 +166,14 @@ class Supervisor:
 
     def cancel(self, handle: int) -> None:
         """End one request; the api tells when it has."""
-        self._post.send(API, CancelRequest(handle=handle, why="by_operator"))
+        self._outbound.send(API, CancelRequest(handle=handle, why="by_operator"))
 
     def log_level(self, level: str, names: Iterable[str] = ()) -> list[str]:
         """Let these children (none named: all) log from that level on. Returns those that were told."""
         chosen = set(names)
         told = [n for n, c in self.children.items() if c.state in ("known", "ready") and (n in chosen or not chosen)]
         for name in told:
-            self._post.send(name, LogLevel(level=level))
+            self._outbound.send(name, LogLevel(level=level))
         self.events.add("log.level", level=level, children=told)
         return told
 
@@ -202,7 +201,7 @@ class Supervisor:
             child.restarts.clear()
             if child.is_running:
                 child.renewing = True
-                self._post.send(child.name, Stop(reason="restarting"))
+                self._outbound.send(child.name, Stop(reason="restarting"))
                 child.signal(signal.SIGTERM)
             else:
                 self._task(self._spawn(child))
@@ -257,7 +256,7 @@ class Supervisor:
         if self._ended.is_set():
             return
         if status != 0:
-            self._fail(death_record(child, self.run_dir, status, self.picture.circumstances(child.name)))
+            self._fail(death_record(child, self.run_dir, status, self.publisher.circumstances(child.name)))
             return
         folder = (self.run_dir.path / FETCHED).read_text()
         self.spec = msgspec.structs.replace(self.spec, folder=folder)
@@ -287,7 +286,7 @@ class Supervisor:
             self._part(child, "it is being restarted")
             await self._spawn(child)
             return
-        record = death_record(child, self.run_dir, status, self.picture.circumstances(child.name))
+        record = death_record(child, self.run_dir, status, self.publisher.circumstances(child.name))
         self.deaths.append(record)
         self.last_cause = record
         self.events.add("child.died", child=child.name, status=status, cause=record["message"], phase=child.phase)
@@ -300,8 +299,8 @@ class Supervisor:
             await self._restart(child, record)
 
     def _part(self, child: Child, cause: str) -> None:
-        self._post.part(child, cause)
-        self.picture.part(child.name)
+        self._outbound.part(child, cause)
+        self.publisher.part(child.name)
         # Its numbers died with it: kept, they would show requests and pages that nobody holds any more.
         self.values = {name: value for name, value in self.values.items() if not name.startswith(f"{child.name}.")}
 
@@ -337,7 +336,7 @@ class Supervisor:
         running = [child for child in self.children.values() if child.is_running]
         for child in running:
             child.ending = True
-            self._post.send(child.name, Stop(reason=self.reason))
+            self._outbound.send(child.name, Stop(reason=self.reason))
             child.signal(signal.SIGTERM)
         waits = [asyncio.create_task(child.exited.wait()) for child in running]
         if waits:
@@ -380,7 +379,7 @@ class Supervisor:
                     child.last_steps, child.last_step_change = message.steps, now
             case Telemetry():
                 self.values.update(message.values)
-                self.picture.take(child.name, message)
+                self.publisher.take(child.name, message)
                 for kind, facts in message.events:
                     self.events.add(kind, **facts)
             case Drained():
@@ -389,7 +388,7 @@ class Supervisor:
                 log.warning("%s sent an unexpected %s", child.name, type(message).__name__)
 
     def _introduce(self, child: Child, hello: Hello) -> None:
-        first = self._post.introduce(child, hello)
+        first = self._outbound.introduce(child, hello)
         if child.name == API:
             self._tell_api()
         if first and child.phase == "ready":
@@ -403,7 +402,7 @@ class Supervisor:
         if new:
             self.events.add("phase", child=child.name, phase=phase.phase, total=phase.total, detail=phase.detail,
                             after=before, after_s=round(took, 3))  # fmt: skip
-        child.facts = {**child.facts, **self.picture.phase(child.name, phase)}
+        child.facts = {**child.facts, **self.publisher.phase(child.name, phase)}
         if phase.phase == "ready":
             if child.endpoint:  # before its hello it cannot be spoken to: it becomes ready with that
                 self._became_ready(child)
@@ -413,7 +412,7 @@ class Supervisor:
     def _became_ready(self, child: Child) -> None:
         child.state = "ready"
         child.last_step_change = time.monotonic()  # what the start took is no hang
-        self._post.announce_ready(child)
+        self._outbound.announce_ready(child)
         self._maybe_ready()
 
     def _maybe_ready(self) -> None:
@@ -430,15 +429,15 @@ class Supervisor:
     async def _ping_forever(self) -> None:
         while True:
             self._pings += 1
-            self._post.broadcast(Ping(seq=self._pings))
+            self._outbound.broadcast(Ping(seq=self._pings))
             self._forward_readings()
-            self._post.flush()
+            self._outbound.flush()
             await asyncio.sleep(self._pace.ping_s)
 
     async def _show_forever(self) -> None:
         while True:
-            self.picture.refresh()
-            for kind, facts in self._storms.look(self.values, self.picture.refused, self.hub.now()):
+            self.publisher.refresh()
+            for kind, facts in self._throttle.look(self.values, self.publisher.refused, self.hub.now()):
                 self.events.add(kind, **facts)
             await asyncio.sleep(self._pace.show_s)
 
@@ -446,7 +445,7 @@ class Supervisor:
         readings = forwarded(self.values, self.restarts)
         if readings != self._forwarded and API in self.children:
             self._forwarded = readings
-            self._post.send(API, Telemetry(name="supervisor", incarnation=0, values=readings))
+            self._outbound.send(API, Telemetry(name="supervisor", incarnation=0, values=readings))
 
     # -- telling ----------------------------------------------------------------------------------------------
 
@@ -462,7 +461,7 @@ class Supervisor:
         words = {"degraded": partly, "failed": "unhealthy", "stopping": "draining"}
         state = words.get(self.state, self.state)
         phase = next((f"{c.name}: {c.phase}" for c in self.children.values() if c.state != "ready"), "")
-        self._post.send(API, ServiceState(state=state, phase=phase, reason=self.reason))
+        self._outbound.send(API, ServiceState(state=state, phase=phase, reason=self.reason))
 
     def _task(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.ensure_future(work)

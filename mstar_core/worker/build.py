@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mstar_core.layers.kv_view import KVModule
-    from mstar_core.observe.child import ChildLife
+    from mstar_core.process.life import ChildLife
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mstar_core.config.graph_view import graph_of, stream_ends
 from mstar_core.engine.base import Done, Emission, EndsLoops, Handle, LoopSpec, LoopStep, NodeRunner, StepResult
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.graph.runtime.actions import (
@@ -39,9 +40,8 @@ from mstar_core.messages.flow import StreamItems, StreamTensor, Value
 from mstar_core.messages.requests import error_info
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.work import EndStream, OpenRequest, ReleaseSignal, RunWalks, SignalRef, WalkDone
-from mstar_core.observe.cleanup import attempt
-from mstar_core.observe.graph import graph_of, stream_ends
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.process.failures import attempt
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import narrowed, to_tensor
 from mstar_core.worker.edge_counters import Edges

@@ -19,10 +19,11 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import WeightsError
 from mstar_core.host.cache_dir import cache_root
 from mstar_core.messages.wire import Message, WireCodec
-from mstar_core.observe.child import ChildLife, prepare_process
-from mstar_core.observe.logs import start_logging
 from mstar_core.plugin.served import served_model
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.process.life import ChildLife
+from mstar_core.process.logs import start_logging
+from mstar_core.process.system import prepare_process
 from mstar_core.transport import Courier
 
 log = logging.getLogger(__name__)

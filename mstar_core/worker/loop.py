@@ -14,7 +14,7 @@ from mstar_core.messages.life import PeerDown, PeerReady, PeerUp
 from mstar_core.messages.names import CONDUCTOR
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.messages.work import CloseRequest, EndStream, OpenRequest, ReleaseSignal, RunWalks
-from mstar_core.observe.child import ChildLife
+from mstar_core.process.life import ChildLife
 from mstar_core.transport import Courier, Mailbox, Malformed, Spin, TensorTransport
 from mstar_core.worker.early_messages import EarlyMessages
 from mstar_core.worker.executor import Executor

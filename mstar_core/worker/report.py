@@ -11,7 +11,7 @@ import torch
 
 from mstar_core.engine.base import Counted, HoldsPages, NodeRunner
 from mstar_core.messages.telemetry import EdgeNews, RequestNews
-from mstar_core.observe.child import ChildLife
+from mstar_core.process.life import ChildLife
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.steps import Steps

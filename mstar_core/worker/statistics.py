@@ -8,7 +8,7 @@ from typing import Final
 
 from mstar_core.engine.base import StepResult
 from mstar_core.observe import step_histograms
-from mstar_core.observe.step_histograms import Buckets
+from mstar_core.observe.step_histograms import StepHistogram
 
 RECENT: Final = 256
 """Steps that quantiles are taken from."""
@@ -32,8 +32,8 @@ class NodeStatistics:
     collect_s: float = 0.0
     route_s: float = 0.0
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    took: Buckets = field(default_factory=lambda: Buckets(step_histograms.SECONDS))
-    batched: Buckets = field(default_factory=lambda: Buckets(step_histograms.ROWS))
+    took: StepHistogram = field(default_factory=lambda: StepHistogram(step_histograms.SECONDS))
+    batched: StepHistogram = field(default_factory=lambda: StepHistogram(step_histograms.ROWS))
 
     def add(self, result: StepResult) -> None:
         """Count one step."""

@@ -11,7 +11,7 @@ import typer
 
 from mstar_core.errors import UsageError, did_you_mean
 from mstar_core.observe.filter import Filter
-from mstar_core.observe.frames import Request
+from mstar_core.observe.frames import RequestStatus
 from mstar_core.observe.store import Store
 from mstarctl.client import AdminClient
 from mstarctl.client.reach import reached
@@ -108,9 +108,9 @@ def listed(
     return [{"name": item["id"], **item} for item in items[:limit]], left_out
 
 
-def request_of(item: Mapping[str, Any]) -> tuple[Request, float]:
+def request_of(item: Mapping[str, Any]) -> tuple[RequestStatus, float]:
     """The request of an item, and a time at which it has the item's age."""
-    request = msgspec.convert(dict(item), type=Request)
+    request = msgspec.convert(dict(item), type=RequestStatus)
     return request, request.started + float(item.get("age_s", 0.0))
 
 
@@ -137,7 +137,7 @@ def cut_rows(
     return items[:limit], cut + max(0, len(items) - limit)
 
 
-def item_of(request: Request, t: float) -> dict[str, Any]:
+def item_of(request: RequestStatus, t: float) -> dict[str, Any]:
     """One request as data: base units, as the socket gives it, with its age."""
     rtf = request.rtf(t)
     facts: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}

@@ -18,17 +18,17 @@ from mstar_core.observe.filter import Filter
 from mstarctl.client.reach import Reached, reached
 from mstarctl.output import Printer
 from mstarctl.output.errors import save_traceback
-from mstarctl.top.glyphs import ASCII, UNICODE, Glyphs
+from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
+from mstarctl.top.drawing.theme import Mode, sgr
 from mstarctl.top.layout.state import PAGES, State
-from mstarctl.top.theme import Mode, sgr
 
 if TYPE_CHECKING:
     from mstar_core.observe.store import Store
     from mstarctl.client import AdminClient
     from mstarctl.output.options import GlobalOptions
-    from mstarctl.top.history import History
-    from mstarctl.top.others import Others
-    from mstarctl.top.session import Session
+    from mstarctl.top.data.deployments import DeploymentSwitcher
+    from mstarctl.top.data.history import History
+    from mstarctl.top.data.session import Session
 
 SSH_INTERVAL_S = 0.5
 SSH_FPS = "15"
@@ -112,30 +112,36 @@ def look_of(printer: Printer, *, is_ascii: bool, is_mono: bool) -> Look:
 def _session(
     admin: AdminClient | None, replay: Path | None, look: Look, *, hz: float, speed: float, is_readonly: bool
 ) -> Session:
-    from mstarctl.top.feed import Feed, LogFeed
-    from mstarctl.top.recording import read_recording
-    from mstarctl.top.session import LiveSession, ReplaySession
+    from mstarctl.top.data.feed import Feed, LogFeed
+    from mstarctl.top.data.recording import read_recording
+    from mstarctl.top.data.session import LiveSession, ReplaySession
 
     if replay is not None or admin is None:
         return ReplaySession(read_recording(replay or Path()), speed=speed, glyphs=look.glyphs)
     return LiveSession(Feed(admin, hz), LogFeed(admin), glyphs=look.glyphs, readonly=is_readonly, hz=hz)
 
 
-def _others(options: GlobalOptions, look_at: Callable[[AdminClient], Session]) -> Others:
-    from mstarctl.top.others import Others
+def _others(options: GlobalOptions, look_at: Callable[[AdminClient], Session]) -> DeploymentSwitcher:
+    from mstarctl.top.data.deployments import DeploymentSwitcher
 
-    return Others(options, look_at)
+    return DeploymentSwitcher(options, look_at)
 
 
 def _run(
-    session: Session, admin: AdminClient | None, look: Look, state: State, others: Others, *, has_mouse: bool
+    session: Session,
+    admin: AdminClient | None,
+    look: Look,
+    state: State,
+    others: DeploymentSwitcher,
+    *,
+    has_mouse: bool,
 ) -> None:
     from mstarctl.top.app import TopApp
-    from mstarctl.top.asking import Asking
+    from mstarctl.top.data.queries import DeploymentQueries
 
     app = TopApp(
         session,
-        Asking(admin, session),
+        DeploymentQueries(admin, session),
         mode=look.mode,
         state=state,
         is_animated=not look.is_remote,
@@ -189,12 +195,12 @@ def _print(
         item: dict[str, Any] = {"name": store.deployment.name, **_builtins(store)}
         printer.item("snapshot", item, "")
         return
-    from mstarctl.top.asking import Asking
-    from mstarctl.top.view import Link, View
+    from mstarctl.top.data.queries import DeploymentQueries
+    from mstarctl.top.data.view import Link, View
 
     link = Link(state="replay", progress=1.0) if replay is not None else Link(hz=hz)
     logs = once.log_lines(admin) if admin is not None and state.page == "logs" else ()
-    tests = Asking(admin, None).recordings() if admin is not None and state.page == "bench" else ()
+    tests = DeploymentQueries(admin, None).recordings() if admin is not None and state.page == "bench" else ()
     view = View(
         store=store,
         history=history,
@@ -213,8 +219,8 @@ def _print(
 
 def _pictured(admin: AdminClient | None, replay: Path | None) -> tuple[Store, History]:
     from mstarctl.top import once
-    from mstarctl.top.history import History
-    from mstarctl.top.recording import read_recording
+    from mstarctl.top.data.history import History
+    from mstarctl.top.data.recording import read_recording
 
     if replay is not None or admin is None:
         return once.last_picture(read_recording(replay or Path()))

@@ -23,11 +23,11 @@ from mstar_core.config import (
     resolve_target,
 )
 from mstar_core.config.deployment import Plan
+from mstar_core.config.graph_view import graph_of
 from mstar_core.errors import ConfigError, UsageError, WeightsError
 from mstar_core.host.groups import group_id
 from mstar_core.host.ports import check_port, port_claimant
 from mstar_core.host.run_dir import RunDirectory, check_name
-from mstar_core.observe.graph import graph_of
 from mstar_core.plugin import ModelSpec, Plugins
 from mstarctl.start.accelerator import gpu_processes, gpus
 from mstarctl.start.devices import Devices, choose_devices, count_gpus, torch_version

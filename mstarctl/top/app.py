@@ -15,25 +15,25 @@ from textual.screen import Screen
 
 from mstar_core.errors import MstarError, UsageError
 from mstar_core.observe.filter import Filter
-from mstarctl.top import deeds, moves
-from mstarctl.top.asking import Asking
+from mstarctl.top import actions, navigation
+from mstarctl.top.data.queries import DeploymentQueries
+from mstarctl.top.data.session import Session
+from mstarctl.top.data.view import View
+from mstarctl.top.drawing.line import Line
+from mstarctl.top.drawing.theme import GROUND, Mode
 from mstarctl.top.keys import KEYS, Key, works
-from mstarctl.top.layout.foot import Hint
+from mstarctl.top.layout.footer import Hint
 from mstarctl.top.layout.logs import sources
 from mstarctl.top.layout.pages import Painted, compose
 from mstarctl.top.layout.scroll import Window
 from mstarctl.top.layout.state import State
 from mstarctl.top.layout.waterfall import Zoom, end_of
-from mstarctl.top.line import Line
-from mstarctl.top.session import Session
-from mstarctl.top.theme import GROUND, Mode
-from mstarctl.top.view import View
 from mstarctl.top.widgets.filter_bar import FilterBar
 from mstarctl.top.widgets.main_pane import MainPane
 from mstarctl.top.widgets.pane import Pane
 
 if TYPE_CHECKING:
-    from mstarctl.top.others import Elsewhere
+    from mstarctl.top.data.deployments import Switcher
 
 POLL_S: Final = 0.1
 """At most ten pictures a second."""
@@ -53,8 +53,8 @@ class TopApp(App[None]):
     }}
     App.-plain Screen {{ background: ansi_default; }}
     App.-plain #filter {{ background: ansi_default; color: ansi_default; text-style: reverse; }}
-    Sheet {{ background: {GROUND} 60%; }}
-    App.-plain Sheet {{ background: ansi_default; }}
+    Dialog {{ background: {GROUND} 60%; }}
+    App.-plain Dialog {{ background: ansi_default; }}
     """
     TITLE = "mstarctl top"
     ENABLE_COMMAND_PALETTE = True
@@ -62,13 +62,13 @@ class TopApp(App[None]):
     def __init__(
         self,
         session: Session,
-        asking: Asking,
+        asking: DeploymentQueries,
         *,
         mode: Mode = "true",
         state: State | None = None,
         is_animated: bool = True,
         folder: Path | None = None,
-        others: Elsewhere | None = None,
+        others: Switcher | None = None,
     ) -> None:
         super().__init__(ansi_color=mode != "true")
         self.session, self.asking, self.mode = session, asking, mode
@@ -131,7 +131,7 @@ class TopApp(App[None]):
         """The picture's data."""
         return replace(self.session.view(), phase=self._phase, recordings=self._recordings)
 
-    def look_at(self, session: Session, asking: Asking) -> None:
+    def look_at(self, session: Session, asking: DeploymentQueries) -> None:
         """Leave this deployment for another one: its readers and a recording of it end, the filter stays."""
         before, self.session, self.asking = self.session, session, asking
         before.stop()
@@ -216,26 +216,26 @@ class TopApp(App[None]):
 
     def action_panel(self) -> None:
         if self.state.page == "logs":
-            self.choose(moves.next_source(self.state, sources(self.session.view().logs)))
+            self.choose(navigation.next_source(self.state, sources(self.session.view().logs)))
             return
         panel = "ranks" if self.state.panel == "requests" else "requests"
-        first = next(iter(moves.rank_keys(self.view())), None)
+        first = next(iter(navigation.rank_keys(self.view())), None)
         self.choose(replace(self.state, panel=panel, rank=self.state.rank or first))
 
     def action_move(self, by: int) -> None:
-        self.choose(moves.move(self.view(), self.state, by))
+        self.choose(navigation.move(self.view(), self.state, by))
 
     def action_across(self, by: int) -> None:
-        self.choose(moves.across(self.view(), self.state, by))
+        self.choose(navigation.across(self.view(), self.state, by))
 
     def action_turn(self, by: int) -> None:
         self.action_move(by * max(1, self.size.height // 2))
 
     def action_edge(self, to: int) -> None:
-        self.choose(moves.edge(self.view(), self.state, to))
+        self.choose(navigation.edge(self.view(), self.state, to))
 
     def action_open(self) -> None:
-        self.choose(moves.opened(self.view(), self.state))
+        self.choose(navigation.opened(self.view(), self.state))
         if self.state.page == "request":
             self.ask()
 
@@ -256,10 +256,10 @@ class TopApp(App[None]):
             self.choose(replace(state, page="overview"))
 
     def action_sort(self) -> None:
-        self.choose(moves.next_sort(self.state))
+        self.choose(navigation.next_sort(self.state))
 
     def action_reverse(self) -> None:
-        self.choose(moves.reverse(self.state))
+        self.choose(navigation.reverse(self.state))
 
     def action_pause(self) -> None:
         self.session.toggle_pause()
@@ -274,15 +274,15 @@ class TopApp(App[None]):
         self.draw()
 
     def action_walk(self, by: int) -> None:
-        self.choose(moves.next_walk(self.view(), replace(self.state, page="graph"), by))
+        self.choose(navigation.next_walk(self.view(), replace(self.state, page="graph"), by))
 
     def action_graph(self) -> None:
-        self.choose(moves.at_node(self.view(), self.state))
+        self.choose(navigation.at_node(self.view(), self.state))
 
     def action_logs(self) -> None:
         """The logs of what is marked: a request's lines, a rank's process."""
         view, state = self.view(), self.state
-        key = moves.marked_request(view, state)
+        key = navigation.marked_request(view, state)
         self.session.want_logs()
         if key is not None:
             self.choose(replace(state, page="logs", log_text=view.store.requests[key].id, log_source="", log_above=0))
@@ -340,7 +340,7 @@ class TopApp(App[None]):
             try:
                 self.session.filter = Filter.parse(text, expressions=True)
             except UsageError as error:
-                self.choose(replace(self.state, notice=deeds.in_words(error), is_notice_bad=True))
+                self.choose(replace(self.state, notice=actions.in_words(error), is_notice_bad=True))
                 return False
             self.choose(replace(self.state, notice=""))
         return True
@@ -378,34 +378,34 @@ class TopApp(App[None]):
     # -- beyond the picture -----------------------------------------------------------------------------------
 
     def action_cancel(self) -> None:
-        deeds.ask_cancel(self)
+        actions.ask_cancel(self)
 
     def action_drain(self) -> None:
-        deeds.ask_drain(self)
+        actions.ask_drain(self)
 
     def action_help(self) -> None:
-        deeds.open_help(self)
+        actions.open_help(self)
 
     def action_describe(self) -> None:
-        deeds.describe(self)
+        actions.describe(self)
 
     def action_json(self) -> None:
-        deeds.show_json(self)
+        actions.show_json(self)
 
     def action_copy(self) -> None:
-        deeds.copy_id(self)
+        actions.copy_id(self)
 
     def action_export(self) -> None:
-        deeds.ask_export(self)
+        actions.ask_export(self)
 
     def action_other(self) -> None:
-        deeds.ask_other(self)
+        actions.ask_other(self)
 
     def action_perfetto(self) -> None:
-        deeds.write_perfetto(self)
+        actions.write_perfetto(self)
 
     def action_record(self) -> None:
-        deeds.toggle_recording(self)
+        actions.toggle_recording(self)
 
     # -- mouse and palette ------------------------------------------------------------------------------------
 
@@ -413,7 +413,7 @@ class TopApp(App[None]):
         kind, key = self._painted.hits.get(event.y, ("", ""))
         match kind:
             case "titles":
-                self.choose(moves.sort_at(self.state, event.x, self.size.width))
+                self.choose(navigation.sort_at(self.state, event.x, self.size.width))
             case "request":
                 is_second = self.state.requests.cursor == key
                 window = replace(self.state.requests, cursor=key)

@@ -13,11 +13,11 @@ from typing import Any, Final
 import msgspec
 
 from mstar_core.errors import MstarError
+from mstarctl.top.data.view import View
+from mstarctl.top.drawing.line import Line
+from mstarctl.top.drawing.svg import svg
 from mstarctl.top.layout.requests import COLUMNS, Sort, chosen, place
 from mstarctl.top.layout.waterfall import Lane
-from mstarctl.top.line import Line
-from mstarctl.top.svg import svg
-from mstarctl.top.view import View
 
 FORMS: Final = (
     ("c", "csv", "the filtered table as CSV"),

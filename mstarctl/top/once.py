@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from mstar_core.errors import Unreachable
 from mstar_core.observe.frames import HelloFrame, decode
 from mstar_core.observe.store import Store
-from mstarctl.top.feed import Lines, check
-from mstarctl.top.history import History
+from mstarctl.top.data.feed import Lines, check
+from mstarctl.top.data.history import History
+from mstarctl.top.data.recording import Recording
+from mstarctl.top.data.view import Logged, View
+from mstarctl.top.drawing.line import Line
 from mstarctl.top.layout.logs import merged, parse
 from mstarctl.top.layout.pages import compose
 from mstarctl.top.layout.state import State
-from mstarctl.top.line import Line
-from mstarctl.top.recording import Recording
-from mstarctl.top.view import Logged, View
 
 if TYPE_CHECKING:
     from mstarctl.client import AdminClient

@@ -15,16 +15,16 @@ from typing import Any
 import httpx
 import pytest
 
-from mstar_core.admin.binding import bind_admin
+from mstar_core.admin.access import bind_admin
 from mstar_core.admin.server import AdminServer
-from mstar_core.admin.streams import Streams
+from mstar_core.admin.streams import NdjsonStreams
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, NodePlacement, Plan, RankPlan
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews, Span
-from mstar_core.observe.hub import Hub
+from mstar_core.observe.hub import TelemetryHub
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.gpus import GpuReader
-from mstar_core.supervisor.picture import Picture
+from mstar_core.supervisor.state_publisher import StatePublisher
 
 
 class FakeLog:
@@ -66,9 +66,9 @@ class FakeDeployment:
         self.children: dict[str, Any] = {name: _child(name) for name in ("conductor", "worker-0", "api")}
         self.logs: dict[str, Any] = {name: child.log for name, child in self.children.items()}
         self.logs["supervisor"] = FakeLog()
-        self.hub = Hub("boot-1", "fake")
-        self.picture = Picture(self, self.hub, GpuReader(None))
-        self.events = Events(None, self.picture.event)
+        self.hub = TelemetryHub("boot-1", "fake")
+        self.publisher = StatePublisher(self, self.hub, GpuReader(None))
+        self.events = Events(None, self.publisher.event)
 
     def stop(self, *, now: bool = False, reason: str = "", grace_s: float | None = None) -> None:
         self.acts.append(("stop", now, grace_s))
@@ -92,8 +92,8 @@ class FakeDeployment:
 
     def tell(self, child: str, news: Iterable[RequestNews] = (), spans: Iterable[Span] = ()) -> None:
         """A batch of telemetry comes from a child."""
-        self.picture.take(child, Telemetry(name=child, incarnation=1, requests=list(news), spans=list(spans)))
-        self.picture.refresh(now_all=True)
+        self.publisher.take(child, Telemetry(name=child, incarnation=1, requests=list(news), spans=list(spans)))
+        self.publisher.refresh(now_all=True)
 
     def request(self, handle: int, **fields: Any) -> None:
         """The api tells of a request that runs."""
@@ -137,7 +137,7 @@ async def serving(*, blocked_s: float = 30.0, gid: int | None = None) -> AsyncIt
     folder = Path(tempfile.mkdtemp(prefix="mst-admin-"))
     path = folder / "admin.sock"
     deployment = FakeDeployment(folder)
-    server = AdminServer(deployment, bind_admin(path, gid), gid, Streams(blocked_s))
+    server = AdminServer(deployment, bind_admin(path, gid), gid, NdjsonStreams(blocked_s))
     await server.start()
     try:
         transport = httpx.AsyncHTTPTransport(uds=str(path))

@@ -14,7 +14,7 @@ from mstar_core.engine.base import StepResult
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.observe.families import FAMILIES
-from mstar_core.observe.frames import Request
+from mstar_core.observe.frames import RequestStatus
 from mstar_core.observe.request_log import LINGER_S
 from mstar_core.supervisor.readings import forwarded
 from mstar_core.worker.statistics import NodeStatistics
@@ -43,7 +43,7 @@ async def test_a_snapshot_is_one_view_of_everything_with_every_field(admin: Admi
     admin.deployment.request(7)
     snapshot = await admin.get("/v1/snapshot")
     assert snapshot["requests"]["7"]["id"] == "r-7"
-    assert set(snapshot["requests"]["7"]) == set(Request.__struct_fields__)
+    assert set(snapshot["requests"]["7"]) == set(RequestStatus.__struct_fields__)
     assert set(snapshot["children"]) == {"conductor", "worker-0", "api", "supervisor"}
     assert snapshot["nodes"]["LLM@0"]["pages_used"] == 3
     assert snapshot["values"]["worker-0.LLM.pages_total"] == 64
@@ -189,8 +189,8 @@ async def test_metrics_are_those_of_the_table_and_say_what_the_api_says(admin: A
     api.cancelled.labels("disconnected").inc(2)
     api.ttft_s.labels("audio").observe(0.2)
     api.ended(RequestNews(handle=1, state="finished", started=5.0, ended=6.0, ttfa_s=0.3, audio_s=2.0))
-    admin.deployment.picture.take("api", Telemetry(name="api", incarnation=1, values={}, samples=api.news(0.0)))
-    admin.deployment.picture.part("api")
+    admin.deployment.publisher.take("api", Telemetry(name="api", incarnation=1, values={}, samples=api.news(0.0)))
+    admin.deployment.publisher.part("api")
     families = await read_metrics(admin)
     assert set(families) == set(FAMILIES)
     for name, family in ((family.name, family) for family in text_string_to_metric_families(api.text().decode())):

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mstar_core.admin.binding import bind_admin
-from mstar_core.admin.peers import Access, Peer, access_of
+from mstar_core.admin.access import Access, Peer, access_of, bind_admin
 from mstar_core.errors import ConfigError, Refused, StartError
 from mstar_core.host.groups import closed_to, group_id
 from mstar_core.host.run_dir import RunDirectory

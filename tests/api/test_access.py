@@ -21,7 +21,7 @@ from mstar_core.config.deployment import ApiConfig
 from mstar_core.errors import StartError
 from mstar_core.messages.life import ServiceState
 from mstar_core.messages.requests import NewRequest
-from mstar_core.observe.logs import REQUEST_ID
+from mstar_core.process.logs import REQUEST_ID
 from tests.api.conftest import Started, running
 from tests.fakes import media
 from tests.fakes.conductor import FakeDeployment, echo, speak

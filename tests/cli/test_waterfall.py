@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mstar_core.observe.frames import Request
+from mstar_core.observe.frames import RequestStatus
 from mstarctl.commands.metrics import samples
 from mstarctl.commands.requests import cut_rows, for_people, has_expression, item_of, order_of
 from mstarctl.output.perfetto import trace_events
@@ -103,7 +103,7 @@ def test_trace_events_keep_every_span_in_microseconds() -> None:
 
 
 def request(handle: int, **facts: Any) -> dict[str, Any]:
-    return item_of(Request(id=f"r-{handle}", handle=handle, started=10.0, **facts), 20.0)
+    return item_of(RequestStatus(id=f"r-{handle}", handle=handle, started=10.0, **facts), 20.0)
 
 
 def test_rows_are_sorted_with_the_unknown_last_and_cut() -> None:

@@ -22,8 +22,9 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import WeightsError
 from mstar_core.messages.life import Drain, Drained
 from mstar_core.messages.wire import Envelope, Message, WireCodec
-from mstar_core.observe.child import ChildLife, prepare_process
-from mstar_core.observe.logs import start_logging
+from mstar_core.process.life import ChildLife
+from mstar_core.process.logs import start_logging
+from mstar_core.process.system import prepare_process
 from mstar_core.supervisor.child import ChildKind
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 

@@ -13,25 +13,24 @@ from mstar_core.errors import Unavailable, UsageError
 from mstar_core.observe.frames import (
     PARTS,
     BeatFrame,
-    Child,
+    ChildStatus,
     DeltaFrame,
-    Deployment,
-    Edge,
+    DeploymentStatus,
+    EdgeStatus,
     Event,
     EventFrame,
-    Graph,
-    GraphNode,
+    GraphView,
     HelloFrame,
-    Node,
-    Request,
+    NodeStatus,
+    NodeView,
+    RequestStatus,
     ResyncFrame,
     SnapshotFrame,
     decode,
     encode,
 )
-from mstar_core.observe.hub import SUBSCRIBERS, Hub
+from mstar_core.observe.hub import SUBSCRIBERS, Subscription, TelemetryHub
 from mstar_core.observe.store import EVENTS, Store
-from mstar_core.observe.subscription import Subscription
 
 
 class Clock:
@@ -63,20 +62,20 @@ class Watcher:
         return size
 
 
-def make_hub() -> tuple[Hub, Clock]:
+def make_hub() -> tuple[TelemetryHub, Clock]:
     clock = Clock()
-    return Hub("boot-1", "d", clock), clock
+    return TelemetryHub("boot-1", "d", clock), clock
 
 
-def request(number: int, **fields: Any) -> Request:
-    return Request(id=f"r-{number}", handle=number, **fields)
+def request(number: int, **fields: Any) -> RequestStatus:
+    return RequestStatus(id=f"r-{number}", handle=number, **fields)
 
 
 def test_a_watch_begins_with_hello_and_a_snapshot_of_everything() -> None:
     hub, _ = make_hub()
     hub.put("requests", "1", request(1))
-    hub.put("children", "api", Child(name="api"))
-    hub.graph(Graph(model="m", nodes=[GraphNode(name="LLM")]))
+    hub.put("children", "api", ChildStatus(name="api"))
+    hub.graph(GraphView(model="m", nodes=[NodeView(name="LLM")]))
     hub.event(Event(n=1, type="deployment.starting"))
     watcher = Watcher(hub.subscribe(hz=2, readonly=True))
     watcher.read()
@@ -90,12 +89,12 @@ def test_a_watch_begins_with_hello_and_a_snapshot_of_everything() -> None:
 def test_many_changes_become_one_delta_with_the_latest_values() -> None:
     hub, _ = make_hub()
     hub.put("requests", "1", request(1, node="LLM"))
-    hub.put("edges", "e", Edge(name="e", items=1, bytes=10))
+    hub.put("edges", "e", EdgeStatus(name="e", items=1, bytes=10))
     subscription = hub.subscribe()
     subscription.frames()
     for tokens in range(1, 100):
         hub.put("requests", "1", request(1, node="LLM", tokens=tokens))
-        hub.put("edges", "e", Edge(name="e", items=1 + tokens, bytes=10))
+        hub.put("edges", "e", EdgeStatus(name="e", items=1 + tokens, bytes=10))
     (delta,) = subscription.frames()
     assert isinstance(delta, DeltaFrame)
     assert delta.set == {"requests": {"1": {"tokens": 99}}}
@@ -105,20 +104,20 @@ def test_many_changes_become_one_delta_with_the_latest_values() -> None:
 
 def test_a_counter_that_began_anew_is_set() -> None:
     hub, _ = make_hub()
-    hub.put("edges", "e", Edge(name="e", items=100))
+    hub.put("edges", "e", EdgeStatus(name="e", items=100))
     watcher = Watcher(hub.subscribe())
     watcher.read()
-    hub.put("edges", "e", Edge(name="e", items=3))
+    hub.put("edges", "e", EdgeStatus(name="e", items=3))
     watcher.read()
     assert watcher.store.edges["e"].items == 3
 
 
 def test_what_is_as_it_was_is_no_change() -> None:
     hub, _ = make_hub()
-    hub.put("nodes", "a@0", Node(name="a", rank=0))
+    hub.put("nodes", "a@0", NodeStatus(name="a", rank=0))
     before = hub.rev
-    hub.put("nodes", "a@0", Node(name="a", rank=0))
-    hub.head(Deployment(name="d"))
+    hub.put("nodes", "a@0", NodeStatus(name="a", rank=0))
+    hub.head(DeploymentStatus(name="d"))
     assert hub.rev == before
 
 
@@ -179,7 +178,7 @@ def test_parts_that_were_not_asked_for_are_not_sent() -> None:
     hub.event(Event(n=1, type="a"))
     watcher.read()
     assert watcher.kinds == ["hello", "snapshot"]
-    hub.put("nodes", "a@0", Node(name="a", rank=0))
+    hub.put("nodes", "a@0", NodeStatus(name="a", rank=0))
     watcher.read()
     assert list(watcher.store.nodes) == ["a@0"]
 
@@ -248,11 +247,11 @@ def test_a_wrong_watch_is_refused(wrong: dict[str, Any]) -> None:
 KEYS = st.sampled_from(["1", "2", "3", "4"])
 ITEMS = {
     "requests": st.builds(
-        Request, id=st.just("r"), handle=st.integers(0, 3), tokens=st.integers(0, 3),
+        RequestStatus, id=st.just("r"), handle=st.integers(0, 3), tokens=st.integers(0, 3),
         state=st.sampled_from(["run", "queue"]), walks=st.dictionaries(st.just("decode"), st.integers(0, 2)),
     ),
-    "edges": st.builds(Edge, name=st.just("e"), items=st.integers(0, 3), bytes=st.integers(0, 3)),
-    "nodes": st.builds(Node, name=st.just("n"), rank=st.integers(0, 1), step_ms=st.none() | st.floats(0, 9)),
+    "edges": st.builds(EdgeStatus, name=st.just("e"), items=st.integers(0, 3), bytes=st.integers(0, 3)),
+    "nodes": st.builds(NodeStatus, name=st.just("n"), rank=st.integers(0, 1), step_ms=st.none() | st.floats(0, 9)),
 }  # fmt: skip
 ACTIONS = st.one_of(
     *(st.tuples(st.just(part), KEYS, st.none() | items) for part, items in ITEMS.items()),

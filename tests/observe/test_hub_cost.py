@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from mstar_core.observe.frames import Request, encode
-from mstar_core.observe.hub import Hub
+from mstar_core.observe.frames import RequestStatus, encode
+from mstar_core.observe.hub import TelemetryHub
 
 UPDATES_S: Final = 2000
 ROWS: Final = 500
@@ -17,15 +17,15 @@ HZ: Final = 10
 
 def cost(seconds: int) -> float:
     """Share of a core, by processor time. The load comes at its own pace of the clock, as fast as it can be made."""
-    hub = Hub("boot", "d")
+    hub = TelemetryHub("boot", "d")
     for handle in range(ROWS):
-        hub.put("requests", str(handle), Request(id=f"r-{handle}", handle=handle, state="run", inputs=["text"]))
+        hub.put("requests", str(handle), RequestStatus(id=f"r-{handle}", handle=handle, state="run", inputs=["text"]))
     *watchers, frozen = [hub.subscribe(hz=HZ) for _ in range(4)]
     frozen.frames()
     began = time.process_time()
     for number in range(seconds * UPDATES_S):
         handle = number * 7 % ROWS
-        made = Request(
+        made = RequestStatus(
             id=f"r-{handle}",
             handle=handle,
             state="run",

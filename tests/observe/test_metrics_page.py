@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mstar_core.observe.exposition import SUFFIXES
 from mstar_core.observe.families import FAMILIES
+from mstar_core.observe.prometheus import SUFFIXES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")

@@ -6,8 +6,8 @@ from typing import Any
 
 from mstar_core.messages.life import Telemetry
 from mstar_core.messages.telemetry import RequestNews, Span
-from mstar_core.observe.frames import Request
-from mstar_core.observe.request_log import ENDED, LINGER_S, ORPHAN_S, SPANS, Known, RequestLog
+from mstar_core.observe.frames import RequestStatus
+from mstar_core.observe.request_log import ENDED, LINGER_S, ORPHAN_S, SPANS, RequestLog, RequestRecord
 
 
 def tell(log: RequestLog, child: str, now: float = 0.0, *spans: Span, **news: Any) -> None:
@@ -15,7 +15,7 @@ def tell(log: RequestLog, child: str, now: float = 0.0, *spans: Span, **news: An
     log.take(child, Telemetry(name=child, incarnation=1, requests=told, spans=list(spans)), now)
 
 
-def shown(log: RequestLog) -> dict[int, Request | None]:
+def shown(log: RequestLog) -> dict[int, RequestStatus | None]:
     return dict(log.take_dirty())
 
 
@@ -70,7 +70,7 @@ def test_what_is_remembered_is_bounded() -> None:
     log.settle(10.0)
     assert len(log.ended) == ENDED
     assert log.find("r-0") is None
-    known = Known(handle=1, seen=0.0)
+    known = RequestRecord(handle=1, seen=0.0)
     for key in range(SPANS + 20):
         known.add("worker-0", Span(key, 1, "compute", "LLM", "decode", float(key), key + 0.5))
     assert (len(known.spans), known.spans_cut) == (SPANS, 20)
@@ -78,7 +78,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 def test_a_span_that_goes_on_is_replaced_and_summed_once() -> None:
-    known = Known(handle=1, seen=0.0)
+    known = RequestRecord(handle=1, seen=0.0)
     for end in (1.0, 2.0):
         known.add("worker-0", Span(5, 1, "compute", "LLM", "decode", 0.0, end, 0, is_open=True))
     known.add("worker-0", Span(5, 1, "compute", "LLM", "decode", 0.0, 3.0, 30))

@@ -15,14 +15,14 @@ from mstar_core.observe.frames import (
     PARTS,
     BeatFrame,
     DeltaFrame,
-    Deployment,
-    Edge,
+    DeploymentStatus,
+    EdgeStatus,
     Event,
     EventFrame,
     Frame,
     HelloFrame,
-    Node,
-    Request,
+    NodeStatus,
+    RequestStatus,
     ResyncFrame,
     SnapshotFrame,
     decode,
@@ -49,23 +49,25 @@ def state(store: Store) -> dict[str, Any]:
 def joined(rev: int = 5) -> Store:
     store = Store()
     store.apply(sent(HelloFrame(boot="one", rev=rev - 1)))
-    requests = {"7": Request(id="r-7", handle=7, tokens=3)}
-    edges = {"hidden@1>0": Edge(name="hidden", source_rank=1, items=10, bytes=100)}
-    store.apply(sent(SnapshotFrame(rev=rev, t=1.0, deployment=Deployment(name="d"), requests=requests, edges=edges)))
+    requests = {"7": RequestStatus(id="r-7", handle=7, tokens=3)}
+    edges = {"hidden@1>0": EdgeStatus(name="hidden", source_rank=1, items=10, bytes=100)}
+    store.apply(
+        sent(SnapshotFrame(rev=rev, t=1.0, deployment=DeploymentStatus(name="d"), requests=requests, edges=edges))
+    )
     return store
 
 
 def test_set_replaces_fields_and_leaves_the_others() -> None:
     store = joined()
     store.apply(sent(DeltaFrame(rev=6, after=5, t=2.0, set={"requests": {"7": {"node": "talker", "tokens": 4}}})))
-    assert store.requests["7"] == Request(id="r-7", handle=7, tokens=4, node="talker")
+    assert store.requests["7"] == RequestStatus(id="r-7", handle=7, tokens=4, node="talker")
     assert (store.rev, store.t) == (6, 2.0)
 
 
 def test_set_of_an_unknown_key_is_a_new_object() -> None:
     store = joined()
     store.apply(sent(DeltaFrame(rev=6, after=5, t=2.0, set={"nodes": {"llm@0": {"name": "llm", "rank": 0}}})))
-    assert store.nodes == {"llm@0": Node(name="llm", rank=0)}
+    assert store.nodes == {"llm@0": NodeStatus(name="llm", rank=0)}
 
 
 def test_add_sums_counters_and_del_removes() -> None:
@@ -135,7 +137,7 @@ def test_a_line_that_is_no_frame_is_refused(line: bytes) -> None:
 
 
 def test_an_id_cannot_break_the_line() -> None:
-    request = Request(id="a\n\u2028\x1b]0;x\x07b", handle=1)
+    request = RequestStatus(id="a\n\u2028\x1b]0;x\x07b", handle=1)
     frame = sent(SnapshotFrame(rev=1, t=0.0, requests={"1": request}))
     assert isinstance(frame, SnapshotFrame)
     assert frame.requests["1"].id == request.id
@@ -153,14 +155,14 @@ def test_a_copy_is_a_picture_of_now() -> None:
 
 KEYS = st.sampled_from(["1", "2", "3"])
 REQUESTS = st.builds(
-    Request,
+    RequestStatus,
     id=st.text(max_size=3),
     handle=st.integers(0, 9),
     tokens=st.integers(0, 5),
     node=st.sampled_from([None, "llm", "codec"]),
     walks=st.dictionaries(st.sampled_from(["prefill", "decode"]), st.integers(0, 3), max_size=2),
 )
-EDGES = st.builds(Edge, name=st.just("e"), items=st.integers(0, 9), bytes=st.integers(0, 99))
+EDGES = st.builds(EdgeStatus, name=st.just("e"), items=st.integers(0, 9), bytes=st.integers(0, 99))
 CHANGES = st.lists(
     st.one_of(
         st.tuples(st.just("requests"), KEYS, st.none() | REQUESTS),

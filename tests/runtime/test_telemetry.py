@@ -12,9 +12,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mstar_core.observe.exposition import SUFFIXES
 from mstar_core.observe.families import FAMILIES
-from mstar_core.observe.frames import Frame, Request, decode
+from mstar_core.observe.frames import Frame, RequestStatus, decode
+from mstar_core.observe.prometheus import SUFFIXES
 from mstar_core.observe.store import Store
 from tests.runtime.client import SURE, Heard, Streams, request
 from tests.runtime.deployment import LLM, SNAC, Deployment, plan, until
@@ -34,7 +34,7 @@ async def ask(deployment: Deployment, path: str, method: str = "GET") -> Any:
     return await asyncio.to_thread(deployment.admin, path, method)
 
 
-async def follow(deployment: Deployment, store: Store, is_watching: asyncio.Event) -> Request:
+async def follow(deployment: Deployment, store: Store, is_watching: asyncio.Event) -> RequestStatus:
     """Apply frames until a request has finished, and give it as it was then: it leaves the view a moment later."""
     transport = httpx.AsyncHTTPTransport(uds=str(deployment.run.admin_socket))
     async with asyncio.timeout(LIMIT_S), httpx.AsyncClient(transport=transport, timeout=LIMIT_S) as client:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mstar_core.host.run_dir import RunDirectory
-from mstar_core.supervisor.deaths import LATELY_S, Circumstances, MemoryKills, death_record
+from mstar_core.supervisor.deaths import LATELY_S, Circumstances, OomKills, death_record
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_what_a_process_wrote_of_itself_wins(run: RunDirectory) -> None:
 
 def test_kills_count_for_a_few_seconds(run: RunDirectory, tmp_path: Path) -> None:
     path = tmp_path / "vmstat"
-    kills = MemoryKills(path)
+    kills = OomKills(path)
     kills.look(0.0)  # a kernel that tells nothing
     assert kills.lately() is None
     assert "if nobody sent that signal" in death_record(child(), run, -signal.SIGKILL, Circumstances())["hint"]

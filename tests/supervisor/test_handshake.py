@@ -17,9 +17,9 @@ from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import Beat, Hello, PeerReady, PeerUp, Phase
 from mstar_core.messages.wire import WIRE_VERSION, Envelope, Message
 from mstar_core.supervisor.child import Child, ChildKind
+from mstar_core.supervisor.health import is_stalled
 from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.supervisor import Supervisor
-from mstar_core.supervisor.verdicts import is_stalled
 from mstar_core.transport import Courier
 
 PHASES = {"conductor": ("ready",), "worker-0": ("weights", "kv", "ready"), "worker-1": ("weights", "ready"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mstar_core.observe.frames import Edge, Graph, GraphEdge, GraphNode, GraphWalk
+from mstar_core.observe.frames import EdgeStatus, EdgeView, GraphView, NodeView, WalkView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class Model:
     gpus: tuple[str, ...]
     stages: dict[str, Stage]
     routes: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
-    graph: Graph
-    edges: tuple[Edge, ...]
+    graph: GraphView
+    edges: tuple[EdgeStatus, ...]
     slots: int = 64
 
 
@@ -68,53 +68,57 @@ def qwen() -> Model:
         ),
         graph=qwen_graph(),
         edges=(
-            Edge(name="thinker_states", source="Thinker", into="Talker", source_rank=0, into_rank=1, is_stream=True),
-            Edge(name="codec_tokens", source="Talker", into="Code2Wav", source_rank=1, into_rank=1, is_stream=True),
+            EdgeStatus(
+                name="thinker_states", source="Thinker", into="Talker", source_rank=0, into_rank=1, is_stream=True
+            ),
+            EdgeStatus(
+                name="codec_tokens", source="Talker", into="Code2Wav", source_rank=1, into_rank=1, is_stream=True
+            ),
         ),
     )
 
 
-def qwen_graph() -> Graph:
+def qwen_graph() -> GraphView:
     """As the plugin declares it."""
     text = ["prefill_text", "thinker_decode"]
     audio, vision = ["prefill_audio", "prefill_audio_vision"], ["prefill_vision", "prefill_audio_vision"]
     talk = ["talker_prefill", "talker_decode"]
-    return Graph(
+    return GraphView(
         model="qwen3_omni",
         partitions=["Thinker", "Talker", "Code2Wav"],
         nodes=[
-            GraphNode(name="audio_encoder", engine="stateless", partition="Thinker", replicas=[[0]], walks=audio),
-            GraphNode(name="vision_encoder", engine="stateless", partition="Thinker", replicas=[[0]], walks=vision),
-            GraphNode(name="Thinker", engine="kv_cache", partition="Thinker", replicas=[[0]],
+            NodeView(name="audio_encoder", engine="stateless", partition="Thinker", replicas=[[0]], walks=audio),
+            NodeView(name="vision_encoder", engine="stateless", partition="Thinker", replicas=[[0]], walks=vision),
+            NodeView(name="Thinker", engine="kv_cache", partition="Thinker", replicas=[[0]],
                       walks=list(dict.fromkeys((*text, *audio, *vision))), loops=["thinker_decode"]),
-            GraphNode(name="Talker", engine="kv_cache", partition="Talker", replicas=[[1]], walks=talk,
+            NodeView(name="Talker", engine="kv_cache", partition="Talker", replicas=[[1]], walks=talk,
                       loops=["talker_decode"]),
-            GraphNode(name="Code2Wav", engine="stateless", partition="Code2Wav", replicas=[[1]],
+            NodeView(name="Code2Wav", engine="stateless", partition="Code2Wav", replicas=[[1]],
                       walks=["code2wav_chunk"], loops=["code2wav_chunk"]),
         ],
         edges=[
-            GraphEdge(name="mel", into="audio_encoder", modality="audio", walks=audio),
-            GraphEdge(name="pixels", into="vision_encoder", modality="image", walks=vision),
-            GraphEdge(name="tokens", into="Thinker", modality="text", walks=[*text, *audio, *vision]),
-            GraphEdge(name="audio_embeds", source="audio_encoder", into="Thinker", walks=audio),
-            GraphEdge(name="vision_embeds", source="vision_encoder", into="Thinker", walks=vision),
-            GraphEdge(name="token", source="Thinker", modality="text", walks=[*text, *audio, *vision]),
-            GraphEdge(name="thinker_states", source="Thinker", into="Talker", is_stream=True,
+            EdgeView(name="mel", into="audio_encoder", modality="audio", walks=audio),
+            EdgeView(name="pixels", into="vision_encoder", modality="image", walks=vision),
+            EdgeView(name="tokens", into="Thinker", modality="text", walks=[*text, *audio, *vision]),
+            EdgeView(name="audio_embeds", source="audio_encoder", into="Thinker", walks=audio),
+            EdgeView(name="vision_embeds", source="vision_encoder", into="Thinker", walks=vision),
+            EdgeView(name="token", source="Thinker", modality="text", walks=[*text, *audio, *vision]),
+            EdgeView(name="thinker_states", source="Thinker", into="Talker", is_stream=True,
                       chunk="fixed 1", walks=[*text, *talk]),
-            GraphEdge(name="codec_tokens", source="Talker", into="Code2Wav", is_stream=True,
+            EdgeView(name="codec_tokens", source="Talker", into="Code2Wav", is_stream=True,
                       chunk="25, left 25", walks=[*talk, "code2wav_chunk"]),
-            GraphEdge(name="pcm", source="Code2Wav", modality="audio", walks=["code2wav_chunk"]),
+            EdgeView(name="pcm", source="Code2Wav", modality="audio", walks=["code2wav_chunk"]),
         ],
         walks=[
-            GraphWalk(name="prefill_text", partition="Thinker", nodes=["Thinker"]),
-            GraphWalk(name="prefill_audio", partition="Thinker", nodes=["audio_encoder", "Thinker"]),
-            GraphWalk(name="prefill_vision", partition="Thinker", nodes=["vision_encoder", "Thinker"]),
-            GraphWalk(name="prefill_audio_vision", partition="Thinker",
+            WalkView(name="prefill_text", partition="Thinker", nodes=["Thinker"]),
+            WalkView(name="prefill_audio", partition="Thinker", nodes=["audio_encoder", "Thinker"]),
+            WalkView(name="prefill_vision", partition="Thinker", nodes=["vision_encoder", "Thinker"]),
+            WalkView(name="prefill_audio_vision", partition="Thinker",
                       nodes=["audio_encoder", "vision_encoder", "Thinker"]),
-            GraphWalk(name="thinker_decode", partition="Thinker", nodes=["Thinker"]),
-            GraphWalk(name="talker_prefill", partition="Talker", nodes=["Talker"]),
-            GraphWalk(name="talker_decode", partition="Talker", nodes=["Talker"]),
-            GraphWalk(name="code2wav_chunk", partition="Code2Wav", nodes=["Code2Wav"]),
+            WalkView(name="thinker_decode", partition="Thinker", nodes=["Thinker"]),
+            WalkView(name="talker_prefill", partition="Talker", nodes=["Talker"]),
+            WalkView(name="talker_decode", partition="Talker", nodes=["Talker"]),
+            WalkView(name="code2wav_chunk", partition="Code2Wav", nodes=["Code2Wav"]),
         ],
     )  # fmt: skip
 
@@ -136,26 +140,26 @@ def orpheus() -> Model:
         stages=stages,
         routes=((("text",), ("audio",), ("prefill", "decode", "snac")),),
         slots=16,
-        graph=Graph(
+        graph=GraphView(
             model="orpheus",
             partitions=["LLM", "SNAC"],
             nodes=[
-                GraphNode(name="LLM", engine="kv_cache", partition="LLM", replicas=[[0]], walks=["prefill", "decode"],
+                NodeView(name="LLM", engine="kv_cache", partition="LLM", replicas=[[0]], walks=["prefill", "decode"],
                           loops=["decode"]),
-                GraphNode(name="snac_decoder", engine="stateless", partition="SNAC", replicas=[[0]],
+                NodeView(name="snac_decoder", engine="stateless", partition="SNAC", replicas=[[0]],
                           walks=["snac_chunk"], loops=["snac_chunk"]),
             ],
             edges=[
-                GraphEdge(name="tokens", into="LLM", modality="text", walks=["prefill"]),
-                GraphEdge(name="audio_ids", source="LLM", into="snac_decoder", is_stream=True,
+                EdgeView(name="tokens", into="LLM", modality="text", walks=["prefill"]),
+                EdgeView(name="audio_ids", source="LLM", into="snac_decoder", is_stream=True,
                           chunk="window 28, stride 7", walks=["prefill", *both]),
-                GraphEdge(name="pcm", source="snac_decoder", modality="audio", walks=["snac_chunk"]),
+                EdgeView(name="pcm", source="snac_decoder", modality="audio", walks=["snac_chunk"]),
             ],
             walks=[
-                GraphWalk(name="prefill", partition="LLM", nodes=["LLM"]),
-                GraphWalk(name="decode", partition="LLM", nodes=["LLM"]),
-                GraphWalk(name="snac_chunk", partition="SNAC", nodes=["snac_decoder"]),
+                WalkView(name="prefill", partition="LLM", nodes=["LLM"]),
+                WalkView(name="decode", partition="LLM", nodes=["LLM"]),
+                WalkView(name="snac_chunk", partition="SNAC", nodes=["snac_decoder"]),
             ],
         ),
-        edges=(Edge(name="audio_ids", source="LLM", into="snac_decoder", is_stream=True),),
+        edges=(EdgeStatus(name="audio_ids", source="LLM", into="snac_decoder", is_stream=True),),
     )  # fmt: skip

@@ -11,17 +11,17 @@ from pathlib import Path
 
 from mstar_core.observe.frames import Frame
 from mstar_core.observe.store import Store
-from mstarctl.top import moves
-from mstarctl.top.asking import Asking
-from mstarctl.top.glyphs import UNICODE, Glyphs
-from mstarctl.top.layout.foot import Hint
+from mstarctl.top import navigation
+from mstarctl.top.data.queries import DeploymentQueries
+from mstarctl.top.data.recording import Recording, read_recording
+from mstarctl.top.data.session import ReplaySession
+from mstarctl.top.data.view import Link, View
+from mstarctl.top.drawing.glyphs import UNICODE, Glyphs
+from mstarctl.top.drawing.line import Line
+from mstarctl.top.layout.footer import Hint
 from mstarctl.top.layout.pages import Painted, compose
 from mstarctl.top.layout.scroll import Window
 from mstarctl.top.layout.state import PAGES, State
-from mstarctl.top.line import Line
-from mstarctl.top.recording import Recording, read_recording
-from mstarctl.top.session import ReplaySession
-from mstarctl.top.view import Link, View
 from tests.top.recorded import RECORDINGS
 
 SIZES = ((120, 34), (80, 24), (40, 12))
@@ -64,10 +64,10 @@ def state_of(page: str, name: str = "qwen3_omni") -> State:
     state = State(page=page)
     view = view_of(name)
     if page in ("overview", "requests"):
-        return replace(state, requests=Window(cursor=moves.request_keys(view, state)[3]))
+        return replace(state, requests=Window(cursor=navigation.request_keys(view, state)[3]))
     if page == "request":
         key = next(k for k, r in view.store.requests.items() if "audio" in r.outputs and r.audio_s > 3)
-        trace = Asking(None, replayed(name)).trace(view.store.requests[key], view.t)
+        trace = DeploymentQueries(None, replayed(name)).trace(view.store.requests[key], view.t)
         return replace(state, request=key, trace=trace)
     return state
 

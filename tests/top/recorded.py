@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mstar_core.observe.frames import encode
-from mstarctl.top.recording import Recorder
+from mstarctl.top.data.recording import Recorder
 from tests.top.models import orpheus, qwen
 from tests.top.streams import EPOCH, Live, Simulation
 

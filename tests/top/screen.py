@@ -16,11 +16,11 @@ from mstar_core.errors import MstarError, NotFound
 from mstar_core.observe.filter import Filter
 from mstar_core.observe.frames import Frame, encode
 from mstarctl.top.app import TopApp
-from mstarctl.top.asking import Asking
-from mstarctl.top.feed import Arrival
+from mstarctl.top.data.deployments import OtherDeployment
+from mstarctl.top.data.feed import Arrival
+from mstarctl.top.data.queries import DeploymentQueries
+from mstarctl.top.data.session import LiveSession, Session
 from mstarctl.top.layout.state import State
-from mstarctl.top.others import Other
-from mstarctl.top.session import LiveSession, Session
 from mstarctl.top.widgets.filter_bar import FilterBar
 from tests.top.models import qwen
 from tests.top.recorded import trace
@@ -98,23 +98,23 @@ class FakeAdmin:
 class FakeOthers:
     """What else runs on the host. gone: the deployment of this name ended since it was listed."""
 
-    def __init__(self, *found: Other, gone: str = "") -> None:
+    def __init__(self, *found: OtherDeployment, gone: str = "") -> None:
         self.found, self.gone = found, gone
         self.error: MstarError | None = None
 
-    def running(self) -> list[Other]:
+    def running(self) -> list[OtherDeployment]:
         if self.error is not None:
             raise self.error
         return list(self.found)
 
-    def go(self, name: str) -> tuple[Session, Asking]:
+    def go(self, name: str) -> tuple[Session, DeploymentQueries]:
         if name == self.gone:
             raise NotFound(f"no deployment {name!r} is running")
         simulation = Simulation(replace(qwen(), name=name), seed=3)
         feed, admin = FakeFeed(), FakeAdmin(simulation)
         feed.put(*simulation.hello())
         session = LiveSession(feed, FakeLogs(), clock=lambda: 0.0)  # type: ignore[arg-type]  # fakes
-        return session, Asking(admin, session)
+        return session, DeploymentQueries(admin, session)
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -166,7 +166,7 @@ def followed(*, readonly: bool = False) -> tuple[LiveSession, FakeFeed, FakeAdmi
 async def running(size: tuple[int, int] = SIZE, *, others: FakeOthers | None = None) -> AsyncIterator[Screen]:
     """An app of its own."""
     session, feed, admin = followed()
-    app = TopApp(session, Asking(admin, session), is_animated=False, others=others)
+    app = TopApp(session, DeploymentQueries(admin, session), is_animated=False, others=others)
     async with app.run_test(size=size) as pilot:
         screen = Screen(app, pilot, feed, admin)
         await screen.settled()
@@ -196,7 +196,7 @@ class Shared:
             app.pop_screen()
         app.query_one(FilterBar).close()
         session, feed, admin = followed(readonly=readonly)
-        app.look_at(session, Asking(admin, session))
+        app.look_at(session, DeploymentQueries(admin, session))
         session.filter, app.others, app.folder = Filter(), others, folder or Path.cwd()
         app.choose(State(page=page))
         if size != self._size:

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mstar_core.observe.frames import (
-    Child,
+    ChildStatus,
     DeltaFrame,
-    Deployment,
-    Edge,
+    DeploymentStatus,
+    EdgeStatus,
     Event,
     EventFrame,
     Frame,
-    Gpu,
+    GpuStatus,
     HelloFrame,
-    Node,
-    Rank,
-    Request,
+    NodeStatus,
+    RankStatus,
+    RequestStatus,
 )
 from mstar_core.observe.store import Store, changed_fields
 from tests.top.models import Model, Stage, qwen_graph
@@ -153,7 +153,7 @@ class Simulation:
                 at += length
         self.live.append(request)
 
-    def _request(self, r: Live) -> Request:
+    def _request(self, r: Live) -> RequestStatus:
         has_ended = r.end <= self.t
         under_way = [stage for stage, begin, until in r.plan if begin <= self.t < until]
         done = [stage for stage, _, until in r.plan if until <= self.t]
@@ -162,7 +162,7 @@ class Simulation:
         wav = next((p for p in r.plan if p[0].audio_x and p[1] <= self.t), None)
         tokens = int((min(self.t, decode[2]) - decode[1]) * decode[0].tokens_s) if decode else 0
         is_waiting = self.t < r.admitted
-        return Request(
+        return RequestStatus(
             id=r.id,
             handle=r.handle,
             route="/generate",
@@ -203,7 +203,7 @@ class Simulation:
     def _wobble(self, value: float, share: float = 0.08) -> float:
         return round(value * self.random.uniform(1 - share, 1 + share), 2)
 
-    def _nodes(self, requests: dict[str, Request]) -> Iterator[Node]:
+    def _nodes(self, requests: dict[str, RequestStatus]) -> Iterator[NodeStatus]:
         seen: dict[str, Stage] = {}
         for stage in self.model.stages.values():
             seen[stage.node] = stage
@@ -219,7 +219,7 @@ class Simulation:
             is_paged = bool(stage.pages)
             steps_s = 1000 / stage.step_ms if batch else 0.0
             audio = stage.audio_x > 0
-            yield Node(
+            yield NodeStatus(
                 name=name,
                 rank=stage.rank,
                 partition=stage.partition,
@@ -245,14 +245,14 @@ class Simulation:
                 underruns=0 if audio else None,
             )
 
-    def _edges(self, requests: dict[str, Request]) -> Iterator[Edge]:
+    def _edges(self, requests: dict[str, RequestStatus]) -> Iterator[EdgeStatus]:
         for edge in self.model.edges:
             flow = sum(82 for r in requests.values() if any(s.node == edge.source and s.walk in r.active
                        for s in self.model.stages.values() if s.tokens_s))  # fmt: skip
             total = self.totals[edge.name]
             total[0] += flow / self.hz
             total[1] += flow / self.hz * 6144
-            yield Edge(
+            yield EdgeStatus(
                 name=edge.name,
                 source=edge.source,
                 into=edge.into,
@@ -266,12 +266,12 @@ class Simulation:
                 transfer_ms=self._wobble(0.12) if edge.source_rank != edge.into_rank else None,
             )
 
-    def _ranks(self, store: Store) -> Iterator[Rank]:
+    def _ranks(self, store: Store) -> Iterator[RankStatus]:
         for number in sorted({stage.rank for stage in self.model.stages.values()}):
             nodes = [node for node in store.nodes.values() if node.rank == number]
             is_gpu = bool(self.model.gpus)
             used = (63.4 if number == 0 else 14.9) * GIB if is_gpu else 1.2 * GIB
-            yield Rank(
+            yield RankStatus(
                 rank=number,
                 device=f"cuda:{number}" if is_gpu else "cpu",
                 gpu=str(number) if is_gpu else None,
@@ -293,10 +293,10 @@ class Simulation:
                 shm_bytes=48 * 2**20,
             )
 
-    def _gpus(self, store: Store) -> Iterator[Gpu]:
+    def _gpus(self, store: Store) -> Iterator[GpuStatus]:
         for index, name in enumerate(self.model.gpus):
             rank = store.ranks[str(index)]
-            yield Gpu(
+            yield GpuStatus(
                 index=index,
                 uuid=f"GPU-{index}",
                 name=name,
@@ -310,17 +310,17 @@ class Simulation:
                 ranks=[index],
             )
 
-    def _children(self) -> Iterator[Child]:
-        yield Child(name="api", state="ready", pid=4110, core=self._wobble(0.41), resident_bytes=210 * 2**20)
-        yield Child(name="conductor", state="ready", pid=4111, core=self._wobble(0.12), resident_bytes=90 * 2**20)
+    def _children(self) -> Iterator[ChildStatus]:
+        yield ChildStatus(name="api", state="ready", pid=4110, core=self._wobble(0.41), resident_bytes=210 * 2**20)
+        yield ChildStatus(name="conductor", state="ready", pid=4111, core=self._wobble(0.12), resident_bytes=90 * 2**20)
         for number in sorted({stage.rank for stage in self.model.stages.values()}):
-            yield Child(name=f"worker-{number}", state="ready", pid=4121 + number, rank=number, core=0.93)
+            yield ChildStatus(name=f"worker-{number}", state="ready", pid=4121 + number, rank=number, core=0.93)
 
-    def _head(self, store: Store) -> Deployment:
+    def _head(self, store: Store) -> DeploymentStatus:
         running = [r for r in store.requests.values() if r.state == "run"]
         firsts = sorted(r.ttft_ms for r in running if r.ttft_ms is not None)
         speaking = [r for r in running if "audio" in r.outputs and r.ttfa_ms]
-        return Deployment(
+        return DeploymentStatus(
             name=self.model.name,
             model=self.model.name,
             plugin=self.model.plugin,
@@ -378,23 +378,25 @@ def _keys(item: Any) -> dict[str, Any]:
 
 def starting() -> list[Frame]:
     """A deployment whose weights are being read."""
-    head = Deployment(name="qwen3_omni", model="qwen3_omni", state="starting", phase="weights", done=int(41.8 * GIB),
-                      total=int(62.1 * GIB), ranks=2, started=11.5, started_at=EPOCH)  # fmt: skip
+    head = DeploymentStatus(
+        name="qwen3_omni", model="qwen3_omni", state="starting", phase="weights", done=int(41.8 * GIB),
+        total=int(62.1 * GIB), ranks=2, started=11.5, started_at=EPOCH,
+    )  # fmt: skip
     store = Store(rev=12, t=20.5, is_synced=True, deployment=head, graph=qwen_graph())
     store.ranks = {
-        "0": Rank(
+        "0": RankStatus(
             rank=0, device="cuda:0", gpu="0", state="known", nodes=["audio_encoder", "vision_encoder", "Thinker"]
         ),
-        "1": Rank(rank=1, device="cuda:1", gpu="1", state="known", nodes=["Talker", "Code2Wav"]),
+        "1": RankStatus(rank=1, device="cuda:1", gpu="1", state="known", nodes=["Talker", "Code2Wav"]),
     }
-    store.gpus = {"0": Gpu(index=0, name="NVIDIA H100 80GB HBM3", util=0.02, memory_used=44 * GIB,
+    store.gpus = {"0": GpuStatus(index=0, name="NVIDIA H100 80GB HBM3", util=0.02, memory_used=44 * GIB,
                            memory_total=int(79.1 * GIB), power_w=131, power_limit_w=700)}  # fmt: skip
     store.children = {
-        "api": Child(name="api", state="known", pid=4110, phase="wait"),
-        "conductor": Child(name="conductor", state="ready", pid=4111),
-        "worker-0": Child(name="worker-0", state="known", pid=4121, rank=0, phase="weights", done=int(41.8 * GIB),
+        "api": ChildStatus(name="api", state="known", pid=4110, phase="wait"),
+        "conductor": ChildStatus(name="conductor", state="ready", pid=4111),
+        "worker-0": ChildStatus(name="worker-0", state="known", pid=4121, rank=0, phase="weights", done=int(41.8 * GIB),
                           total=int(62.1 * GIB), detail="model-00009-of-00015.safetensors"),
-        "worker-1": Child(name="worker-1", state="known", pid=4122, rank=1, phase="capture", done=17, total=24,
+        "worker-1": ChildStatus(name="worker-1", state="known", pid=4122, rank=1, phase="capture", done=17, total=24,
                           detail="Talker 16"),
     }  # fmt: skip
     return [HelloFrame(boot="boot-start", rev=12), store.snapshot()]

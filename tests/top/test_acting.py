@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from mstar_core.errors import MstarError, Refused
-from mstarctl.top.others import Other
+from mstarctl.top.data.deployments import OtherDeployment
 from tests.top.screen import FakeOthers, Shared, files_in, shared
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -101,7 +101,9 @@ async def test_the_mouse_can_be_given_back(running: Shared) -> None:
 
 
 async def test_o_goes_to_another_deployment(running: Shared) -> None:
-    beside = FakeOthers(Other(name="qwen3_omni", state="ready"), Other(name="speech", state="draining", load=(3, 1)))
+    beside = FakeOthers(
+        OtherDeployment(name="qwen3_omni", state="ready"), OtherDeployment(name="speech", state="draining", load=(3, 1))
+    )
     async with running(others=beside) as screen:
         await screen.press("slash", *"state:run", "enter", "down")
         text = await screen.press("o")
@@ -118,11 +120,11 @@ async def test_o_goes_to_another_deployment(running: Shared) -> None:
 async def test_o_says_why_it_cannot(running: Shared) -> None:
     async with running() as screen:
         assert "a replay is one deployment" in await screen.press("o")
-    alone = FakeOthers(Other(name="qwen3_omni", state="ready"), gone="speech")
+    alone = FakeOthers(OtherDeployment(name="qwen3_omni", state="ready"), gone="speech")
     async with running(others=alone) as screen:
         assert "no other deployment runs beside qwen3_omni" in await screen.press("o")
         alone.error = MstarError("only this socket is known", hint="start top without --socket to see the others")
         assert "only this socket is known" in await screen.press("o")
-        alone.error, alone.found = None, (Other(name="speech", state="ready"),)
+        alone.error, alone.found = None, (OtherDeployment(name="speech", state="ready"),)
         text = await screen.press("o", "1")
         assert "no deployment 'speech' is running" in text and "qwen3_omni" in text

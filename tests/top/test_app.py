@@ -9,9 +9,9 @@ import pytest
 
 from mstar_core.observe.frames import ResyncFrame
 from mstarctl.top.app import TopApp
-from mstarctl.top.asking import Asking
+from mstarctl.top.data.queries import DeploymentQueries
+from mstarctl.top.data.session import ReplaySession
 from mstarctl.top.layout.pages import compose
-from mstarctl.top.session import ReplaySession
 from tests.top.models import qwen
 from tests.top.pictures import EVERY_PAGE, SIZES, recording, state_of
 from tests.top.screen import FakeAdmin, FakeFeed, Screen, running
@@ -23,7 +23,7 @@ async def test_the_terminal_shows_what_was_laid_out(size: tuple[int, int]) -> No
     session = ReplaySession(recording("qwen3_omni"), clock=lambda: 0.0)
     session.start()
     session.skip(1e6)
-    app = TopApp(session, Asking(None, session), is_animated=False)
+    app = TopApp(session, DeploymentQueries(None, session), is_animated=False)
     async with app.run_test(size=size) as pilot:
         screen = Screen(app, pilot, FakeFeed(), FakeAdmin(Simulation(qwen())))
         for page in EVERY_PAGE:

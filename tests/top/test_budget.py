@@ -8,9 +8,9 @@ import pytest
 
 from mstar_core.observe.frames import decode, encode
 from mstarctl.top.app import TopApp
-from mstarctl.top.asking import Asking
-from mstarctl.top.feed import Arrival
-from mstarctl.top.session import LiveSession
+from mstarctl.top.data.feed import Arrival
+from mstarctl.top.data.queries import DeploymentQueries
+from mstarctl.top.data.session import LiveSession
 from tests.top.models import qwen
 from tests.top.screen import FakeAdmin, FakeFeed, FakeLogs
 from tests.top.streams import Simulation
@@ -47,7 +47,7 @@ async def cost(seconds: float, page: str, pace: float = 1.0) -> tuple[float, flo
     simulation, ticks = stream(seconds)
     feed = LineFeed()
     session = LiveSession(feed, FakeLogs(), clock=time.monotonic)  # type: ignore[arg-type]  # fakes
-    app = TopApp(session, Asking(FakeAdmin(simulation), session))
+    app = TopApp(session, DeploymentQueries(FakeAdmin(simulation), session))
     async with app.run_test(size=(120, 34)) as pilot:
         await pilot.press(page)
         feed.lines += ticks[0]
@@ -79,7 +79,7 @@ async def test_an_idle_deployment_costs_almost_nothing() -> None:
     simulation = Simulation(qwen(), requests=1)
     feed = FakeFeed()
     session = LiveSession(feed, FakeLogs(), clock=time.monotonic)  # type: ignore[arg-type]  # fakes
-    app = TopApp(session, Asking(FakeAdmin(simulation), session))
+    app = TopApp(session, DeploymentQueries(FakeAdmin(simulation), session))
     async with app.run_test(size=(120, 34)) as pilot:
         await pilot.pause(0.5)
         cpu, wall = time.process_time(), time.monotonic()

@@ -15,10 +15,10 @@ from mstar_core.errors import ExitCode, MstarError
 from mstarctl.commands.top import crashed, look_of
 from mstarctl.main import run
 from mstarctl.output import Printer
-from mstarctl.top.glyphs import ASCII, UNICODE
+from mstarctl.top.data.view import Link
+from mstarctl.top.drawing.glyphs import ASCII, UNICODE
 from mstarctl.top.layout.pages import compose
 from mstarctl.top.layout.state import State
-from mstarctl.top.view import Link
 from tests.top.pictures import replayed
 from tests.top.recorded import RECORDINGS
 

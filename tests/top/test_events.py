@@ -10,9 +10,9 @@ import pytest
 from mstar_core.observe.frames import Event
 from mstar_core.observe.store import Store
 from mstarctl.output.facts import facts_text
+from mstarctl.top.data.view import View
 from mstarctl.top.layout.events import feed
 from mstarctl.top.layout.scroll import Window
-from mstarctl.top.view import View
 
 FACTS: list[tuple[str, dict[str, Any]]] = [
     ("child.spawned", {"child": "worker-0", "pid": 14721, "incarnation": 1}),

@@ -7,12 +7,12 @@ from itertools import combinations, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mstar_core.observe.frames import Edge, Graph, GraphEdge, GraphNode, GraphWalk
+from mstar_core.observe.frames import EdgeStatus, EdgeView, GraphView, NodeView, WalkView
 from mstar_core.observe.store import Store
+from mstarctl.top.data.view import View, size_of
 from mstarctl.top.layout.geometry import Picture, Size, place
 from mstarctl.top.layout.graph import graph_page, picture
 from mstarctl.top.layout.wires import levels, wires
-from mstarctl.top.view import View, size_of
 from tests.top.models import qwen_graph
 
 FEW = settings(max_examples=40, deadline=None)
@@ -20,23 +20,23 @@ NAMES = ("encoder", "LLM", "talker", "codec", "flow", "head", "vae")
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> Graph:
+def graphs(draw: st.DrawFn) -> GraphView:
     """Up to seven nodes in up to three partitions, edges between any two, some to and from the client."""
     names = NAMES[: draw(st.integers(1, 7))]
     parts = [f"P{draw(st.integers(0, 2))}" for _ in names]
     ends = st.sampled_from([*names, ""])
     edges = [
-        GraphEdge(name=f"e{n}", source=source, into=into, modality="text" if not (source and into) else "",
+        EdgeView(name=f"e{n}", source=source, into=into, modality="text" if not (source and into) else "",
                   is_stream=draw(st.booleans()), walks=["a"])
         for n, (source, into) in enumerate(draw(st.lists(st.tuples(ends, ends), max_size=10)))
         if source or into
     ]  # fmt: skip
-    nodes = [GraphNode(name=n, partition=p, replicas=[[0]], walks=["a"]) for n, p in zip(names, parts, strict=True)]
-    return Graph(model="m", partitions=sorted(set(parts)), nodes=nodes, edges=edges,
-                 walks=[GraphWalk(name="a", nodes=list(names))])  # fmt: skip
+    nodes = [NodeView(name=n, partition=p, replicas=[[0]], walks=["a"]) for n, p in zip(names, parts, strict=True)]
+    return GraphView(model="m", partitions=sorted(set(parts)), nodes=nodes, edges=edges,
+                 walks=[WalkView(name="a", nodes=list(names))])  # fmt: skip
 
 
-def placed(graph: Graph) -> tuple[Picture, dict[str, Size]]:
+def placed(graph: GraphView) -> tuple[Picture, dict[str, Size]]:
     found = wires(graph, ())
     ends = {end for wire in found for end in (wire.source, wire.into)} | {node.name for node in graph.nodes}
     sizes = {end: Size(width=12, height=4 if end in NAMES else 1, port=len(end)) for end in ends}
@@ -45,7 +45,7 @@ def placed(graph: Graph) -> tuple[Picture, dict[str, Size]]:
 
 @FEW
 @given(graphs())
-def test_boxes_stand_inside_the_picture_and_apart(graph: Graph) -> None:
+def test_boxes_stand_inside_the_picture_and_apart(graph: GraphView) -> None:
     made, sizes = placed(graph)
     areas = {key: (at.x, at.y, at.x + sizes[key].width, at.y + sizes[key].height) for key, at in made.boxes.items()}
     assert set(areas) == set(sizes)
@@ -56,7 +56,7 @@ def test_boxes_stand_inside_the_picture_and_apart(graph: Graph) -> None:
 
 @FEW
 @given(graphs())
-def test_frames_hold_the_nodes_of_their_partition_and_no_others(graph: Graph) -> None:
+def test_frames_hold_the_nodes_of_their_partition_and_no_others(graph: GraphView) -> None:
     made, sizes = placed(graph)
     for node in graph.nodes:
         at = made.boxes[node.name]
@@ -68,7 +68,7 @@ def test_frames_hold_the_nodes_of_their_partition_and_no_others(graph: Graph) ->
 
 @FEW
 @given(graphs())
-def test_wires_run_straight_from_box_to_box(graph: Graph) -> None:
+def test_wires_run_straight_from_box_to_box(graph: GraphView) -> None:
     made, _ = placed(graph)
     for route in made.routes:
         assert all(a[0] == b[0] or a[1] == b[1] for a, b in pairwise(route.corners))
@@ -78,7 +78,7 @@ def test_wires_run_straight_from_box_to_box(graph: Graph) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(graphs(), st.sampled_from([(160, 50), (120, 30), (80, 20), (40, 10)]))
-def test_any_graph_fits_its_screen(graph: Graph, cells: tuple[int, int]) -> None:
+def test_any_graph_fits_its_screen(graph: GraphView, cells: tuple[int, int]) -> None:
     width, height = cells
     view = View(store=Store(graph=graph, is_synced=True))
     rows = graph_page(view, width, height, size_of(width, height + 4))
@@ -103,10 +103,10 @@ def test_a_walk_dims_what_it_does_not_visit() -> None:
 
 def test_where_all_walks_are_too_many_the_lit_one_is_drawn_alone() -> None:
     names = [f"node_{number}" for number in range(20)]
-    nodes = [GraphNode(name=name, partition="P", walks=["all", *["two"] * (name in names[3:5])]) for name in names]
-    edges = [GraphEdge(name="x", source=a, into=b, walks=["all", *["two"] * (a == names[3])])
+    nodes = [NodeView(name=name, partition="P", walks=["all", *["two"] * (name in names[3:5])]) for name in names]
+    edges = [EdgeView(name="x", source=a, into=b, walks=["all", *["two"] * (a == names[3])])
              for a, b in pairwise(names)]  # fmt: skip
-    view = View(store=Store(graph=Graph(partitions=["P"], nodes=nodes, edges=edges), is_synced=True))
+    view = View(store=Store(graph=GraphView(partitions=["P"], nodes=nodes, edges=edges), is_synced=True))
     assert picture(view, view.store.graph, "", "", 100, 20) is None
     rows = picture(view, view.store.graph, "two", "", 100, 20)
     assert rows is not None
@@ -117,8 +117,11 @@ def test_where_all_walks_are_too_many_the_lit_one_is_drawn_alone() -> None:
 
 def test_parallel_edges_are_one_wire_with_the_sum_of_their_rates() -> None:
     ends = {"source": "a", "into": "b"}
-    edges = [GraphEdge(name="x", **ends), GraphEdge(name="y", **ends)]
-    graph = Graph(nodes=[GraphNode(name="a"), GraphNode(name="b")], edges=edges)
-    live = [Edge(name="x", items_s=3.0, bytes_s=10.0, **ends), Edge(name="y", items_s=4.0, bytes_s=1.0, **ends)]
+    edges = [EdgeView(name="x", **ends), EdgeView(name="y", **ends)]
+    graph = GraphView(nodes=[NodeView(name="a"), NodeView(name="b")], edges=edges)
+    live = [
+        EdgeStatus(name="x", items_s=3.0, bytes_s=10.0, **ends),
+        EdgeStatus(name="y", items_s=4.0, bytes_s=1.0, **ends),
+    ]
     (wire,) = wires(graph, live)
     assert (wire.names, wire.items_s, wire.bytes_s) == (("x", "y"), 7.0, 11.0)

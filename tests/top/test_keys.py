@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from mstarctl.top.drawing.line import cells
 from mstarctl.top.keys import KEYS
 from mstarctl.top.layout.state import PAGES, State
-from mstarctl.top.line import cells
 from mstarctl.top.widgets.filter_bar import FilterBar
 from tests.top.pictures import EVERY_PAGE
 from tests.top.screen import Shared, shared

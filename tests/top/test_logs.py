@@ -6,10 +6,10 @@ import pytest
 
 from mstar_core.observe.store import Store
 from mstarctl.top.app import TopApp
-from mstarctl.top.asking import Asking
+from mstarctl.top.data.queries import DeploymentQueries
+from mstarctl.top.data.view import Logged, View
 from mstarctl.top.layout.logs import tail
 from mstarctl.top.layout.state import State
-from mstarctl.top.view import Logged, View
 from tests.top.screen import Screen, followed
 
 MESSAGES = (
@@ -54,6 +54,6 @@ def test_an_endless_message_takes_three_lines() -> None:
 
 async def test_logs_are_read_when_they_are_the_first_screen() -> None:
     session, feed, admin = followed()
-    app = TopApp(session, Asking(admin, session), is_animated=False, state=State(page="logs"))
+    app = TopApp(session, DeploymentQueries(admin, session), is_animated=False, state=State(page="logs"))
     async with app.run_test(size=(80, 24)) as pilot:
         assert "line of api" in await Screen(app, pilot, feed, admin).settled()

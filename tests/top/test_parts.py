@@ -15,23 +15,23 @@ from hypothesis import strategies as st
 
 from mstar_core.errors import MstarError
 from mstar_core.observe.filter import Filter
-from mstar_core.observe.frames import Request
+from mstar_core.observe.frames import RequestStatus
 from mstar_core.observe.store import Store
 from mstarctl.output.facts import facts_text
-from mstarctl.top.bars import area, bar, nice_top, resample, spark, stacked
-from mstarctl.top.drawn import BLOCKS, CELL_H, CELL_W
+from mstarctl.top.data.spans import lanes
+from mstarctl.top.data.view import View
+from mstarctl.top.drawing.bars import area, bar, nice_top, resample, spark, stacked
+from mstarctl.top.drawing.glyphs import ASCII, UNICODE
+from mstarctl.top.drawing.line import line
+from mstarctl.top.drawing.numbers import age, amount, ms, rate
+from mstarctl.top.drawing.shapes import CELL_H, CELL_SHAPES, CELL_W
+from mstarctl.top.drawing.svg import svg
 from mstarctl.top.export import export, perfetto, table_csv
-from mstarctl.top.figures import age, amount, ms, rate
-from mstarctl.top.glyphs import ASCII, UNICODE
 from mstarctl.top.layout.bench import bench_page
 from mstarctl.top.layout.curves import Curve, chart
 from mstarctl.top.layout.requests import SORTS, Sort, choose, chosen, note
 from mstarctl.top.layout.scroll import Window, moved, scrolled
 from mstarctl.top.layout.waterfall import Bar, Lane, Zoom, cells, scale, waterfall
-from mstarctl.top.line import line
-from mstarctl.top.spans import lanes
-from mstarctl.top.svg import svg
-from mstarctl.top.view import View
 from tests.top.pictures import painted, view_of
 from tests.top.recorded import span
 
@@ -260,7 +260,7 @@ def test_a_chart_of_nothing_has_no_scale() -> None:
 )
 def test_walks_are_named_as_there_is_room(width: int, text: str) -> None:
     """Cut names are cut by the table."""
-    request = Request(id="r", handle=1, state="run", active=["think", "talker_decode", "wav"], walks={"enc": 1})
+    request = RequestStatus(id="r", handle=1, state="run", active=["think", "talker_decode", "wav"], walks={"enc": 1})
     assert note(View(store=Store()), request, width).plain == text
 
 
@@ -298,7 +298,7 @@ def test_a_picture_draws_blocks_and_lines_itself_cell_by_cell() -> None:
     ends = [float(mark.attrib["x"]) + float(mark.attrib["textLength"]) for mark in marks.findall("{*}text")]
     assert ends[1] == pytest.approx((len(text) + 6) * CELL_W, abs=0.2)
     blocks, paths = areas.findall("{*}rect"), marks.findall("{*}path")
-    assert len(blocks) == sum(char in BLOCKS for char in text) and paths
+    assert len(blocks) == sum(char in CELL_SHAPES for char in text) and paths
     for block in blocks:
         top, height = float(block.attrib["y"]), float(block.attrib["height"])
         assert 0 <= top and 0 < height and top + height <= CELL_H + 0.01

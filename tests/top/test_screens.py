@@ -7,14 +7,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from mstar_core.observe.frames import Gpu, Rank, Request
+from mstar_core.observe.frames import GpuStatus, RankStatus, RequestStatus
 from mstar_core.observe.store import Store
-from mstarctl.top.glyphs import ASCII, UNICODE, Glyphs
+from mstarctl.top.data.view import NORMAL, Link, View, size_of
+from mstarctl.top.drawing.glyphs import ASCII, UNICODE, Glyphs
+from mstarctl.top.drawing.theme import ROLES, sgr, style_of
 from mstarctl.top.layout.pages import compose
 from mstarctl.top.layout.ranks import blocks
 from mstarctl.top.layout.state import State
-from mstarctl.top.theme import ROLES, sgr, style_of
-from mstarctl.top.view import NORMAL, Link, View, size_of
 from tests.top.pictures import EVERY_PAGE, HINTS, SIZES, check, painted, state_of, text_of, view_after, view_of
 from tests.top.streams import starting
 
@@ -120,9 +120,10 @@ def test_many_ranks_fold_to_lines_and_then_to_a_count() -> None:
     gib = 2**30
     store = Store(is_synced=True)
     store.gpus = {
-        str(n): Gpu(index=n, name="NVIDIA H100", util=0.5, memory_used=gib, memory_total=80 * gib) for n in range(8)
+        str(n): GpuStatus(index=n, name="NVIDIA H100", util=0.5, memory_used=gib, memory_total=80 * gib)
+        for n in range(8)
     }
-    store.ranks = {str(n): Rank(rank=n, device=f"cuda:{n}", gpu=str(n), state="ready") for n in range(8)}
+    store.ranks = {str(n): RankStatus(rank=n, device=f"cuda:{n}", gpu=str(n), state="ready") for n in range(8)}
     rows = [row.plain for row in blocks(View(store=store), 120, 12, NORMAL)]
     assert sum("gpu" in row for row in rows) == 8
     rows = [row.plain for row in blocks(View(store=store), 120, 4, NORMAL)]
@@ -149,5 +150,7 @@ def test_a_request_that_has_gone_is_said_to_be_gone() -> None:
 def test_an_error_stands_in_the_row_of_its_request() -> None:
     view = view_of("qwen3_omni")
     store = view.store.copy()
-    store.requests = {"1": Request(id="r-1", handle=1, state="failed", error="worker_lost", started=1.0, ended=2.0)}
+    store.requests = {
+        "1": RequestStatus(id="r-1", handle=1, state="failed", error="worker_lost", started=1.0, ended=2.0)
+    }
     assert "✕ worker_lost" in text_of(compose(replace(view, store=store), State(), 120, 34, HINTS).lines)

@@ -22,7 +22,7 @@ from mstar_core.api.http.whole_body import WholeBody
 from mstar_core.api.requests import check_request_id, new_request_id, trace_id_of, unescaped
 from mstar_core.api.service import Service
 from mstar_core.errors import RequestError, TooLarge
-from mstar_core.observe.logs import REQUEST_ID
+from mstar_core.process.logs import REQUEST_ID
 
 JSON = "application/json; charset=utf-8"
 PART_BYTES = 1 << 20

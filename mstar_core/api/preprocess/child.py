@@ -14,11 +14,11 @@ from typing import Any, Final
 from mstar_core.api.preprocess.pipe import PoolPipe
 from mstar_core.api.preprocess.seccomp import deny_network
 from mstar_core.errors import MstarError, PluginError, StartError
-from mstar_core.observe.child import die_with_parent
 from mstar_core.plugin.media import check_media, encode_image, read_image
 from mstar_core.plugin.media.check import decoded_bytes
 from mstar_core.plugin.media.limits import MediaLimits, check_decoded
 from mstar_core.plugin.processor import InlineProcessor, MediaPart, ParallelDecodeProcessor, Processor
+from mstar_core.process.system import die_with_parent
 
 HEADROOM_BYTES: Final = 3 << 30
 """Memory that one job may map beyond what the processor itself holds: 1 GiB decoded, its copy, and working space."""

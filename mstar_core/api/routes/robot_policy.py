@@ -19,8 +19,8 @@ from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_para
 from mstar_core.api.service import Completion
 from mstar_core.codec import BFLOAT16, widen_bfloat16
 from mstar_core.errors import MstarError, RequestError
-from mstar_core.observe.logs import request_scope
 from mstar_core.plugin.observation import packed
+from mstar_core.process.logs import request_scope
 
 OUTPUT: Final = "action"
 PACKING: Final = frozenset(("shape", "dtype", "name", "format"))

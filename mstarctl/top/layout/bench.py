@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from mstarctl.output.units import size_text
-from mstarctl.top import figures
-from mstarctl.top.bars import bar
+from mstarctl.top.data.view import View
+from mstarctl.top.drawing import numbers
+from mstarctl.top.drawing.bars import bar
+from mstarctl.top.drawing.line import Line, fit, left, line, right, safe, wrap
 from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed, scrolled
-from mstarctl.top.line import Line, fit, left, line, right, safe, wrap
-from mstarctl.top.view import View
 
 HINT = "no load test records against this deployment"
 
@@ -36,20 +36,20 @@ def recording(view: View, item: dict[str, object], width: int) -> Line:
     progress = item.get("progress")
     said: dict[str, object] = progress if isinstance(progress, dict) else {}
     share = share_of(said)
-    name, state = str(item.get("name") or item.get("id") or figures.NONE), str(item.get("state") or figures.NONE)
+    name, state = str(item.get("name") or item.get("id") or numbers.NONE), str(item.get("state") or numbers.NONE)
     size, kept, lost = number(item.get("size_bytes")), number(item.get("requests")), number(item.get("dropped"))
     role = "accent" if state == "recording" else "warn"
     if width < FOLDS_BELOW:
         short = line(" ", (left(safe(name), width - 21), "strong"), "  ", (left(safe(state), 10), role))
-        return fit(short + line((f" {figures.percent(share):>6}", "value")), width)
-    meter = bar(share, 16, view.glyphs, "accent") + line((f" {figures.percent(share):>6} ", "value"))
+        return fit(short + line((f" {numbers.percent(share):>6}", "value")), width)
+    meter = bar(share, 16, view.glyphs, "accent") + line((f" {numbers.percent(share):>6} ", "value"))
     words = " ".join(f"{key} {value}" for key, value in said.items() if key not in ("done", "total", "share"))
     return fit(
         line(" ", (left(safe(name), 20), "strong"), "  ")
         + line((left(safe(state), 10), role), "  ")
         + meter
-        + line("  ", (right(figures.NONE if kept is None else f"{kept:.0f}", 8), "value"), "  ")
-        + line((right(figures.NONE if size is None else size_text(size), 9), ""), "  ")
+        + line("  ", (right(numbers.NONE if kept is None else f"{kept:.0f}", 8), "value"), "  ")
+        + line((right(numbers.NONE if size is None else size_text(size), 9), ""), "  ")
         + line((f"{lost:.0f} dropped  " if lost else "", "warn"), (safe(words), "dim")),
         width,
     )
@@ -58,7 +58,7 @@ def recording(view: View, item: dict[str, object], width: int) -> Line:
 def share_of(said: dict[str, object]) -> float | None:
     """How far a load test is: what it says itself, or done of total."""
     share = number(said.get("share"))
-    return figures.part(number(said.get("done")), number(said.get("total"))) if share is None else share
+    return numbers.part(number(said.get("done")), number(said.get("total"))) if share is None else share
 
 
 def number(value: object) -> float | None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mstar_core.observe.frames import Rank
-from mstarctl.top import figures
-from mstarctl.top.bars import area, nice_top
-from mstarctl.top.line import Line, fit, left, line, right, safe
-from mstarctl.top.view import View
+from mstar_core.observe.frames import RankStatus
+from mstarctl.top.data.view import View
+from mstarctl.top.drawing import numbers
+from mstarctl.top.drawing.bars import area, nice_top
+from mstarctl.top.drawing.line import Line, fit, left, line, right, safe
 
 AXIS: Final = 6
 """Cells of the labels at the left of a chart."""
@@ -31,7 +31,7 @@ class Curve:
     scale: float = 1.0
 
 
-def curves(view: View, rank: Rank) -> list[Curve]:
+def curves(view: View, rank: RankStatus) -> list[Curve]:
     """What is worth a curve: the device's load, steps and rows of the node that does most, the pages."""
     key = str(rank.rank)
     gpu = view.store.gpus.get(rank.gpu) if rank.gpu is not None else None
@@ -86,9 +86,9 @@ def chart(view: View, curve: Curve, width: int, height: int) -> list[Line]:
 
 def _now(curve: Curve) -> str:
     if curve.now is None:
-        return figures.NONE
+        return numbers.NONE
     value = curve.now * curve.scale
-    return f"{figures.ms(value) if curve.unit == 'ms' else f'{value:.0f}'} {curve.unit}".rstrip()
+    return f"{numbers.ms(value) if curve.unit == 'ms' else f'{value:.0f}'} {curve.unit}".rstrip()
 
 
 def time_axis(view: View, values: int, width: int) -> Line:

@@ -7,9 +7,9 @@ from typing import Final
 
 from mstar_core.observe.frames import Event
 from mstarctl.output.facts import facts_text
+from mstarctl.top.data.view import View
+from mstarctl.top.drawing.line import Line, cells, clip, fit, left, line, safe, take, wrap
 from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed, scrolled
-from mstarctl.top.line import Line, cells, clip, fit, left, line, safe, take, wrap
-from mstarctl.top.view import View
 
 BAD: Final = ("died", "failed", "fatal", "unhealthy", "lost", "stall", "killed")
 WORN: Final = ("preempt", "refused", "restart", "degraded", "drain", "stale", "cut")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from mstar_core.observe.frames import Graph
+from mstar_core.observe.frames import GraphView
 from mstarctl.top.layout.wires import IN, OUT, Wire, levels
 
 Point = tuple[int, int]
@@ -74,7 +74,7 @@ class Picture:
 class Plan:
     """The graph while it is being placed. Owned by `place`."""
 
-    graph: Graph
+    graph: GraphView
     wires: Sequence[Wire]
     sizes: Mapping[str, Size]
     extra: int
@@ -97,7 +97,7 @@ class Plan:
         return (self.bands[-1][1] if self.bands else 0) + 1
 
 
-def place(graph: Graph, wires: Sequence[Wire], sizes: Mapping[str, Size], extra: int = 0) -> Picture:
+def place(graph: GraphView, wires: Sequence[Wire], sizes: Mapping[str, Size], extra: int = 0) -> Picture:
     """Place every node and terminal that has a size. extra: cells between partitions, for the rates of streams."""
     plan = Plan(graph, wires, sizes, extra)
     _columns(plan)

@@ -6,15 +6,15 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from mstar_core.observe.frames import Graph, GraphNode, Node
+from mstar_core.observe.frames import GraphView, NodeStatus, NodeView
 from mstarctl.output.units import size_text
-from mstarctl.top import figures
-from mstarctl.top.bars import spark
+from mstarctl.top.data.view import NORMAL, View
+from mstarctl.top.drawing import numbers
+from mstarctl.top.drawing.bars import spark
+from mstarctl.top.drawing.line import Line, Span, cells, fit, join, left, line, right, safe, take, window
 from mstarctl.top.layout.canvas import Canvas
 from mstarctl.top.layout.geometry import Picture, Route, Size, place
 from mstarctl.top.layout.wires import IN, OUT, Wire, graph_of, wires
-from mstarctl.top.line import Line, Span, cells, fit, join, left, line, right, safe, take, window
-from mstarctl.top.view import NORMAL, View
 
 HEAVY_BYTES_S: Final = 10 * 2**20
 """From here on a wire is drawn thick."""
@@ -48,7 +48,7 @@ def bottleneck(view: View) -> str:
     return next((node.name for node in view.store.nodes.values() if node.is_bottleneck), "")
 
 
-def walk_line(view: View, graph: Graph, walk: str, width: int) -> Line:
+def walk_line(view: View, graph: GraphView, walk: str, width: int) -> Line:
     """Which walk is lit, and what the drawing's signs mean."""
     inside = sum(node.walks.get(walk, 0) for node in view.store.nodes.values())
     text = (
@@ -63,7 +63,7 @@ def walk_line(view: View, graph: Graph, walk: str, width: int) -> Line:
 # -- boxes --------------------------------------------------------------------------------------------------------
 
 
-def box(view: View, node: GraphNode, chosen: str) -> list[Line]:
+def box(view: View, node: NodeView, chosen: str) -> list[Line]:
     """A node of the picture: its name, where it runs, its step, its load."""
     live = [(key, n) for key, n in view.store.nodes.items() if n.name == node.name]
     ranks = sorted({n.rank for _, n in live}) or sorted({rank for group in node.replicas for rank in group})
@@ -77,13 +77,13 @@ def box(view: View, node: GraphNode, chosen: str) -> list[Line]:
     if steps:
         mark = f"{view.glyphs.loop} " if node.loops else ""
         slow = f" {view.glyphs.bottleneck}" if any(n.is_bottleneck for _, n in live) else ""
-        rows.append(line((f"{mark}{figures.ms(max(steps))} ms", "value"), (slow, "hot")))
+        rows.append(line((f"{mark}{numbers.ms(max(steps))} ms", "value"), (slow, "hot")))
     else:
         rows.append(line(("idle", "faint")))
     if live:
         key, busiest = max(live, key=lambda pair: pair[1].busy)
         curve = spark(view.recent("nodes", key, "busy"), 6, view.glyphs, peak=1.0)
-        rows.append(line((curve, "spark"), (f" {figures.percent(busiest.busy)}", "dim")))
+        rows.append(line((curve, "spark"), (f" {numbers.percent(busiest.busy)}", "dim")))
     return rows
 
 
@@ -95,13 +95,13 @@ def terminal(key: str) -> list[Line]:
 # -- the picture --------------------------------------------------------------------------------------------------
 
 
-def picture(view: View, graph: Graph, walk: str, chosen: str, width: int, height: int) -> list[Line] | None:
+def picture(view: View, graph: GraphView, walk: str, chosen: str, width: int, height: int) -> list[Line] | None:
     """The drawing in the middle of `width`, of the lit walk alone where all are too many; None when that is too."""
     whole = _picture(view, graph, walk, chosen, width, height)
     return _picture(view, _part(graph, walk), walk, chosen, width, height) if whole is None and walk else whole
 
 
-def _part(graph: Graph, walk: str) -> Graph:
+def _part(graph: GraphView, walk: str) -> GraphView:
     nodes = [node for node in graph.nodes if walk in node.walks]
     inside = {node.partition for node in nodes}
     return replace(
@@ -110,7 +110,7 @@ def _part(graph: Graph, walk: str) -> Graph:
     )  # fmt: skip
 
 
-def _picture(view: View, graph: Graph, walk: str, chosen: str, width: int, height: int) -> list[Line] | None:
+def _picture(view: View, graph: GraphView, walk: str, chosen: str, width: int, height: int) -> list[Line] | None:
     found = wires(graph, view.store.edges.values())
     boxes = {node.name: box(view, node, chosen) for node in graph.nodes}
     boxes |= {end: terminal(end) for wire in found for end in (wire.source, wire.into) if end[:1] in (IN, OUT)}
@@ -125,7 +125,9 @@ def _picture(view: View, graph: Graph, walk: str, chosen: str, width: int, heigh
     return None
 
 
-def _drawn(view: View, graph: Graph, made: Picture, boxes: dict[str, list[Line]], walk: str, width: int) -> list[Line]:
+def _drawn(
+    view: View, graph: GraphView, made: Picture, boxes: dict[str, list[Line]], walk: str, width: int
+) -> list[Line]:
     shift = max(1, (width - made.width) // 2)
     canvas = Canvas(width, made.height + 1, view.glyphs)
     lit = {node.name for node in graph.nodes if not walk or walk in node.walks}
@@ -178,7 +180,7 @@ def _labels(view: View, canvas: Canvas, made: Picture, shift: int) -> None:
     """Rates over streams where there is room; chunk policies under the frames that they feed."""
     for route in made.routes:
         (x0, y), (x1, _) = route.corners[route.shown], route.corners[route.shown + 1]
-        text = f"{figures.rate(route.wire.items_s)}/s" if route.wire.items_s is not None else ""
+        text = f"{numbers.rate(route.wire.items_s)}/s" if route.wire.items_s is not None else ""
         for x in range(x1 - len(text), x0, -1):
             if text and canvas.is_blank(x + shift - 1, y - 1, len(text) + 2):
                 canvas.put(x + shift, y - 1, text, "value")
@@ -197,7 +199,7 @@ def _labels(view: View, canvas: Canvas, made: Picture, shift: int) -> None:
 # -- the list -----------------------------------------------------------------------------------------------------
 
 
-def listed(view: View, graph: Graph, walk: str, chosen: str, width: int) -> list[Line]:
+def listed(view: View, graph: GraphView, walk: str, chosen: str, width: int) -> list[Line]:
     """Partitions and their nodes as lines, with what goes into each: for narrow screens and wide graphs."""
     found = wires(graph, view.store.edges.values())
     names = max((cells(node.name) for node in graph.nodes), default=4) + 1
@@ -219,7 +221,7 @@ def listed(view: View, graph: Graph, walk: str, chosen: str, width: int) -> list
     return rows
 
 
-def _listed(view: View, node: GraphNode, found: list[Wire], walk: str, chosen: str, width: int, names: int) -> Line:
+def _listed(view: View, node: NodeView, found: list[Wire], walk: str, chosen: str, width: int, names: int) -> Line:
     rows = box(view, node, chosen if node.name == chosen else "")
     facts = [fit(rows[0], min(names, width - 2))]
     facts += rows[1:2] if width < 60 else rows[1:]
@@ -227,7 +229,7 @@ def _listed(view: View, node: GraphNode, found: list[Wire], walk: str, chosen: s
     fed = [
         line(
             (safe(wire.source.lstrip(IN)), view.node_role(wire.source)),
-            (f" {figures.rate(wire.items_s)}/s" if wire.items_s is not None else "", "value"),
+            (f" {numbers.rate(wire.items_s)}/s" if wire.items_s is not None else "", "value"),
         )
         for wire in into
     ]
@@ -237,7 +239,7 @@ def _listed(view: View, node: GraphNode, found: list[Wire], walk: str, chosen: s
     return fit(_off(row) if walk and walk not in node.walks else row, width)
 
 
-def node_table(view: View, graph: Graph, walk: str, width: int) -> list[Line]:
+def node_table(view: View, graph: GraphView, walk: str, width: int) -> list[Line]:
     """Titles and a row for each node on each rank: everything that the boxes have no room for."""
     titles = (
         "NODE",
@@ -267,23 +269,23 @@ def node_table(view: View, graph: Graph, walk: str, width: int) -> list[Line]:
         waiting = node.queue + node.waiting
         texts = (
             str(node.rank),
-            figures.count(node.batch),
-            figures.ms(node.step_p50_ms),
-            figures.ms(node.step_p99_ms),
-            figures.rate(node.steps_s),
-            figures.rate(node.rows_s),
-            figures.rate(node.tokens_s),
-            figures.count(waiting),
-            f"{node.slots_used}/{node.slots_total}" if node.slots_total else figures.NONE,
-            f"{node.pages_used}/{node.pages_total}" if node.pages_total else figures.NONE,
-            figures.NONE if node.graph_share is None else f"{100 * node.graph_share:.1f} %",
-            figures.percent(node.busy),
+            numbers.count(node.batch),
+            numbers.ms(node.step_p50_ms),
+            numbers.ms(node.step_p99_ms),
+            numbers.rate(node.steps_s),
+            numbers.rate(node.rows_s),
+            numbers.rate(node.tokens_s),
+            numbers.count(waiting),
+            f"{node.slots_used}/{node.slots_total}" if node.slots_total else numbers.NONE,
+            f"{node.pages_used}/{node.pages_total}" if node.pages_total else numbers.NONE,
+            numbers.NONE if node.graph_share is None else f"{100 * node.graph_share:.1f} %",
+            numbers.percent(node.busy),
         )
         row = line(
             " ",
             (left(safe(node.name), sizes[0]), view.node_role(node.name)),
             *(
-                (right(text, size + 1), "dim" if text == figures.NONE else "value")
+                (right(text, size + 1), "dim" if text == numbers.NONE else "value")
                 for text, size in zip(texts, sizes[1:], strict=True)
             ),
         )
@@ -295,7 +297,7 @@ def node_table(view: View, graph: Graph, walk: str, width: int) -> list[Line]:
 # -- facts --------------------------------------------------------------------------------------------------------
 
 
-def node_facts(view: View, graph: Graph, name: str, width: int) -> list[Line]:
+def node_facts(view: View, graph: GraphView, name: str, width: int) -> list[Line]:
     """One or two lines about a node: walks, pages, step times, graphs, and each wire into it."""
     live = [node for node in view.store.nodes.values() if node.name == name]
     spec = next((node for node in graph.nodes if node.name == name), None)
@@ -312,7 +314,7 @@ def node_facts(view: View, graph: Graph, name: str, width: int) -> list[Line]:
                 (f"{view.glyphs.arrow_left} ", "dim"),
                 (safe(wire.source.lstrip(IN)), view.node_role(wire.source)),
                 (f" {safe(', '.join(wire.names))}", "dim"),
-                (f"  {figures.rate(wire.items_s)}/s", "value"),
+                (f"  {numbers.rate(wire.items_s)}/s", "value"),
                 (f"  {size_text(wire.bytes_s or 0)}/s", "dim"),
             )
             for wire in into
@@ -321,7 +323,7 @@ def node_facts(view: View, graph: Graph, name: str, width: int) -> list[Line]:
     return rows[:4]
 
 
-def _facts_of(node: Node, is_replica: bool) -> list[Line]:
+def _facts_of(node: NodeStatus, is_replica: bool) -> list[Line]:
     parts = [line((f"rank {node.rank}", "value"))] if is_replica else []
     if node.pages_total:
         parts.append(
@@ -337,9 +339,9 @@ def _facts_of(node: Node, is_replica: bool) -> list[Line]:
         parts.append(
             line(
                 ("step p50 ", "dim"),
-                (figures.ms(node.step_p50_ms), "value"),
+                (numbers.ms(node.step_p50_ms), "value"),
                 (" p99 ", "dim"),
-                (figures.ms(node.step_p99_ms), "value"),
+                (numbers.ms(node.step_p99_ms), "value"),
                 (" ms", "dim"),
             )
         )
@@ -353,7 +355,7 @@ def _facts_of(node: Node, is_replica: bool) -> list[Line]:
             )
         )
     if node.tokens_s:
-        parts.append(line((figures.rate(node.tokens_s), "value"), (" tok/s", "dim")))
+        parts.append(line((numbers.rate(node.tokens_s), "value"), (" tok/s", "dim")))
     if node.underruns is not None:
         parts.append(line(("underruns ", "dim"), (str(node.underruns), "bad" if node.underruns else "value")))
     if node.is_bottleneck:

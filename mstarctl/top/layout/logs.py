@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
+from mstarctl.top.data.view import Logged, View
+from mstarctl.top.drawing.line import Line, cells, clip, fit, left, line, safe, wrap
 from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed
-from mstarctl.top.line import Line, cells, clip, fit, left, line, safe, wrap
-from mstarctl.top.view import Logged, View
 
 LEVEL_ROLES: Final = {"DEBUG": "faint", "INFO": "dim", "WARNING": "warn", "ERROR": "bad", "CRITICAL": "bad"}
 SHORT_LEVELS: Final = {"WARNING": "WARN", "CRITICAL": "FATAL"}

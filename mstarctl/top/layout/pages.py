@@ -8,14 +8,14 @@ from typing import Final
 
 from mstarctl.output.facts import facts_text
 from mstarctl.output.units import size_text
-from mstarctl.top import figures
-from mstarctl.top.glyphs import in_ascii
+from mstarctl.top.data.view import LEAST_HEIGHT, LEAST_WIDTH, NORMAL, TINY, View, size_of
+from mstarctl.top.drawing import numbers
+from mstarctl.top.drawing.glyphs import in_ascii
+from mstarctl.top.drawing.line import Line, cells, fit, line, safe, window, wrap
 from mstarctl.top.layout import bench, events, graph, logs, rank_page, ranks, requests, waterfall
-from mstarctl.top.layout.foot import Hint, foot
-from mstarctl.top.layout.head import head
+from mstarctl.top.layout.footer import Hint, foot
+from mstarctl.top.layout.header import head
 from mstarctl.top.layout.state import State
-from mstarctl.top.line import Line, cells, fit, line, safe, window, wrap
-from mstarctl.top.view import LEAST_HEIGHT, LEAST_WIDTH, NORMAL, TINY, View, size_of
 
 Hits = dict[int, tuple[str, str]]
 """Line of the screen -> (kind, key) of what a click on it means: request, rank, event, column titles."""
@@ -178,7 +178,7 @@ def shown_value(value: object) -> str:
         return safe(", ".join(f"{key} {one}" for key, one in value.items()))
     if isinstance(value, list | tuple):
         return safe(", ".join(str(one) for one in value))
-    return figures.ms(value) if isinstance(value, float) else safe(str(value))
+    return numbers.ms(value) if isinstance(value, float) else safe(str(value))
 
 
 UNDESCRIBED: Final = ("id", "started", "ended", "state", "inputs", "outputs", "ttft_ms", "ttfa_ms", "tokens")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mstar_core.observe.frames import Node, Rank
+from mstar_core.observe.frames import NodeStatus, RankStatus
 from mstarctl.output.units import size_text
-from mstarctl.top import figures
-from mstarctl.top.bars import stacked
+from mstarctl.top.data.view import NORMAL, TINY, View
+from mstarctl.top.drawing import numbers
+from mstarctl.top.drawing.bars import stacked
+from mstarctl.top.drawing.line import Line, fit, left, line, safe, take, window
 from mstarctl.top.layout.curves import charts, curves
 from mstarctl.top.layout.ranks import folded, gpu_of, letters, load
-from mstarctl.top.line import Line, fit, left, line, safe, take, window
-from mstarctl.top.view import NORMAL, TINY, View
 
 
 def ranks_page(view: View, width: int, height: int, size: int, chosen: str | None) -> tuple[list[Line], list[str]]:
@@ -37,18 +37,18 @@ def ranks_page(view: View, width: int, height: int, size: int, chosen: str | Non
     return window(rows, height, width), shown
 
 
-def rank_facts(view: View, rank: Rank, width: int, size: int) -> list[Line]:
+def rank_facts(view: View, rank: RankStatus, width: int, size: int) -> list[Line]:
     """Everything about a rank but its curves."""
     rows = [line(" ") + take(load(view, rank, 21 if size >= NORMAL else 10), width - 2)]
     child = next((c for c in view.store.children.values() if c.rank == rank.rank), None)
     gpu = gpu_of(view, rank)
     parts = [
-        line(("pid ", "dim"), (str(rank.pid or figures.NONE), "value")),
-        line(("steps ", "dim"), (f"{figures.rate(rank.steps_s)}/s", "value")),
+        line(("pid ", "dim"), (str(rank.pid or numbers.NONE), "value")),
+        line(("steps ", "dim"), (f"{numbers.rate(rank.steps_s)}/s", "value")),
         line(("requests ", "dim"), (str(rank.requests), "value")),
-        line(("core ", "dim"), (figures.percent(rank.core), "value")),
-        line(("resident ", "dim"), (figures.size(rank.resident_bytes), "value")),
-        line(("shared memory ", "dim"), (figures.size(rank.shm_bytes), "value")),
+        line(("core ", "dim"), (numbers.percent(rank.core), "value")),
+        line(("resident ", "dim"), (numbers.size(rank.resident_bytes), "value")),
+        line(("shared memory ", "dim"), (numbers.size(rank.shm_bytes), "value")),
     ]
     if child is not None and child.restarts:
         parts.append(line(("restarts ", "dim"), (str(child.restarts), "warn")))
@@ -66,7 +66,7 @@ def rank_facts(view: View, rank: Rank, width: int, size: int) -> list[Line]:
     return rows
 
 
-def memory(view: View, rank: Rank, width: int) -> list[Line]:
+def memory(view: View, rank: RankStatus, width: int) -> list[Line]:
     """What holds the device's memory: weights, caches, the rest of this process, other processes, nothing."""
     gpu = gpu_of(view, rank)
     total = gpu.memory_total if gpu is not None else rank.memory_total
@@ -93,7 +93,7 @@ def memory(view: View, rank: Rank, width: int) -> list[Line]:
     return [row, line(" " * 8) + take(words, width - 9, "   ")]
 
 
-def pages(view: View, rank: Rank, width: int) -> list[Line]:
+def pages(view: View, rank: RankStatus, width: int) -> list[Line]:
     """Pages of the rank's caches: in use, kept for prefixes, free."""
     if not rank.pages_total:
         return []
@@ -114,18 +114,18 @@ def pages(view: View, rank: Rank, width: int) -> list[Line]:
     ]
 
 
-def node_facts(view: View, node: Node, width: int) -> Line:
+def node_facts(view: View, node: NodeStatus, width: int) -> Line:
     """A node: its step times, and why it ran without a graph when it did."""
     parts = [
         line(
             ("step p50 ", "dim"),
-            (figures.ms(node.step_p50_ms), "value"),
+            (numbers.ms(node.step_p50_ms), "value"),
             (" p99 ", "dim"),
-            (figures.ms(node.step_p99_ms), "value"),
+            (numbers.ms(node.step_p99_ms), "value"),
             (" ms", "dim"),
         ),
         line((f"b{node.batch}", "value")),
-        line((figures.rate(node.steps_s), "value"), (" steps/s", "dim")),
+        line((numbers.rate(node.steps_s), "value"), (" steps/s", "dim")),
     ]
     if node.graph_share is not None:
         eager = 1 - node.graph_share

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from mstar_core.observe.frames import Edge, Gpu, Node, Rank
+from mstar_core.observe.frames import EdgeStatus, GpuStatus, NodeStatus, RankStatus
 from mstarctl.output.units import size_text
-from mstarctl.top import figures
-from mstarctl.top.bars import bar, spark
-from mstarctl.top.line import EMPTY, Line, clip, fit, join, left, line, safe, take
-from mstarctl.top.view import NORMAL, TINY, View
+from mstarctl.top.data.view import NORMAL, TINY, View
+from mstarctl.top.drawing import numbers
+from mstarctl.top.drawing.bars import bar, spark
+from mstarctl.top.drawing.line import EMPTY, Line, clip, fit, join, left, line, safe, take
 
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -36,7 +36,7 @@ def _framed(view: View, keys: list[str], width: int, chosen: str | None) -> list
 # -- one frame ----------------------------------------------------------------------------------------------------
 
 
-def block(view: View, rank: Rank, width: int, *, is_chosen: bool = False) -> list[Line]:
+def block(view: View, rank: RankStatus, width: int, *, is_chosen: bool = False) -> list[Line]:
     """A framed rank."""
     corner_a, corner_b, corner_c, corner_d, flat, tall = tuple(view.glyphs.box)
     role = "accent" if is_chosen else "frame"
@@ -49,12 +49,12 @@ def block(view: View, rank: Rank, width: int, *, is_chosen: bool = False) -> lis
     return rows
 
 
-def gpu_of(view: View, rank: Rank) -> Gpu | None:
+def gpu_of(view: View, rank: RankStatus) -> GpuStatus | None:
     """The GPU under a rank."""
     return view.store.gpus.get(rank.gpu) if rank.gpu is not None else None
 
 
-def load(view: View, rank: Rank, bar_width: int) -> list[Line]:
+def load(view: View, rank: RankStatus, bar_width: int) -> list[Line]:
     """`rank 1`, device, utilisation, memory, pages, power: what a frame's title shows, most important first."""
     gpu = gpu_of(view, rank)
     device = f"gpu{gpu.index} {short_gpu(gpu.name)}" if gpu is not None else rank.device
@@ -65,8 +65,8 @@ def load(view: View, rank: Rank, bar_width: int) -> list[Line]:
     parts = [
         line((f"rank {rank.rank}", "strong")),
         line((safe(device), "dim")),
-        line((f"{word} ", "dim"), bar(share, bar_width, view.glyphs), (f" {figures.percent(share):>5}", _hot(share))),
-        line(("mem ", "dim"), (figures.amount(used, total), "value")),
+        line((f"{word} ", "dim"), bar(share, bar_width, view.glyphs), (f" {numbers.percent(share):>5}", _hot(share))),
+        line(("mem ", "dim"), (numbers.amount(used, total), "value")),
     ]
     if rank.pages_total:
         full = rank.pages_used / rank.pages_total
@@ -74,7 +74,7 @@ def load(view: View, rank: Rank, bar_width: int) -> list[Line]:
     if gpu is not None and gpu.power_w is not None:
         parts.append(line((f"{gpu.power_w:.0f} W", "dim")))
     if rank.core is not None and gpu is None:
-        parts.append(line(("core ", "dim"), (figures.percent(rank.core), "value")))
+        parts.append(line(("core ", "dim"), (numbers.percent(rank.core), "value")))
     if rank.state not in ("ready", ""):
         parts.insert(1, line((rank.state, "warn")))
     if gpu is not None and gpu.is_stale:
@@ -95,7 +95,7 @@ def _hot(share: float | None) -> str:
 # -- nodes --------------------------------------------------------------------------------------------------------
 
 
-def node_rows(view: View, rank: Rank, width: int) -> list[Line]:
+def node_rows(view: View, rank: RankStatus, width: int) -> list[Line]:
     """Lines of a rank's nodes; small stateless ones stand two in a line."""
     nodes = view.nodes_of(rank.rank)
     if not nodes:
@@ -119,7 +119,7 @@ def node_rows(view: View, rank: Rank, width: int) -> list[Line]:
     return [fit(row, width) for row in rows]
 
 
-def start_line(view: View, rank: Rank, width: int) -> Line:
+def start_line(view: View, rank: RankStatus, width: int) -> Line:
     """What a rank without readings does: its phase with a bar, or the names of its nodes."""
     child = next((c for c in view.store.children.values() if c.rank == rank.rank), None)
     names = line((" ".join(safe(name) for name in rank.nodes), "dim"))
@@ -129,13 +129,13 @@ def start_line(view: View, rank: Rank, width: int) -> Line:
     amount = (
         ""
         if not child.total
-        else (figures.amount(child.done, child.total) if child.total > 10**6 else f"{child.done}/{child.total}")
+        else (numbers.amount(child.done, child.total) if child.total > 10**6 else f"{child.done}/{child.total}")
     )
     meter = line((f"{child.phase} ", "value"), bar(share, max(8, min(36, width // 3)), view.glyphs, "accent"))
     return take([names, meter, line((amount, "value")), line((safe(child.detail), "faint"))], width)
 
 
-def node_line(view: View, key: str, node: Node, width: int, name_width: int) -> Line:
+def node_line(view: View, key: str, node: NodeStatus, width: int, name_width: int) -> Line:
     """`Thinker ▇█▇█ b14 5.2 ms/step 1 prefill 13 decode graphs 98.7 % queue 3 ◀ bottleneck`."""
     busy = spark(view.recent("nodes", key, "busy"), 8, view.glyphs, peak=1.0)
     start = line((left(safe(node.name), name_width), view.node_role(node.name)), (busy, "spark"), "  ")
@@ -147,12 +147,12 @@ def node_line(view: View, key: str, node: Node, width: int, name_width: int) -> 
     return fit(row, width - end.width) + end if row.width + end.width <= width else fit(row, width)
 
 
-def _node_facts(view: View, key: str, node: Node) -> list[Line]:
+def _node_facts(view: View, key: str, node: NodeStatus) -> list[Line]:
     if node.step_ms is None and not node.batch:
         return [line(("idle", "faint")), *_sound(node)]
     batch = line((f"{'b' + str(node.batch):<4}", "value"))
     unit = "ms/chunk" if node.ahead_s is not None else "ms/step" if node.slots_total else "ms"
-    facts = [batch, line((f"{figures.ms(node.step_ms):>5}", "value"), (f" {unit}", "dim"))]
+    facts = [batch, line((f"{numbers.ms(node.step_ms):>5}", "value"), (f" {unit}", "dim"))]
     facts.append(join([line((str(n), "value"), (f" {safe(walk)}", "dim")) for walk, n in _busiest(node.walks)]))
     if node.graph_share is not None:
         facts.append(line(("graphs ", "dim"), (f"{100 * node.graph_share:.1f} %", "value")))
@@ -167,7 +167,7 @@ def _busiest(walks: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(((walk, n) for walk, n in walks.items() if n), key=lambda pair: (-pair[1], pair[0]))[:2]
 
 
-def _sound(node: Node) -> list[Line]:
+def _sound(node: NodeStatus) -> list[Line]:
     found = []
     if node.ahead_s is not None:
         role = "warn" if node.ahead_s < 0.1 else "value"
@@ -198,15 +198,15 @@ def between(view: View, width: int) -> list[Line]:
     return rows
 
 
-def edge_line(view: View, edge: Edge, width: int) -> Line:
+def edge_line(view: View, edge: EdgeStatus, width: int) -> Line:
     """`hidden  412/s  2.4 MiB/s  0.1 ms  ──●──●──▶ Talker`."""
     facts = [
         line((safe(edge.name), "flow")),
-        line((f"{figures.rate(edge.items_s):>5}", "value"), ("/s", "dim")),
+        line((f"{numbers.rate(edge.items_s):>5}", "value"), ("/s", "dim")),
         line((f"{size_text(edge.bytes_s)}/s", "dim")),
     ]
     if edge.transfer_ms is not None:
-        facts.append(line((f"{figures.ms(edge.transfer_ms)} ms", "dim")))
+        facts.append(line((f"{numbers.ms(edge.transfer_ms)} ms", "dim")))
     names = line((safe(edge.source), view.node_role(edge.source)), " ")
     into = line(" ", (safe(edge.into), view.node_role(edge.into)))
     text = take(facts, max(0, width - into.width - names.width - 10))
@@ -252,29 +252,29 @@ def folded(view: View, keys: list[str], width: int, height: int, size: int, chos
     return rows[:height]
 
 
-def _folded(view: View, rank: Rank, width: int, size: int, *, is_chosen: bool) -> Line:
+def _folded(view: View, rank: RankStatus, width: int, size: int, *, is_chosen: bool) -> Line:
     gpu = gpu_of(view, rank)
     share = gpu.util if gpu is not None and gpu.util is not None else rank.busy
-    pages = figures.part(rank.pages_used, rank.pages_total)
+    pages = numbers.part(rank.pages_used, rank.pages_total)
     number = line((f"{view.glyphs.cursor if is_chosen else ' '}{rank.rank} ", "strong"))
     if size == TINY:
-        text = f" {figures.percent(share):>5}"
+        text = f" {numbers.percent(share):>5}"
         tail = "" if pages is None else f" p{100 * pages:.0f}"
         room = max(4, width // 3 - 2)
         return fit(number + bar(share, room, view.glyphs) + line((text, _hot(share)), (tail, "dim")), width)
     device = f"gpu{gpu.index}" if gpu is not None else clip(rank.device, 6)
     used, total = (gpu.memory_used, gpu.memory_total) if gpu else (rank.memory_used, rank.memory_total)
-    memory = figures.part(used, total)
+    memory = numbers.part(used, total)
     start = number + line(
-        (f"{device:<6} ", "dim"), bar(share, 14, view.glyphs), (f" {figures.percent(share):>5}", _hot(share))
+        (f"{device:<6} ", "dim"), bar(share, 14, view.glyphs), (f" {numbers.percent(share):>5}", _hot(share))
     )
-    facts = [line(("mem ", "dim"), (figures.percent(memory), _hot(memory)))]
+    facts = [line(("mem ", "dim"), (numbers.percent(memory), _hot(memory)))]
     if pages is not None:
-        facts.append(line(("pages ", "dim"), (figures.percent(pages), _hot(pages))))
+        facts.append(line(("pages ", "dim"), (numbers.percent(pages), _hot(pages))))
     named = letters(view)
     for _, node in view.nodes_of(rank.rank):
-        batch = f"b{node.batch}" if node.batch else figures.NONE
-        step = f" {figures.ms(node.step_ms)} ms" if node.slots_total and node.batch else ""
+        batch = f"b{node.batch}" if node.batch else numbers.NONE
+        step = f" {numbers.ms(node.step_ms)} ms" if node.slots_total and node.batch else ""
         mark = f" {view.glyphs.bottleneck}" if node.is_bottleneck else ""
         facts.append(
             line((named.get(node.name, "?"), view.node_role(node.name)), (f" {batch}{step}", "value"), (mark, "hot"))

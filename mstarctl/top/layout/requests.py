@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from mstar_core.observe.frames import Request
-from mstarctl.top import figures
+from mstar_core.observe.frames import RequestStatus
+from mstarctl.top.data.view import View
+from mstarctl.top.drawing import numbers
+from mstarctl.top.drawing.line import Line, clip_inside, fit, left, line, right, safe, with_role
 from mstarctl.top.layout.scroll import Window, framed, scrolled
-from mstarctl.top.line import Line, clip_inside, fit, left, line, right, safe, with_role
-from mstarctl.top.view import View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class RequestColumn:
     """One column. rank: smaller ones are kept when space is short. sort: key of the order, None sorts last."""
 
     key: str
@@ -22,22 +22,24 @@ class Column:
     width: int
     rank: int
     is_right: bool = True
-    sort: Callable[[Request, float], float | str | None]
+    sort: Callable[[RequestStatus, float], float | str | None]
 
 
 COLUMNS: Final = (
-    Column(key="id", title="REQUEST", width=12, rank=0, is_right=False, sort=lambda r, t: r.id),
-    Column(key="route", title="IN → OUT", width=18, rank=8, is_right=False, sort=lambda r, t: "+".join(r.inputs)),
-    Column(key="at", title="AT", width=12, rank=1, is_right=False, sort=lambda r, t: place(r)),
-    Column(key="rank", title="RANK", width=4, rank=9, sort=lambda r, t: r.rank),
-    Column(key="age", title="AGE", width=6, rank=2, sort=lambda r, t: r.age_s(t)),
-    Column(key="ttft", title="TTFT", width=6, rank=3, sort=lambda r, t: r.ttft_ms),
-    Column(key="ttfa", title="TTFA", width=6, rank=7, sort=lambda r, t: r.ttfa_ms),
-    Column(key="tokens", title="TOKENS", width=6, rank=4, sort=lambda r, t: r.tokens),
-    Column(key="audio", title="AUDIO", width=6, rank=6, sort=lambda r, t: r.audio_s or None),
-    Column(key="wait", title="WAIT", width=5, rank=5, sort=lambda r, t: r.waited_ms),
-    Column(key="pages", title="PAGES", width=5, rank=10, sort=lambda r, t: r.pages),
-    Column(key="prompt", title="PROMPT", width=6, rank=11, sort=lambda r, t: r.prompt_tokens),
+    RequestColumn(key="id", title="REQUEST", width=12, rank=0, is_right=False, sort=lambda r, t: r.id),
+    RequestColumn(
+        key="route", title="IN → OUT", width=18, rank=8, is_right=False, sort=lambda r, t: "+".join(r.inputs)
+    ),
+    RequestColumn(key="at", title="AT", width=12, rank=1, is_right=False, sort=lambda r, t: place(r)),
+    RequestColumn(key="rank", title="RANK", width=4, rank=9, sort=lambda r, t: r.rank),
+    RequestColumn(key="age", title="AGE", width=6, rank=2, sort=lambda r, t: r.age_s(t)),
+    RequestColumn(key="ttft", title="TTFT", width=6, rank=3, sort=lambda r, t: r.ttft_ms),
+    RequestColumn(key="ttfa", title="TTFA", width=6, rank=7, sort=lambda r, t: r.ttfa_ms),
+    RequestColumn(key="tokens", title="TOKENS", width=6, rank=4, sort=lambda r, t: r.tokens),
+    RequestColumn(key="audio", title="AUDIO", width=6, rank=6, sort=lambda r, t: r.audio_s or None),
+    RequestColumn(key="wait", title="WAIT", width=5, rank=5, sort=lambda r, t: r.waited_ms),
+    RequestColumn(key="pages", title="PAGES", width=5, rank=10, sort=lambda r, t: r.pages),
+    RequestColumn(key="prompt", title="PROMPT", width=6, rank=11, sort=lambda r, t: r.prompt_tokens),
 )
 BY_KEY: Final = {column.key: column for column in COLUMNS}
 SORTS: Final = ("age", "ttft", "ttfa", "tokens", "audio", "wait", "pages", "id")
@@ -65,9 +67,9 @@ class Sort:
         return self.key
 
 
-def choose(width: int, *, wide: bool = True) -> tuple[list[Column], int]:
+def choose(width: int, *, wide: bool = True) -> tuple[list[RequestColumn], int]:
     """(columns in their order, cells of the last, open column). Columns go by rank until the rest keeps its least."""
-    kept: list[Column] = []
+    kept: list[RequestColumn] = []
     room = width - 1
     for column in sorted(COLUMNS, key=lambda column: column.rank):
         need = column.width + 2
@@ -79,20 +81,20 @@ def choose(width: int, *, wide: bool = True) -> tuple[list[Column], int]:
     return [column for column in COLUMNS if column in kept], max(0, room)
 
 
-def place(r: Request) -> str:
+def place(r: RequestStatus) -> str:
     """Where a request is: its node, or its state."""
     if r.has_ended:
         return r.state
     return r.node or r.state
 
 
-def chosen(view: View, sort: Sort) -> list[tuple[str, Request]]:
+def chosen(view: View, sort: Sort) -> list[tuple[str, RequestStatus]]:
     """The rows in order: those that the filter takes, running before waiting before ended."""
     t = view.t
     rows = [(key, r) for key, r in view.store.requests.items() if view.filter.takes(r, t)]
     order = BY_KEY[sort.key].sort
 
-    def known(pair: tuple[str, Request]) -> bool:
+    def known(pair: tuple[str, RequestStatus]) -> bool:
         return order(pair[1], t) is not None
 
     present = sorted(
@@ -105,7 +107,7 @@ def chosen(view: View, sort: Sort) -> list[tuple[str, Request]]:
     return sorted(found, key=lambda pair: 3 if pair[1].has_ended else ORDER.get(pair[1].state, 0))
 
 
-def header(view: View, columns: list[Column], rest: int, sort: Sort) -> Line:
+def header(view: View, columns: list[RequestColumn], rest: int, sort: Sort) -> Line:
     """Titles; the one that sorts carries its arrow."""
     arrow = view.glyphs.up if sort.is_rising else view.glyphs.down
     row = line(" ")
@@ -118,7 +120,7 @@ def header(view: View, columns: list[Column], rest: int, sort: Sort) -> Line:
     return row + line((left("WALKS" if rest >= LEAST_NOTE else "", rest), "head"))
 
 
-def row(view: View, r: Request, columns: list[Column], rest: int) -> Line:
+def row(view: View, r: RequestStatus, columns: list[RequestColumn], rest: int) -> Line:
     """One request."""
     cells = line(" ")
     for column in columns:
@@ -128,7 +130,7 @@ def row(view: View, r: Request, columns: list[Column], rest: int) -> Line:
     return with_role(made, "dim") if r.has_ended and not r.error else made
 
 
-def cell(view: View, r: Request, key: str) -> tuple[str, str]:
+def cell(view: View, r: RequestStatus, key: str) -> tuple[str, str]:
     """(text, role) of one cell."""
     t = view.t
     match key:
@@ -141,31 +143,31 @@ def cell(view: View, r: Request, key: str) -> tuple[str, str]:
                 return r.state, "ok" if r.state == "finished" else "bad" if r.state == "failed" else "dim"
             return (safe(r.node), view.node_role(r.node)) if r.node else (r.state, "warn")
         case "rank":
-            return (figures.NONE if r.rank is None else str(r.rank)), "dim"
+            return (numbers.NONE if r.rank is None else str(r.rank)), "dim"
         case "age":
-            return figures.age(r.age_s(t)), ""
+            return numbers.age(r.age_s(t)), ""
         case "ttft":
-            return figures.whole_ms(r.ttft_ms), ""
+            return numbers.whole_ms(r.ttft_ms), ""
         case "ttfa":
-            return figures.whole_ms(r.ttfa_ms), ""
+            return numbers.whole_ms(r.ttfa_ms), ""
         case "tokens":
-            return figures.count(r.tokens), "value"
+            return numbers.count(r.tokens), "value"
         case "audio":
-            return (f"{r.audio_s:.1f}s" if r.audio_s else figures.NONE), "value"
+            return (f"{r.audio_s:.1f}s" if r.audio_s else numbers.NONE), "value"
         case "wait":
-            return figures.whole_ms(r.waited_ms), "warn" if r.waited_ms >= 1000 else "dim"
+            return numbers.whole_ms(r.waited_ms), "warn" if r.waited_ms >= 1000 else "dim"
         case "pages":
-            return figures.count(r.pages), ""
+            return numbers.count(r.pages), ""
         case "prompt":
-            return figures.count(r.prompt_tokens), "dim"
+            return numbers.count(r.prompt_tokens), "dim"
     raise KeyError(key)
 
 
 def _joined(modalities: list[str]) -> str:
-    return safe("+".join(modalities)) or figures.NONE
+    return safe("+".join(modalities)) or numbers.NONE
 
 
-def note(view: View, r: Request, width: int) -> Line:
+def note(view: View, r: RequestStatus, width: int) -> Line:
     """The open column: the error, what it waits for, or its walks under way, and the done ones as there is room."""
     if r.error:
         return line((f"{view.glyphs.failed} {safe(r.error)}", "bad"))

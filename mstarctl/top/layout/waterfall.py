@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mstar_core.observe.frames import Request
-from mstarctl.top import figures
-from mstarctl.top.line import Line, clip, fit, join, left, line, safe, take
-from mstarctl.top.view import View
+from mstar_core.observe.frames import RequestStatus
+from mstarctl.top.data.view import View
+from mstarctl.top.drawing import numbers
+from mstarctl.top.drawing.line import Line, clip, fit, join, left, line, safe, take
 
 KINDS: Final = ("queue", "compute", "transfer", "stall")
 
@@ -154,7 +154,7 @@ def legend(view: View) -> Line:
     return join(line((f"{kind} ", "dim"), (view.glyphs.spans[kind], kind)) for kind in KINDS)
 
 
-def title(view: View, r: Request, width: int) -> Line:
+def title(view: View, r: RequestStatus, width: int) -> Line:
     """`r-7f3a  audio → speech  1.84 s  TTFT 231  TTFA 402  RTF 0.34`."""
     route = f"{'+'.join(r.inputs)} {view.glyphs.into} {'+'.join(r.outputs)}"
     where = r.state if r.has_ended or not r.node else f"{r.node}, rank {r.rank}"
@@ -162,9 +162,9 @@ def title(view: View, r: Request, width: int) -> Line:
     parts = [
         line((safe(r.id), "strong")),
         line((safe(route), "")),
-        line((figures.age(r.age_s(view.t)), "value")),
-        line(("TTFT ", "dim"), (figures.whole_ms(r.ttft_ms), "value")),
-        line(("TTFA ", "dim"), (figures.whole_ms(r.ttfa_ms), "value")) if "audio" in r.outputs else line(),
+        line((numbers.age(r.age_s(view.t)), "value")),
+        line(("TTFT ", "dim"), (numbers.whole_ms(r.ttft_ms), "value")),
+        line(("TTFA ", "dim"), (numbers.whole_ms(r.ttfa_ms), "value")) if "audio" in r.outputs else line(),
         line(("RTF ", "dim"), (f"{rtf:.2f}", "value")) if rtf is not None else line(),
         line((str(r.tokens), "value"), (" tokens", "dim")),
         line((safe(where), view.node_role(r.node) or "ok")),

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mstar_core.observe.frames import Edge, Graph, GraphEdge, GraphNode, Node
-from mstarctl.top.view import View
+from mstar_core.observe.frames import EdgeStatus, EdgeView, GraphView, NodeStatus, NodeView
+from mstarctl.top.data.view import View
 
 IN: Final = "<"
 OUT: Final = ">"
@@ -28,24 +28,24 @@ class Wire:
     bytes_s: float | None = None
 
 
-def graph_of(view: View) -> Graph:
+def graph_of(view: View) -> GraphView:
     """The graph of the deployment; until it is known, what the nodes and edges in service show of it."""
     if view.store.graph.nodes:
         return view.store.graph
-    by_name: dict[str, list[Node]] = {}
+    by_name: dict[str, list[NodeStatus]] = {}
     for node in view.store.nodes.values():
         by_name.setdefault(node.name, []).append(node)
     nodes = [
-        GraphNode(name=name, partition=found[0].partition, replicas=[[node.rank] for node in found])
+        NodeView(name=name, partition=found[0].partition, replicas=[[node.rank] for node in found])
         for name, found in sorted(by_name.items())
     ]
     known = {(edge.name, edge.source, edge.into): edge for edge in view.store.edges.values()}
-    edges = [GraphEdge(name=e.name, source=e.source, into=e.into, is_stream=e.is_stream) for e in known.values()]
+    edges = [EdgeView(name=e.name, source=e.source, into=e.into, is_stream=e.is_stream) for e in known.values()]
     partitions = list(dict.fromkeys(node.partition for node in nodes))
-    return Graph(model=view.store.deployment.model, nodes=nodes, edges=edges, partitions=partitions)
+    return GraphView(model=view.store.deployment.model, nodes=nodes, edges=edges, partitions=partitions)
 
 
-def wires(graph: Graph, live: Iterable[Edge]) -> list[Wire]:
+def wires(graph: GraphView, live: Iterable[EdgeStatus]) -> list[Wire]:
     """Edges between the same two boxes as one wire. Loops of a node to itself are left out: the box shows them."""
     rates: dict[tuple[str, str, str], tuple[float, float]] = {}
     for measured in live:
@@ -53,7 +53,7 @@ def wires(graph: Graph, live: Iterable[Edge]) -> list[Wire]:
         items, size = rates.get(ends, (0.0, 0.0))
         rates[ends] = (items + measured.items_s, size + measured.bytes_s)
     names = {node.name for node in graph.nodes}
-    grouped: dict[tuple[str, str], list[GraphEdge]] = {}
+    grouped: dict[tuple[str, str], list[EdgeView]] = {}
     for edge in graph.edges:
         source = edge.source or f"{IN}{edge.modality or edge.name}"
         into = edge.into or f"{OUT}{edge.modality or edge.name}"
@@ -64,7 +64,7 @@ def wires(graph: Graph, live: Iterable[Edge]) -> list[Wire]:
 
 
 def _wire(
-    ends: tuple[str, str], edges: Sequence[GraphEdge], rates: Mapping[tuple[str, str, str], tuple[float, float]]
+    ends: tuple[str, str], edges: Sequence[EdgeView], rates: Mapping[tuple[str, str, str], tuple[float, float]]
 ) -> Wire:
     measured = [found for edge in edges if (found := rates.get((edge.name, edge.source, edge.into))) is not None]
     return Wire(

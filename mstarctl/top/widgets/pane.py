@@ -14,8 +14,8 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from mstarctl.top.line import Line
-from mstarctl.top.theme import Mode, style_of
+from mstarctl.top.drawing.line import Line
+from mstarctl.top.drawing.theme import Mode, style_of
 
 
 class Pane(Widget, can_focus=True):

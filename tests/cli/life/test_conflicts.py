@@ -13,9 +13,9 @@ from mstar_core.errors import ExitCode, MstarError
 from mstar_core.host.gpu_locks import FOLDER_VARIABLE
 from mstarctl.output.options import GlobalOptions
 from mstarctl.start.launch import Started, wait_ready
-from mstarctl.top.feed import Feed, LogFeed
-from mstarctl.top.others import Others
-from mstarctl.top.session import LiveSession
+from mstarctl.top.data.deployments import DeploymentSwitcher
+from mstarctl.top.data.feed import Feed, LogFeed
+from mstarctl.top.data.session import LiveSession
 from tests.fakes.ports import free_port
 
 Cli = Callable[..., Any]
@@ -49,7 +49,7 @@ def test_two_starts_of_one_name_at_once_and_another_beside(start: Launch, tool: 
     assert tool("drain", "alone").code == 0
     states = {item["name"]: item["state"] for item in tool("ps", "-o", "json").items}
     assert states == {"twin": "ready", "alone": "draining"}
-    others = Others(GlobalOptions(), lambda admin: LiveSession(Feed(admin, 4.0), LogFeed(admin)))
+    others = DeploymentSwitcher(GlobalOptions(), lambda admin: LiveSession(Feed(admin, 4.0), LogFeed(admin)))
     assert [(other.name, other.state, other.load) for other in others.running()] == [
         ("alone", "draining", (0, 0)),
         ("twin", "ready", (0, 0)),

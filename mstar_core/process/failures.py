@@ -1,0 +1,102 @@
+"""Failures of a process: its fatal record in the run directory, and clean-up steps that cannot raise.
+
+Used by api, conductor, worker and, for the records of children that could not write one, the supervisor.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from mstar_core.errors import ExitCode, MstarError
+from mstar_core.process.logs import REQUEST_ID
+
+log = logging.getLogger("mstar.child")
+
+
+class HasRunDir(Protocol):
+    """The part of a DeploymentSpec that is used here."""
+
+    @property
+    def run_dir(self) -> str: ...
+
+
+def guarded_process(name: str, incarnation: int, spec: HasRunDir) -> AbstractContextManager[None]:
+    """Return `ChildLife.guarded` for the time before a ChildLife exists: reading the model, opening sockets."""
+    return guarded_run(name, incarnation, Path(spec.run_dir))
+
+
+@contextmanager
+def guarded_run(name: str, incarnation: int, run_dir: Path, phase: Callable[[], str] = str) -> Iterator[None]:
+    """Record an error that leaves the block as the process's fatal error, then exit with its code."""
+    try:
+        yield
+    except Exception as error:
+        note_fatal(error, name, incarnation, run_dir, phase())
+        code = error.exit_code if isinstance(error, MstarError) else ExitCode.INTERNAL
+        raise SystemExit(int(code)) from error
+
+
+def note_fatal(error: BaseException, name: str, incarnation: int, run_dir: Path, phase: str = "") -> None:
+    """Log a fatal error and write its record to the run directory. Never raises."""
+    record = {**fatal_record(error, name, incarnation), "phase": phase}
+    log.critical("%s", record["message"], extra={"facts": {key: record[key] for key in ("class", "hint", "where")}})
+    with suppress(OSError):
+        write_fatal(run_dir / "children" / f"{name}.fatal.json", record)
+
+
+def fatal_record(error: BaseException, name: str, incarnation: int) -> dict[str, Any]:
+    """Return the facts of a fatal error: times, class, message, facts, place, memory, traceback. All are plain JSON."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1] if frames else None
+    facts = error.facts if isinstance(error, MstarError) else {}
+    return {
+        "time": time.time(),
+        "monotonic": time.monotonic(),
+        "name": name,
+        "incarnation": incarnation,
+        "pid": os.getpid(),
+        "class": type(error).__name__,
+        "code": error.code if isinstance(error, MstarError) else "internal_error",
+        "message": (error.title if isinstance(error, MstarError) else str(error)) or type(error).__name__,
+        "detail": error.detail if isinstance(error, MstarError) else "",
+        "hint": error.hint if isinstance(error, MstarError) else "",
+        "facts": {
+            key: value if isinstance(value, (int, float, str, bool)) else str(value) for key, value in facts.items()
+        },
+        "request": REQUEST_ID.get(),
+        "where": f"{last.filename}:{last.lineno}" if last else "",
+        "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux reports KiB
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+
+
+def write_fatal(path: Path, record: dict[str, Any]) -> None:
+    """Write `record` atomically. An existing record of the same process stays, because it holds the first cause."""
+    with suppress(OSError, ValueError):
+        if json.loads(path.read_bytes()).get("pid") == record["pid"]:
+            return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(record, indent=1))
+    os.replace(part, path)
+
+
+def attempt(step: Callable[..., object], *arguments: object) -> None:
+    """Run one clean-up step. An error is logged with the step's name and does not propagate.
+
+    This is an isolation boundary: the failed clean-up of one request must not affect other requests.
+    """
+    try:
+        step(*arguments)
+    except Exception:
+        name = getattr(step, "__qualname__", None) or repr(step)
+        log.exception("a clean-up step failed, the remaining steps continue: %s", name)

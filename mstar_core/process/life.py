@@ -1,0 +1,192 @@
+"""Link of a child process to its supervisor: hello, start-up phases, heartbeats, telemetry, stop.
+
+Used by api, conductor and worker. It never waits and owns no socket: the process's own loop calls `beat` and `on`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from mstar_core.errors import MstarError
+from mstar_core.messages.life import Beat, Hello, LogLevel, PeerDown, PeerUp, Phase, Ping, Stop, Telemetry
+from mstar_core.messages.telemetry import EdgeNews, MetricSample, RequestNews, Span
+from mstar_core.process.failures import HasRunDir, guarded_run, note_fatal
+
+HELLO_S: Final = 0.2
+BEAT_S: Final = 1.0
+PING_LIMIT_S: Final = 10.0
+"""Silence of the supervisor after which a child ends: ten pings, the limit that the supervisor has for heartbeats.
+
+The kernel ends the children of a dead supervisor (see `die_with_parent`); this limit is for a supervisor that hangs.
+"""
+
+SUPERVISOR: Final = "supervisor"
+
+log = logging.getLogger("mstar.child")
+
+
+class Deployed(HasRunDir, Protocol):
+    """The part of a DeploymentSpec that is used here."""
+
+    @property
+    def ipc_dir(self) -> Path: ...
+
+
+class MessageSender(Protocol):
+    """The part of a Courier that is used here."""
+
+    def connect(self, name: str, endpoint: str, incarnation: int) -> bool: ...
+
+    def disconnect(self, name: str, incarnation: int | None = None) -> int: ...
+
+    def send(self, name: str, message: Any) -> bool: ...
+
+
+class ChildLife:
+    """State of one process towards its supervisor. Owned by the process's main loop.
+
+    stop_reason: set when the supervisor asks the process to stop or is lost. known: the supervisor has answered.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        spec: Deployed,
+        courier: MessageSender,
+        *,
+        supervisor: str = "",
+        fd_endpoint: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """supervisor: endpoint of its mailbox; empty in tests, then nothing is sent and silence has no effect."""
+        self.name = name
+        self.incarnation = incarnation
+        self.endpoint = f"ipc://{spec.ipc_dir / f'{name}.{incarnation}'}"
+        self.known = False
+        self.stop_reason: str | None = None
+        self._run_dir = Path(spec.run_dir)
+        self._courier = courier
+        self._clock = clock
+        self._fd_endpoint = fd_endpoint
+        self._alone = not supervisor
+        self._phase = ""
+        self._next_send = clock()
+        self._seen = clock()
+        self._silence_s = 0.0
+        if supervisor:
+            courier.connect(SUPERVISOR, supervisor, 0)
+
+    def beat(self, now: float, *, work_ready: bool = False, steps: int = 0) -> None:
+        """Send hello until known, then a heartbeat each second, and measure the silence of the supervisor.
+
+        Call it at least once a second, after draining the mailbox. Sets `stop_reason` when the supervisor is lost.
+        """
+        if self._alone:
+            return
+        # A stopped or busy process reads its pings late, so only time in which this loop ran counts as silence.
+        self._silence_s += min(now - self._seen, BEAT_S)
+        self._seen = now
+        if self.known and self._silence_s > PING_LIMIT_S and self.stop_reason is None:
+            self.stop_reason = f"the supervisor has been silent for {PING_LIMIT_S:g} s"
+        if now < self._next_send:
+            return
+        if self.known:
+            self._next_send = now + BEAT_S
+            self._send(Beat(name=self.name, incarnation=self.incarnation, work_ready=work_ready, steps=steps))
+        else:
+            self._next_send = now + HELLO_S
+            self._send(self._hello())
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds until `beat` must be called again, for loops that wait by themselves."""
+        return max(0.0, min(self._next_send - now, BEAT_S))
+
+    def on(self, message: object) -> bool:
+        """Handle a life-cycle message. Returns False if the owner has to handle it too.
+
+        PeerUp and PeerDown connect or disconnect the peer here and return False.
+        """
+        match message:
+            case Ping():
+                self._silence_s = 0.0
+            case PeerUp(name=self.name):
+                self.known = self.known or message.incarnation == self.incarnation
+                self._silence_s = 0.0
+            case PeerUp():
+                self._courier.connect(message.name, message.endpoint, message.incarnation)
+                return False
+            case PeerDown():
+                self._courier.disconnect(message.name, message.incarnation)
+                return False
+            case LogLevel():
+                logging.getLogger().setLevel(message.level)
+                log.info("log level set to %s", message.level)
+            case Stop():
+                self.stop_reason = self.stop_reason or message.reason or "stopped by the supervisor"
+            case _:
+                return False
+        return True
+
+    def phase(
+        self, phase: str, *, done: int = 0, total: int = 0, detail: str = "", facts: dict[str, Any] | None = None
+    ) -> None:
+        """Report a start-up phase, or progress in it. done, total: bytes, or the unit that `detail` names."""
+        self._phase = phase
+        self._send(
+            Phase(
+                name=self.name, incarnation=self.incarnation, phase=phase, done=done, total=total, detail=detail,
+                facts=facts or {},
+            )
+        )  # fmt: skip
+
+    def telemetry(
+        self,
+        values: dict[str, float],
+        requests: list[RequestNews] | None = None,
+        spans: list[Span] | None = None,
+        edges: list[EdgeNews] | None = None,
+        *,
+        events: list[tuple[str, dict[str, Any]]] | None = None,
+        dropped: int = 0,
+        samples: list[MetricSample] | None = None,
+    ) -> None:
+        """Send one telemetry batch. The caller sends at most one per 100 ms."""
+        self._send(
+            Telemetry(
+                name=self.name, incarnation=self.incarnation, values=values, requests=requests or [],
+                spans=spans or [], edges=edges or [], events=events or [], dropped=dropped,
+                samples=samples or [],
+            )
+        )  # fmt: skip
+
+    def fatal(self, error: BaseException) -> None:
+        """Record a fatal error in the run directory and the log. Never raises; the first record stays."""
+        note_fatal(error, self.name, self.incarnation, self._run_dir, self._phase)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Wrap a process's main: record an error that ends it, then exit with that error's code."""
+        with guarded_run(self.name, self.incarnation, self._run_dir, lambda: self._phase):
+            yield
+
+    def _hello(self) -> Hello:
+        return Hello(
+            name=self.name,
+            incarnation=self.incarnation,
+            pid=os.getpid(),
+            endpoint=self.endpoint,
+            fd_endpoint=self._fd_endpoint,
+        )
+
+    def _send(self, message: Any) -> None:
+        if self._alone:
+            return
+        with suppress(MstarError):  # missing pings reveal a supervisor that does not read
+            self._courier.send(SUPERVISOR, message)

@@ -1,0 +1,392 @@
+"""The picture of a deployment: puts what children tell and what the supervisor sees into the hub. Owned by it.
+
+Every figure that anybody shows is made here, once: rates from counters, quantiles, shares, the bottleneck.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from mstar_core.messages.life import Phase, Telemetry
+from mstar_core.messages.names import API, rank_of, worker_name
+from mstar_core.observe.frames import (
+    GRAPH_FACT,
+    ChildStatus,
+    DeploymentStatus,
+    EdgeStatus,
+    Event,
+    GpuStatus,
+    GraphView,
+    NodeStatus,
+    RankStatus,
+)
+from mstar_core.observe.hub import TelemetryHub
+from mstar_core.observe.rates import Rate
+from mstar_core.observe.request_log import RequestLog
+from mstar_core.supervisor.deaths import Circumstances, OomKills
+from mstar_core.supervisor.gpus import GpuReader, device_keys
+from mstar_core.supervisor.proc_stats import NO_LOAD, ProcessLoad, ProcessLoads, host_memory_bytes
+from mstar_core.supervisor.readings import Readings
+
+if TYPE_CHECKING:
+    from mstar_core.config.deployment import DeploymentSpec
+    from mstar_core.messages.telemetry import EdgeNews, MetricSample
+    from mstar_core.supervisor.child import Child as Process
+
+PARTS_S: Final = 0.25
+"""How often nodes, edges, ranks and the head are made anew; requests whenever asked."""
+
+LOADS_S: Final = 1.0
+BUSY: Final = 0.5
+"""Below this share of time in steps no node is called the bottleneck."""
+
+SUPERVISOR: Final = "supervisor"
+
+
+class PublishedSupervisor(Protocol):
+    """What is read of the supervisor."""
+
+    spec: DeploymentSpec
+    state: str
+    reason: str
+    started: float
+    started_at: float
+    ready_s: float | None
+    restarts: int
+    last_cause: dict[str, Any] | None
+    values: dict[str, float]
+    children: dict[str, Process]
+
+
+class StatePublisher:
+    """Keeps the hub current. `take`, `part` and `phase` follow children; `refresh` is called ten times a second.
+
+    samples: of the api's metrics, as it told them last.
+    """
+
+    def __init__(self, view: PublishedSupervisor, hub: TelemetryHub, gpus: GpuReader) -> None:
+        self.hub = hub
+        self.requests = RequestLog(view.spec.model)
+        self.weights: dict[str, int] = {}
+        self.samples: dict[tuple[str, tuple[str, ...]], MetricSample] = {}
+        self._view = view
+        self._gpus = gpus
+        self._processes = ProcessLoads()
+        self._host_bytes = host_memory_bytes()
+        self._resident: dict[str, int] = {}
+        self._kills = OomKills()
+        self._loads: dict[str, ProcessLoad] = {}
+        self._edges: dict[str, dict[str, EdgeNews]] = {}
+        self._rates: dict[tuple[str, ...], Rate] = {}
+        self._partitions: dict[str, str] = {}
+        self._next_parts = self._next_loads = 0.0
+        if view.spec.graph:  # as declared; the conductor tells that of the checkpoint
+            self._graph(view.spec.graph)
+
+    # -- what comes in ------------------------------------------------------------------------------------------------
+
+    def take(self, child: str, telemetry: Telemetry) -> None:
+        """One batch of a child."""
+        self.requests.take(child, telemetry, self.hub.now())
+        for edge in telemetry.edges:
+            key = f"{edge.name}@{edge.source_rank}>{edge.into_rank}"
+            self._edges.setdefault(key, {})[child] = edge
+        for sample in telemetry.samples:
+            self.samples[sample.name, tuple(sample.labels)] = sample
+
+    def part(self, child: str) -> None:
+        """A child is gone."""
+        self.requests.part(child)
+        for told in self._edges.values():
+            told.pop(child, None)
+
+    def circumstances(self, child: str) -> Circumstances:
+        """What is known of a child that has just died."""
+        return Circumstances(resident_bytes=self._resident.get(child), memory_kills=self._kills.lately())
+
+    def phase(self, child: str, phase: Phase) -> dict[str, Any]:
+        """A phase of a start. Returns its facts without those that belong here."""
+        if phase.phase == "weights" and phase.total:
+            self.weights[child] = phase.total
+        if GRAPH_FACT not in phase.facts:
+            return phase.facts
+        self._graph(phase.facts[GRAPH_FACT])
+        return {name: fact for name, fact in phase.facts.items() if name != GRAPH_FACT}
+
+    def _graph(self, plain: Mapping[str, Any]) -> None:
+        graph = msgspec.convert(plain, type=GraphView)
+        self._partitions = {node.name: node.partition for node in graph.nodes}
+        self.hub.graph(graph)
+
+    @property
+    def refused(self) -> dict[str, float]:
+        """How many requests the api refused before they ran, by code."""
+        told = (sample for sample in self.samples.values() if sample.name == "mstar_rejected_total")
+        return {sample.labels[0]: sample.value for sample in told}
+
+    def event(self, flat: Mapping[str, Any]) -> None:
+        """An event of the feed."""
+        facts = {name: value for name, value in flat.items() if name not in ("n", "time", "type")}
+        self.hub.event(Event(n=flat["n"], type=flat["type"], time=flat["time"], facts=facts))
+
+    # -- what goes into the hub ---------------------------------------------------------------------------------------
+
+    def refresh(self, *, now_all: bool = False) -> None:
+        """Bring the hub up to date: requests always, the rest at its pace or with `now_all`."""
+        now = self.hub.now()
+        self.requests.settle(now)
+        for handle, request in self.requests.take_dirty():
+            if request is None:
+                self.hub.remove("requests", str(handle))
+            else:
+                self.hub.put("requests", str(handle), request)
+        if now >= self._next_loads:
+            self._next_loads = now + LOADS_S
+            self._look(now)
+        if now_all or now >= self._next_parts:
+            self._next_parts = now + PARTS_S
+            self._put_edges(now)
+            nodes = self._nodes(now)
+            for key, node in nodes.items():
+                self.hub.put("nodes", key, node)
+            self._put_ranks(nodes, now)
+            self._put_children()
+            self.hub.head(self._head(nodes, now))
+
+    def _look(self, now: float) -> None:
+        pids = {name: child.pid if child.is_running else None for name, child in self._view.children.items()}
+        self._loads = {name: self._processes.look(pid, now) for name, pid in {**pids, SUPERVISOR: os.getpid()}.items()}
+        # A process that has died and is not yet noticed holds nothing: what counts is what it held before.
+        self._resident |= {name: load.resident_bytes for name, load in self._loads.items() if load.resident_bytes}
+        self._kills.look(now)
+        gpus = self._gpus.latest(now)
+        ranks: dict[str, list[int]] = {}
+        keys = device_keys(gpus)
+        for plan in self._view.spec.plan.ranks:
+            if plan.device in keys:
+                ranks.setdefault(keys[plan.device], []).append(plan.rank)
+        for gpu in gpus:
+            self.hub.put("gpus", str(gpu.index), msgspec.structs.replace(gpu, ranks=ranks.get(str(gpu.index), [])))
+
+    def _put_edges(self, now: float) -> None:
+        for key, told in self._edges.items():
+            if not told:
+                continue
+            items = sum(edge.items for edge in told.values())
+            size = sum(edge.size_bytes for edge in told.values())
+            transfers = sum(edge.transfers for edge in told.values())
+            per_s = self._rate(now, transfers, "edge", key, "transfers")
+            seconds = self._rate(now, sum(edge.transfer_s for edge in told.values()), "edge", key, "transfer_s")
+            edge = max(told.values(), key=lambda each: each.into)  # the reader of a value does not know its name there
+            self.hub.put(
+                "edges",
+                key,
+                EdgeStatus(
+                    name=edge.name,
+                    source=edge.source,
+                    into=edge.into,
+                    source_rank=edge.source_rank,
+                    into_rank=edge.into_rank,
+                    is_stream=edge.is_stream,
+                    items=items,
+                    bytes=size,
+                    items_s=round(self._rate(now, items, "edge", key, "items"), 1),
+                    bytes_s=round(self._rate(now, size, "edge", key, "bytes")),
+                    transfer_ms=round(seconds / per_s * 1000, 3) if per_s else None,
+                ),
+            )
+
+    def _nodes(self, now: float) -> dict[str, NodeStatus]:
+        made: dict[str, NodeStatus] = {}
+        readings = Readings(self._view.values)
+        for plan in self._view.spec.plan.ranks:
+            for name in plan.nodes:
+                made[f"{name}@{plan.rank}"] = self._node(name, plan.rank, readings, now)
+        busiest = max(made, key=lambda key: made[key].busy, default=None)
+        if busiest is not None and made[busiest].busy >= BUSY:
+            made[busiest] = msgspec.structs.replace(made[busiest], is_bottleneck=True)
+        return made
+
+    def _node(self, name: str, rank: int, readings: Readings, now: float) -> NodeStatus:
+        def number(reading: str) -> float:
+            return readings.number(rank, name, reading)
+
+        def count(reading: str) -> int:
+            return int(number(reading))
+
+        def rate(reading: str) -> float:
+            return self._rate(now, number(reading), "node", name, str(rank), reading)
+
+        def ms(reading: str) -> float | None:
+            return round(number(reading) * 1000, 3) if count("steps") else None
+
+        steps_s, busy = rate("steps"), rate("busy_s")
+        hits, misses = count("graph_hits"), count("graph_misses")
+        prefill_hits, prefill_misses = count("prefill_hits"), count("prefill_misses")
+        replayed, plain = hits + prefill_hits, misses + prefill_misses
+        eager = {kind: n for kind, n in (("decode", misses), ("prefill", prefill_misses)) if n}
+        ahead = readings.find(rank, name, "ahead_s")
+        underruns = readings.find(rank, name, "underruns")
+        return NodeStatus(
+            name=name,
+            rank=rank,
+            partition=self._partitions.get(name, ""),
+            batch=count("batch") if steps_s else 0,
+            step_ms=round(busy / steps_s * 1000, 3) if steps_s else None,
+            step_p50_ms=ms("step_p50_s"),
+            step_p99_ms=ms("step_p99_s"),
+            steps_s=round(steps_s, 1),
+            rows_s=round(rate("rows"), 1),
+            tokens_s=round(rate("tokens"), 1),
+            queue=count("ready"),
+            waiting=count("waiting"),
+            walks=readings.walks(rank, name),
+            pages_used=count("pages_used"),
+            pages_total=count("pages_total"),
+            pages_cached=count("pages_cached"),
+            slots_used=count("slots_used"),
+            slots_total=count("slots_total"),
+            preempted=count("preempted"),
+            graph_share=round(replayed / (replayed + plain), 4) if replayed + plain else None,
+            eager=eager if replayed else {},
+            busy=round(min(1.0, busy), 3),
+            ahead_s=ahead,
+            underruns=None if underruns is None else int(underruns),
+        )
+
+    def _put_ranks(self, nodes: Mapping[str, NodeStatus], now: float) -> None:
+        values = self._view.values
+        gpus: dict[str, str] = {}
+        for key, gpu in self.hub.store.gpus.items():
+            assert isinstance(gpu, GpuStatus)
+            gpus.update({str(rank): key for rank in gpu.ranks})
+        for plan in self._view.spec.plan.ranks:
+            name = worker_name(plan.rank)
+            child = self._view.children.get(name)
+            mine = [nodes[f"{node}@{plan.rank}"] for node in plan.nodes]
+            load = self._loads.get(name, NO_LOAD)
+            used, total = values.get(f"{name}.memory_used"), values.get(f"{name}.memory_total")
+            if plan.device == "cpu":  # its device is the host
+                used, total = load.resident_bytes, self._host_bytes
+            rank = RankStatus(
+                rank=plan.rank,
+                device=plan.device,
+                gpu=gpus.get(str(plan.rank)),
+                state="" if child is None else child.state,
+                pid=None if child is None else child.pid,
+                nodes=list(plan.nodes),
+                requests=int(values.get(f"{name}.requests", 0)),
+                steps_s=round(self._rate(now, values.get(f"{name}.steps", 0.0), "rank", name, "steps"), 1),
+                busy=round(min(1.0, sum(node.busy for node in mine)), 3),
+                core=load.core,
+                resident_bytes=load.resident_bytes,
+                memory_used=None if used is None else int(used),
+                memory_total=None if total is None else int(total),
+                weights_bytes=self.weights.get(name),
+                pages_used=sum(node.pages_used for node in mine),
+                pages_total=sum(node.pages_total for node in mine),
+                pages_cached=sum(node.pages_cached for node in mine),
+                shm_bytes=int(values.get(f"{name}.shm_bytes", 0)),
+            )
+            self.hub.put("ranks", str(plan.rank), rank)
+
+    def _put_children(self) -> None:
+        for name, child in self._view.children.items():
+            self.hub.put("children", name, self._child(child))
+        for name in [name for name in self.hub.store.children if name not in self._view.children]:
+            if name != SUPERVISOR:
+                self.hub.remove("children", name)
+        load = self._loads.get(SUPERVISOR, NO_LOAD)
+        me = ChildStatus(
+            name=SUPERVISOR, state="ready", pid=os.getpid(), core=load.core, resident_bytes=load.resident_bytes
+        )
+        self.hub.put("children", SUPERVISOR, me)
+
+    def _child(self, child: Process) -> ChildStatus:
+        load = self._loads.get(child.name, NO_LOAD)
+        return ChildStatus(
+            name=child.name,
+            state=child.state,
+            pid=child.pid,
+            rank=rank_of(child.name),
+            incarnation=child.incarnation,
+            phase=child.phase,
+            done=child.phase_done,
+            total=child.phase_total,
+            detail=child.detail,
+            phases_s={name: round(seconds, 3) for name, seconds in child.phases_s.items()},
+            facts=child.facts,
+            restarts=max(0, child.incarnation - 1),
+            core=load.core,
+            resident_bytes=load.resident_bytes,
+        )
+
+    def _head(self, nodes: Mapping[str, NodeStatus], now: float) -> DeploymentStatus:
+        view, spec, log = self._view, self._view.spec, self.requests
+        values = view.values
+        states = [request.state for request in self.hub.store.requests.values()]
+        slowest = next((c for c in sorted(view.children.values(), key=_start_order) if c.state != "ready"), None)
+        ttft, ttfa = log.ttft.quantiles(now, 0.5, 0.99), log.ttfa.quantiles(now, 0.5, 0.99)
+        ended = sum(values.get(f"{API}.{what}", 0.0) for what in ("finished", "failed", "cancelled"))
+        return DeploymentStatus(
+            name=spec.name,
+            model=spec.model,
+            plugin=spec.plugin,
+            state=view.state,
+            reason=view.reason,
+            phase="" if slowest is None or view.state != "starting" else f"{slowest.name}: {slowest.phase}",
+            done=0 if slowest is None else slowest.phase_done,
+            total=0 if slowest is None else slowest.phase_total,
+            endpoint=endpoint(spec.api.host, spec.api.port),
+            pid=os.getpid(),
+            log_dir=spec.log_dir,
+            started=view.started,
+            started_at=view.started_at,
+            ready_s=view.ready_s,
+            ranks=len(spec.plan.ranks),
+            restarts=view.restarts,
+            running=states.count("run"),
+            waiting=states.count("queue"),
+            preparing=states.count("prepare"),
+            slots=spec.max_concurrent_requests,
+            queue_limit=spec.max_queue,
+            finished=int(values.get("api.finished", 0)),
+            failed=int(values.get("api.failed", 0)),
+            cancelled=int(values.get("api.cancelled", 0)),
+            refused=int(values.get("api.refused", 0)),
+            requests_s=round(self._rate(now, ended, "head", "requests"), 2),
+            ttft_p50_ms=_ms(ttft[0]),
+            ttft_p99_ms=_ms(ttft[1]),
+            ttfa_p50_ms=_ms(ttfa[0]),
+            ttfa_p99_ms=_ms(ttfa[1]),
+            tokens_s=round(self._rate(now, log.tokens, "head", "tokens"), 1),
+            audio_x=round(self._rate(now, log.audio_s, "head", "audio"), 2),
+            pages_used=sum(node.pages_used for node in nodes.values()),
+            pages_total=sum(node.pages_total for node in nodes.values()),
+            preempted=sum(node.preempted for node in nodes.values()),
+            cause=None if view.last_cause is None else {k: v for k, v in view.last_cause.items() if k != "traceback"},
+        )
+
+    def _rate(self, now: float, value: float, *what: str) -> float:
+        found = self._rates.get(what)
+        if found is None:
+            found = self._rates[what] = Rate()
+        return found.at(now, value)
+
+
+def endpoint(host: str, port: int) -> str:
+    """The api's address as a client of this host would use it."""
+    return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+
+
+def _start_order(child: Process) -> tuple[int, str]:
+    """Workers take longest: their phase is the one to show."""
+    return (0 if rank_of(child.name) is not None else 1, child.name)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)

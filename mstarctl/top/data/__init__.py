@@ -1,0 +1,1 @@
+"""What the screens show: frames of the watch, recordings, history, requests to the deployment. No textual."""

@@ -1,0 +1,75 @@
+"""The other deployments that one `top` may go to: those of the same host, over their own sockets or tunnels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+from mstar_core.errors import MstarError
+from mstar_core.host.run_dir import deployments
+from mstarctl.client.admin import AdminClient
+from mstarctl.client.deployments import known
+from mstarctl.client.reach import context_of, reached
+from mstarctl.client.tunnel import remote_items
+from mstarctl.output.options import GlobalOptions
+from mstarctl.top.data.queries import DeploymentQueries
+from mstarctl.top.data.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherDeployment:
+    """A deployment that runs. load: requests that run and that wait; None when it does not say."""
+
+    name: str
+    state: str
+    load: tuple[int, int] | None = None
+
+
+class Switcher(Protocol):
+    """What the screen asks for. Both wait for sockets or ssh, so they are called in threads."""
+
+    def running(self) -> list[OtherDeployment]: ...
+
+    def go(self, name: str) -> tuple[Session, DeploymentQueries]: ...
+
+
+class DeploymentSwitcher:
+    """Owned by the command; leaving the block closes the tunnel of the one that was opened last."""
+
+    def __init__(self, options: GlobalOptions, look_at: Callable[[AdminClient], Session]) -> None:
+        self._options, self._look_at = options, look_at
+        self._open = ExitStack()
+
+    def __enter__(self) -> DeploymentSwitcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def running(self) -> list[OtherDeployment]:
+        """The deployments of this host (or of the context's) by name. Raises MstarError when they cannot be known."""
+        if self._options.socket is not None:
+            raise MstarError("only this socket is known", hint="start top without --socket to see the others")
+        context = context_of(self._options)
+        if context.is_local:
+            found = [known(run) for run in deployments()]
+            return [_other(item.name, item.state, item.head) for item in found if item.pid is not None]
+        items = remote_items(context)
+        return [_other(str(item["name"]), str(item["state"]), item) for item in items if item.get("pid") is not None]
+
+    def go(self, name: str) -> tuple[Session, DeploymentQueries]:
+        """A look at that deployment; the tunnel of the one before is closed. Raises MstarError, and changes nothing."""
+        fresh = ExitStack()
+        found = fresh.enter_context(reached(self._options, name))
+        session = self._look_at(found.admin)
+        self._open.close()
+        self._open = fresh
+        return session, DeploymentQueries(found.admin, session)
+
+
+def _other(name: str, state: str, facts: dict[str, object]) -> OtherDeployment:
+    running, waiting = facts.get("running"), facts.get("waiting")
+    is_known = isinstance(running, int) and isinstance(waiting, int)
+    return OtherDeployment(name=name, state=state, load=(int(str(running)), int(str(waiting))) if is_known else None)

@@ -1,0 +1,95 @@
+"""From a trace, as the admin socket gives it, to the lanes of a waterfall. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from mstarctl.output.units import size_text
+from mstarctl.top.drawing import numbers
+from mstarctl.top.layout.waterfall import KINDS, Bar, Lane
+
+Record = Mapping[str, Any]
+Key = tuple[str, str, str]
+"""(process, node, walk): what has a lane of its own. A transfer has none of a walk."""
+
+MOVED: Final = "transfer"
+
+
+def lanes(trace: Record, now_ms: float) -> tuple[Lane, ...]:
+    """A lane for each process, node and walk, by when they began.
+
+    now_ms: age of the request, where open spans end. Only the newest spans of a long request are kept: what came before
+    them is one bar, from the sums.
+    """
+    spans, sums = records(trace, "spans"), records(trace, "sums")
+    keys = sorted({*map(_key, spans), *map(_key, sums)}, key=lambda key: (_begin(key, spans, sums), key))
+    return tuple(_lane(key, _of(key, spans), _of(key, sums), now_ms) for key in keys)
+
+
+def records(trace: Record, name: str) -> list[Record]:
+    """The objects of one list of a trace."""
+    found = trace.get(name)
+    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
+
+
+def _key(record: Record) -> Key:
+    walk = "" if record.get("kind") == MOVED else str(record.get("walk") or "")
+    return str(record.get("process", "")), str(record.get("node", "")), walk
+
+
+def _of(key: Key, found: Sequence[Record]) -> list[Record]:
+    return [record for record in found if _key(record) == key]
+
+
+def _begin(key: Key, spans: Sequence[Record], sums: Sequence[Record]) -> float:
+    return min(_number(record, "start_ms") for record in (*_of(key, spans), *_of(key, sums)))
+
+
+def _number(record: Record, name: str) -> float:
+    value = record.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _lane(key: Key, spans: Sequence[Record], sums: Sequence[Record], now_ms: float) -> Lane:
+    process, node, walk = key
+    bars = [_bar(span, _number(span, "start_ms"), now_ms if span.get("is_open") else _number(span, "end_ms"))
+            for span in spans]  # fmt: skip
+    for total in sums:
+        same = [bar.start_ms for bar in bars if bar.kind == total.get("kind")]
+        first = min(same, default=_number(total, "end_ms"))
+        if first - _number(total, "start_ms") > 0.5 and (not same or len(spans) < int(_number(total, "spans"))):
+            bars.append(_bar(total, _number(total, "start_ms"), first))
+    label = node if not walk or walk == node else f"{node} {walk}"
+    rank = next((record["rank"] for record in (*spans, *sums) if record.get("rank") is not None), None)
+    return Lane(
+        place=process if rank is None else f"rank {rank}",
+        label=label,
+        bars=tuple(bars),
+        note=note(spans, sums),
+        node=node,
+    )
+
+
+def _bar(record: Record, start_ms: float, end_ms: float) -> Bar:
+    kind = str(record.get("kind", ""))
+    return Bar(kind=kind if kind in KINDS else "compute", start_ms=start_ms, end_ms=max(start_ms, end_ms))
+
+
+def note(spans: Sequence[Record], sums: Sequence[Record]) -> str:
+    """`312 steps, b14, 5.2 ms`, `2.4 MiB`, `53.0 ms`; from the sums, which lose nothing, where there are any."""
+    moved = [record for record in (sums or spans) if record.get("kind") == MOVED]
+    if moved:
+        size = sum(_number(record, "size_bytes") for record in moved)
+        return size_text(size) if size else ""
+    work = [record for record in (sums or spans) if record.get("kind") == "compute"]
+    if not work:
+        return ""
+    steps = max(1, int(sum(_number(record, "count") for record in work)))
+    spent = sum(
+        _number(r, "busy_ms") if "busy_ms" in r else _number(r, "end_ms") - _number(r, "start_ms") for r in work
+    )
+    batch = next((int(_number(span, "batch")) for span in reversed(spans) if span.get("batch")), 0)
+    words = [f"{steps} steps"] if steps > 1 else []
+    words += [f"b{batch}"] if batch > 1 else []
+    return ", ".join([*words, f"{numbers.ms(spent / steps)} ms"])

@@ -1,0 +1,1 @@
+"""Styled lines of cells, glyphs, bars, themes and pictures. Pure functions."""

@@ -1,0 +1,135 @@
+"""The characters that pictures are made of, in two sets: line drawing, and plain ASCII for `--ascii`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from mstarctl.top.drawing.line import Line, Span, cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Glyphs:
+    """One set. Each glyph is one cell wide. steps: levels of a small history, lowest first (index 0: nothing).
+
+    eighths: a bar's last cell, from one eighth to seven; empty: the bar is drawn in whole cells.
+    lines: box drawing by the sum of the directions that a line leaves a cell in (1 up, 2 right, 4 down, 8 left).
+    spans: queue, compute, transfer, stall of a waterfall.
+    """
+
+    steps: str
+    eighths: str
+    full: str
+    rest: str
+    lines: str
+    heavy: str
+    frame: str
+    box: str
+    arrow_right: str
+    arrow_left: str
+    dot: str
+    loop: str
+    up: str
+    down: str
+    ready: str
+    loading: str
+    unwell: str
+    failed: str
+    done: str
+    active: str
+    rule: str
+    bottleneck: str
+    live: str
+    pause: str
+    record: str
+    stale: str
+    spans: dict[str, str]
+    thumb: str
+    track: str
+    cursor: str
+    into: str
+    is_ascii: bool = False
+
+
+#                0 . U . R . UR  D  UD  RD URD  L  UL RL URL DL UDL RDL all
+UNICODE: Final = Glyphs(
+    steps=" ▁▂▃▄▅▆▇█",
+    eighths="▏▎▍▌▋▊▉",
+    full="█",
+    rest="░",
+    lines=" ╵╶╰╷│╭├╴╯─┴╮┤┬┼",
+    heavy=" ╹╺┗╻┃┏┣╸┛━┻┓┫┳╋",
+    frame="╔╗╚╝═║",
+    box="╭╮╰╯─│",
+    arrow_right="▶",
+    arrow_left="◀",
+    dot="●",
+    loop="↻",
+    up="↑",
+    down="↓",
+    ready="●",
+    loading="◐",
+    unwell="▲",
+    failed="✕",
+    done="✓",
+    active="▶",
+    rule="─",
+    bottleneck="◀",
+    live="▶",
+    pause="‖",
+    record="●",
+    stale="◌",
+    spans={"queue": "░", "compute": "█", "transfer": "▒", "stall": "▓"},
+    thumb="┃",
+    track="│",
+    cursor="▌",
+    into="→",
+)
+
+ASCII: Final = Glyphs(
+    steps=" .:-=+*#@",
+    eighths="",
+    full="#",
+    rest=".",
+    lines=" |-+||++-+-+++++",
+    heavy=" !=+!!++=+=+++++",
+    frame="++++=|",
+    box="++++-|",
+    arrow_right=">",
+    arrow_left="<",
+    dot="o",
+    loop="@",
+    up="^",
+    down="v",
+    ready="*",
+    loading="~",
+    unwell="!",
+    failed="x",
+    done="+",
+    active=">",
+    rule="-",
+    bottleneck="<",
+    live=">",
+    pause="=",
+    record="*",
+    stale="?",
+    spans={"queue": ".", "compute": "#", "transfer": ":", "stall": "!"},
+    thumb="#",
+    track="|",
+    cursor=">",
+    into=">",
+    is_ascii=True,
+)
+
+_LIKENESS: Final = {"…": "~", "→": ">", "←": "<", "↑": "^", "↓": "v", "°": "'", "×": "x", "·": ".", "–": "-", "’": "'"}
+
+
+def in_ascii(row: Line) -> Line:
+    """The line with what ASCII does not have replaced, cell by cell: our marks by their likeness, others by `?`."""
+    if row.plain.isascii():
+        return row
+    return Line(tuple(Span("".join(_likeness(char) for char in text), role) for text, role in row.spans))
+
+
+def _likeness(char: str) -> str:
+    return char if char.isascii() else _LIKENESS.get(char, "?" * cells(char))

@@ -1,0 +1,105 @@
+"""What stands on sheets: help, descriptions, JSON, questions. Pure functions from data to lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mstarctl.top.data.view import View
+from mstarctl.top.drawing.line import Line, cells, fit, left, line, safe, wrap
+from mstarctl.top.keys import Key
+from mstarctl.top.layout.header import state_mark
+from mstarctl.top.layout.pages import shown_value
+
+if TYPE_CHECKING:
+    from mstarctl.top.data.deployments import OtherDeployment
+
+
+def help_rows(keys: Sequence[Key], width: int) -> list[Line]:
+    """The keys that work now by group, in two columns where there is room, then the filter language in short."""
+    groups = list(dict.fromkeys(key.group for key in keys))
+    blocks = [
+        [line((group, "title")), *(_key_row(key) for key in keys if key.group == group), line()] for group in groups
+    ]
+    if width < 92:
+        rows = [row for block in blocks for row in block]
+    else:
+        half = (sum(len(block) for block in blocks) + 1) // 2
+        columns: list[list[Line]] = [[], []]
+        for block in blocks:
+            columns[0 if len(columns[0]) + len(block) // 2 < half else 1].extend(block)
+        tall = max(len(column) for column in columns)
+        each = width // 2
+        rows = [
+            fit(columns[0][n] if n < len(columns[0]) else line(), each)
+            + fit(columns[1][n] if n < len(columns[1]) else line(), width - each)
+            for n in range(tall)
+        ]
+    rows += [
+        line(("Filter", "title")),
+        *(line(("  ", ""), (left(terms, 44), "value"), (what, "dim")) for terms, what in FILTERS),
+    ]
+    return [fit(row, width) for row in rows]
+
+
+FILTERS = (
+    ("state:queue node:talker rank:1 id:r-7f*", "a glob on a field; all terms must hold"),
+    ("ttft>500 age>=2s tokens<100 rtf>0.8", "numbers, with units where they are times"),
+    ("err  !err  speech  /r-7f[0-9]/", "a flag, not, a word of the row, an expression"),
+    ("state:queue OR ttft>2s", "either"),
+)
+
+
+def _key_row(key: Key) -> Line:
+    return line("  ", (left(key.shown, 6), "key"), (key.help, ""))
+
+
+def fields_rows(item: msgspec.Struct, width: int) -> list[Line]:
+    """Every field with its value, one a line, long values wrapped."""
+    names = item.__struct_fields__
+    wide = max(len(name) for name in names) + 2
+    rows = []
+    for name in names:
+        text = shown_value(getattr(item, name)) or "-"
+        pieces = wrap(text, max(8, width - wide))
+        for index, piece in enumerate(pieces):
+            label = name.replace("_", " ") if index == 0 else ""
+            rows.append(line((left(label, wide), "dim"), (piece, "faint" if text == "-" else "value")))
+    return rows
+
+
+def json_rows(item: object, width: int) -> list[Line]:
+    """An object as indented JSON."""
+    text = json.dumps(msgspec.to_builtins(item, enc_hook=str, str_keys=True), indent=2, ensure_ascii=False)
+    rows = []
+    for row in text.splitlines():
+        body = safe(row)
+        name, colon, rest = body.partition('": ')
+        if colon and cells(body) <= width:
+            rows.append(line((name + '"', "accent"), (": ", "dim"), (rest, "value")))
+        else:
+            rows += [line((piece, "value")) for piece in wrap(body, width)]
+    return rows
+
+
+def question_rows(question: str, answers: Sequence[tuple[str, str]], width: int) -> list[Line]:
+    """A question and its answers, a line each."""
+    rows = [line((piece, "strong")) for piece in wrap(safe(question), width)]
+    return [*rows, line(), *(line("  ", (left(key, 4), "key"), (text, "")) for key, text in answers)]
+
+
+def other_rows(
+    here: str, shown: Sequence[tuple[str, OtherDeployment]], count: int, wide: int, view: View, width: int
+) -> list[Line]:
+    """The deployments that one may go to, each with its key, its state and its load. count: of all that run."""
+    rows = [line(("this is ", "dim"), (safe(here), "strong")), line()]
+    for key, other in shown:
+        load = "" if other.load is None else f"   {other.load[0]} run  {other.load[1]} wait"
+        name = line("  ", (left(key, 4), "key"), (left(safe(other.name), wide), "value"))
+        rows.append(name + state_mark(other.state, view) + line((load, "dim")))
+    if count > len(shown):
+        rows.append(line((f"  {count - len(shown)} more: mstarctl top NAME", "faint")))
+    return [fit(row, width) if row.width > width else row for row in rows]

@@ -1,0 +1,175 @@
+"""The head of every screen: which deployment, its state, the sums, how fresh the picture is, and why it is not well."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mstar_core.observe.frames import ChildStatus, DeploymentStatus
+from mstarctl.output.units import age_text, duration_text
+from mstarctl.top.data.view import NORMAL, TINY, View
+from mstarctl.top.drawing import numbers
+from mstarctl.top.drawing.line import EMPTY, Line, Part, clip, fit, line, over, safe, spread, take
+
+GOOD: Final = frozenset({"ready"})
+BUSY: Final = frozenset({"starting", "draining", "stopping"})
+WORN: Final = frozenset({"degraded", "unhealthy"})
+
+
+def state_mark(state: str, view: View) -> Line:
+    """`● ready`, `◐ loading`, `▲ unhealthy`, `✕ failed`: a glyph, a word and a colour."""
+    glyphs = view.glyphs
+    if state in GOOD:
+        return line((f"{glyphs.ready} {state}", "ok"))
+    if state in BUSY:
+        return line((f"{glyphs.loading} {state}", "accent"))
+    if state in WORN:
+        return line((f"{glyphs.unwell} {state}", "warn"))
+    return line((f"{glyphs.failed} {state or 'unknown'}", "bad"))
+
+
+def head(view: View, width: int, size: int) -> list[Line]:
+    """One to three lines: the strip with the name, the second line of sums, the cause of the last failure."""
+    if size == TINY:
+        rows = [_tiny(view, width)]
+    else:
+        rows = [_first(view, width, size), _second(view, width, size)]
+    cause = cause_of(view.store.deployment)
+    if cause:
+        mark = view.glyphs.failed if view.store.deployment.state != "ready" else view.glyphs.unwell
+        rows.append(fit(line((f" {mark} {cause}", "bad")), width))
+    return [over(fit(row, width), "bar") if index == 0 else fit(row, width) for index, row in enumerate(rows)]
+
+
+def cause_of(head: DeploymentStatus) -> str:
+    """Why it is not well, in one line; empty when all is well."""
+    record: dict[str, Any] = head.cause or {}
+    if not record:
+        return safe(head.reason) if head.state not in GOOD | BUSY else ""
+    kind, message = record.get("kind") or record.get("class") or "", record.get("message") or record.get("reason") or ""
+    where = record.get("child") or (f"rank {record['rank']}" if record.get("rank") is not None else "")
+    return safe(": ".join(str(word) for word in (where, kind, str(message).split("\n")[0]) if word))
+
+
+def link_mark(view: View) -> Line:
+    """How fresh the picture is; at the right of the first line."""
+    link, glyphs = view.link, view.glyphs
+    recording = line((f"{glyphs.record} rec ", "bad")) if link.is_recording else EMPTY
+    match link.state:
+        case "paused" if link.progress is not None:
+            return line((f"{glyphs.pause} paused at {numbers.percent(link.progress)} of the recording", "warn"))
+        case "paused":
+            back = f" {numbers.age(link.back_s)} back" if link.back_s > 0.05 else ""
+            return recording + line((f"{glyphs.pause} paused{back}, {link.behind} updates behind", "warn"))
+        case "stale":
+            return recording + line((f"{glyphs.stale} stale: {safe(link.why)}", "bad"))
+        case "connecting":
+            return line((f"{glyphs.loading} connecting", "accent"))
+        case "ended":
+            return recording + line((f"{glyphs.stale} ended{': ' + safe(link.why) if link.why else ''}", "warn"))
+        case "replay":
+            done = "" if link.progress is None else f" {numbers.percent(link.progress)}"
+            return line((f"{glyphs.live} replay{done} x{link.speed:g}", "accent"))
+    return recording + line((f"{glyphs.live} live {link.hz:g} Hz", "dim"))
+
+
+def _pair(label: str, value: str, role: str = "value", unit: str = "") -> Line:
+    return line((f"{label} ", "dim"), (value, role), (f" {unit}" if unit else "", "dim"))
+
+
+def _first(view: View, width: int, size: int) -> Line:
+    head = view.store.deployment
+    age = duration_text(view.t - head.started) if head.started and size >= NORMAL else ""
+    name = line(" ", (safe(head.name) or "no deployment yet", "strong"), " ", state_mark(head.state, view))
+    share = f" {100 * head.done // head.total} %" if head.total else ""
+    phase = f" {safe(head.phase)}{share}" if head.phase and head.state == "starting" else ""
+    name = name + line((phase, "accent"), (f" {age}" if age else "", "dim"))
+    end = link_mark(view) + line(" ")
+    gap = "   " if size >= NORMAL else "  "
+    room = width - end.width - len(gap)
+    return spread(take([name, *_sums(view, size)], room, gap), end, width)
+
+
+def _sums(view: View, size: int) -> list[Line]:
+    head = view.store.deployment
+    wide = size >= NORMAL
+    load = line(
+        (str(head.running), "strong"),
+        (" run  " if wide else " run ", "dim"),
+        (str(head.waiting), "warn" if head.waiting else "value"),
+        (" wait", "dim"),
+    )
+    p50, p99 = numbers.whole_ms(head.ttft_p50_ms), numbers.whole_ms(head.ttft_p99_ms)
+    if wide:
+        ttft = line(("TTFT p50 ", "dim"), (p50, "value"), (" p99 ", "dim"), (p99, "value"), (" ms", "dim"))
+    else:
+        ttft = line(("TTFT ", "dim"), (f"{p50}/{p99}", "value"), (" ms", "dim"))
+    found = [load, ttft]
+    if head.tokens_s:
+        found.append(
+            _pair("text", numbers.rate(head.tokens_s), unit="tok/s")
+            if wide
+            else line((numbers.rate(head.tokens_s), "value"), (" tok/s", "dim"))
+        )
+    if head.audio_x:
+        found.append(line(("audio " if wide else "", "dim"), (f"{head.audio_x:.1f}x", "value")))
+    if not (head.tokens_s or head.audio_x):  # idle, or a model of actions or latents
+        found.append(line(("answers " if wide else "", "dim"), (numbers.rate(head.requests_s), "value"), ("/s", "dim")))
+    if wide:
+        found.append(_pair("err", str(head.failed), "bad" if head.failed else "value"))
+    return found
+
+
+def _speed(head: DeploymentStatus) -> str:
+    """Tokens, seconds of sound, or answers: the first that there are."""
+    if head.tokens_s:
+        return f"{numbers.rate(head.tokens_s)}t/s"
+    return f"{head.audio_x:.1f}x" if head.audio_x else f"{numbers.rate(head.requests_s)}/s"
+
+
+def _second(view: View, width: int, size: int) -> Line:
+    head = view.store.deployment
+    pages = f"{head.pages_used}/{head.pages_total}" if head.pages_total else numbers.NONE
+    common = [
+        _pair("preempted", str(head.preempted), "warn" if head.preempted else "value"),
+        _pair("restarts", str(head.restarts), "warn" if head.restarts else "value"),
+    ]
+    if size < NORMAL:
+        parts = [_pair("pages", pages), _pair("err", str(head.failed), "bad" if head.failed else "value"), *common]
+        return line(" ") + take(parts, width - 2, "   ")
+    parts = [
+        _core(view, "api"),
+        _core(view, "conductor"),
+        _pair("admission", f"{head.running}/{head.slots}" if head.slots else numbers.NONE),
+        _pair("pages", pages),
+        *common,
+    ]
+    if head.refused:
+        parts.append(_pair("refused", str(head.refused), "warn"))
+    span = view.history.span_s
+    end = line((f"{age_text(span)} of history " if span else "no history ", "faint"))
+    return spread(line(" ") + take(parts, width - end.width - 2, "   "), end, width)
+
+
+def _core(view: View, name: str) -> Line:
+    child: ChildStatus | None = view.store.children.get(name)
+    return EMPTY if child is None or child.core is None else _pair(name, numbers.percent(child.core), unit="core")
+
+
+def _tiny(view: View, width: int) -> Line:
+    head = view.store.deployment
+    end = _tiny_end(view)
+    mark = state_mark(head.state, view).spans[0]
+    glyph: Part = (mark.text.split(" ")[0], mark.role)
+    load = line((f"{head.running}/{head.waiting}", "value"))
+    parts = [
+        line(" ", (clip(safe(head.name), 14), "strong"), " ", glyph, " ", load),
+        line(("TTFT ", "dim"), (numbers.whole_ms(head.ttft_p50_ms), "value")),
+        line((_speed(head), "value")),
+    ]
+    return spread(take(parts, width - end.width - 1, "  "), end, width)
+
+
+def _tiny_end(view: View) -> Line:
+    if view.link.state in ("live", "connecting"):
+        return line(" ")
+    return line((clip(view.link.state, 7), "warn"), " ")

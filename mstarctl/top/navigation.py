@@ -1,0 +1,163 @@
+"""What moving keys do: from a picture and what is chosen to what is chosen next. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mstarctl.top.data.view import View
+from mstarctl.top.layout.requests import BY_KEY, SORTS, Sort, choose, chosen
+from mstarctl.top.layout.scroll import Window, moved
+from mstarctl.top.layout.state import State
+from mstarctl.top.layout.waterfall import end_of
+from mstarctl.top.layout.wires import graph_of
+
+
+def request_keys(view: View, state: State) -> list[str]:
+    """The table's rows in order."""
+    return [key for key, _ in chosen(view, state.sort)]
+
+
+def rank_keys(view: View) -> list[str]:
+    """Ranks in order."""
+    return sorted(view.store.ranks, key=lambda key: view.store.ranks[key].rank)
+
+
+def event_keys(view: View, state: State) -> list[str]:
+    """Events in order, those that the type lets through."""
+    return [str(event.n) for event in view.store.events if state.event_text in event.type]
+
+
+def node_names(view: View) -> list[str]:
+    """Nodes in the graph's order."""
+    return [node.name for node in graph_of(view).nodes]
+
+
+def move(view: View, state: State, by: int) -> State:
+    """Rows down (or up, below zero) in whatever list is shown."""
+    match state.page:
+        case "overview" if state.panel == "ranks":
+            return replace(state, rank=_next(rank_keys(view), state.rank, by))
+        case "overview" | "requests":
+            return replace(state, requests=moved(request_keys(view, state), state.requests, by))
+        case "ranks":
+            return replace(state, rank=_next(rank_keys(view), state.rank, by))
+        case "graph":
+            return replace(state, node=_next(node_names(view), state.node, by) or "")
+        case "events":
+            keys = event_keys(view, state)
+            window = state.events if state.events.cursor in keys else Window(cursor=keys[-1] if keys else None)
+            return replace(state, events=moved(keys, window, by if window is state.events else min(by + 1, 0)))
+        case "logs":
+            return replace(state, log_above=max(0, min(state.log_above - by, max(0, len(view.logs) - 1))))
+        case "bench":
+            keys = [str(item.get("id", "")) for item in view.recordings]
+            return replace(state, bench=moved(keys, state.bench, by))
+    return state
+
+
+def edge(view: View, state: State, to: int) -> State:
+    """The first row (-1) or the last (1); the last one of logs and events is followed."""
+    if state.page == "logs":
+        return replace(state, log_above=0 if to > 0 else len(view.logs))
+    if state.page == "events" and to > 0:
+        return replace(state, events=Window())
+    return move(view, move(view, state, to), to * 1_000_000)
+
+
+def across(view: View, state: State, by: int) -> State:
+    """Left or right: nodes of the graph, ranks, time in a waterfall."""
+    if state.page == "request":
+        lanes = state.trace.lanes if state.trace is not None else ()
+        return replace(state, zoom=state.zoom.moved(end_of(lanes), by * 0.25))
+    return move(view, state, by)
+
+
+def _next(keys: Sequence[str], now: str | None, by: int) -> str | None:
+    if not keys:
+        return now
+    if now not in keys:
+        return keys[0] if by > 0 else keys[-1]
+    return keys[min(max(keys.index(now) + by, 0), len(keys) - 1)]
+
+
+def next_sort(state: State) -> State:
+    """The next column to sort by."""
+    at = SORTS.index(state.sort.key) if state.sort.key in SORTS else -1
+    return replace(state, sort=Sort(key=SORTS[(at + 1) % len(SORTS)], is_rising=state.sort.is_rising))
+
+
+def reverse(state: State) -> State:
+    """The other direction."""
+    return replace(state, sort=replace(state.sort, is_rising=not state.sort.is_rising))
+
+
+def sort_at(state: State, x: int, width: int) -> State:
+    """A click on a title: sorts by that column, a second one turns the order."""
+    columns, _ = choose(width)
+    at = 1
+    for column in columns:
+        if at <= x < at + column.width + 2:
+            if column.key == state.sort.key:
+                return reverse(state)
+            return replace(state, sort=Sort(key=column.key)) if column.key in BY_KEY else state
+        at += column.width + 2
+    return state
+
+
+def next_walk(view: View, state: State, by: int) -> State:
+    """The next walk of the graph; after the last one all are lit."""
+    names = ["", *(walk.name for walk in graph_of(view).walks)]
+    at = names.index(state.walk) if state.walk in names else 0
+    return replace(state, walk=names[(at + by) % len(names)])
+
+
+def next_source(state: State, sources: Sequence[str]) -> State:
+    """The next process of the logs; after the last one all are shown."""
+    names = ["", *sources]
+    at = names.index(state.log_source) if state.log_source in names else 0
+    return replace(state, log_source=names[(at + 1) % len(names)], log_above=0)
+
+
+def marked_request(view: View, state: State) -> str | None:
+    """The key of the request that actions are about, None without one."""
+    if state.page == "request":
+        return state.request if state.request in view.store.requests else None
+    if state.page in ("overview", "requests") and (state.page != "overview" or state.panel == "requests"):
+        return state.requests.cursor if state.requests.cursor in view.store.requests else None
+    return None
+
+
+def opened(view: View, state: State) -> State:
+    """What `enter` does: a request's waterfall, a rank in full, the requests at a node."""
+    match state.page:
+        case "overview" if state.panel == "ranks":
+            return replace(state, page="ranks", rank=state.rank or next(iter(rank_keys(view)), None))
+        case "overview" | "requests":
+            keys = request_keys(view, state)
+            key = marked_request(view, state) or (keys[0] if keys else None)
+            if key is None:
+                return state
+            window = replace(state.requests, cursor=key)
+            return replace(state, page="request", request=key, requests=window, trace=None, came_from=state.page)
+        case "graph":
+            node = next((n for n in view.store.nodes.values() if n.name == state.node), None)
+            return state if node is None else replace(state, page="ranks", rank=str(node.rank))
+        case "ranks":
+            nodes = view.nodes_of(int(state.rank)) if state.rank and state.rank.isdigit() else []
+            return replace(state, page="graph", node=nodes[0][1].name if nodes else state.node)
+        case "events":
+            event = next((e for e in view.store.events if str(e.n) == state.events.cursor), None)
+            wanted = str(event.facts.get("request", "")) if event is not None else ""
+            key = next((k for k, r in view.store.requests.items() if wanted and wanted in (r.id, k)), None)
+            if key is None:
+                return state
+            return replace(state, page="request", request=key, trace=None, came_from="events")
+    return state
+
+
+def at_node(view: View, state: State) -> State:
+    """The graph, with the node of the marked request chosen."""
+    key = marked_request(view, state)
+    node = view.store.requests[key].node if key is not None else None
+    return replace(state, page="graph", node=node or state.node)

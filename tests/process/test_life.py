@@ -1,0 +1,209 @@
+"""A child's life towards its supervisor, with a fake clock and a fake courier."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mstar_core.errors import ExitCode, StartError
+from mstar_core.messages.life import Beat, Hello, PeerDown, PeerUp, Phase, Ping, Stop
+from mstar_core.process.life import PING_LIMIT_S, ChildLife
+from mstar_core.process.logs import LINE_LIMIT_BYTES, JsonFormatter, request_scope
+from mstar_core.process.system import keep_start, set_exact_timers
+
+
+@dataclass
+class Deployed:
+    run_dir: str
+
+    @property
+    def ipc_dir(self) -> Path:
+        return Path(self.run_dir) / "ipc"
+
+
+@dataclass
+class Post:
+    sent: list[tuple[str, Any]] = field(default_factory=list)
+    peers: dict[str, str] = field(default_factory=dict)
+
+    def connect(self, name: str, endpoint: str, incarnation: int) -> bool:
+        self.peers[name] = endpoint
+        return True
+
+    def disconnect(self, name: str, incarnation: int | None = None) -> int:
+        self.peers.pop(name, None)
+        return 0
+
+    def send(self, name: str, message: Any) -> bool:
+        self.sent.append((name, message))
+        return True
+
+    def kinds(self) -> list[type]:
+        return [type(message) for _, message in self.sent]
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def post() -> Post:
+    return Post()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def life(tmp_path: Path, post: Post, clock: Clock) -> ChildLife:
+    return ChildLife("worker-0", 3, Deployed(str(tmp_path)), post, supervisor="ipc:///s", clock=clock)
+
+
+def turn(life: ChildLife, clock: Clock, seconds: float, *, ping: bool = True, step: float = 0.1) -> None:
+    for _ in range(round(seconds / step)):
+        clock.now += step
+        if ping:
+            life.on(Ping(seq=0))
+        life.beat(clock.now)
+
+
+def up(life: ChildLife) -> None:
+    life.on(PeerUp(name=life.name, incarnation=life.incarnation, endpoint=life.endpoint))
+
+
+def test_hello_is_repeated_until_the_supervisor_answers_then_beats(life: ChildLife, post: Post, clock: Clock) -> None:
+    turn(life, clock, 1.0)
+    assert post.kinds().count(Hello) >= 4
+    up(life)
+    post.sent.clear()
+    turn(life, clock, 3.0)
+    assert set(post.kinds()) == {Beat}
+    assert 2 <= len(post.sent) <= 4
+
+
+def test_an_answer_meant_for_an_earlier_life_does_not_count(life: ChildLife, post: Post, clock: Clock) -> None:
+    life.on(PeerUp(name="worker-0", incarnation=2, endpoint="ipc:///old"))
+    turn(life, clock, 1.0)
+    assert set(post.kinds()) == {Hello}
+
+
+def test_silence_of_the_supervisor_ends_the_child(life: ChildLife, clock: Clock) -> None:
+    up(life)
+    turn(life, clock, PING_LIMIT_S - 0.5, ping=False)
+    assert life.stop_reason is None
+    turn(life, clock, 1.0, ping=False)
+    assert life.stop_reason is not None
+
+
+def test_time_in_which_the_child_itself_stood_still_is_not_silence(life: ChildLife, clock: Clock) -> None:
+    up(life)
+    clock.now += 60
+    life.beat(clock.now)
+    assert life.stop_reason is None
+
+
+def test_peers_are_connected_and_left_to_the_owner_to_act_on(life: ChildLife, post: Post) -> None:
+    assert not life.on(PeerUp(name="api", incarnation=0, endpoint="ipc:///a"))
+    assert post.peers["api"] == "ipc:///a"
+    assert not life.on(PeerDown(name="api", incarnation=0, cause="killed"))
+    assert "api" not in post.peers
+
+
+def test_stop_is_remembered(life: ChildLife) -> None:
+    assert life.on(Stop(reason="down"))
+    assert life.stop_reason == "down"
+
+
+def test_phases_carry_name_and_life(life: ChildLife, post: Post) -> None:
+    life.phase("weights", done=1, total=2)
+    assert post.sent == [("supervisor", Phase(name="worker-0", incarnation=3, phase="weights", done=1, total=2))]
+
+
+def test_the_first_fatal_error_is_kept_and_becomes_the_exit_code(life: ChildLife, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended, life.guarded():
+        raise StartError("no weights", "looked in x", "give --weights", file="x")
+    life.fatal(ValueError("later"))
+    record = json.loads((tmp_path / "children" / "worker-0.fatal.json").read_text())
+    assert ended.value.code == int(ExitCode.START_FAILED)
+    assert (record["class"], record["message"], record["hint"]) == ("StartError", "no weights", "give --weights")
+    assert record["facts"] == {"file": "x"}
+    assert "test_life.py" in record["traceback"]
+
+
+def test_a_child_that_runs_alone_sends_nothing_and_misses_nobody(tmp_path: Path, post: Post, clock: Clock) -> None:
+    life = ChildLife("api", 0, Deployed(str(tmp_path)), post, clock=clock)
+    turn(life, clock, 20.0, ping=False, step=1.0)
+    life.phase("ready")
+    assert post.sent == []
+    assert life.stop_reason is None
+
+
+def formatted(message: str, *args: object, secrets: tuple[str, ...] = (), facts: dict[str, Any] | None = None) -> str:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter("api", secrets))
+    logger = logging.Logger("t")
+    logger.addHandler(handler)
+    logger.info(message, *args, extra={"facts": facts or {}})
+    return stream.getvalue()
+
+
+def test_a_log_line_names_child_and_request_and_cannot_be_forged() -> None:
+    with request_scope("r-1"):
+        text = formatted("said %s", 'x\n{"level":"ERROR"}\x1b[0m', facts={"status": 400, "level": "no"})
+    assert text.count("\n") == 1
+    assert "\x1b" not in text
+    line = json.loads(text)
+    assert (line["child"], line["request"], line["level"], line["status"]) == ("api", "r-1", "INFO", 400)
+
+
+def test_a_workers_line_names_its_rank_and_no_other_does() -> None:
+    record = logging.LogRecord("x", logging.INFO, "f", 1, "said", (), None)
+    assert json.loads(JsonFormatter("worker-3").format(record))["rank"] == 3
+    assert "rank" not in json.loads(JsonFormatter("api").format(record))
+
+
+def test_keys_never_reach_a_log_line() -> None:
+    assert "s3cret" not in formatted("with %s", "s3cret", secrets=("s3cret",))
+
+
+def test_a_huge_line_is_cut_and_stays_json() -> None:
+    text = formatted("%s", "x" * (2 * LINE_LIMIT_BYTES))
+    assert len(text) < LINE_LIMIT_BYTES
+    assert json.loads(text)["cut"] > LINE_LIMIT_BYTES
+
+
+def test_what_the_start_made_is_left_out_of_collections() -> None:
+    try:
+        keep_start()
+        assert gc.get_freeze_count() > 1000 > len(gc.get_objects())
+    finally:
+        gc.unfreeze()
+
+
+def test_a_nap_of_a_thread_with_exact_timers_is_not_much_longer_than_told() -> None:
+    """Of many the shortest: others may use the machine. Timers are 50 us late by default (Linux)."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(set_exact_timers).result()
+        assert pool.submit(lambda: min(_nap() for _ in range(300))).result() < 60e-6
+
+
+def _nap() -> float:
+    start = time.perf_counter()
+    time.sleep(20e-6)
+    return time.perf_counter() - start

@@ -1,0 +1,73 @@
+"""Who is blamed for a silence: a child that says nothing, never one that was stopped together with the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+from mstar_core.supervisor.child import Child, ChildKind
+from mstar_core.supervisor.events import Events
+from mstar_core.supervisor.health import Watchdog
+from mstar_core.supervisor.kinds import Pace
+
+LIMIT_S = 60.0
+HANG_S = 0.5
+PACE = Pace(watch_s=0.02, stacks_s=0.0)
+
+
+class StillChild(Child):
+    """A child without a process, silent from its start on. asked: signals that it was sent; killed: with the last."""
+
+    asked: list[signal.Signals]
+    killed: asyncio.Event
+
+    @property
+    def is_running(self) -> bool:
+        return True
+
+    def signal(self, number: signal.Signals) -> None:
+        self.asked.append(number)
+        if number == signal.SIGKILL:
+            self.killed.set()
+
+
+def still(state: str) -> StillChild:
+    child = StillChild(ChildKind(name="api", module="none"), SimpleNamespace(tail=[], path="none"), state=state)  # type: ignore[arg-type]
+    child.asked, child.killed = [], asyncio.Event()
+    child.started = child.last_progress = child.last_beat = child.last_step_change = time.monotonic()
+    return child
+
+
+async def blamed(child: StillChild, stopped_s: float) -> tuple[float, list[dict[str, Any]]]:
+    """Watch it until it is killed, with the loop stopped for so long first. Returns how long that took, and events."""
+    events = Events(None)
+    watchdog = Watchdog(
+        children={child.name: child}, events=events, pace=PACE, stall_s=HANG_S, hang_s=HANG_S,
+        is_starting=lambda: False, fail=lambda record: None,
+    )  # fmt: skip
+    began = time.monotonic()
+    task = asyncio.create_task(watchdog.watch())
+    await asyncio.sleep(0)  # it has begun to wait for its first look
+    time.sleep(stopped_s)  # noqa: ASYNC251 -- the loop is to stand still
+    await asyncio.wait_for(child.killed.wait(), LIMIT_S)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    return time.monotonic() - began, list(events.ring)
+
+
+async def test_a_silent_child_is_killed_with_its_stacks_written() -> None:
+    child = still("ready")
+    took_s, events = await blamed(child, 0.0)
+    assert took_s >= HANG_S and child.asked[:2] == [signal.SIGUSR1, signal.SIGKILL]
+    assert events[0]["type"] == "child.hangs" and "no sign of life" in events[0]["why"]
+
+
+async def test_a_time_in_which_the_supervisor_did_not_run_is_held_against_nobody() -> None:
+    for state in ("ready", "spawned"):
+        took_s, _ = await blamed(still(state), 3 * HANG_S)
+        assert took_s >= 4 * HANG_S - 2 * PACE.watch_s, "what came before it woke up was counted as silence"

@@ -1,0 +1,220 @@
+"""The picture: what children tell becomes nodes, edges, ranks and a head, each figure made once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mstar_core.messages.life import Phase, Telemetry
+from mstar_core.messages.telemetry import EdgeNews
+from mstar_core.observe.frames import GRAPH_FACT, GpuStatus
+from mstar_core.supervisor.gpus import OLD_S, GpuReader, device_keys
+from mstar_core.supervisor.proc_stats import ProcessLoads, host_memory_bytes
+from mstar_core.supervisor.state_publisher import StatePublisher
+from tests.admin.conftest import FakeDeployment
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, clock: Clock) -> FakeDeployment:
+    made = FakeDeployment(tmp_path)
+    made.hub._clock = clock
+    return made
+
+
+def test_nodes_have_rates_and_the_busiest_is_the_bottleneck(deployment: FakeDeployment, clock: Clock) -> None:
+    prefix = "worker-0.LLM."
+    for step in range(9):
+        deployment.values.update({
+            f"{prefix}steps": 10.0 * step, f"{prefix}busy_s": 0.2 * step, f"{prefix}rows": 80.0 * step,
+            f"{prefix}batch": 8.0, f"{prefix}step_p50_s": 0.019, f"{prefix}ready": 3.0, f"{prefix}walk.decode": 8.0,
+            f"{prefix}walk.prefill": 0.0, f"{prefix}graph_hits": 90.0, f"{prefix}graph_misses": 10.0,
+        })  # fmt: skip
+        deployment.publisher.refresh()
+        clock.now += 0.25
+    node = deployment.hub.store.nodes["LLM@0"]
+    assert (node.steps_s, node.rows_s, node.busy, node.step_ms) == (40.0, 320.0, 0.8, 20.0)
+    assert (node.step_p50_ms, node.queue, node.walks, node.batch) == (19.0, 3, {"decode": 8}, 8)
+    assert (node.graph_share, node.eager) == (0.9, {"decode": 10})
+    assert node.is_bottleneck
+    assert deployment.hub.store.ranks["0"].busy == 0.8
+    for _ in range(9):
+        clock.now += 0.25
+        deployment.publisher.refresh()
+    node = deployment.hub.store.nodes["LLM@0"]
+    assert (node.steps_s, node.batch, node.step_ms, node.is_bottleneck) == (0.0, 0, None, False)
+
+
+def test_an_edge_is_put_together_from_both_its_ends(deployment: FakeDeployment, clock: Clock) -> None:
+    for step in range(6):
+        sent = EdgeNews("latents", "flow", "", 0, 1, False, 10 * step, 1000 * step)
+        came = EdgeNews("latents", "flow", "", 0, 1, False, 0, 0, 10 * step, 0.02 * step)
+        for child, edge in (("worker-0", sent), ("worker-1", came)):
+            deployment.publisher.take(child, Telemetry(name=child, incarnation=1, edges=[edge]))
+        deployment.publisher.refresh()
+        clock.now += 0.25
+    found = deployment.hub.store.edges["latents@0>1"]
+    assert (found.items, found.bytes, found.items_s, found.transfer_ms) == (50, 5000, 40.0, 2.0)
+
+
+def test_the_graph_comes_with_the_conductor_and_leaves_its_facts(deployment: FakeDeployment) -> None:
+    graph = {"model": "m", "nodes": [{"name": "LLM", "partition": "text"}]}
+    phase = Phase(name="conductor", incarnation=1, phase="ready", facts={GRAPH_FACT: graph, "port": 1})
+    assert deployment.publisher.phase("conductor", phase) == {"port": 1}
+    assert deployment.hub.store.graph.nodes[0].name == "LLM"
+    deployment.publisher.refresh(now_all=True)
+    assert deployment.hub.store.nodes["LLM@0"].partition == "text"
+
+
+def test_the_graph_as_declared_is_there_before_any_process_is(tmp_path: Path) -> None:
+    deployment = FakeDeployment(tmp_path)
+    declared = {"model": "m", "nodes": [{"name": "LLM", "partition": "text"}], "walks": [{"name": "decode"}]}
+    deployment.spec = msgspec.structs.replace(deployment.spec, graph=declared)
+    picture = StatePublisher(deployment, deployment.hub, GpuReader(None))
+    picture.refresh(now_all=True)
+    assert [walk.name for walk in deployment.hub.store.graph.walks] == ["decode"]
+    assert deployment.hub.store.nodes["LLM@0"].partition == "text"
+
+
+def test_the_memory_of_a_rank_on_the_cpu_is_that_of_its_process_on_the_host(deployment: FakeDeployment) -> None:
+    deployment.children["worker-0"].pid = os.getpid()
+    deployment.publisher.refresh(now_all=True)
+    rank = deployment.hub.store.ranks["0"]
+    assert rank.memory_used == rank.resident_bytes and rank.memory_total == host_memory_bytes()
+    assert 0 < (rank.memory_used or 0) < (rank.memory_total or 0)
+
+
+def test_what_a_process_held_is_known_after_its_death(deployment: FakeDeployment, clock: Clock) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        deployment.children["worker-0"].pid = process.pid
+        until = time.monotonic() + 60
+        while (
+            deployment.publisher.circumstances("worker-0").resident_bytes or 0
+        ) < 1 << 20 and time.monotonic() < until:
+            clock.now += 2
+            deployment.publisher.refresh()
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet noticed
+        clock.now += 2
+        deployment.publisher.refresh()
+        assert (deployment.publisher.circumstances("worker-0").resident_bytes or 0) >= 1 << 20
+
+
+def test_a_limit_of_the_container_counts_as_the_hosts_memory(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text("1048576\n")
+    assert host_memory_bytes(limit) == 1 << 20
+    limit.write_text("max\n")
+    assert host_memory_bytes(limit) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_head_counts_requests_by_state(deployment: FakeDeployment) -> None:
+    for handle, state in enumerate(("run", "run", "queue", "prepare")):
+        deployment.request(handle, state=state)
+    head = deployment.hub.store.deployment
+    assert (head.running, head.waiting, head.preparing) == (2, 1, 1)
+    assert (head.pages_used, head.pages_total) == (3, 64)
+
+
+def test_a_process_has_its_share_of_a_core_and_its_memory() -> None:
+    processes = ProcessLoads()
+    first = processes.look(os.getpid(), 0.0)
+    until = time.process_time() + 0.1
+    while time.process_time() < until:
+        pass
+    second = processes.look(os.getpid(), 0.2)
+    assert first.core is None
+    assert second.core is not None and second.core >= 0.25
+    assert second.resident_bytes is not None and second.resident_bytes > 1 << 20
+    assert processes.look(2**22 + 1, 0.0) == (None, None)
+    assert processes.look(None, 0.0) == (None, None)
+
+
+class FakeNvml:
+    """A library with two cards, one of which does not tell its power."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_TEMPERATURE_GPU = NVML_CLOCK_SM = 0
+    slow_s = 0.0
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def nvmlDeviceGetCount(self) -> int:
+        self._clock.now += self.slow_s
+        return 2
+
+    def __getattr__(self, name: str) -> Any:
+        answers = {"nvmlDeviceGetName": b"H100", "nvmlDeviceGetTemperature": 55, "nvmlDeviceGetClockInfo": 1980}
+        if name == "nvmlDeviceGetHandleByIndex":
+            return lambda index: index
+        if name == "nvmlDeviceGetUUID":
+            return lambda handle: f"GPU-{handle}abc"
+        if name in answers:
+            return lambda *of: answers[name]
+
+        def refuse(*of: Any) -> Any:
+            raise self.NVMLError("not supported")
+
+        return refuse
+
+
+def test_what_a_card_does_not_tell_is_unknown_and_slow_or_old_readings_are_stale(clock: Clock) -> None:
+    nvml = FakeNvml(clock)
+    reader = GpuReader(nvml, clock)
+    reader.read()
+    first, second = reader.latest(clock.now)
+    assert (first.name, first.uuid, first.power_w, first.util, first.clock_mhz) == (
+        "H100",
+        "GPU-0abc",
+        None,
+        None,
+        1980,
+    )
+    assert not second.is_stale
+    assert all(gpu.is_stale for gpu in reader.latest(clock.now + OLD_S + 1))
+    nvml.slow_s = 0.6
+    reader.read()
+    assert all(gpu.is_stale for gpu in reader.latest(clock.now))
+
+
+def test_a_host_without_the_library_has_no_gpus(clock: Clock) -> None:
+    reader = GpuReader(None, clock)
+    reader.start()
+    assert reader.latest(clock.now) == []
+    reader.stop()
+
+
+@pytest.mark.parametrize(
+    ("visible", "keys"),
+    [
+        (None, {"cuda:0": "0", "cuda:1": "1"}),
+        ("1", {"cuda:0": "1"}),
+        ("GPU-1, 0", {"cuda:0": "1", "cuda:1": "0"}),
+        ("1,7,0", {"cuda:0": "1"}),
+        ("", {}),
+    ],
+)
+def test_a_device_is_the_card_that_its_process_sees(visible: str | None, keys: dict[str, str]) -> None:
+    gpus = [GpuStatus(index=0, uuid="GPU-0abc"), GpuStatus(index=1, uuid="GPU-1abc")]
+    assert device_keys(gpus, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == keys
