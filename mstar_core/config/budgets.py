@@ -1,4 +1,4 @@
-"""Divides each device's memory among the ranks on it, and refuses what cannot add up. Called by `make_plan`."""
+"""Memory budgets: divides each device's memory among its ranks and refuses shares that exceed it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mstar_core.errors import ConfigError
 from mstar_core.plugin import ModelSpec
 
 SLACK = 1e-9
-"""What sums of decimal fractions may be off by."""
+"""Tolerance of sums of decimal fractions."""
 
 
 def with_budgets(spec: ModelSpec, config: ResolvedConfig, plan: Plan) -> Plan:
-    """The plan with each rank's share of its device's memory; shares that groups declare stay as they are.
+    """Return the plan with each rank's share of its device's memory. Declared shares are kept.
 
-    Raises ConfigError, with the numbers, where shares exceed a device or a rank's cache, and for a quantization that
-    the devices cannot run.
+    Raises ConfigError with the numbers if shares exceed a device or a rank's cache, and for a quantization that the
+    devices cannot run.
     """
     _check_quantization(config, plan)
     by_device: defaultdict[str, list[RankPlan]] = defaultdict(list)
@@ -35,7 +35,7 @@ def with_budgets(spec: ModelSpec, config: ResolvedConfig, plan: Plan) -> Plan:
 
 
 def _divided(config: ResolvedConfig, device: str, ranks: Sequence[RankPlan]) -> dict[int, float]:
-    own = {rank.rank: rank.memory_fraction for rank in ranks}  # what a plugin's own plan says
+    own = {rank.rank: rank.memory_fraction for rank in ranks}  # set by a plugin's own plan
     named = {rank: share or _declared(config.node_groups, rank) for rank, share in own.items()}
     declared = {rank: share for rank, share in named.items() if share is not None}
     others = [rank.rank for rank in ranks if rank.rank not in declared]
@@ -44,7 +44,7 @@ def _divided(config: ResolvedConfig, device: str, ranks: Sequence[RankPlan]) -> 
     group = next((g for g in config.node_groups if g.memory_fraction is not None), config.node_groups[0])
     key = f"{group.key}.memory_fraction"
     if total > 1 + SLACK:
-        hint = "at most 1 together, or leave memory_fraction out to divide the device evenly"
+        hint = "the sum is at most 1; without memory_fraction the device is divided evenly"
         raise group.place.error(f"ranks on {device} take {total:g} of its memory", key, parts, hint)
     if others and total >= fraction - SLACK:
         left = ", ".join(f"rank {rank}" for rank in others)
@@ -55,12 +55,12 @@ def _divided(config: ResolvedConfig, device: str, ranks: Sequence[RankPlan]) -> 
 
 
 def _declared(groups: Sequence[NodeGroup], rank: int) -> float | None:
-    """What groups declare for a rank; two that name it must agree. Raises ConfigError."""
+    """Return the share that groups declare for a rank. Raises ConfigError if two groups disagree."""
     naming = [group for group in groups if rank in group.ranks and group.memory_fraction is not None]
     for group in naming[1:]:
         if group.memory_fraction != naming[0].memory_fraction:
             raise group.place.error(
-                f"rank {rank} has two shares of memory",
+                f"rank {rank} has two different memory shares",
                 f"{group.key}.memory_fraction",
                 f"{naming[0].memory_fraction:g} by {naming[0].key}, {group.memory_fraction:g} by {group.key}",
                 "declare it in one of them",
@@ -69,7 +69,7 @@ def _declared(groups: Sequence[NodeGroup], rank: int) -> float | None:
 
 
 def _check_shares(spec: ModelSpec, config: ResolvedConfig, rank: RankPlan) -> None:
-    """The shares of a rank's nodes leave something for each."""
+    """Check that the shares of a rank's nodes leave memory for each."""
     share = config.kv_cache.share
     nodes = [node for node in rank.nodes if spec.node(node).kv is not None and spec.node(node).of is None]
     given = {node: share[node] for node in nodes if node in share}
@@ -78,8 +78,8 @@ def _check_shares(spec: ModelSpec, config: ResolvedConfig, rank: RankPlan) -> No
         parts = " + ".join(f"{node} {part:g}" for node, part in given.items())
         rest = f", and nothing is left for {', '.join(others)}" if others else ""
         raise ConfigError(
-            f"kv_cache.share gives away {total:g} of rank {rank.rank}'s cache{rest}", parts,
-            "at most 1 together; nodes that are left out divide the rest", key="kv_cache.share",
+            f"kv_cache.share assigns {total:g} of rank {rank.rank}'s cache{rest}", parts,
+            "the sum is at most 1; nodes without a share divide the rest", key="kv_cache.share",
             file=config.config_file, line=None,
         )  # fmt: skip
 
@@ -94,6 +94,6 @@ def _check_quantization(config: ResolvedConfig, plan: Plan) -> None:
         wrong = f"dtype is float32 ({config.source('dtype')})"
     if wrong is not None:
         raise ConfigError(
-            f"quantization {config.quantization} needs bfloat16 or float16 on a GPU", f"{wrong}; asked for by {source}",
-            "leave quantization out", key="quantization", file=config.config_file, line=None,
+            f"quantization {config.quantization} needs bfloat16 or float16 on a GPU", f"{wrong}; set by {source}",
+            "remove quantization", key="quantization", file=config.config_file, line=None,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Values that the command line puts over a file's: `--set a.b=1` and flags. Used by `resolve`."""
+"""Command-line overrides of a file's values: `--set a.b=1` and flags. Used by `resolve`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Override:
 
 
 def parse_set(text: str) -> Override:
-    """Read the argument of `--set`: `KEY=VALUE`, the value as in YAML. Raises UsageError or ConfigError."""
+    """Parse the argument of `--set`: `KEY=VALUE` with a YAML value. Raises UsageError or ConfigError."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise UsageError(f"--set {text!r} is no KEY=VALUE", hint="--set kv_cache.pages=512")
+        raise UsageError(f"--set {text!r} must be KEY=VALUE", hint="--set kv_cache.pages=512")
     return Override(key=key.strip(), value=parse_scalar(value), source=f"--set {text}")
 
 
 def apply(root: Located, overrides: Sequence[Override]) -> Located:
-    """A copy of the tree with the overrides in it, in order. Raises ConfigError for a path through a plain value."""
+    """Return a copy of the tree with the overrides applied in order. Raises ConfigError for a path through a value."""
     result = _copy(root)
     for override in overrides:
         _put(result, override)
@@ -46,7 +46,7 @@ def _put(root: Located, override: Override) -> None:
     elif isinstance(place.value, dict):
         place.value[last] = new
     else:
-        raise new.error(f"{override.key}: the value above it is no section", override.key)
+        raise new.error(f"{override.key}: its parent must be a section", override.key)
 
 
 def _step(place: Located, word: str, override: Override, *, is_made: bool) -> Located:
@@ -66,13 +66,13 @@ def _index(place: Located, word: str, override: Override) -> int:
     if not word.isdigit() or int(word) >= count:
         hint = f"a number from 0 to {count - 1}" if count else "the list is empty"
         raise Located(None, override.source).error(
-            f"{override.key}: {word!r} is no entry of the list", override.key, hint=hint
+            f"{override.key}: {word!r} must be an index of the list", override.key, hint=hint
         )
     return int(word)
 
 
 def wrap(value: Any, source: str) -> Located:
-    """Plain data with one source for all of it."""
+    """Wrap plain data with one source for all values."""
     if isinstance(value, dict):
         return Located({str(key): wrap(item, source) for key, item in value.items()}, source)
     if isinstance(value, list | tuple):

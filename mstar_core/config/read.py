@@ -1,4 +1,4 @@
-"""Checks located values against the schema: unknown keys, types, ranges. Called by `resolve`."""
+"""Validation of located values against the schema: unknown keys, types, ranges. Called by `resolve`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mstar_core.errors import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A checked value. key: with indices (`node_groups.0.ranks`)."""
+    """A validated value. key: with indices (`node_groups.0.ranks`)."""
 
     key: str
     value: Any
@@ -22,9 +22,9 @@ class Value:
 
 
 def read(root: Located) -> dict[str, Value]:
-    """Every value that the file gives, by key. Raises ConfigError for the first that is wrong."""
+    """Return every value of the file by key. Raises ConfigError for the first invalid one."""
     if not isinstance(root.value, dict):
-        raise root.error("the file is no mapping", "", hint="begin with model: NAME")
+        raise root.error("the file must contain a mapping", "", hint="begin with model: NAME")
     return {value.key: value for value in _section(root, "", "")}
 
 
@@ -44,7 +44,7 @@ def _section(place: Located, schema_key: str, key: str) -> Iterator[Value]:
 
 
 def example(item: Setting) -> str:
-    """A value of the setting's kind, for hints."""
+    """Return an example value of the setting's kind, for hints."""
     return {
         "list of string": "[NAME]",
         "list of integer": "[0]",
@@ -67,7 +67,7 @@ def _value(place: Located, item: Setting, key: str) -> Iterator[Value]:
 
 
 def check(place: Located, item: Setting, key: str) -> Any:
-    """One value of a plain kind. Raises ConfigError naming the allowed values."""
+    """Validate one value of a plain kind. Raises ConfigError naming the allowed values."""
     value = place.value
     if value is None and item.nullable:
         return None
@@ -89,7 +89,7 @@ def _list(place: Located, item: Setting, key: str) -> tuple[Any, ...]:
     )
     for index, value in enumerate(values):
         if value in values[:index]:
-            raise place.value[index].error(f"{key} holds {value!r} twice", f"{key}.{index}", hint="each entry once")
+            raise place.value[index].error(f"{key} contains {value!r} twice", f"{key}.{index}", hint="list it once")
     return values
 
 
@@ -106,22 +106,14 @@ def _scalar(place: Located, item: Setting, key: str, kind: str = "") -> Any:
     if item.choices and value not in item.choices:
         raise place.error(f"{key} is {value!r}", key, hint=did_you_mean(value, item.choices))
     if wanted == "string" and (not value.strip() or value != value.strip() or not value.isprintable()):
-        raise place.error(f"{key} is {value!r}", key, hint="a text without blanks at its ends")
-    if wanted in ("integer", "number") and not _in_range(item, value):
+        raise place.error(f"{key} is {value!r}", key, hint="a printable text without leading or trailing blanks")
+    if wanted in ("integer", "number") and not item.contains(value):
         raise place.error(f"{key} is {value}", key, f"allowed is {item.allowed}")
     return float(value) if wanted == "number" else value
 
 
-def _in_range(item: Setting, value: float) -> bool:
-    return (
-        (item.ge is None or value >= item.ge)
-        and (item.gt is None or value > item.gt)
-        and (item.le is None or value <= item.le)
-    )
-
-
 def shown(place: Located) -> str:
-    """The value as an error names it."""
+    """Return the value as an error message shows it."""
     value = place.value
     if isinstance(value, dict):
         return "a mapping"

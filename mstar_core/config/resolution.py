@@ -1,4 +1,4 @@
-"""From a file and the command line to a checked configuration: names, types, ranges, placement, sources of values."""
+"""Resolution of a file and the command line into a checked configuration with the source of every value."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _DEPLOYMENT: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
 
 
 def resolve_target(target: Target, overrides: Sequence[Override] = ()) -> ResolvedConfig:
-    """Resolve what `find` gave."""
+    """Resolve a target that `find` returned."""
     return resolve(target.spec, target.config, overrides, is_tiny=target.is_tiny)
 
 
 def resolve(
     spec: ModelSpec, config: ConfigFile, overrides: Sequence[Override] = (), *, is_tiny: bool = False
 ) -> ResolvedConfig:
-    """Check a file with its overrides against a model. Raises ConfigError naming file, line, key and nearest name."""
+    """Check a file with its overrides against a model. Raises ConfigError with file, line, key and nearest name."""
     root = apply(config.root, overrides)
     values = read(root)
     tiny = _check_model(spec, values["model"]) or is_tiny
@@ -86,7 +86,7 @@ def _check_model(spec: ModelSpec, value: Value) -> bool:
     short = name.rpartition("/")[2]
     if short not in (spec.name, *spec.aliases):
         raise value.place.error(
-            f"model is {value.value!r}, asked for is {spec.name!r}",
+            f"the file is for model {value.value!r}, requested is {spec.name!r}",
             "model",
             hint=f"write model: {spec.name}, or leave out the name",
         )
@@ -102,7 +102,7 @@ def _check_tiny(spec: ModelSpec, values: Mapping[str, Value], root: Located, is_
     weights = values.get("weights")
     if weights is not None and weights.value is not None:
         raise weights.place.error(
-            f"weights and {spec.name}:{TINY} exclude each other", "weights", hint="leave one of them out"
+            f"weights and {spec.name}:{TINY} exclude each other", "weights", hint="remove one of them"
         )
 
 
@@ -110,7 +110,9 @@ def _check_name(values: Mapping[str, Value]) -> None:
     name = values.get("name")
     if name is not None and name.value is not None and not _DEPLOYMENT.match(name.value):
         raise name.place.error(
-            f"name is {name.value!r}", "name", hint="letters, digits and _ . -, at most 63, a letter or digit first"
+            f"name is {name.value!r}",
+            "name",
+            hint="at most 63 letters, digits and _ . -, beginning with a letter or digit",
         )
 
 
@@ -118,7 +120,7 @@ def _kv_cache(spec: ModelSpec, values: Mapping[str, Value]) -> KVCacheConfig:
     given = _struct(values, "kv_cache")
     if "pages" in given and "tokens" in given:
         raise values["kv_cache.tokens"].place.error(
-            "kv_cache.pages and kv_cache.tokens both fix the pool", "kv_cache.tokens", hint="keep one of them"
+            "kv_cache.pages and kv_cache.tokens both set the pool size", "kv_cache.tokens", hint="keep one of them"
         )
     if "kv_cache.share" in values:
         given["share"] = _shares(spec, values["kv_cache.share"].place)
@@ -126,7 +128,7 @@ def _kv_cache(spec: ModelSpec, values: Mapping[str, Value]) -> KVCacheConfig:
 
 
 def _shares(spec: ModelSpec, place: Located) -> dict[str, float]:
-    """Shares by node: known nodes with a cache of their own, each over 0 and at most 1."""
+    """Return the shares by node. Each node has its own cache; each share is over 0 and at most 1."""
     known = [node.name for node in spec.nodes if node.kv is not None and node.of is None]
     for name, item in place.value.items():
         key = f"kv_cache.share.{name}"
@@ -134,7 +136,7 @@ def _shares(spec: ModelSpec, place: Located) -> dict[str, float]:
             raise item.error(f"{spec.name} has no node {name!r} with a cache", key, hint=did_you_mean(name, known))
         value = item.value
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-            raise item.error(f"{key} is {shown(item)}", key, hint="a number over 0, at most 1")
+            raise item.error(f"{key} is {shown(item)}", key, hint="a number over 0 and at most 1")
     return {name: float(item.value) for name, item in place.value.items()}
 
 
@@ -149,7 +151,7 @@ def _model_kwargs(spec: ModelSpec, value: Value | None) -> dict[str, Any]:
 
 
 def _check_like(place: Located, key: str, default: Any) -> None:
-    """The value has the type of the model's own default; a default of None takes anything."""
+    """Check that a value has the type of the model's default. A default of None allows any type."""
     value = place.plain()
     if default is None or value is None:
         if default is not None:

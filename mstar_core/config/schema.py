@@ -1,44 +1,24 @@
-"""Every key of a deployment file: type, range, default and one line of documentation. Read by load and docs."""
+"""Keys of a deployment file: type, range, default and one line of documentation each. Read by load and docs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, KVCacheConfig
 from mstar_core.errors import NotFound, did_you_mean
-
-Kind = Literal[
-    "string",
-    "integer",
-    "number",
-    "boolean",
-    "list of string",
-    "list of integer",
-    "mapping",
-    "section",
-    "list of section",
-]
+from mstar_core.plugin.params import ValueSpec
 
 ITEM: Final = "[]"
-"""Stands for an index in the keys of a list of sections: `node_groups[].ranks`."""
+"""Placeholder of an index in the keys of a list of sections: `node_groups[].ranks`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One key. default_text: what people read where the default is no constant. nullable: `null` means the default."""
+class Setting(ValueSpec):
+    """One configuration key. default_text: shown if the default depends on something. nullable: `null` is allowed."""
 
     key: str
-    kind: Kind
-    doc: str
-    default: Any = None
     default_text: str = ""
-    required: bool = False
-    nullable: bool = False
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
-    choices: tuple[str, ...] = ()
 
     @property
     def parent(self) -> str:
@@ -47,20 +27,13 @@ class Setting:
 
     @property
     def word(self) -> str:
-        """The key's own word, without its section."""
+        """Last part of the key, without its section."""
         return self.key.rpartition(".")[2].removesuffix(ITEM)
 
     @property
     def allowed(self) -> str:
-        """Allowed values as people read them."""
-        if self.choices:
-            return "one of " + ", ".join(self.choices)
-        low = (
-            f"> {_number(self.gt)}" if self.gt is not None else f">= {_number(self.ge)}" if self.ge is not None else ""
-        )
-        high = f"<= {_number(self.le)}" if self.le is not None else ""
-        limits = " and ".join(part for part in (low, high) if part)
-        return f"{self.kind} {limits}".rstrip()
+        """The allowed values as people read them."""
+        return "one of " + ", ".join(self.choices) if self.choices else f"{self.kind} {self.limits_text}".rstrip()
 
     @property
     def default_shown(self) -> str:
@@ -76,10 +49,6 @@ class Setting:
         return "null" if self.default is None else str(self.default)
 
 
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else f"{value:g}"
-
-
 _KV, _API = KVCacheConfig(), ApiConfig()
 _SPEC: Final = {
     name: default
@@ -91,11 +60,11 @@ _SPEC: Final = {
 }
 
 
-def _api(word: str, kind: Kind, doc: str, **limits: Any) -> Setting:
+def _api(word: str, kind: str, doc: str, **limits: Any) -> Setting:
     return Setting(key=f"api.{word}", kind=kind, doc=doc, default=getattr(_API, word), **limits)
 
 
-def _kv(word: str, kind: Kind, doc: str, **limits: Any) -> Setting:
+def _kv(word: str, kind: str, doc: str, **limits: Any) -> Setting:
     return Setting(key=f"kv_cache.{word}", kind=kind, doc=doc, default=getattr(_KV, word), **limits)
 
 
@@ -321,17 +290,17 @@ _BY_KEY: Final = {setting.key: setting for setting in SETTINGS}
 
 
 def setting(key: str) -> Setting | None:
-    """The setting of a schema key (`node_groups[].ranks`), None when there is none."""
+    """Return the setting of a schema key (`node_groups[].ranks`), None if there is none."""
     return _BY_KEY.get(key)
 
 
 def words_of(parent: str) -> dict[str, Setting]:
-    """The keys of a section by their own word; "" is the top."""
+    """Return the settings of a section by their last part; "" is the top."""
     return {item.word: item for item in SETTINGS if item.parent == parent}
 
 
 def explain(key: str) -> Setting:
-    """The setting that people mean by `key` (`node_groups.0.ranks` too). Raises NotFound with the nearest key."""
+    """Return the setting that `key` names (`node_groups.0.ranks` too). Raises NotFound with the nearest key."""
     parts = key.replace("[", ".").replace("]", "").split(".")
     wanted = [part for part in parts if part and not part.isdigit()]
     plain = {item.key.replace(ITEM, ""): item for item in SETTINGS}
@@ -345,7 +314,7 @@ def explain(key: str) -> Setting:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON schema of a deployment file, for editors."""
+    """Return the JSON schema of a deployment file, for editors."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "mstar deployment"}
     return {**schema, **_object("")}
 
@@ -363,11 +332,6 @@ def _object(parent: str) -> dict[str, Any]:
 
 def _property(item: Setting) -> dict[str, Any]:
     schema: dict[str, Any] = {"description": item.doc}
-    bounds = {
-        key: bound
-        for key, bound in (("minimum", item.ge), ("exclusiveMinimum", item.gt), ("maximum", item.le))
-        if bound is not None
-    }
     match item.kind:
         case "section":
             return {**schema, **_object(item.key)}
@@ -380,11 +344,11 @@ def _property(item: Setting) -> dict[str, Any]:
                 **schema,
                 "type": "array",
                 "minItems": 1,
-                "items": {"type": item.kind.removeprefix("list of "), **bounds},
+                "items": {"type": item.kind.removeprefix("list of "), **item.bounds},
             }
         case _:
             kind: Any = [item.kind, "null"] if item.nullable else item.kind
-            schema |= {"type": kind, **bounds}
+            schema |= {"type": kind, **item.bounds}
             if item.choices:
                 schema["enum"] = [*item.choices, None] if item.nullable else list(item.choices)
             return schema if item.required or item.default is None else {**schema, "default": item.default}

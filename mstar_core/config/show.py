@@ -1,4 +1,4 @@
-"""Configurations for people: a commented file to begin with, what differs between two. Used by `mstarctl config`."""
+"""Configurations for people: a commented start file, and the differences of two. Used by `mstarctl config`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mstar_core.plugin import ModelSpec
 
 
 def commented_file(spec: ModelSpec) -> str:
-    """A complete file for `spec` on one rank: what must be written, and every default as a comment."""
+    """Return a complete file for `spec` on one rank: required keys, and every default as a comment."""
     lines = [
         f"# {spec.title}: every node on one rank.",
         "# Check it: mstarctl config validate FILE    Explain a key: mstarctl config explain KEY",
@@ -65,7 +65,7 @@ def _section(item: Setting) -> list[str]:
 
 def _kwargs(spec: ModelSpec) -> list[str]:
     if not spec.model_kwargs:
-        return [f"# {spec.name} has none."]
+        return [f"# {spec.name} has no options."]
     return ["# model_kwargs:", *(f"#   {name}: {json.dumps(value)}" for name, value in spec.model_kwargs.items())]
 
 
@@ -77,20 +77,20 @@ def _default(item: Setting, spec: ModelSpec) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Values by key with where each came from: of a file, or of a deployment that runs."""
+    """Values of a file or of a running deployment by key, with their sources."""
 
     values: Mapping[str, Any]
     sources: Mapping[str, str]
 
     @classmethod
     def of(cls, config: ResolvedConfig) -> Settings:
-        """Of a configuration, as JSON gives it back: what a running deployment wrote down is compared with it."""
+        """Return the values of a configuration after a JSON round trip, comparable with a running deployment's."""
         values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(config.values(), enc_hook=str))
         return cls(values=values, sources={key: config.source(key) for key in values})
 
 
 def differences(left: Settings, right: Settings) -> list[dict[str, Any]]:
-    """Keys whose values differ, with both values and their sources; None where a side has no such key."""
+    """Return the keys whose values differ, with both values and sources; None if a side lacks the key."""
     ours, theirs = left.values, right.values
     return [
         {

@@ -1,1 +1,1 @@
-"""Checks that serve a miniature: the whole path of a request in one process, and what a plugin must keep on it."""
+"""Conformance checks of plugins, and the in-process runtime that serves a miniature for them."""

@@ -1,4 +1,4 @@
-"""Silver: requests end cleanly however they end, and hurt nobody. Each check takes a Subject."""
+"""Silver checks: a request ends cleanly however it ends, and leaves other requests unharmed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mstar_core.conformance.bench import Bench, ended
 from mstar_core.conformance.compare import require_equal
-from mstar_core.conformance.desk import Ask
-from mstar_core.conformance.material import greedy, mixed, of_lengths
+from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.conformance.miniature import Miniature, miniature
-from mstar_core.conformance.nodes import Settings
+from mstar_core.conformance.nodes import RuntimeSettings
+from mstar_core.conformance.runtime import LocalRuntime, ended
+from mstar_core.conformance.samples import greedy, mixed, of_lengths
 from mstar_core.engine.base import Handle
 from mstar_core.errors import EngineError
 from mstar_core.messages.names import CONDUCTOR, worker_name
@@ -20,74 +20,74 @@ from mstar_core.plugin.conformance import Subject
 AT_ONCE: Final = 8
 PLACES: Final = 3
 GROUP: Final = 8
-"""Requests that are cancelled one step after the other before anybody looks for what they left."""
+"""Requests that are cancelled in successive steps before the check looks for leaks."""
 
 DEADLINE_S: Final = 5.0
 INJECTED: Final = "a fault made by the check"
 
 
 def cancel_anywhere(subject: Subject) -> None:
-    """Cancel after each step that a request takes, on one rank and, where there are nodes enough, on two.
+    """Cancel after each step of a request, on one rank and, if the model has two nodes, on two.
 
-    Of two ranks the one that feeds the other hears of the end last, so that its values arrive where all is over.
+    Of two ranks, the producer learns of the end last, so that its values reach a consumer that has already ended.
     """
     small = miniature(subject)
     for ranks in (1, 2) if small.can_spread else (1,):
-        bench = small.bench(ranks=ranks, slow=[(CONDUCTOR, worker_name(0))] if ranks > 1 else [])
+        runtime = small.runtime(ranks=ranks, slow=[(CONDUCTOR, worker_name(0))] if ranks > 1 else [])
         for ask in _covering(small):
-            _cancel_each(bench, ask, f"{ask.name} on {ranks} {'rank' if ranks == 1 else 'ranks'}")
+            _cancel_each(runtime, ask, f"{ask.name} on {ranks} {'rank' if ranks == 1 else 'ranks'}")
 
 
-def _cancel_each(bench: Bench, ask: Ask, what: str) -> None:
-    """Requests sent together in groups, the next of them cancelled with each step, until a whole group has ended."""
+def _cancel_each(runtime: LocalRuntime, ask: SampleRequest, what: str) -> None:
+    """Send groups of requests and cancel one more with each step, until a whole group has ended by itself."""
     after, is_over = 0, False
     while not is_over:
-        calls = [bench.send(each) for each in of_lengths(ask, GROUP)]
+        calls = [runtime.send(each) for each in of_lengths(ask, GROUP)]
         for _ in range(after):
-            bench.step()
+            runtime.step()
         is_over = all(call.is_over for call in calls)
         for call in calls:
-            bench.cancel(call)
-            bench.step()
-        bench.run()
-        require_clean(bench, f"{what}, cancelled after {after} to {after + GROUP - 1} steps")
+            runtime.cancel(call)
+            runtime.step()
+        runtime.run()
+        require_clean(runtime, f"{what}, cancelled after {after} to {after + GROUP - 1} steps")
         after += GROUP
 
 
-def _covering(small: Miniature) -> list[Ask]:
-    """As few samples as take every walk that samples take."""
+def _covering(small: Miniature) -> list[SampleRequest]:
+    """Choose samples that together take every walk."""
     left, chosen = set(small.walks), []
     for ask in small.asks:
-        bench = small.bench()
-        bench.ask(ask)
-        if bench.post.walks & left:
-            left -= bench.post.walks
+        runtime = small.runtime()
+        runtime.ask(ask)
+        if runtime.post.walks & left:
+            left -= runtime.post.walks
             chosen.append(ask)
     return chosen
 
 
 def deadline(subject: Subject) -> None:
-    """A request past its deadline fails and says so; those beside it go on as if alone."""
+    """Fail a request past its deadline with that cause; the others give the same answers as alone."""
     small = miniature(subject)
-    bench = small.bench()
+    runtime = small.runtime()
     others = [greedy(small.spec, ask) for ask in mixed(small.spec, 2)]
-    late = bench.send(replace(small.asks[0], deadline_s=DEADLINE_S))
-    calls = [bench.send(ask) for ask in others]
-    bench.step()  # the conductor knows them all, and none has been told to be done
-    bench.clock.leap(DEADLINE_S + 2.0)
-    bench.expire()
-    bench.run()
+    late = runtime.send(replace(small.asks[0], deadline_s=DEADLINE_S))
+    calls = [runtime.send(ask) for ask in others]
+    runtime.step()  # the conductor has received all of them and none has finished
+    runtime.clock.leap(DEADLINE_S + 2.0)
+    runtime.expire()
+    runtime.run()
     outcome = ended(late)
     if outcome.status != "failed" or outcome.error is None or outcome.error.code != "timeout":
-        raise EngineError("a request past its deadline did not fail for it", f"it {outcome.status} {outcome.cause}")
+        raise EngineError("a request past its deadline did not fail with it", f"it {outcome.status} {outcome.cause}")
     for ask, call in zip(others, calls, strict=True):
         require_equal(small.alone(ask), ended(call), f"{ask.name} beside a late one")
-    require_clean(bench, "after a deadline")
+    require_clean(runtime, "after a deadline")
 
 
 @dataclass(slots=True)
 class Fault:
-    """Makes one node fail for one request, at its firing number `at`. has_fired: whether it came to that."""
+    """Makes one node fail for one request, at its run number `at`. has_fired: whether that run was reached."""
 
     node: str
     at: int
@@ -99,13 +99,13 @@ class Fault:
         if node != self.node or self.victim not in handles:
             return
         if self.has_fired or self.count >= self.at:
-            self.has_fired = True  # also when the batch is tried again one by one
+            self.has_fired = True  # also if the batch is retried one by one
             raise RuntimeError(INJECTED)
         self.count += 1
 
 
 def failing_node(subject: Subject) -> None:
-    """Each node in turn fails, at once and later: its request ends with the node's name, the others go on."""
+    """Make each node fail, at its first run and later: the request ends naming the node, the others go on."""
     small = miniature(subject)
     others = [greedy(small.spec, ask) for ask in mixed(small.spec, 2)]
     for name in small.built:
@@ -114,15 +114,15 @@ def failing_node(subject: Subject) -> None:
             raise EngineError(f"no sample reaches node {name}", hint="add a Sample that does, or delete the node")
 
 
-def _fail(small: Miniature, fault: Fault, others: Iterable[Ask]) -> bool:
-    """Whether any sample came to the fault."""
+def _fail(small: Miniature, fault: Fault, others: Iterable[SampleRequest]) -> bool:
+    """Return whether any sample reached the fault."""
     for ask in small.asks:
-        bench = small.bench(faults=fault)
-        victim = bench.send(ask)
+        runtime = small.runtime(faults=fault)
+        victim = runtime.send(ask)
         fault.victim, fault.count = victim.handle, 0
-        calls = [(other, bench.send(other)) for other in others]
-        bench.run()
-        what = f"node {fault.node} failing at firing {fault.at}"
+        calls = [(other, runtime.send(other)) for other in others]
+        runtime.run()
+        what = f"node {fault.node} failing at run {fault.at}"
         if fault.has_fired:
             outcome = ended(victim)
             if outcome.status != "failed":
@@ -131,24 +131,24 @@ def _fail(small: Miniature, fault: Fault, others: Iterable[Ask]) -> bool:
                 raise EngineError(f"{what}: the error does not name it", outcome.cause)
         for other, call in calls:
             require_equal(small.alone(other), ended(call), f"{what}: {other.name} beside it")
-        require_clean(bench, what)
+        require_clean(runtime, what)
         if fault.has_fired:
             return True
     return False
 
 
 def eight_at_once(subject: Subject) -> None:
-    """Eight mixed requests where three have room at a time, with a small budget, on two ranks if there can be two."""
+    """Run eight mixed requests in three slots with a small token budget, on two ranks if the model has two nodes."""
     small = miniature(subject)
     asks = [greedy(small.spec, ask) for ask in mixed(small.spec, AT_ONCE)]
-    bench = small.bench(Settings(slots=PLACES, token_budget=64), ranks=2 if small.can_spread else 1)
-    for ask, outcome in zip(asks, bench.ask(*asks), strict=True):
+    runtime = small.runtime(RuntimeSettings(slots=PLACES, token_budget=64), ranks=2 if small.can_spread else 1)
+    for ask, outcome in zip(asks, runtime.ask(*asks), strict=True):
         require_equal(small.alone(ask), outcome, f"{ask.name} of {AT_ONCE}")
-    require_clean(bench, f"after {AT_ONCE} requests")
+    require_clean(runtime, f"after {AT_ONCE} requests")
 
 
-def require_clean(bench: Bench, when: str) -> None:
-    """Raise EngineError naming what is still held."""
-    left = bench.leaks()
+def require_clean(runtime: LocalRuntime, when: str) -> None:
+    """Raise EngineError naming the first leak."""
+    left = runtime.leaks()
     if left:
-        raise EngineError(f"{when}: {left[0]}", f"{len(left)} things are held" if len(left) > 1 else "")
+        raise EngineError(f"{when}: {left[0]}", f"{len(left)} resources are still held" if len(left) > 1 else "")

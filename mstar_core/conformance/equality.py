@@ -1,62 +1,60 @@
-"""Silver: an answer does not depend on how it was computed or sent. Each check takes a Subject."""
+"""Silver checks: an answer does not depend on batching, chunking or streaming."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from mstar_core.conformance.compare import joined_values, require_equal, require_same_bytes
-from mstar_core.conformance.desk import joined
-from mstar_core.conformance.material import greedy, mixed
+from mstar_core.conformance.fake_api import ReceivedOutput, joined
 from mstar_core.conformance.miniature import miniature
-from mstar_core.conformance.nodes import Settings
-from mstar_core.conformance.outcome import Item
+from mstar_core.conformance.nodes import RuntimeSettings
+from mstar_core.conformance.samples import greedy, mixed
 from mstar_core.errors import EngineError
 from mstar_core.plugin.conformance import Subject
 
 SMALL_BUDGET: Final = 5
-"""Tokens of one step: every prompt of the samples needs several."""
+"""Tokens of one step. Every prompt of the samples needs several steps."""
 
 BATCH: Final = 6
 IN_PIECES: Final = ("text", "audio")
-"""Modalities whose chunks are pieces of one whole; of the others each chunk is a whole."""
+"""Modalities whose chunks join to one file. Each chunk of the others is complete."""
 
 
 def same_seed(subject: Subject) -> None:
-    """A request gives the same bytes again in the same deployment, where its prompt may be cached, and in another."""
+    """Compare the bytes of repeated requests: in the same deployment, with its prefix cache, and in a new one."""
     small = miniature(subject)
-    bench = small.bench()
+    runtime = small.runtime()
     for ask in small.asks:
         for what in ("sent once more", "sent again"):
-            require_same_bytes(small.alone(ask), bench.ask(ask)[0], f"{ask.name} {what}")
+            require_same_bytes(small.alone(ask), runtime.ask(ask)[0], f"{ask.name} {what}")
 
 
 def batch_equal(subject: Subject) -> None:
-    """Requests of mixed lengths and walks, without chance, give together what each gives alone."""
+    """Compare greedy requests of mixed lengths and walks, batched together and alone."""
     small = miniature(subject)
     asks = [greedy(small.spec, ask) for ask in mixed(small.spec, BATCH)]
-    for ask, outcome in zip(asks, small.bench().ask(*asks), strict=True):
+    for ask, outcome in zip(asks, small.runtime().ask(*asks), strict=True):
         require_equal(small.alone(ask), outcome, f"{ask.name} among {BATCH}")
 
 
 def chunked_prefill(subject: Subject) -> None:
-    """With a budget below the length of every prompt, and nothing cached, the answers stay. Without a cache nothing is
-    ever read in pieces, and the check holds."""
+    """Compare chunked and whole prefill. A model without a KV cache passes, since its inputs are never chunked."""
     small = miniature(subject)
     if not small.has_cache:
         return
     asks = [greedy(small.spec, ask) for ask in small.asks]
-    bench = small.bench(Settings(token_budget=SMALL_BUDGET, prefix_cache=False))
-    for ask, outcome in zip(asks, bench.ask(*asks), strict=True):
+    runtime = small.runtime(RuntimeSettings(token_budget=SMALL_BUDGET, prefix_cache=False))
+    for ask, outcome in zip(asks, runtime.ask(*asks), strict=True):
         require_equal(small.alone(ask), outcome, f"{ask.name} in pieces of {SMALL_BUDGET}")
 
 
 def stream_joined(subject: Subject) -> None:
-    """What a stream's chunks make when joined equals the answer turned into bytes at once."""
+    """Compare the joined chunks of a stream with the answer encoded at once."""
     small = miniature(subject)
-    desk = small.bench().desk
+    api = small.runtime().api
     for ask in small.asks:
         outcome = small.alone(ask)
-        whole = joined(desk.rendered(_merged(outcome.items)))
+        whole = joined(api.rendered(_merged(outcome.items)))
         for modality in sorted({item.modality for item in outcome.items}):
             if whole.get(modality, b"") != outcome.outputs.get(modality, b""):
                 raise EngineError(
@@ -66,11 +64,11 @@ def stream_joined(subject: Subject) -> None:
                 )
 
 
-def _merged(items: tuple[Item, ...]) -> list[Item]:
-    """The items of each modality that comes in pieces as one item."""
+def _merged(items: tuple[ReceivedOutput, ...]) -> list[ReceivedOutput]:
+    """Merge the outputs of each modality that is sent in pieces."""
     merged = [item for item in items if item.modality not in IN_PIECES]
     for modality in IN_PIECES:
         pieces = [item for item in items if item.modality == modality]
         if pieces:
-            merged.append(Item(modality=modality, port=pieces[0].port, array=joined_values(pieces)))
+            merged.append(ReceivedOutput(modality=modality, port=pieces[0].port, array=joined_values(pieces)))
     return merged

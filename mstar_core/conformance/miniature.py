@@ -1,4 +1,4 @@
-"""A model with its tiny checkpoint, built once for all checks of it, and what its samples give when served alone."""
+"""A model with its tiny checkpoint, built once for all checks, and the answers of its samples served alone."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ import weakref
 from collections.abc import Collection
 from pathlib import Path
 
-from mstar_core.conformance.bench import Bench
-from mstar_core.conformance.desk import Ask, make_processor
-from mstar_core.conformance.material import asks_of
-from mstar_core.conformance.nodes import Faults, Settings, build_nodes
-from mstar_core.conformance.outcome import Outcome
+from mstar_core.conformance.fake_api import RequestOutcome, SampleRequest, make_processor
+from mstar_core.conformance.nodes import Faults, RuntimeSettings, build_nodes
+from mstar_core.conformance.runtime import LocalRuntime
+from mstar_core.conformance.samples import asks_of
 from mstar_core.errors import EngineError, PluginError
 from mstar_core.plugin.conformance import CheckSkipped, Subject
 from mstar_core.plugin.spec import ModelSpec
 
 
 class Miniature:
-    """A served model in small. Owns the folder of its checkpoint, which goes when nobody uses it any more."""
+    """A model with its tiny checkpoint. Owns the checkpoint folder, which is removed with the object."""
 
     def __init__(self, spec: ModelSpec) -> None:
         if spec.model is None or spec.processor is None:
@@ -37,58 +36,58 @@ class Miniature:
         self.asks = asks_of(self.spec)
         self.processor = make_processor(self.spec, self.folder)
         self.built = build_nodes(self.spec, self.folder)
-        self._alone: dict[str, Outcome] = {}
+        self._alone: dict[str, RequestOutcome] = {}
         self.walks_alone: set[str] = set()
 
-    def bench(
+    def runtime(
         self,
-        settings: Settings | None = None,
+        settings: RuntimeSettings | None = None,
         *,
         ranks: int = 1,
         faults: Faults | None = None,
         slow: Collection[tuple[str, str]] = (),
-    ) -> Bench:
-        """A deployment of it."""
-        return Bench(
+    ) -> LocalRuntime:
+        """Return a new deployment of the model."""
+        return LocalRuntime(
             self.spec, self.folder, settings, ranks=ranks, built=self.built, processor=self.processor, faults=faults,
             slow=slow,
         )  # fmt: skip
 
-    def alone(self, ask: Ask) -> Outcome:
-        """What a request gives when nothing else is there: one rank, whole prefill, an empty cache. Kept."""
+    def alone(self, ask: SampleRequest) -> RequestOutcome:
+        """Return the answer of a request served alone: one rank, whole prefill, empty cache. Cached."""
         key = repr((ask.text, ask.order, sorted(ask.params.items()), sorted(ask.outputs), ask.seed))
         if key not in self._alone:
-            bench = self.bench()
-            (outcome,) = bench.ask(ask)
+            runtime = self.runtime()
+            (outcome,) = runtime.ask(ask)
             if outcome.status != "finished":
                 raise EngineError(f"{ask.name} did not finish", outcome.cause)
-            self.walks_alone |= bench.post.walks
+            self.walks_alone |= runtime.post.walks
             self._alone[key] = outcome
         return self._alone[key]
 
     @property
     def walks(self) -> set[str]:
-        """Names of all walks."""
+        """Names of all walks of the model."""
         return {name for partition in self.spec.partitions for name in partition.walks}
 
     @property
     def has_cache(self) -> bool:
-        """Whether any node keeps a cache."""
+        """Whether any node has a KV cache."""
         return any(node.kv is not None for node in self.spec.nodes)
 
     @property
     def can_spread(self) -> bool:
-        """Whether it has nodes enough for two ranks."""
+        """Whether the model has enough nodes for two ranks."""
         return len(self.built) > 1
 
 
 def miniature(subject: Subject) -> Miniature:
-    """The subject's model in small. Raises CheckSkipped when this version cannot serve it."""
+    """Return the miniature of the subject's model. Raises CheckSkipped if this version cannot serve it."""
     return _miniature(_Same(subject.model))
 
 
 class _Same:
-    """A spec as a key: the very same object. Specs hold mappings, so they have no hash of their own."""
+    """Cache key that compares a spec by identity. Specs hold mappings and are not hashable."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
@@ -106,9 +105,11 @@ def _miniature(key: _Same) -> Miniature:
 
 
 def _written(target: str, folder: Path) -> Path:
-    """Write the tiny checkpoint as a deployment does: the function makes the folder and gives back where it is."""
+    """Write the tiny checkpoint as a deployment does: the target function makes the folder and returns its path."""
     module, _, name = target.partition(":")
     given = vars(importlib.import_module(module))[name](folder)
     if given is None or not Path(given).is_dir():
-        raise PluginError(f"{target} gave {given!r}", "it gives the folder that it wrote", "return the folder")
+        raise PluginError(
+            f"{target} returned {given!r}", "it must return the folder that it wrote", "return the folder"
+        )
     return Path(given)

@@ -1,4 +1,4 @@
-"""A model's modules, and the engines around them as a worker makes them. Modules are built once, engines per bench."""
+"""A model's modules, and their engines as a worker makes them. Modules are built once, engines once per runtime."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 CPU: Final = torch.device("cpu")
 POOL_LIMIT_BYTES: Final = 512 << 20
-"""A miniature whose cache would need more is no miniature."""
+"""Upper limit of a miniature's KV cache."""
 
 Faults = Callable[[str, Sequence[Handle]], None]
-"""Called with a node's name and the requests of a batch before each forward; raises to make it fail."""
+"""Called with a node's name and the requests of a batch before each forward pass; raises to make it fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a deployment would set. token_budget: tokens of one step. slots: requests that run at once.
+class RuntimeSettings:
+    """Deployment settings. token_budget: tokens of one step. slots: requests that run at once.
 
-    pages: of each cache (None: as many as all slots can fill). prefix_cache: whether prompts are remembered.
+    pages: of each cache (None: as many as all slots can fill). prefix_cache: whether prompts are cached.
     """
 
     token_budget: int = 2048
@@ -59,7 +59,7 @@ class BuiltNode:
 
 
 def build_nodes(spec: ModelSpec, folder: Path) -> dict[str, BuiltNode]:
-    """Every node of a model, on the CPU in float32. Raises PluginError when it has no model code."""
+    """Build every node of a model on the CPU in float32. Raises PluginError if it has no model code."""
     if spec.model is None:
         raise PluginError(f"{spec.name} names no model", hint='"package.module:Class"', plugin=spec.plugin)
     context = ModelContext(
@@ -74,16 +74,18 @@ def build_nodes(spec: ModelSpec, folder: Path) -> dict[str, BuiltNode]:
 def make_runners(
     built: Mapping[str, BuiltNode],
     names: Sequence[str],
-    settings: Settings,
+    settings: RuntimeSettings,
     clock: Callable[[], float],
     faults: Faults | None,
 ) -> dict[str, NodeRunner]:
-    """One engine for each of a rank's nodes."""
+    """Make one engine for each of a rank's nodes."""
     chosen = [built[name] for name in names if name in built]
     return {each.node.name: _runner(each, settings, clock, faults) for each in chosen}
 
 
-def _runner(built: BuiltNode, settings: Settings, clock: Callable[[], float], faults: Faults | None) -> NodeRunner:
+def _runner(
+    built: BuiltNode, settings: RuntimeSettings, clock: Callable[[], float], faults: Faults | None
+) -> NodeRunner:
     node = built.node
     own = None if faults is None else _faults_of(node.name, faults)
     if node.engine is not KV_CACHE:

@@ -1,4 +1,4 @@
-"""Silver: what a request cannot be is refused before it enters the graph, by the name of its field."""
+"""Silver checks: malformed requests are refused before they enter the graph, naming the field."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from mstar_core.conformance.desk import Ask
 from mstar_core.conformance.endings import require_clean
+from mstar_core.conformance.fake_api import SampleRequest
+from mstar_core.conformance.light import outside_range
 from mstar_core.conformance.miniature import Miniature, miniature
 from mstar_core.errors import MstarError, PluginError, RequestError
 from mstar_core.plugin.conformance import Subject
@@ -22,15 +23,15 @@ WRONG: Final[dict[str, tuple[Any, ...]]] = {
     "object": (),
     "any": (),
 }
-"""Values of another type than the parameter's."""
+"""Values of a wrong type, by parameter kind."""
 
 
 def malformed_inputs(subject: Subject) -> None:
-    """Each parameter outside its range and of a wrong type, no input at all, too much, and files that are none."""
+    """Send each parameter outside its range and of a wrong type, no input, too long input, and broken files."""
     small = miniature(subject)
     base = small.asks[0]
     for item in param_specs(small.spec.params):
-        for value in (*_outside(item), *_mistyped(item)):
+        for value in (*outside_range(item), *_mistyped(item)):
             ask = replace(base, params={**base.params, item.name: value})
             _refused(small, ask, f"{item.name}={value!r}", item.name)
     _refused(small, replace(base, params={**base.params, "no_such_parameter": 1}), "an unknown parameter")
@@ -38,12 +39,12 @@ def malformed_inputs(subject: Subject) -> None:
         _refused(small, ask, what)
 
 
-def _bodies(small: Miniature, base: Ask) -> Iterator[tuple[str, Ask]]:
+def _bodies(small: Miniature, base: SampleRequest) -> Iterator[tuple[str, SampleRequest]]:
     yield "a request without any input", replace(base, text=None, media=(), order=())
     if base.text is not None and not base.media:
         yield "an empty text", replace(base, text="")
         if small.has_cache:
-            yield "a text longer than the context", replace(base, text="x1 " * small.bench().settings.max_seq_len)
+            yield "a text longer than the context", replace(base, text="x1 " * small.runtime().settings.max_seq_len)
     for kind in sorted({part.modality for part in base.media}):
         broken = [replace(p, data=b"no such file") if p.modality == kind else p for p in base.media]
         yield f"{kind} that cannot be read", replace(base, media=broken)
@@ -51,36 +52,25 @@ def _bodies(small: Miniature, base: Ask) -> Iterator[tuple[str, Ask]]:
         yield f"empty {kind}", replace(base, media=empty)
 
 
-def _refused(small: Miniature, ask: Ask, what: str, field: str = "") -> None:
-    bench = small.bench()
+def _refused(small: Miniature, ask: SampleRequest, what: str, field: str = "") -> None:
+    runtime = small.runtime()
     try:
-        bench.send(ask)
+        runtime.send(ask)
     except RequestError as error:
         named = str(error.facts.get("field") or "")
         if not named or (field and named != field):
             raise PluginError(
-                f"{what} is refused by the name {named!r}", str(error), f"name the field {field!r}" if field else ""
+                f"the refusal of {what} names field {named!r}", str(error), f"name the field {field!r}" if field else ""
             ) from error
-        require_clean(bench, f"after {what} was refused")
+        require_clean(runtime, f"after {what} was refused")
         return
     except Exception as error:
         kind = type(error).__name__
-        told = str(error) if isinstance(error, MstarError) else f"{kind}: {error}"
-        raise PluginError(f"{what} ends in {kind} and not in a refusal", told, "raise RequestError") from error
+        cause = str(error) if isinstance(error, MstarError) else f"{kind}: {error}"
+        raise PluginError(f"{what} raises {kind} instead of RequestError", cause, "raise RequestError") from error
     raise PluginError(
         f"{what} is accepted", hint="raise RequestError with the field in process_prompt, or give a range"
     )
-
-
-def _outside(item: ParamSpec) -> Iterator[Any]:
-    is_list = item.kind.startswith("list of ")
-    for limit, step in ((item.ge, -1.0), (item.le, 1.0), (item.gt, 0.0), (item.lt, 0.0)):
-        if limit is not None:
-            value: Any = limit + step
-            value = int(value) if "integer" in item.kind else value
-            yield [value] if is_list else value
-    if item.choices and not item.any_choice and item.kind == "string":
-        yield "no-such-choice"
 
 
 def _mistyped(item: ParamSpec) -> Iterator[Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from mstar_core.config import ResolvedConfig
+    from mstar_core.config.resolved import ResolvedConfig
 
 FetchProgress = Callable[[int, int, str], None]
 """Called with (bytes so far, total bytes, file name) while weights are fetched."""

@@ -1,4 +1,4 @@
-"""Request parameters: one dataclass per model, checked once at the edge. Used by api, planning, docs and bench."""
+"""Request parameters: one dataclass per model, validated once at the api. Also used by planning, docs and bench."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMON_NAMES: Final = (
     "timeout_s",
     "priority",
 )
-"""Accepted by every model on every route; one that a model has no use for gives a warning, not an error."""
+"""Parameters that every model accepts on every route. One without effect on a model gives a warning."""
 
 LENGTH_NAMES: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens")
 _META: Final = "mstar"
@@ -38,33 +38,68 @@ def _article(word: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParamSpec:
-    """One parameter: its type, range and documentation. `aliases` are other names clients may send."""
+class ValueSpec:
+    """Type, range, default and documentation of one value. Base of request parameters and configuration keys."""
 
-    name: str
-    default: Any
-    doc: str
     kind: str
+    doc: str
+    default: Any = None
+    required: bool = False
+    nullable: bool = False
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
     lt: float | None = None
     choices: tuple[Any, ...] = ()
+
+    @property
+    def limits_text(self) -> str:
+        """The range as people read it, such as `> 0 and <= 1`; empty without limits."""
+        limits = ((">", self.gt), (">=", self.ge), ("<", self.lt), ("<=", self.le))
+        return " and ".join(f"{sign} {_short(limit)}" for sign, limit in limits if limit is not None)
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The limits under their JSON schema names."""
+        limits = {
+            "minimum": self.ge, "exclusiveMinimum": self.gt, "maximum": self.le, "exclusiveMaximum": self.lt,
+        }  # fmt: skip
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
+    def contains(self, number: float) -> bool:
+        """Whether a number is within the limits."""
+        return (
+            (self.ge is None or number >= self.ge)
+            and (self.gt is None or number > self.gt)
+            and (self.le is None or number <= self.le)
+            and (self.lt is None or number < self.lt)
+        )
+
+
+def _short(number: float) -> str:
+    return str(int(number)) if number == int(number) else f"{number:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamSpec(ValueSpec):
+    """One request parameter.
+
+    any_choice: `choices` are the known values, others are accepted. openai: OpenAI's field that maps to it.
+    aliases: further names that clients may send. max_items: of a list.
+    """
+
+    name: str
     any_choice: bool = False
     openai: str | None = None
     aliases: tuple[str, ...] = ()
     max_items: int | None = None
-    required: bool = False
-    nullable: bool = False
 
     @property
     def range_text(self) -> str:
         """The allowed values as people read them."""
         if self.choices:
             return "one of " + ", ".join(map(str, self.choices))
-        low = f"> {self.gt:g}" if self.gt is not None else (f">= {self.ge:g}" if self.ge is not None else "")
-        high = f"< {self.lt:g}" if self.lt is not None else (f"<= {self.le:g}" if self.le is not None else "")
-        return " and ".join(part for part in (low, high) if part) or f"{_article(self.kind)} {self.kind}"
+        return self.limits_text or f"{_article(self.kind)} {self.kind}"
 
 
 def param(
@@ -83,7 +118,7 @@ def param(
 ) -> Any:
     """Declare a parameter of a model's dataclass: default, one line of documentation, range.
 
-    Without a default the parameter is required. any_choice: choices are known names, others pass.
+    A parameter without a default is required. any_choice: `choices` are the known values, others are accepted.
     """
     meta = {
         "doc": doc, "ge": ge, "gt": gt, "le": le, "lt": lt, "choices": tuple(choices), "any_choice": any_choice,
@@ -93,7 +128,7 @@ def param(
 
 
 def param_specs(params: type[Any]) -> tuple[ParamSpec, ...]:
-    """The parameters of a dataclass, in order. Raises PluginError for a field made without `param()`."""
+    """Return the parameters of a dataclass, in order. Raises PluginError for a field declared without `param()`."""
     return _param_specs(typing.cast(Hashable, params))
 
 
@@ -134,7 +169,7 @@ def _kind(hint: Any) -> tuple[str, bool]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedParams:
-    """Checked parameters, the values of common names, and what the client should be told."""
+    """Validated parameters, the values of common names, and warnings for the client."""
 
     params: Any
     common: Mapping[str, Any]
@@ -142,10 +177,10 @@ class ParsedParams:
 
 
 def parse_params(params: type[Any], given: Mapping[str, Any], *, unknown: str = "error") -> ParsedParams:
-    """Check `given` against a model's parameter dataclass.
+    """Validate `given` against a model's parameter dataclass.
 
-    Numbers and booleans may be strings (forms). None means absent. Raises RequestError naming the field, the value
-    and the allowed range; an unknown name names the nearest. unknown: `error` or `warn`.
+    Numbers and booleans may be strings, as forms send them. None means absent. unknown: `error` or `warn`.
+    Raises RequestError naming the field, the value and the allowed range, or the nearest name of an unknown field.
     """
     specs = {spec.name: spec for spec in param_specs(params)}
     names = {alias: spec.name for spec in specs.values() for alias in (spec.name, *spec.aliases)}
@@ -181,7 +216,7 @@ def parse_params(params: type[Any], given: Mapping[str, Any], *, unknown: str = 
 
 
 def _length_first(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    # The three names of the output limit: the most specific one wins, the others are silent synonyms.
+    # The output limit has three names: the most specific one wins and the others are ignored without a warning.
     target = next((names[n] for n in LENGTH_NAMES if n in names), None)
     if target is None:
         return dict(given)
@@ -191,7 +226,7 @@ def _length_first(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[st
 
 
 def check_value(spec: ParamSpec, value: Any) -> Any:
-    """Convert and range-check one value. Raises RequestError."""
+    """Convert one value and check its range. Raises RequestError."""
     _check_count(spec, value)
     converted = _convert(spec, value)
     if spec.choices and not spec.any_choice and converted not in spec.choices:
@@ -201,7 +236,7 @@ def check_value(spec: ParamSpec, value: Any) -> Any:
     for number in _extremes(converted):
         if not -MOST <= number <= MOST:
             raise _bad(spec, value, "send a finite number")
-        if not _in_range(spec, number):
+        if not spec.contains(number):
             raise _bad(spec, value)
     return converted
 
@@ -212,7 +247,7 @@ def _check_count(spec: ParamSpec, value: Any) -> None:
 
 
 def _extremes(value: Any) -> tuple[int | float, ...]:
-    """The numbers of a value that are in range if all are: itself, or the least and the largest of a list."""
+    """Return the numbers that decide whether a value is in range: itself, or the extremes of a list."""
     items = value if isinstance(value, tuple) else (value,)
     if items and set(map(type, items)) <= {int, float}:
         return min(items), max(items)
@@ -228,24 +263,15 @@ def _bad(spec: ParamSpec, value: Any, hint: str = "") -> RequestError:
     )
 
 
-def _in_range(spec: ParamSpec, number: float) -> bool:
-    return (
-        (spec.ge is None or number >= spec.ge)
-        and (spec.gt is None or number > spec.gt)
-        and (spec.le is None or number <= spec.le)
-        and (spec.lt is None or number < spec.lt)
-    )
-
-
 MOST: Final = 2**64
-"""No parameter is larger: beyond it comparisons with floats and wire integers break."""
+"""Largest magnitude of a number. Beyond it, comparisons with floats and wire integers break."""
 
 _TRUE: Final = frozenset({"true", "1", "yes", "on", "t", "y"})
 _FALSE: Final = frozenset({"false", "0", "no", "off", "f", "n"})
 
 
 def parse_bool(value: Any) -> bool | None:
-    """Read a boolean as forms write it; None when it is not one."""
+    """Parse a boolean as forms write it; None if it is not one."""
     if isinstance(value, bool):
         return value
     text = str(value).strip().lower()
@@ -283,7 +309,7 @@ _PLAIN: Final = {"number": frozenset({int, float}), "integer": frozenset({int})}
 
 
 def _numbers(kind: str, items: Sequence[Any]) -> tuple[int | float, ...] | None:
-    """Items that are finite numbers of a kind; None if one may not be. A loop over a grid of them holds the api."""
+    """Convert items that are all finite numbers of a kind, else None. A loop over a large grid would stall the api."""
     types_found = set(map(type, items))
     if not types_found <= _PLAIN.get(kind, frozenset()):
         return None
@@ -318,7 +344,7 @@ def _number(spec: ParamSpec, value: Any) -> int | float:
 
 
 def param_schema(params: type[Any]) -> dict[str, Any]:
-    """JSON schema of a model's parameters, for `models show`, /v1/models and the docs."""
+    """Return the JSON schema of a model's parameters, for `models show`, /v1/models and the docs."""
     properties = {spec.name: _schema(spec) for spec in param_specs(params)}
     required = [spec.name for spec in param_specs(params) if spec.required]
     schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
@@ -338,14 +364,9 @@ def _schema(spec: ParamSpec) -> dict[str, Any]:
         schema |= _array(spec.kind)
     elif spec.kind != "any":
         schema["type"] = [spec.kind, "null"] if spec.nullable else spec.kind
-    bounds = {
-        "minimum": spec.ge,
-        "exclusiveMinimum": spec.gt,
-        "maximum": spec.le,
-        "exclusiveMaximum": spec.lt,
-        "maxItems": spec.max_items,
-    }
-    schema |= {key: bound for key, bound in bounds.items() if bound is not None}
+    schema |= spec.bounds
+    if spec.max_items is not None:
+        schema["maxItems"] = spec.max_items
     if spec.choices and not spec.any_choice:
         schema["enum"] = list(spec.choices)
     if not spec.required:

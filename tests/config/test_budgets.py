@@ -52,7 +52,7 @@ def test_a_rank_for_which_nothing_is_left_is_named(spec: ModelSpec, resolved: Re
 
 def test_two_groups_that_disagree_about_a_rank_are_refused(spec: ModelSpec, resolved: Resolve) -> None:
     text = APART.format(first=0.5, second=0.4).replace("ranks: [1]", "ranks: [0]")
-    with pytest.raises(ConfigError, match="rank 0 has two shares of memory") as caught:
+    with pytest.raises(ConfigError, match="rank 0 has two different memory shares") as caught:
         make_plan(spec, resolved(text), ("cuda:0",))
     assert "0.5" in caught.value.detail and "0.4" in caught.value.detail
 
@@ -74,7 +74,7 @@ def test_quantization_is_refused_where_nothing_can_run_it(spec: ModelSpec, resol
         make_plan(spec, resolved(REPLICAS, "quantization=fp8", "dtype=float32"), TWO)
 
 
-@pytest.mark.parametrize(("share", "words"), [("{Thinker: 0.6, Talker: 0.5}", "gives away 1.1 of rank 0's cache"),
+@pytest.mark.parametrize(("share", "words"), [("{Thinker: 0.6, Talker: 0.5}", "assigns 1.1 of rank 0's cache"),
                                               ("{Thinker: 1}", "nothing is left for Talker")])  # fmt: skip
 def test_shares_that_cannot_add_up_on_a_rank_are_refused_at_planning(share: str, words: str) -> None:
     target = find("qwen3omni_single_gpu", Plugins.discover())

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.conformance.bench import Bench
-from mstar_core.conformance.desk import Ask
-from mstar_core.conformance.nodes import Settings
+from mstar_core.conformance.fake_api import SampleRequest
+from mstar_core.conformance.nodes import RuntimeSettings
+from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.plugin.spec_check import check_spec
 from tests.engine.tiny_engine import WIDTH, Driver
 from tests.engine.tiny_world import FRAME, PATCHES, TRIAL, WORLD, make_world, numbers
@@ -24,12 +24,12 @@ CLIP, GOAL = numbers(1, PATCHES, WIDTH), numbers(2, PATCHES, WIDTH)
 PAST = numbers(3, 8, WIDTH)
 
 
-def bench(settings: Settings | None = None, ranks: int = 1) -> Bench:
-    made = settings or Settings(page_size=PATCHES, max_seq_len=48)
-    return Bench(SPEC, Path(), made, ranks=ranks, built=built(), processor=Processor(None, {}))
+def bench(settings: RuntimeSettings | None = None, ranks: int = 1) -> LocalRuntime:
+    made = settings or RuntimeSettings(page_size=PATCHES, max_seq_len=48)
+    return LocalRuntime(SPEC, Path(), made, ranks=ranks, built=built(), processor=Processor(None, {}))
 
 
-def ask(task: str, steps: int = 2, context: int = 0, **arrays: Tensor) -> Ask:
+def ask(task: str, steps: int = 2, context: int = 0, **arrays: Tensor) -> SampleRequest:
     frames = {f"frame{n}": numbers(20 + n, PATCHES, WIDTH) for n in range(context)}
     given: dict[str, Tensor] = {"clip": CLIP, **({"past": PAST} if context else {}), **frames, **arrays}
     rows = given["noise"].shape[1] if task == "plan" else len(given["actions"])
@@ -39,7 +39,7 @@ def ask(task: str, steps: int = 2, context: int = 0, **arrays: Tensor) -> Ask:
     if task == "plan":
         params["rounds"] = len(given["noise"])
     text = json.dumps({name: value.tolist() for name, value in given.items()})
-    return Ask(text=text, params=params, outputs=("tensor",))
+    return SampleRequest(text=text, params=params, outputs=("tensor",))
 
 
 def alone(actions: Tensor, steps: int, context: int = 0) -> list[Tensor]:
@@ -122,7 +122,7 @@ def test_planning_keeps_its_context_and_frees_each_rollout() -> None:
     rounds, rows, steps = 3, 6, 2
     mean, noise = numbers(5, steps, WIDTH), numbers(6, rounds, rows, steps, WIDTH)
     # Two pages of context and those of two candidates: what a rollout leaves behind would show in the next one.
-    made = bench(Settings(page_size=PATCHES, max_seq_len=18, pages=6))
+    made = bench(RuntimeSettings(page_size=PATCHES, max_seq_len=18, pages=6))
     outcome = made.ask(ask("plan", steps, 2, mean=mean, noise=noise, goal=GOAL))[0]
     for each in noise:
         candidates = mean[None] + each
@@ -134,8 +134,8 @@ def test_planning_keeps_its_context_and_frees_each_rollout() -> None:
 
 def test_rows_of_several_requests_share_passes() -> None:
     nodes = built()
-    made = Bench(
-        SPEC, Path(), Settings(page_size=PATCHES, max_seq_len=48), built=nodes, processor=Processor(None, {})
+    made = LocalRuntime(
+        SPEC, Path(), RuntimeSettings(page_size=PATCHES, max_seq_len=48), built=nodes, processor=Processor(None, {})
     )  # fmt: skip
     asks = [ask("told", 1 + n, n % 2, actions=numbers(30 + n, 2, 4, WIDTH)) for n in range(3)]
     for n, outcome in enumerate(made.ask(*asks)):
@@ -148,7 +148,7 @@ def test_rows_of_several_requests_share_passes() -> None:
     [("scored", 7, "holds 6 rows at once, 7 are asked for"), ("scored", 6, "can never fit the cache of node world")],
 )
 def test_rows_that_never_fit_are_refused_before_anything_runs(task: str, rows: int, words: str) -> None:
-    made = bench(Settings(page_size=PATCHES, max_seq_len=27, pages=12))
+    made = bench(RuntimeSettings(page_size=PATCHES, max_seq_len=27, pages=12))
     outcome = made.ask(ask(task, 4, actions=numbers(4, rows, 4, WIDTH), goal=GOAL))[0]
     assert outcome.status == "failed" and outcome.error is not None
     assert words in outcome.cause and outcome.error.status == 413
@@ -166,7 +166,9 @@ def test_more_candidates_than_rows_take_turns_where_nothing_of_them_stays() -> N
 def test_any_mixture_of_requests_and_cancels_equals_each_alone(seed: int) -> None:
     trial = random.Random(seed)
     pages = trial.choice([None, 18])
-    made = bench(Settings(page_size=PATCHES, max_seq_len=18, pages=pages, token_budget=trial.choice([9, 30, 2048])))
+    made = bench(
+        RuntimeSettings(page_size=PATCHES, max_seq_len=18, pages=pages, token_budget=trial.choice([9, 30, 2048]))
+    )
     calls, plans = {}, {}
     for n in range(7):
         task, rows, steps = trial.choice(["rollout", "told", "scored"]), trial.randint(1, 4), trial.randint(1, 3)

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from mstar_core.conformance.keys import _check
+from mstar_core.conformance.light import _check_key_map
 from mstar_core.errors import PluginError
-from mstar_core.plugin.conformance import CHECKS, ConformanceCheck, KeyMap, Result, Subject, run_check
+from mstar_core.plugin.conformance import CHECKS, CheckResult, ConformanceCheck, KeyMap, Subject, run_check
 from mstar_core.plugin.entries import PluginEntry
 from mstar_core.plugin.spec import ModelSpec, Partition
 from tests.conformance import flawed
 
-RUNTIME = [check for check in CHECKS if check.target.startswith("mstar_core.conformance")]
+RUNTIME = [check for check in CHECKS if not check.target.startswith("mstar_core.conformance.light")]
 ENTRY = PluginEntry(name="flawless", target=flawed.HERE, distribution="mstar-flawless", version="0.1.0")
 
 
-def run(name: str, spec: ModelSpec) -> Result:
+def run(name: str, spec: ModelSpec) -> CheckResult:
     check = next(check for check in CHECKS if check.name == name)
     return run_check(check, Subject(entry=ENTRY, models=(spec,), spec=spec))
 
@@ -48,7 +48,7 @@ UNTAKEN = Partition(name="main", program=flawed.program, walks=flawed.OTHER_WALK
         ("stream-joined", with_part(processor="HeaderOnEachChunk"), "not the whole answer"),
         ("malformed-inputs", with_part(processor="TakesAnything"), "is accepted"),
         ("malformed-inputs", with_part(processor="Crashes"), "AssertionError"),
-        ("malformed-inputs", with_part(processor="NamesNoField"), "by the name ''"),
+        ("malformed-inputs", with_part(processor="NamesNoField"), "names field ''"),
     ],
 )
 def test_a_flaw_is_found(check: str, spec: ModelSpec, told: str) -> None:
@@ -76,8 +76,11 @@ def test_published_weights_without_a_key_map_are_skipped_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("targets", "places", "told"),
-    [({"a": "x", "b": "y"}, {"x"}, "y has no place"), ({"a": "x", "b": None}, {"x", "z"}, "nothing fills z")],
+    [
+        ({"a": "x", "b": "y"}, {"x"}, "y has no parameter"),
+        ({"a": "x", "b": None}, {"x", "z"}, "parameter z has no tensor"),
+    ],
 )
 def test_a_key_map_must_fit_both_ways(targets: dict[str, str | None], places: set[str], told: str) -> None:
     with pytest.raises(PluginError, match=told):
-        _check("all", KeyMap(targets=targets, places=frozenset(places)))
+        _check_key_map("all", KeyMap(targets=targets, places=frozenset(places)))

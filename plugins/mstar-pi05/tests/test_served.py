@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.conformance.bench import Bench
-from mstar_core.conformance.desk import Ask
-from mstar_core.conformance.nodes import Settings, build_nodes
+from mstar_core.conformance.fake_api import SampleRequest
+from mstar_core.conformance.nodes import RuntimeSettings, build_nodes
+from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.plugin.processor import Inputs, PromptRequest
 from mstar_core.plugin.spec_check import check_spec
 
@@ -42,13 +42,13 @@ def nodes(reference: Any) -> Any:
     return build_nodes(reference.spec, reference.folder)
 
 
-def served(golden: Any, reference: Any, nodes: Any, settings: Settings, ranks: int = 1) -> Bench:
+def served(golden: Any, reference: Any, nodes: Any, settings: RuntimeSettings, ranks: int = 1) -> LocalRuntime:
     processor: Any = GoldenProcessor(golden)
-    return Bench(reference.spec, reference.folder, settings, ranks=ranks, built=nodes, processor=processor)
+    return LocalRuntime(reference.spec, reference.folder, settings, ranks=ranks, built=nodes, processor=processor)
 
 
-def ask(item: int, golden: Any) -> Ask:
-    return Ask(text=str(item), params={"num_steps": golden.steps}, outputs=("action",), name=f"item {item}")
+def ask(item: int, golden: Any) -> SampleRequest:
+    return SampleRequest(text=str(item), params={"num_steps": golden.steps}, outputs=("action",), name=f"item {item}")
 
 
 def check(outcome: Any, golden: Any, item: int) -> None:
@@ -63,7 +63,7 @@ def check(outcome: Any, golden: Any, item: int) -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("item", [0, 1])
 def test_a_request_alone_equals_the_reference(item: int, ranks: int, golden: Any, reference: Any, nodes: Any) -> None:
-    bench = served(golden, reference, nodes, Settings(), ranks)
+    bench = served(golden, reference, nodes, RuntimeSettings(), ranks)
     (outcome,) = bench.ask(ask(item, golden))
     check(outcome, golden, item)
     assert outcome.counts["flow"] == golden.steps
@@ -72,10 +72,15 @@ def test_a_request_alone_equals_the_reference(item: int, ranks: int, golden: Any
 
 @pytest.mark.parametrize(
     "settings",
-    [Settings(), Settings(token_budget=32), Settings(slots=2), Settings(page_size=4, prefix_cache=False)],
+    [
+        RuntimeSettings(),
+        RuntimeSettings(token_budget=32),
+        RuntimeSettings(slots=2),
+        RuntimeSettings(page_size=4, prefix_cache=False),
+    ],
     ids=["whole", "small budget", "two slots", "small pages"],
 )
-def test_many_at_once_equal_the_reference(settings: Settings, golden: Any, reference: Any, nodes: Any) -> None:
+def test_many_at_once_equal_the_reference(settings: RuntimeSettings, golden: Any, reference: Any, nodes: Any) -> None:
     bench = served(golden, reference, nodes, settings)
     items = [0, 1, 1, 0, 1]
     for item, outcome in zip(items, bench.ask(*(ask(item, golden) for item in items)), strict=True):
@@ -87,7 +92,7 @@ def test_a_prefix_that_lost_its_pages_is_read_again(golden: Any, reference: Any,
     """Pages for one request and a half: what was taken away is computed again and gives the same."""
     longest = max(golden.length(item) for item in (0, 1))
     pages = -(-longest // 8) * 3 // 2
-    bench = served(golden, reference, nodes, Settings(page_size=8, pages=pages, max_seq_len=pages * 8))
+    bench = served(golden, reference, nodes, RuntimeSettings(page_size=8, pages=pages, max_seq_len=pages * 8))
     for item, outcome in zip((0, 1, 0), bench.ask(*(ask(item, golden) for item in (0, 1, 0))), strict=True):
         check(outcome, golden, item)
     assert bench.leaks() == []
@@ -105,7 +110,7 @@ def test_prefixes_of_two_requests_are_read_in_one_pass(golden: Any, reference: A
 
     policy.language.read = counted
     try:
-        bench = served(golden, reference, nodes, Settings())
+        bench = served(golden, reference, nodes, RuntimeSettings())
         for outcome in bench.ask(ask(0, golden), ask(0, golden)):
             assert outcome.status == "finished"
     finally:
@@ -129,7 +134,7 @@ def test_another_horizon_changes_only_the_number_of_rows(horizon: int, dim: int,
     spec = reference.spec.bound(reference.folder, {"action_horizon": horizon, "action_dim": dim})
     assert check_spec(spec) == []
     processor: Any = FilledProcessor(golden, horizon)
-    bench = Bench(spec, reference.folder, built=build_nodes(spec, reference.folder), processor=processor)
+    bench = LocalRuntime(spec, reference.folder, built=build_nodes(spec, reference.folder), processor=processor)
     (outcome,) = bench.ask(ask(0, golden))
     assert outcome.status == "finished", outcome.cause
     assert outcome.items[0].array.shape == (horizon, dim)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mstar_core.conformance.bench import Bench
+from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.plugin import ModelSpec
 from mstar_core.plugin.model import ModelContext
 from mstar_core.plugin.processor import MediaPart
@@ -145,13 +145,13 @@ def ac_folder(ac: Golden, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lay_out(tmp_path_factory.mktemp("ac") / "vjepa2_ac", ac.json("config.json"), ac.tensors("model"))
 
 
-Ways = Bench | Server
+Ways = LocalRuntime | Server
 """Both ways to a model: in this process, and over HTTP to processes of their own."""
 
 
-def benched(name: str, folder: Path) -> Iterator[Bench]:
+def benched(name: str, folder: Path) -> Iterator[LocalRuntime]:
     """A model of these weights in this process; nothing may be held when its last test has ended."""
-    bench = Bench(SPECS[name].bound(folder, SPECS[name].model_kwargs), folder)
+    bench = LocalRuntime(SPECS[name].bound(folder, SPECS[name].model_kwargs), folder)
     yield bench
     assert bench.leaks() == []
 

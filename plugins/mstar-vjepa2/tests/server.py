@@ -13,8 +13,7 @@ import httpx
 import numpy as np
 
 from mstar_core.config.deployment import KVCacheConfig
-from mstar_core.conformance.desk import Ask
-from mstar_core.conformance.outcome import Item, Outcome
+from mstar_core.conformance.fake_api import ReceivedOutput, RequestOutcome, SampleRequest
 from mstar_core.plugin.processor import MediaPart
 from tests.runtime.deployment import Deployment, Served
 
@@ -52,13 +51,15 @@ class Server:
             headers={"accept": accept} if accept else {},
         )  # fmt: skip
 
-    def request(self, *, media: Sequence[MediaPart], params: Mapping[str, Any], outputs: Sequence[str]) -> Outcome:
+    def request(
+        self, *, media: Sequence[MediaPart], params: Mapping[str, Any], outputs: Sequence[str]
+    ) -> RequestOutcome:
         """One request, streamed, to its end."""
         answer = self.post(media, params, outputs, streaming="true")
         assert answer.status_code == 200, answer.text
         return outcome_of(answer.text)
 
-    def ask(self, *asks: Ask) -> list[Outcome]:
+    def ask(self, *asks: SampleRequest) -> list[RequestOutcome]:
         """Several requests at once."""
         with concurrent.futures.ThreadPoolExecutor(len(asks)) as pool:
             futures = [
@@ -72,7 +73,7 @@ class Server:
         return []
 
 
-def outcome_of(lines: str) -> Outcome:
+def outcome_of(lines: str) -> RequestOutcome:
     """What a stream of JSON lines tells."""
     items, outputs, error = [], {}, ""
     for line in filter(None, map(str.strip, lines.splitlines())):
@@ -89,6 +90,6 @@ def outcome_of(lines: str) -> Outcome:
                 outputs["video"] = outputs.get("video", b"") + data
             case modality:
                 array = np.frombuffer(data, np.dtype(meta["dtype"]).newbyteorder("<")).reshape(meta["shape"])
-                items.append(Item(modality=modality, port=meta["name"], array=array, meta=meta))
+                items.append(ReceivedOutput(modality=modality, port=meta["name"], array=array, meta=meta))
                 outputs[modality] = outputs.get(modality, b"") + data
-    return Outcome(status="failed" if error else "finished", outputs=outputs, chunks=(), items=tuple(items))
+    return RequestOutcome(status="failed" if error else "finished", outputs=outputs, chunks=(), items=tuple(items))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.conformance.bench import Bench
+from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.errors import ConfigError, StartError
 from mstar_core.plugin.spec_check import check_spec
 from mstar_vjepa2 import tiny
@@ -69,7 +69,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_its_base_model_encodes_predicts_and_classifies(tiny_base: Path) -> None:
-    bench = Bench(SPECS["vjepa2"].bound(tiny_base, {}), tiny_base)
+    bench = LocalRuntime(SPECS["vjepa2"].bound(tiny_base, {}), tiny_base)
     for task, port, size in (("encode", "encoder_hidden", 48), ("predict", "predicted_hidden", 48),
                              ("rollout", "predicted_hidden", 48), ("classify", "logits", 4)):  # fmt: skip
         outcome = bench.request(media=[film(8)], params={"task": task}, outputs=("tensor",))
@@ -80,7 +80,7 @@ def test_its_base_model_encodes_predicts_and_classifies(tiny_base: Path) -> None
 
 
 def test_its_action_model_heeds_actions(tiny_ac: Path) -> None:
-    bench = Bench(SPECS["vjepa2_ac"].bound(tiny_ac, {}), tiny_ac)
+    bench = LocalRuntime(SPECS["vjepa2_ac"].bound(tiny_ac, {}), tiny_ac)
 
     def roll(move: float) -> Any:
         params = {"task": "rollout", "actions": [[move] * 7] * 2, "states": [[0.1] * 7]}

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mstar_core.conformance.bench import Bench
-from mstar_core.conformance.desk import Ask
-from mstar_core.conformance.outcome import Outcome
+from mstar_core.conformance.fake_api import RequestOutcome, SampleRequest
+from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.errors import RequestError
 
 from .conftest import SPECS, Golden, Ways, film, gap, npy, picture, png
@@ -28,17 +27,17 @@ GREY = 0.018
 """One grey level of a pixel, normalised."""
 
 
-def served(name: str, folder: Path, ranks: int = 1) -> Bench:
-    return Bench(SPECS[name].bound(folder, SPECS[name].model_kwargs), folder, ranks=ranks)
+def served(name: str, folder: Path, ranks: int = 1) -> LocalRuntime:
+    return LocalRuntime(SPECS[name].bound(folder, SPECS[name].model_kwargs), folder, ranks=ranks)
 
 
-def ended(bench: Ways, *media: Any, outputs: tuple[str, ...] = ("tensor",), **params: Any) -> Outcome:
+def ended(bench: Ways, *media: Any, outputs: tuple[str, ...] = ("tensor",), **params: Any) -> RequestOutcome:
     outcome = bench.request(media=media, params=params, outputs=outputs)
     assert outcome.status == "finished", outcome.cause
     return outcome
 
 
-def only(outcome: Outcome, port: str) -> Any:
+def only(outcome: RequestOutcome, port: str) -> Any:
     (value,) = outcome.of(port)
     return value
 
@@ -126,7 +125,7 @@ def test_requests_of_mixed_kinds_at_once(base: Golden, base_bench: Ways) -> None
     given, wanted = base.given, base.expected
     clips = [npy(each) for each in given["pixel_values_videos"]]
     kinds: list[dict[str, Any]] = [{}, {"pooling": "mean"}, {"task": "classify"}, {"task": "predict"}, {"layers": [0]}]
-    asks = [Ask(media=[clips[n % 2]], params=kind, outputs=("tensor",)) for n in range(2) for kind in kinds]
+    asks = [SampleRequest(media=[clips[n % 2]], params=kind, outputs=("tensor",)) for n in range(2) for kind in kinds]
     outcomes = base_bench.ask(*asks)
     assert [each.status for each in outcomes] == ["finished"] * len(asks)
     for row in range(2):
@@ -215,7 +214,7 @@ def test_an_uploaded_goal_is_encoded_with_the_start(ac: Golden, ac_bench: Ways) 
 def test_rollouts_of_different_lengths_share_a_worker(ac: Golden, ac_bench: Ways) -> None:
     given, wanted = ac.given, ac.expected
     asks = [
-        Ask(media=[start(ac)], outputs=("tensor",), params={
+        SampleRequest(media=[start(ac)], outputs=("tensor",), params={
             "task": "rollout", "actions": given["roll_actions"][n % 3, : 1 + n % 4].tolist(),
             "states": given["roll_state0"][0].tolist()})
         for n in range(7)
@@ -229,7 +228,7 @@ def test_rollouts_of_different_lengths_share_a_worker(ac: Golden, ac_bench: Ways
 def test_a_client_that_leaves_a_rollout_leaves_nothing(turns: int, ac: Golden, ac_folder: Path) -> None:
     bench = served("vjepa2_ac", ac_folder)
     params = {"task": "rollout", "actions": [MOVE] * 4, "states": [POSE]}
-    call = bench.send(Ask(media=[start(ac)], params=params, outputs=("tensor",)))
+    call = bench.send(SampleRequest(media=[start(ac)], params=params, outputs=("tensor",)))
     for _ in range(turns):
         bench.step()
     bench.cancel(call)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from mstar_core.conformance.bench import Bench
-from mstar_core.conformance.desk import Ask
-from mstar_core.conformance.nodes import Settings
+from mstar_core.conformance.fake_api import SampleRequest
+from mstar_core.conformance.nodes import RuntimeSettings
+from mstar_core.conformance.runtime import LocalRuntime
 from mstar_vjepa2.nodes.encoder import Encoder
 from mstar_vjepa2.nodes.rotary import Rotary3D
 
@@ -167,7 +167,7 @@ def test_any_mixture_of_requests_equals_each_alone(ac: Golden, ac_bench: Ways) -
     taught = {"actions": given["tf_actions"][0].tolist(), "states": given["tf_states"][0].tolist()}
     context = {"context_frames": 2, "actions": given["ctx_actions"].tolist(), "states": given["ctx_states"][0].tolist()}
     asks = [
-        Ask(media=[start(ac, frames)], params=params, outputs=("tensor",))
+        SampleRequest(media=[start(ac, frames)], params=params, outputs=("tensor",))
         for frames, params in [
             (6, {}), (1, rolled(ac)), (1, rolled(ac, goal=goal(ac))), (1, few), (4, {"task": "predict", **taught}),
             (2, {"task": "rollout", **context}), (1, plain_plan(ac, goal=goal(ac), seed=3)),
@@ -193,11 +193,11 @@ def test_requests_whose_candidates_do_not_fit_together_are_all_answered(
         asked: Ways = request.getfixturevalue("ac_server")
     else:
         spec = SPECS["vjepa2_ac"].bound(ac_folder, {})
-        asked = Bench(spec, ac_folder, Settings(pages=1024, lookahead=int(way != "bench")))
+        asked = LocalRuntime(spec, ac_folder, RuntimeSettings(pages=1024, lookahead=int(way != "bench")))
     moves = ac.given["roll_actions"][:, :2]
     many = moves.repeat(-(-400 // len(moves)), 1, 1)[:400].tolist()
     asks = [
-        Ask(media=[start(ac)], params=params, outputs=BOTH)
+        SampleRequest(media=[start(ac)], params=params, outputs=BOTH)
         for params in (
             *[rolled(ac, actions=many, goal=goal(ac)) for _ in range(4)], rolled(ac, goal=goal(ac)),
             plain_plan(ac, goal=goal(ac), samples=600, cem_steps=2), rolled(ac, actions=many, goal=goal(ac)),
@@ -248,7 +248,7 @@ def test_candidates_and_plans_on_two_ranks(ac: Golden, ac_folder: Path) -> None:
 def test_a_deployment_that_takes_longer_rollouts_runs_them(ac: Golden, ac_folder: Path) -> None:
     frames = 37
     spec = SPECS["vjepa2_ac"].bound(ac_folder, {"max_latent_frames": frames})
-    bench = Bench(spec, ac_folder, Settings(max_seq_len=spec.max_seq_len))
+    bench = LocalRuntime(spec, ac_folder, RuntimeSettings(max_seq_len=spec.max_seq_len))
     actions = ac.given["roll_actions"][:2].tile(1, 10, 1)[:, :frames].tolist()
     outcome = ended(bench, start(ac), **rolled(ac, actions=actions))
     made = frames_of(outcome)

@@ -1,4 +1,4 @@
-"""Tensors between the parts of a bench: every one is a loan that must be given back. Owned by a bench."""
+"""In-memory tensor transport of the in-process runtime. Each tensor is a loan that must be released."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Ledger:
-    """All loans of a bench by (owner, slot). A slot is never used twice, so a late return cannot hit another loan."""
+class LoanLedger:
+    """All loans of a runtime by (owner, slot). Slots are never reused, so a late release cannot end another loan."""
 
     arrays: dict[tuple[str, int], Array] = field(default_factory=dict)
     last: int = 0
 
     def live(self) -> Counter[str]:
-        """Loans that have not ended, by owner."""
+        """Count the open loans by owner."""
         return Counter(owner for owner, _ in self.arrays)
 
 
 class MemoryTransport:
-    """A `TensorTransport` that copies into a ledger. One for each part of a bench."""
+    """A `TensorTransport` that copies into a ledger. Each process of a runtime has one."""
 
-    def __init__(self, name: str, ledger: Ledger) -> None:
+    def __init__(self, name: str, ledger: LoanLedger) -> None:
         self._name = name
         self._ledger = ledger
         self._sent_bytes = 0
 
     @property
     def endpoint(self) -> str:
-        """Peers find everything in the ledger."""
+        """Empty: peers read from the shared ledger."""
         return ""
 
     @property
     def live(self) -> int:
-        """Loans of this part that have not ended."""
+        """Number of open loans of this process."""
         return self._ledger.live()[self._name]
 
     @property
     def used_bytes(self) -> int:
-        """Memory in this part's loans."""
+        """Bytes in this process's open loans."""
         return sum(array.nbytes for (owner, _), array in self._ledger.arrays.items() if owner == self._name)
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of all tensors that were put so far."""
+        """Total bytes of all tensors put so far."""
         return self._sent_bytes
 
     def put(self, array: Array, to: str, *, dtype: str | None = None) -> ShmTensor:
@@ -67,26 +67,26 @@ class MemoryTransport:
         )  # fmt: skip
 
     def get(self, ref: TensorRef) -> Array:
-        """The lent elements. Raises TransportError when the loan has ended: the memory might hold anything by now."""
+        """Return the elements. Raises TransportError if the loan has ended, since its memory may be reused."""
         if isinstance(ref, InlineTensor):
             return inline_array(ref)
         found = self._ledger.arrays.get((ref.owner, ref.slot))
         if found is None:
             raise TransportError("a tensor was read after its loan had ended", f"{ref.dtype}{list(ref.shape)}")
-        return found.copy()  # the reader may use it after giving the loan back
+        return found.copy()  # the reader may use it after the release
 
     copy = get
 
     def release(self, slot: int, generation: int) -> bool:
-        """End a loan of this part."""
+        """Release a loan of this process."""
         return self._ledger.arrays.pop((self._name, slot), None) is not None
 
     def connect(self, peer: str, endpoint: str, incarnation: int) -> None:
-        """Everybody is there from the start."""
+        """Do nothing: all peers exist from the start."""
 
     def reclaim(self, peer: str, incarnation: int | None = None) -> int:
-        """Parts of a bench do not die."""
+        """Return 0: processes of this runtime do not die."""
         return 0
 
     def close(self) -> None:
-        """The ledger goes with the bench."""
+        """Do nothing: the runtime owns the ledger."""

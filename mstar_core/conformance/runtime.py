@@ -1,7 +1,7 @@
-"""The whole path of requests in one process: a real conductor, a real worker for each rank, real engines, no sockets.
+"""In-process runtime: a real conductor, one real worker per rank and real engines, without sockets.
 
-Used by the runtime checks and by tests. Everything that a process boundary would do to a message or a tensor is done:
-messages pass the wire format, tensors are loans that must be given back.
+Used by the conformance checks and by tests. It applies everything that a process boundary does to messages and
+tensors: messages pass the wire format, tensors are loans that must be released.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ import torch
 
 from mstar_core.conductor.conductor import Conductor
 from mstar_core.config.deployment import NodePlacement, Plan, RankPlan
-from mstar_core.conformance.clock import TickingClock
-from mstar_core.conformance.desk import Ask, Call, Desk, make_processor
-from mstar_core.conformance.loans import Ledger, MemoryTransport
-from mstar_core.conformance.nodes import BuiltNode, Faults, Settings, build_nodes, make_runners
-from mstar_core.conformance.outcome import Outcome
-from mstar_core.conformance.post import Post, PostBox
+from mstar_core.conformance.fake_api import FakeApi, OpenRequest, RequestOutcome, SampleRequest, make_processor
+from mstar_core.conformance.mailbox import FakeMailbox, MailboxNetwork
+from mstar_core.conformance.nodes import BuiltNode, Faults, RuntimeSettings, build_nodes, make_runners
+from mstar_core.conformance.transport import LoanLedger, MemoryTransport
 from mstar_core.engine.base import Handle, SamplingParams
 from mstar_core.errors import EngineError, MstarError
 from mstar_core.messages.life import PeerReady
@@ -39,12 +37,30 @@ if TYPE_CHECKING:
     from mstar_core.process.life import ChildLife
     from mstar_core.transport import Courier, Mailbox
 
+TICK_S: Final = 1e-4
+"""Time that passes with each reading of the clock, so that shares of device time are the same in every run."""
+
 MOST_STEPS: Final = 20_000
-"""A bench that turns more often than this does not end."""
+"""A run that takes more turns than this is treated as endless."""
+
+
+class TickingClock:
+    """Deterministic clock: advances by TICK_S with each reading, and by `leap`."""
+
+    def __init__(self) -> None:
+        self._now_s = 1.0
+
+    def __call__(self) -> float:
+        self._now_s += TICK_S
+        return self._now_s
+
+    def leap(self, seconds: float) -> None:
+        """Advance by `seconds`."""
+        self._now_s += seconds
 
 
 class QuietLife:
-    """The life of a worker that nobody supervises."""
+    """Process life-cycle of a worker without a supervisor."""
 
     stop_reason: str | None = None
 
@@ -52,32 +68,32 @@ class QuietLife:
         self.name = name
 
     def on(self, message: Message) -> bool:
-        """No message concerns it."""
+        """Ignore the message."""
         return False
 
     def beat(self, now: float, *, work_ready: bool = False, steps: int = 0) -> None:
-        """Nobody listens."""
+        """Discard the report."""
 
     def wait_s(self, now: float) -> float:
-        """A bench never waits."""
+        """Return 0: this runtime never sleeps."""
         return 0.0
 
     def telemetry(self, values: dict[str, float], *_: object, **__: object) -> None:
-        """Nobody listens."""
+        """Discard the report."""
 
 
-class Bench:
-    """One deployment of a model.
+class LocalRuntime:
+    """One deployment of a model in this process.
 
-    ranks: over how many its nodes are spread. built: nodes that are there already, to be shared. slow: links whose
-    messages come a turn later.
+    ranks: number of ranks that the nodes are spread over. built: nodes that are already built, to be shared.
+    slow: links whose messages arrive one turn later.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
         folder: Path,
-        settings: Settings | None = None,
+        settings: RuntimeSettings | None = None,
         *,
         ranks: int = 1,
         built: Mapping[str, BuiltNode] | None = None,
@@ -85,23 +101,23 @@ class Bench:
         faults: Faults | None = None,
         slow: Collection[tuple[str, str]] = (),
     ) -> None:
-        settings = settings or Settings()
+        settings = settings or RuntimeSettings()
         self.settings = replace(settings, max_seq_len=min(settings.max_seq_len, spec.max_seq_len))
         self.clock = TickingClock()
-        self.post = Post(slow)
-        self.ledger = Ledger()
+        self.post = MailboxNetwork(slow)
+        self.ledger = LoanLedger()
         self.steps = 0
-        self._probed = 0  # handles up to here were found to be free
+        self._probed = 0  # handles up to this one have been checked
         plan = spread(spec, ranks)
-        box = PostBox(self.post, CONDUCTOR)
+        box = FakeMailbox(self.post, CONDUCTOR)
         self._inbox = box
         self.conductor = Conductor(spec, plan, box, max_seq_len=self.settings.max_seq_len, clock=self.clock)
         nodes = build_nodes(spec, folder) if built is None else built
         self.workers = [self._worker(spec, rank, nodes, faults) for rank in plan.ranks]
         for rank in plan.ranks:
             self.conductor.on(PeerReady(name=worker_name(rank.rank), incarnation=1))
-        self.desk = Desk(
-            spec, processor or make_processor(spec, folder), PostBox(self.post, API), self._transport(API),
+        self.api = FakeApi(
+            spec, processor or make_processor(spec, folder), FakeMailbox(self.post, API), self._transport(API),
             self.settings.max_seq_len,
         )  # fmt: skip
 
@@ -113,28 +129,28 @@ class Bench:
         params: Mapping[str, Any] | None = None,
         outputs: Sequence[str] = (),
         **more: Any,
-    ) -> Outcome:
-        """One request, alone to its end. Raises RequestError when it is refused."""
-        return self.ask(Ask(text=text, params=params or {}, outputs=outputs, **more))[0]
+    ) -> RequestOutcome:
+        """Run one request to its end. Raises RequestError if it is refused."""
+        return self.ask(SampleRequest(text=text, params=params or {}, outputs=outputs, **more))[0]
 
-    def ask(self, *asks: Ask) -> list[Outcome]:
-        """Requests sent together, and all run to their ends."""
+    def ask(self, *asks: SampleRequest) -> list[RequestOutcome]:
+        """Send requests together and run all of them to their ends."""
         calls = [self.send(ask) for ask in asks]
         self.run()
         return [ended(call) for call in calls]
 
-    def send(self, ask: Ask) -> Call:
-        """Begin a request. Raises RequestError when it is refused."""
-        return self.desk.send(ask)
+    def send(self, ask: SampleRequest) -> OpenRequest:
+        """Start a request. Raises RequestError if it is refused."""
+        return self.api.send(ask)
 
-    def cancel(self, call: Call) -> None:
-        """The client goes away."""
-        self.desk.cancel(call)
+    def cancel(self, call: OpenRequest) -> None:
+        """Disconnect the client of a request."""
+        self.api.cancel(call)
 
     # -- turning ----------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """One turn of every part: the conductor, each rank, the client's side. False when nothing is left to do."""
+        """Run one turn of the conductor, each worker and the client side. Returns False once no work is left."""
         self.steps += 1
         self.post.turn()
         letters = self._inbox.drain()
@@ -146,48 +162,48 @@ class Bench:
                 worker.turn()
         moved = sum(worker.steps.collected for worker in self.workers) > before
         is_moving = moved or any(worker.steps.count for worker in self.workers)
-        has_mail = self.desk.turn()
+        has_mail = self.api.turn()
         return bool(letters) or is_moving or has_mail or self.post.waiting > 0
 
     def run(self) -> None:
-        """Turn until nothing is left to do. Raises EngineError when that never comes, or calls are left waiting."""
+        """Take turns until no work is left. Raises EngineError if that never happens or a request has no end."""
         for _ in range(MOST_STEPS):
             if not self.step():
                 break
         else:
             raise EngineError(f"the work does not end within {MOST_STEPS} turns")
-        if self.desk.calls:
-            waiting = ", ".join(call.ask.name or f"request {call.handle}" for call in self.desk.calls.values())
-            raise EngineError(f"nothing moves any more, and these have not ended: {waiting}")
+        if self.api.calls:
+            waiting = ", ".join(call.ask.name or f"request {call.handle}" for call in self.api.calls.values())
+            raise EngineError(f"no work is left, but these requests have not ended: {waiting}")
 
     def expire(self) -> None:
-        """Let the conductor look at its deadlines."""
+        """Check all deadlines."""
         self.conductor.expire()
 
     # -- what is left -----------------------------------------------------------------------------------------
 
     def leaks(self) -> list[str]:
-        """What is still held although no request is in flight; empty when all is well."""
+        """List the resources that are still held although no request is in flight."""
         found = [f"the conductor holds request {handle}" for handle in self.conductor.requests]
         found += [f"the router counts {n} requests on rank {r}" for r, n in self.conductor.router.load.items() if n]
         for worker in self.workers:
             found += self._worker_leaks(worker)
         found += [f"{count} tensors of {owner} are lent" for owner, count in self.ledger.live().items()]
         if not found:
-            self._probed = self.desk.sent
+            self._probed = self.api.sent
         return found
 
     def _worker_leaks(self, worker: Worker) -> list[str]:
         name = worker.life.name
         found = [f"{name} holds request {handle}" for handle in worker.executor.requests]
-        jobs = len(worker.executor._jobs.under_way)  # the table that a wrong end would leave rows in
+        jobs = len(worker.executor._jobs.under_way)  # a wrong end would leave entries in this table
         if jobs:
             found.append(f"{name} holds {jobs} jobs")
         for node, runner in worker.runners.items():
             memory, pressure = runner.memory(), runner.pressure()
             held = {"pages": memory.pages_used, "slots": memory.slots_used, "jobs": pressure.ready + pressure.waiting}
             found += [f"node {node} on {name} holds {count} {what}" for what, count in held.items() if count]
-            for handle in range(self._probed + 1, self.desk.sent + 1):
+            for handle in range(self._probed + 1, self.api.sent + 1):
                 try:
                     runner.open(Handle(handle), SamplingParams(), 1)
                 except MstarError:
@@ -202,10 +218,10 @@ class Bench:
 
     def _worker(self, spec: ModelSpec, rank: RankPlan, built: Mapping[str, BuiltNode], faults: Faults | None) -> Worker:
         name = worker_name(rank.rank)
-        box, transport = PostBox(self.post, name), self._transport(name)
+        box, transport = FakeMailbox(self.post, name), self._transport(name)
         runners = make_runners(built, rank.nodes, self.settings, self.clock, faults)
         outbox = Outbox(name, rank.rank, box, transport)
-        # The post box does what the loop asks of a mailbox and a courier, without their sockets.
+        # The fake mailbox has the methods of a mailbox and a courier that the loop calls.
         return Worker(
             mailbox=cast("Mailbox[Envelope]", box), courier=cast("Courier[Message]", box), transport=transport,
             life=cast("ChildLife", QuietLife(name)), outbox=outbox, runners=runners,
@@ -219,7 +235,7 @@ class Bench:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: a miniature's operations are too small to share, and sums keep their order."""
+    """Compute on one thread: a miniature's operations are too small to split, and sums keep their order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -228,15 +244,15 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def ended(call: Call) -> Outcome:
-    """The outcome of a call that has ended."""
+def ended(call: OpenRequest) -> RequestOutcome:
+    """Return the outcome of a request that has ended."""
     if call.outcome is None:
         raise EngineError(f"request {call.ask.name or call.handle} has not ended")
     return call.outcome
 
 
 def spread(spec: ModelSpec, ranks: int) -> Plan:
-    """The model's nodes dealt out over ranks, one after the other; a node on a branch stays with its parent."""
+    """Assign the model's nodes to ranks in turn; a node on a cache branch stays with its parent."""
     roots = [node.name for node in spec.nodes if node.of is None]
     rank_of = {name: index % ranks for index, name in enumerate(roots)}
     placements = tuple(NodePlacement(node=name, replicas=((rank,),)) for name, rank in rank_of.items())

@@ -1,4 +1,4 @@
-"""Bronze: a miniature serves every walk, and what it gives is what the spec says. Each check takes a Subject."""
+"""Bronze checks: a miniature serves every walk, and its outputs match the spec."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mstar_core.plugin.conformance import Subject
 from mstar_core.plugin.modality import Action, Audio
 
 if TYPE_CHECKING:
-    from mstar_core.conformance.outcome import Chunk, Item, Outcome
+    from mstar_core.conformance.fake_api import ReceivedOutput, RenderedChunk, RequestOutcome
 
 SIGNATURES: Final = {
     "image": (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF"),
     "video": (b"\x00\x00\x00", b"\x1aE\xdf\xa3", b"RIFF"),
 }
-"""How files of these kinds begin: PNG, JPEG or WebP; MP4, Matroska or AVI."""
+"""First bytes of files: PNG, JPEG or WebP; MP4, Matroska or AVI."""
 
 NUMPY_NAMES: Final = {
     "i64": "int64", "i32": "int32", "i16": "int16", "u8": "uint8", "bool": "bool", "f64": "float64", "f32": "float32",
@@ -29,7 +29,7 @@ NUMPY_NAMES: Final = {
 
 
 def serves_every_walk(subject: Subject) -> None:
-    """Every sample runs to its end, and together they take every walk."""
+    """Run every sample to its end; together they must take every walk."""
     small = miniature(subject)
     for ask in small.asks:
         small.alone(ask)
@@ -39,7 +39,7 @@ def serves_every_walk(subject: Subject) -> None:
 
 
 def outputs_as_declared(subject: Subject) -> None:
-    """Each value fits the port that it came from, its bytes the modality; every declared modality was given by one."""
+    """Check each value against its port and each encoding against its modality; every modality must occur."""
     small = miniature(subject)
     ports = _ports(small)
     given: set[str] = set()
@@ -53,17 +53,19 @@ def outputs_as_declared(subject: Subject) -> None:
         _check_whole(small, outcome, ask.name)
         gives = {modality for modality, data in outcome.outputs.items() if data}
         given |= gives
-        accepted |= set(ask.outputs) if gives else set()  # a client may ask for more than its request gives
+        accepted |= set(ask.outputs) if gives else set()  # a client may request more than the walk produces
         unasked = set(outcome.outputs) - set(ask.outputs) if ask.outputs else set()
         if unasked:
-            raise PluginError(f"{ask.name} got {', '.join(sorted(unasked))}, which it did not ask for")
+            raise PluginError(f"{ask.name} received {', '.join(sorted(unasked))}, which it did not request")
     missed = [modality.kind for modality in small.spec.outputs if modality.kind not in given | accepted]
     if missed:
-        raise PluginError(f"no sample gave {', '.join(missed)}", hint="add a Sample that does, or do not declare it")
+        raise PluginError(
+            f"no sample produced {', '.join(missed)}", hint="add a Sample that does, or do not declare it"
+        )
 
 
 def _ports(small: Miniature) -> dict[str, list[PortType]]:
-    """Types of the ports whose values go to the client, by port."""
+    """Collect the types of the ports whose values go to the client."""
     found: dict[str, list[PortType]] = {}
     for partition in small.spec.partitions:
         for walk in partition.walks.values():
@@ -76,27 +78,32 @@ def _ports(small: Miniature) -> dict[str, list[PortType]]:
     return found
 
 
-def _check_item(small: Miniature, item: Item, ports: dict[str, list[PortType]], name: str) -> None:
+def _check_item(small: Miniature, item: ReceivedOutput, ports: dict[str, list[PortType]], name: str) -> None:
     if small.spec.output(item.modality) is None:
-        raise PluginError(f"{name} gave {item.modality}, which the model does not declare")
+        raise PluginError(f"{name} produced {item.modality}, which the model does not declare")
     allowed = ports.get(item.port, [])
     has_rows = any(node.kv is not None and node.kv.rows for node in small.spec.nodes)
     if allowed and not any(_fits(kind, item, has_rows) for kind in allowed):
         raise PluginError(
-            f"{name}: port {item.port} gave {item.array.dtype.name}{list(item.array.shape)}",
+            f"{name}: port {item.port} produced {item.array.dtype.name}{list(item.array.shape)}",
             f"it is declared as {' or '.join(sorted({str(kind) for kind in allowed}))}",
-            "declare what the node gives",
+            "declare the type that the node produces",
         )
     declared = small.spec.output(item.modality)
     if isinstance(declared, Action):
         sizes = (declared.horizon, declared.dim)
         shape = item.array.shape[-2:]
         if len(shape) != 2 or any(size is not None and size != got for size, got in zip(sizes, shape, strict=True)):
-            raise PluginError(f"{name} gave an action of shape {list(item.array.shape)}", f"declared is {list(sizes)}")
+            raise PluginError(
+                f"{name} produced an action of shape {list(item.array.shape)}", f"declared is {list(sizes)}"
+            )
 
 
-def _fits(kind: PortType, item: Item, has_rows: bool) -> bool:
-    """has_rows: requests of this model may run several rows, which types leave out: they lie on an axis before."""
+def _fits(kind: PortType, item: ReceivedOutput, has_rows: bool) -> bool:
+    """Return whether a value matches a port type.
+
+    has_rows: requests of this model may have several candidates, on a leading axis that the types do not show.
+    """
     dtype = NUMPY_NAMES.get(kind.dtype)
     if dtype is not None and dtype != item.array.dtype.name:
         return False
@@ -110,7 +117,7 @@ def _fits(kind: PortType, item: Item, has_rows: bool) -> bool:
     )
 
 
-def _check_chunk(small: Miniature, chunk: Chunk, name: str) -> None:
+def _check_chunk(small: Miniature, chunk: RenderedChunk, name: str) -> None:
     declared = small.spec.output(chunk.modality)
     if isinstance(declared, Audio):
         facts = {"sample_rate": declared.rate, "num_channels": declared.channels}
@@ -118,18 +125,20 @@ def _check_chunk(small: Miniature, chunk: Chunk, name: str) -> None:
             if chunk.metadata.get(key, value) != value:
                 raise PluginError(f"{name}: {key} is {chunk.metadata[key]}", f"the spec declares {value}")
         if len(chunk.data) % (2 * declared.channels):
-            raise PluginError(f"{name}: {len(chunk.data)} bytes are no whole samples of 16 bits and all channels")
+            raise PluginError(
+                f"{name}: {len(chunk.data)} bytes are not a whole number of 16-bit samples of all channels"
+            )
     if "dtype" in chunk.metadata and "shape" in chunk.metadata:
         size = math.prod(chunk.metadata["shape"]) * np.dtype(chunk.metadata["dtype"]).itemsize
         if len(chunk.data) != size:
-            raise PluginError(f"{name}: {len(chunk.data)} bytes of {chunk.modality}", f"its metadata tell of {size}")
-        return  # numbers under the name of a medium, as earlier clients ask for them
+            raise PluginError(f"{name}: {len(chunk.data)} bytes of {chunk.modality}", f"its metadata says {size}")
+        return  # raw numbers under a media modality, as earlier clients request them
     begins = SIGNATURES.get(chunk.modality)
     if begins is not None and not chunk.data.startswith(begins):
-        raise PluginError(f"{name}: {chunk.modality} begins with {chunk.data[:4]!r}", "that is no known kind of file")
+        raise PluginError(f"{name}: {chunk.modality} begins with {chunk.data[:4]!r}", "not a known file type")
 
 
-def _check_whole(small: Miniature, outcome: Outcome, name: str) -> None:
+def _check_whole(small: Miniature, outcome: RequestOutcome, name: str) -> None:
     text = outcome.outputs.get("text")
     if text is None:
         return

@@ -1,4 +1,4 @@
-"""Takes the api's place in a bench: checks and prepares requests, collects what comes back, makes bytes of it."""
+"""Fake api of the in-process runtime: checks and preprocesses requests, collects outputs and encodes them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mstar_core.conformance.loans import MemoryTransport
-from mstar_core.conformance.outcome import Chunk, Item, Outcome, Status
-from mstar_core.conformance.post import PostBox
+from mstar_core.conformance.mailbox import FakeMailbox
+from mstar_core.conformance.transport import MemoryTransport
 from mstar_core.errors import EngineError, PluginError
 from mstar_core.messages.flow import Outputs, TensorFreed
 from mstar_core.messages.names import CONDUCTOR
@@ -35,12 +34,61 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 600.0
 NUMBERS = ("action", "scalar", "tensor")
-"""Modalities that travel as the bytes of their numbers."""
+"""Modalities that are sent as the raw bytes of their arrays."""
+
+
+Status = Literal["finished", "failed", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """One request as a client would send it. outputs: modalities, by default the model's first (text before others)."""
+class ReceivedOutput:
+    """One output value that a worker sent for the client."""
+
+    modality: str
+    port: str
+    array: Array
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedChunk:
+    """One output as bytes, with the processor's metadata."""
+
+    modality: str
+    data: bytes
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutcome:
+    """Result of a request. outputs: all bytes by modality. reason: `stop` or `length` if it finished.
+
+    counts: of loops and ports, over all walks. error: cause of a failure.
+    """
+
+    status: Status
+    outputs: Mapping[str, bytes]
+    chunks: tuple[RenderedChunk, ...]
+    items: tuple[ReceivedOutput, ...]
+    reason: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    error: ErrorInfo | None = None
+
+    @property
+    def cause(self) -> str:
+        """Cause of the failure in one line."""
+        if self.error is None:
+            return ""
+        return f"{self.error.message}: {self.error.detail}" if self.error.detail else self.error.message
+
+    def of(self, port: str) -> list[Array]:
+        """Return the values of one port, in order."""
+        return [item.array for item in self.items if item.port == port]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """One request as a client sends it. outputs: modalities; by default text, else the model's first."""
 
     text: str | None = None
     media: Sequence[MediaPart] = ()
@@ -53,17 +101,17 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Call:
-    """A request on its way. Owned by the desk; `outcome` is there when it has ended."""
+class OpenRequest:
+    """A request in flight. Owned by the fake api, which sets `outcome` at its end."""
 
     handle: int
-    ask: Ask
+    ask: SampleRequest
     lent: list[TensorRef] = field(default_factory=list)
-    items: list[Item] = field(default_factory=list)
-    early: dict[tuple[str, int], Item] = field(default_factory=dict)
+    items: list[ReceivedOutput] = field(default_factory=list)
+    early: dict[tuple[str, int], ReceivedOutput] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
     finished: RequestFinished | None = None
-    outcome: Outcome | None = None
+    outcome: RequestOutcome | None = None
 
     @property
     def is_over(self) -> bool:
@@ -71,7 +119,7 @@ class Call:
 
 
 def make_processor(spec: ModelSpec, folder: Path) -> Processor:
-    """The model's processor, as a process of the api's pool makes it."""
+    """Make the model's processor as a pool process of the api does."""
     if spec.processor is None:
         raise PluginError(f"{spec.name} names no processor", hint='"package.module:Class"', plugin=spec.plugin)
     module, _, name = spec.processor.partition(":")
@@ -79,13 +127,13 @@ def make_processor(spec: ModelSpec, folder: Path) -> Processor:
     return made
 
 
-class Desk:
-    """All calls of a bench."""
+class FakeApi:
+    """Client side of the in-process runtime. Owns all its requests."""
 
     def __init__(
-        self, spec: ModelSpec, processor: Processor, box: PostBox, transport: MemoryTransport, max_seq_len: int
+        self, spec: ModelSpec, processor: Processor, box: FakeMailbox, transport: MemoryTransport, max_seq_len: int
     ) -> None:
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, OpenRequest] = {}
         self._spec = spec
         self._processor = processor
         self._box = box
@@ -93,8 +141,8 @@ class Desk:
         self._max_seq_len = max_seq_len
         self.sent = 0
 
-    def send(self, ask: Ask) -> Call:
-        """Check a request and hand it to the conductor. Raises RequestError as the api would refuse it."""
+    def send(self, ask: SampleRequest) -> OpenRequest:
+        """Check a request and send it to the conductor. Raises RequestError where the api would refuse it."""
         params = parse_params(self._spec.params, ask.params).params
         if getattr(params, "seed", 0) is None:
             params = dataclasses.replace(params, seed=ask.seed)
@@ -106,32 +154,32 @@ class Desk:
             )
         )  # fmt: skip
         self.sent += 1
-        call = self.calls[self.sent] = Call(self.sent, ask)
+        call = self.calls[self.sent] = OpenRequest(self.sent, ask)
         segments = [
             SegmentRef(kind=s.kind, length=s.length, inputs=self._lend(call, s.arrays)) for s in inputs.segments
         ]
         request = NewRequest(
-            handle=call.handle, request_id=f"bench-{call.handle}", params=plain_params(params, inputs),
+            handle=call.handle, request_id=f"runtime-{call.handle}", params=plain_params(params, inputs),
             outputs=list(outputs), inputs=self._lend(call, inputs.arrays), segments=segments, seed=ask.seed,
             deadline_s=ask.deadline_s, prompt_tokens=inputs.prompt_tokens,
         )  # fmt: skip
         self._box.send(CONDUCTOR, request)
         return call
 
-    def cancel(self, call: Call) -> None:
-        """End a request from the client's side, as a disconnect does."""
+    def cancel(self, call: OpenRequest) -> None:
+        """Cancel a request as a client disconnect does."""
         if not call.is_over:
             self._box.send(CONDUCTOR, CancelRequest(handle=call.handle, why="disconnect"))
             self._end(call, "cancelled")
 
     def turn(self) -> bool:
-        """Take what came in. Whether there was anything."""
+        """Process all received messages. Returns whether there was any."""
         letters = self._box.drain()
         for letter in letters:
             match letter.body:
                 case Outputs(worker=worker, items=items, finished=ends):
                     for item in items:
-                        found = Item(
+                        found = ReceivedOutput(
                             modality=item.modality, port=item.port, array=self._read(item.ref), meta=dict(item.meta)
                         )
                         self._take(worker, item.handle, item.seq, found)
@@ -149,7 +197,7 @@ class Desk:
 
     # -- what comes back --------------------------------------------------------------------------------------
 
-    def _take(self, worker: str, handle: int, seq: int, item: Item) -> None:
+    def _take(self, worker: str, handle: int, seq: int, item: ReceivedOutput) -> None:
         call = self.calls.get(handle)
         if call is None or call.is_over:
             return
@@ -165,18 +213,18 @@ class Desk:
             call.finished = message
             self._close_if_complete(call)
 
-    def _close_if_complete(self, call: Call) -> None:
+    def _close_if_complete(self, call: OpenRequest) -> None:
         if call.finished is None:
             return
         if all(call.taken.get(worker, 0) >= count for worker, count in call.finished.emitted.items()):
             self._end(call, "finished")
 
-    def _end(self, call: Call, status: Status, error: ErrorInfo | None = None) -> None:
+    def _end(self, call: OpenRequest, status: Status, error: ErrorInfo | None = None) -> None:
         for ref in call.lent:
             if isinstance(ref, ShmTensor):
                 self._transport.release(ref.slot, ref.generation)
         chunks = self.rendered(call.items) if status == "finished" else ()
-        call.outcome = Outcome(
+        call.outcome = RequestOutcome(
             status=status, outputs=joined(chunks), chunks=chunks, items=tuple(call.items), error=error,
             reason=call.finished.reason if call.finished else "", counts=call.finished.counts if call.finished else {},
         )  # fmt: skip
@@ -184,24 +232,24 @@ class Desk:
 
     # -- bytes ------------------------------------------------------------------------------------------------
 
-    def rendered(self, items: Sequence[Item]) -> tuple[Chunk, ...]:
-        """Items as a client gets them, one chunk each; ids of text by way of the detokenizer."""
+    def rendered(self, items: Sequence[ReceivedOutput]) -> tuple[RenderedChunk, ...]:
+        """Encode outputs as a client receives them, one chunk each. Text ids pass the detokenizer."""
         make = getattr(self._processor, "detokenizer", None)
         text = make() if make is not None and any(item.modality == "text" for item in items) else None
         chunks = []
         for item in items:
             if item.modality == "text" and text is not None:
                 piece = text.push([int(value) for value in item.array.reshape(-1).tolist()])
-                chunks.append(Chunk(modality="text", data=piece.encode()))
+                chunks.append(RenderedChunk(modality="text", data=piece.encode()))
             elif item.modality in NUMBERS:
-                chunks.append(Chunk(modality=item.modality, data=item.array.tobytes(), metadata=item.meta))
+                chunks.append(RenderedChunk(modality=item.modality, data=item.array.tobytes(), metadata=item.meta))
             else:
                 data, metadata = self._processor.postprocess(item.array, item.modality)
-                chunks.append(Chunk(modality=item.modality, data=data, metadata={**item.meta, **metadata}))
+                chunks.append(RenderedChunk(modality=item.modality, data=data, metadata={**item.meta, **metadata}))
         rest = text.flush() if text is not None else ""
-        return (*chunks, Chunk(modality="text", data=rest.encode())) if rest else tuple(chunks)
+        return (*chunks, RenderedChunk(modality="text", data=rest.encode())) if rest else tuple(chunks)
 
-    def _lend(self, call: Call, arrays: Mapping[str, Array]) -> dict[str, TensorRef]:
+    def _lend(self, call: OpenRequest, arrays: Mapping[str, Array]) -> dict[str, TensorRef]:
         refs = {name: self._transport.put(np.asarray(array), CONDUCTOR) for name, array in arrays.items()}
         call.lent.extend(refs.values())
         return dict(refs)
@@ -213,8 +261,8 @@ class Desk:
         return array
 
 
-def joined(chunks: Sequence[Chunk]) -> dict[str, bytes]:
-    """All bytes of each modality."""
+def joined(chunks: Sequence[RenderedChunk]) -> dict[str, bytes]:
+    """Join all bytes of each modality."""
     found: dict[str, bytes] = {}
     for chunk in chunks:
         found[chunk.modality] = found.get(chunk.modality, b"") + chunk.data
@@ -222,7 +270,7 @@ def joined(chunks: Sequence[Chunk]) -> dict[str, bytes]:
 
 
 def default_outputs(spec: ModelSpec) -> tuple[str, ...]:
-    """What a request that names no modality gets."""
+    """Return the output modalities of a request that names none."""
     offered = [modality.kind for modality in spec.outputs]
     if not offered:
         raise EngineError(f"{spec.name} has no output", hint="name one in its spec")
@@ -230,7 +278,7 @@ def default_outputs(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def plain_params(params: Any, inputs: Inputs) -> dict[str, Any]:
-    """Parameters by name as they travel: those that the processor went on with, with its output limit."""
+    """Return the parameters by name as they are sent: the processor's own, with its output limit."""
     chosen = inputs.params if inputs.params is not None else params
     values = {item.name: getattr(chosen, item.name) for item in dataclasses.fields(chosen)}
     if inputs.max_output_tokens is not None and "max_output_tokens" in values:

@@ -1,4 +1,4 @@
-"""Messages between the parts of a bench: in order, without sockets, each through the wire format. Owned by a bench."""
+"""Fake mailboxes of the in-process runtime. Messages keep their order and pass the wire format."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.messages.work import RunWalks
 
 
-class Post:
-    """Mailboxes by name. walks: names of all walks that were handed to a rank.
+class MailboxNetwork:
+    """Mailboxes by name. walks: names of all walks that were sent to a rank.
 
-    slow: (sender, receiver) of links whose messages take a turn longer than the others: between hosts, messages of
-    one sender keep their order, and those of two do not.
+    slow: (sender, receiver) of links whose messages take one turn longer. Messages of one sender keep their order;
+    those of two senders may not, as between hosts.
     """
 
     def __init__(self, slow: Collection[tuple[str, str]] = ()) -> None:
@@ -24,17 +24,17 @@ class Post:
 
     @property
     def waiting(self) -> int:
-        """Messages that nobody has taken."""
+        """Number of messages that no receiver has taken."""
         return len(self._late) + sum(len(box) for box in self._boxes.values())
 
     def turn(self) -> None:
-        """A turn begins: what was late comes now."""
+        """Begin a turn: deliver the delayed messages."""
         late, self._late = self._late, []
         for name, envelope in late:
             self._boxes[name].append(envelope)
 
     def deliver(self, name: str, envelope: Envelope) -> None:
-        """Put a message into a mailbox."""
+        """Deliver a message to a mailbox, or delay it by one turn on a slow link."""
         if isinstance(envelope.body, RunWalks):
             self.walks.update(run.walk for run in envelope.body.runs)
         if (envelope.sender, name) in self._slow:
@@ -43,35 +43,35 @@ class Post:
             self._boxes[name].append(envelope)
 
     def take(self, name: str) -> list[Envelope]:
-        """Empty a mailbox, first come first."""
+        """Return and remove all messages of a mailbox, oldest first."""
         taken = list(self._boxes[name])
         self._boxes[name].clear()
         return taken
 
 
-class PostBox:
-    """One part's place at the post: what a courier and a mailbox are to a process."""
+class FakeMailbox:
+    """Mailbox and courier of one process."""
 
-    def __init__(self, post: Post, name: str) -> None:
+    def __init__(self, post: MailboxNetwork, name: str) -> None:
         self._post = post
         self._name = name
         self._codec = WireCodec(name, 1)
 
     def send(self, name: str, message: Message) -> bool:
-        """Send as a courier does: the other side gets its own copy, as decoded from bytes."""
+        """Send a message. The receiver gets its own copy, decoded from bytes."""
         self._post.deliver(name, self._codec.decode(self._codec.encode(message)))
         return True
 
     def drain(self) -> list[Envelope]:
-        """What came in."""
+        """Return and remove all received messages."""
         return self._post.take(self._name)
 
     def flush(self) -> None:
-        """Nothing is ever held back."""
+        """Do nothing: messages are delivered at once."""
 
     def blocked(self) -> tuple[()]:
-        """Nobody is ever slow to read."""
+        """Return nothing: no receiver applies backpressure."""
         return ()
 
     def wait(self, timeout_s: float, *, writable: object = (), spin_s: float = 0.0) -> None:
-        """A bench turns its parts itself, so none of them waits."""
+        """Return at once: the runtime drives each process itself."""

@@ -1,25 +1,28 @@
-"""Conformance checks that need neither torch nor weights. Each takes a Subject and raises when the plugin fails."""
+"""Bronze checks that need neither torch nor weights, and the check of weight names."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
-from mstar_core.errors import PluginError, RequestError
-from mstar_core.plugin.conformance import CheckSkipped, Subject
+from mstar_core.errors import PluginError, RequestError, did_you_mean
+from mstar_core.plugin.conformance import CheckSkipped, KeyMap, Subject
 from mstar_core.plugin.dry_run import dry_run
 from mstar_core.plugin.json_form import spec_from_json, spec_to_json
 from mstar_core.plugin.loader import HEAVY, check_api, check_requirement, import_target, offered_models
 from mstar_core.plugin.params import ParamSpec, check_value, param_specs, parse_params
 from mstar_core.plugin.spec_check import check_spec
 
-IMPORT_LIMIT_S = 60.0
-_PROBE = """
+IMPORT_LIMIT_S: Final = 60.0
+KEY_MAP_MODULE: Final = "published"
+KEY_MAP_FUNCTION: Final = "key_map"
+_PROBE: Final = """
 import importlib, json, sys
 import mstar_core.graph, mstar_core.plugin
 before = set(sys.modules)
@@ -29,7 +32,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in set(sys.modules) - b
 
 
 def light_import(subject: Subject) -> None:
-    """A fresh process imports plugin.py: nothing heavy, and nothing but the standard library, mstar_core and itself."""
+    """Import plugin.py in a fresh process: it may load the standard library, mstar_core and its own package only."""
     module = subject.entry.target.partition(":")[0]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", _PROBE, module]
@@ -49,7 +52,7 @@ def light_import(subject: Subject) -> None:
 
 
 def pins(subject: Subject) -> None:
-    """The requirement on mstarctl has a lower and an upper bound and is met; the plugin API is ours."""
+    """Check the requirement on mstarctl (both bounds, met by this version) and the plugin API version."""
     from packaging.requirements import Requirement
 
     needs = [Requirement(line) for line in subject.entry.requires]
@@ -62,32 +65,34 @@ def pins(subject: Subject) -> None:
     operators = {part.operator for need in own for part in need.specifier}
     if not operators.intersection({">=", ">", "==", "~="}) or not operators.intersection({"<", "<=", "==", "~="}):
         raise PluginError(
-            f"the pin on mstarctl is open: {own[0].specifier or 'none'}", hint="write both bounds, such as >=0.1,<0.2"
+            f"the pin on mstarctl has no upper or no lower bound: {own[0].specifier or 'none'}",
+            hint="write both bounds, such as >=0.1,<0.2",
         )
     if any(need.name.lower() == "mstar" for need in needs):
         raise PluginError(
-            "it requires a distribution called mstar", hint="that name belongs to another project; require mstarctl"
+            "the plugin requires a distribution called mstar",
+            hint="that name belongs to another project; require mstarctl",
         )
     check_requirement(subject.entry)
     check_api(import_target(subject.entry.target), subject.entry)
 
 
 def offers_models(subject: Subject) -> None:
-    """A plugin without a model has nothing that could be served."""
+    """Check that the plugin offers at least one model."""
     if not offered_models(import_target(subject.entry.target)):
         raise PluginError(
-            "mstar_models gives no model", hint="return the ModelSpec in a list", plugin=subject.entry.name
+            "mstar_models returns no model", hint="return the ModelSpec in a list", plugin=subject.entry.name
         )
 
 
-def spec_is_sound(subject: Subject) -> None:
-    """Names, graph rules, parameters and samples."""
+def spec(subject: Subject) -> None:
+    """Check names, graph rules, parameters and samples."""
     for error in check_spec(subject.model):
         raise error
 
 
 def json_form(subject: Subject) -> None:
-    """To JSON, to text, back, and to JSON again gives the same."""
+    """Check that the spec survives a round trip through its JSON form."""
     first = spec_to_json(subject.model)
     again = spec_to_json(spec_from_json(json.loads(json.dumps(first))))
     plain = json.loads(json.dumps(first))
@@ -97,7 +102,7 @@ def json_form(subject: Subject) -> None:
 
 
 def programs(subject: Subject) -> None:
-    """Every sample runs dry, twice with the same walks, and together the samples reach every walk."""
+    """Dry-run every sample twice with the same walks; together the samples must reach every walk."""
     spec = subject.model
     if not spec.samples:
         raise PluginError(f"{spec.name} has no samples", hint="add a Sample for each kind of request")
@@ -118,7 +123,7 @@ def programs(subject: Subject) -> None:
 
 
 def params(subject: Subject) -> None:
-    """Defaults parse; values just outside a range, unknown choices and an unknown name are refused with their field."""
+    """Check that defaults parse, and that values outside a range, unknown choices and names are refused by field."""
     kind = subject.model.params
     required = {
         item.name: inside for item in param_specs(kind) if item.required and (inside := _inside(item)) is not None
@@ -127,7 +132,7 @@ def params(subject: Subject) -> None:
     for item in param_specs(kind):
         if not item.doc:
             raise PluginError(f"parameter {item.name!r} has no documentation", hint="write a line in param()")
-        for value in _outside(item):
+        for value in outside_range(item):
             _refuses(kind, {**required, item.name: value}, item.name)
     _refuses(kind, {**required, "no_such_parameter": 1}, "no_such_parameter")
 
@@ -144,11 +149,14 @@ def _refuses(kind: type[Any], given: dict[str, Any], field: str) -> None:
     raise PluginError(f"parameter {field} accepts {given[field]!r}", hint="state the range in param()")
 
 
-def _outside(item: ParamSpec) -> Iterator[Any]:
+def outside_range(item: ParamSpec) -> Iterator[Any]:
+    """Yield values just outside the range or the choices of a parameter."""
+    is_list = item.kind.startswith("list of ")
     for limit, step in ((item.ge, -1.0), (item.le, 1.0), (item.gt, 0.0), (item.lt, 0.0)):
         if limit is not None:
-            value = limit + step
-            yield [value] if item.kind.startswith("list of ") else int(value) if item.kind == "integer" else value
+            value: Any = limit + step
+            value = int(value) if "integer" in item.kind else value
+            yield [value] if is_list else value
     if item.choices and not item.any_choice and item.kind == "string":
         yield "no-such-choice"
 
@@ -166,7 +174,7 @@ def _inside(item: ParamSpec) -> Any:
 
 
 def configs(subject: Subject) -> None:
-    """Every file of the model validates and gives a plan; the default one is among them."""
+    """Check that every shipped configuration validates and plans, the default one included."""
     from mstar_core.config import make_plan, read_file, resolve, shipped
     from mstar_core.config.load import default_config
 
@@ -187,7 +195,7 @@ def configs(subject: Subject) -> None:
 
 
 def targets(subject: Subject) -> None:
-    """Modules of the heavy parts exist. Their package is imported, they are not."""
+    """Check that the modules of processor and model exist. Only their packages are imported."""
     spec = subject.model
     if spec.model is None and spec.processor is None:
         raise CheckSkipped("this version carries no model code")
@@ -207,3 +215,44 @@ def targets(subject: Subject) -> None:
                 f"{field} points to module {module!r}, which does not exist",
                 hint="correct the target, or ship the module",
             )
+
+
+def key_map(subject: Subject) -> None:
+    """Check that every published tensor has a parameter or is skipped on purpose, and every parameter has a tensor."""
+    spec = subject.model
+    if spec.model is None:
+        raise CheckSkipped("this version carries no model code")
+    if not spec.weights:
+        return  # no weights are published
+    maps = _key_maps(spec.model)
+    for name in spec.weights:
+        if name not in maps:
+            raise PluginError(f"the key map lacks weights {name!r}", f"it has {', '.join(sorted(maps))}")
+        _check_key_map(name, maps[name])
+
+
+def _key_maps(target: str) -> Mapping[str, KeyMap]:
+    package = target.partition(":")[0].rpartition(".")[0]
+    module = f"{package}.{KEY_MAP_MODULE}"
+    if not package or importlib.util.find_spec(module) is None:
+        raise CheckSkipped(f"the plugin has no {module} with {KEY_MAP_FUNCTION}()")
+    offered: Callable[[], Mapping[str, KeyMap]] = vars(importlib.import_module(module))[KEY_MAP_FUNCTION]
+    return offered()
+
+
+def _check_key_map(name: str, keys: KeyMap) -> None:
+    wanted = {target for target in keys.targets.values() if target is not None}
+    homeless = sorted(target for target in wanted if target not in keys.places)
+    if homeless:
+        raise PluginError(
+            f"weights {name!r}: {homeless[0]} has no parameter in the model",
+            f"{len(homeless)} of {len(keys.targets)} published names",
+            did_you_mean(homeless[0], keys.places),
+        )
+    empty = sorted(keys.places - wanted)
+    if empty:
+        raise PluginError(
+            f"weights {name!r}: parameter {empty[0]} has no tensor",
+            f"{len(empty)} of {len(keys.places)} parameters",
+            did_you_mean(empty[0], wanted),
+        )

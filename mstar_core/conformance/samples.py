@@ -1,4 +1,4 @@
-"""Requests to serve a miniature with: one for each sample of the spec, with texts and small files made here."""
+"""Sample requests of a miniature: one for each sample of the spec, with generated texts and small media files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from mstar_core.conformance.desk import Ask
+from mstar_core.conformance.fake_api import SampleRequest
 from mstar_core.plugin.conformance import CheckSkipped
 from mstar_core.plugin.params import param_specs
 from mstar_core.plugin.processor import MediaPart
@@ -23,10 +23,10 @@ TEXTS: Final = (
     "The quick brown fox jumps over the lazy dog, and then it does so once more.",
     "Größe 5 µm, 你好!",
 )
-"""Of different lengths, and not all of one byte a character."""
+"""Texts of different lengths, some with multi-byte characters."""
 
 LENGTH: Final = 36
-"""Ids that a request may produce at most: enough for several windows of a stream, few enough to cancel at each."""
+"""Output limit in ids: enough for several windows of a stream, few enough to cancel at each."""
 
 LENGTH_PARAM: Final = "max_output_tokens"
 IMAGE_SIDE: Final = 32
@@ -35,13 +35,13 @@ FRAMES: Final = 16
 FRAME_RATE: Final = 8
 
 
-def asks_of(spec: ModelSpec) -> tuple[Ask, ...]:
-    """One request for each sample. Raises CheckSkipped for an input that cannot be made here."""
+def asks_of(spec: ModelSpec) -> tuple[SampleRequest, ...]:
+    """Make one request for each sample. Raises CheckSkipped for an input kind that has no generator."""
     return tuple(_ask(spec, sample, index) for index, sample in enumerate(spec.samples))
 
 
-def mixed(spec: ModelSpec, count: int) -> tuple[Ask, ...]:
-    """Requests of mixed samples, lengths and seeds."""
+def mixed(spec: ModelSpec, count: int) -> tuple[SampleRequest, ...]:
+    """Make requests of mixed samples, lengths and seeds."""
     base = asks_of(spec)
     texts = [TEXTS[index % len(TEXTS)] for index in range(count)]
     return tuple(
@@ -50,24 +50,24 @@ def mixed(spec: ModelSpec, count: int) -> tuple[Ask, ...]:
     )
 
 
-def of_lengths(ask: Ask, count: int) -> tuple[Ask, ...]:
-    """The request several times, with texts of mixed lengths where it has one."""
+def of_lengths(ask: SampleRequest, count: int) -> tuple[SampleRequest, ...]:
+    """Repeat a request, with texts of mixed lengths if it has a text."""
     return tuple(
         ask if ask.text is None else replace(ask, text=TEXTS[index % len(TEXTS)], seed=index) for index in range(count)
     )
 
 
-def greedy(spec: ModelSpec, ask: Ask) -> Ask:
-    """The request with nothing left to chance, where the model has such a choice."""
+def greedy(spec: ModelSpec, ask: SampleRequest) -> SampleRequest:
+    """Return the request with greedy decoding if the model has a temperature."""
     names = {item.name for item in param_specs(spec.params) if item.name.endswith("temperature")}
     return replace(ask, params={**ask.params, **dict.fromkeys(names, 0.0)})
 
 
-def _ask(spec: ModelSpec, sample: Sample, index: int) -> Ask:
+def _ask(spec: ModelSpec, sample: Sample, index: int) -> SampleRequest:
     kinds = spec.sample_inputs(sample)
     files = [kind for kind in kinds if kind != "text"]
     media = tuple(_file(kind, number) for number, kind in enumerate(files))
-    return Ask(
+    return SampleRequest(
         text=TEXTS[index % len(TEXTS)] if "text" in kinds else None,
         media=media,
         order=_order(kinds),
@@ -100,11 +100,11 @@ def _file(kind: str, number: int) -> MediaPart:
         case "video":
             return MediaPart(modality=kind, data=mp4(number), name=f"{number}.mp4")
         case _:
-            raise CheckSkipped(f"no {kind} can be made here to send to the model")
+            raise CheckSkipped(f"the checks cannot generate an input of kind {kind}")
 
 
 def png(number: int) -> bytes:
-    """A small image of a colour ramp; another one for each number."""
+    """Encode a small image of a colour ramp that depends on `number`."""
     rows = b"".join(
         b"\0" + bytes(v for x in range(IMAGE_SIDE) for v in (8 * x % 256, 8 * y % 256, 60 * number % 256))
         for y in range(IMAGE_SIDE)
@@ -118,7 +118,7 @@ def _part(name: bytes, data: bytes) -> bytes:
 
 
 def wav(number: int) -> bytes:
-    """Half a second of a tone; another one for each number."""
+    """Encode half a second of a tone whose pitch depends on `number`."""
     count, pitch = AUDIO_RATE // 2, 220.0 * (number + 1)
     samples = [int(8000 * math.sin(2 * math.pi * pitch * i / AUDIO_RATE)) for i in range(count)]
     file = io.BytesIO()
@@ -131,7 +131,7 @@ def wav(number: int) -> bytes:
 
 
 def mp4(number: int) -> bytes:
-    """Two seconds of a ramp that moves; another colour for each number."""
+    """Encode two seconds of a moving ramp whose colour depends on `number`."""
     import av
     import numpy as np
 
