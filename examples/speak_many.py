@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from mstar_core import AsyncMStarClient, MStarError
+from mstar_core import AsyncMStarClient, ClientError
 
 LINES = ("The first voice.", "The second voice.", "The third voice.", "The fourth voice.")
 
@@ -17,7 +17,7 @@ async def speak(client: AsyncMStarClient, number: int, text: str) -> str:
     """One line into one file; a failure of one does not end the others."""
     try:
         sound = await client.tts(text, seed=number, request_id=f"line-{number}")
-    except MStarError as error:
+    except ClientError as error:
         return f"line {number}: {error}"
     return f"{await asyncio.to_thread(sound.to_wav, f'line-{number}.wav')}: {sound.seconds:.2f} s"
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from mstar_core.version import __version__
 
 if TYPE_CHECKING:
-    from mstar_core.client import AsyncMStarClient, MStarClient, MStarError
+    from mstar_core.client import AsyncMStarClient, ClientError, MStarClient, MStarError
 
-__all__ = ["AsyncMStarClient", "MStarClient", "MStarError", "__version__"]
+__all__ = ["AsyncMStarClient", "ClientError", "MStarClient", "MStarError", "__version__"]
 
 
 def __getattr__(name: str) -> object:

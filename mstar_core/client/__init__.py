@@ -1,11 +1,29 @@
-"""The Python client: speaks to a deployment's api over HTTP, to nothing else. No torch; httpx when a client is made."""
+"""Python client of a deployment's API over HTTP. It needs no torch, and loads httpx when a client is made."""
 
 from __future__ import annotations
 
 from mstar_core.client.api import ApiClient
-from mstar_core.client.async_mstar import AsyncMStarClient
-from mstar_core.client.async_stream import AsyncStream
-from mstar_core.client.event import (
+from mstar_core.client.async_client import AsyncMStarClient
+from mstar_core.client.audio import AudioBuffer, WavFile
+from mstar_core.client.errors import (
+    AuthError,
+    BadRequest,
+    BadRequestError,
+    Cancelled,
+    ClientError,
+    Conflict,
+    ConflictError,
+    MStarError,
+    Overloaded,
+    OverloadedError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    StreamError,
+    TimedOut,
+    Unavailable,
+    UnavailableError,
+)
+from mstar_core.client.events import (
     ActionChunk,
     AudioChunk,
     Chunk,
@@ -17,24 +35,10 @@ from mstar_core.client.event import (
     TextChunk,
     VideoChunk,
 )
-from mstar_core.client.failure import (
-    AuthError,
-    BadRequest,
-    Cancelled,
-    Conflict,
-    MStarError,
-    Overloaded,
-    StreamError,
-    TimedOut,
-    Unavailable,
-)
-from mstar_core.client.line import Line
-from mstar_core.client.model_info import ModelInfo
-from mstar_core.client.mstar import MStarClient
-from mstar_core.client.result import GenerateResult, LatentResult
-from mstar_core.client.sound import AudioBuffer
-from mstar_core.client.stream import Stream
-from mstar_core.client.wav import WavFile
+from mstar_core.client.reader import Line
+from mstar_core.client.results import GenerateResult, LatentResult, ModelInfo
+from mstar_core.client.streams import AsyncStream
+from mstar_core.client.sync_client import MStarClient, Stream
 
 __all__ = [
     "ActionChunk",
@@ -45,9 +49,12 @@ __all__ = [
     "AudioChunk",
     "AuthError",
     "BadRequest",
+    "BadRequestError",
     "Cancelled",
     "Chunk",
+    "ClientError",
     "Conflict",
+    "ConflictError",
     "ErrorEvent",
     "Event",
     "GenerateResult",
@@ -58,6 +65,9 @@ __all__ = [
     "MStarError",
     "ModelInfo",
     "Overloaded",
+    "OverloadedError",
+    "RequestCancelledError",
+    "RequestTimeoutError",
     "ScalarChunk",
     "Stream",
     "StreamError",
@@ -65,6 +75,7 @@ __all__ = [
     "TextChunk",
     "TimedOut",
     "Unavailable",
+    "UnavailableError",
     "VideoChunk",
     "WavFile",
 ]

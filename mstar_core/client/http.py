@@ -1,141 +1,224 @@
-"""Http: sends calls with httpx, also by the caller's own session. Owned by MStarClient; loaded when one is made."""
+"""HTTP exchange of the clients over httpx: requests, retries, errors. Loaded when a client is made.
+
+`Http` is written once, as coroutines. On an `AsyncSession` they wait in the caller's event loop. On a `SyncSession` no
+await ever suspends, so `sync_client.run` drives them to their end without a loop.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 import httpx
 
-from mstar_core.client.call import Call
-from mstar_core.client.failure import MStarError, cut, failure_of, silent, unreachable
+from mstar_core.client.calls import HttpCall
+from mstar_core.client.errors import ClientError, cut, error_of_response, retry_delay_s, silent, unreachable
 from mstar_core.client.requests_session import RequestsTransport, is_requests_session
-from mstar_core.client.retry import wait_s
 from mstar_core.version import __version__
 
+T = TypeVar("T")
 CONNECT_S: Final = 10.0
 LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=32)
-"""No limit on what runs at once: the server's queue is the one that counts."""
+"""Connections are not limited here; the server's queue limits concurrency."""
 
-AGENT: Final = f"mstar-python/{__version__}"
+HEADERS: Final = {"User-Agent": f"mstar-python/{__version__}"}
+
+
+class HttpSession(Protocol):
+    """What differs between blocking and asynchronous exchange."""
+
+    @property
+    def client(self) -> httpx.Client | httpx.AsyncClient:
+        """The httpx client; it builds the requests."""
+
+    async def send(self, request: httpx.Request) -> httpx.Response:
+        """Send a request and return the response, its body still to be read."""
+
+    async def read(self, response: httpx.Response) -> None:
+        """Read the whole body."""
+
+    def body(self, response: httpx.Response) -> Any:
+        """Return an iterator of the body for `next_chunk`."""
+
+    async def next_chunk(self, body: Any) -> bytes | None:
+        """Return the next bytes of a body, None at its end."""
+
+    async def close_response(self, response: httpx.Response) -> None: ...
+
+    def drop(self, response: httpx.Response) -> None:
+        """Close a response that has no owner left; called by the garbage collector, from any thread."""
+
+    async def call_in_thread(self, make: Callable[[], T]) -> T:
+        """Call a function that reads files, without blocking an event loop."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class SyncSession:
+    """An httpx.Client, or a requests.Session behind one. A caller's session stays open; one made here is closed."""
+
+    def __init__(self, session: Any = None, sleep: Callable[[float], None] = time.sleep) -> None:
+        """session: None, an httpx.Client, or a requests.Session. Raises TypeError for anything else."""
+        self._is_ours = not isinstance(session, httpx.Client)
+        self._sleep = sleep
+        if session is None:
+            session = httpx.Client(limits=LIMITS, headers=HEADERS)
+        elif is_requests_session(session):
+            session = httpx.Client(transport=RequestsTransport(session))
+        elif self._is_ours:
+            raise TypeError(f"session must be an httpx.Client or a requests.Session, not {type(session).__name__}")
+        self.client: httpx.Client = session
+
+    async def send(self, request: httpx.Request) -> httpx.Response:
+        return self.client.send(request, stream=True)
+
+    async def read(self, response: httpx.Response) -> None:
+        response.read()
+
+    def body(self, response: httpx.Response) -> Iterator[bytes]:
+        return response.iter_bytes()
+
+    async def next_chunk(self, body: Iterator[bytes]) -> bytes | None:
+        return next(body, None)
+
+    async def close_response(self, response: httpx.Response) -> None:
+        response.close()
+
+    def drop(self, response: httpx.Response) -> None:
+        response.close()
+
+    async def call_in_thread(self, make: Callable[[], T]) -> T:
+        return make()
+
+    async def sleep(self, seconds: float) -> None:
+        self._sleep(seconds)
+
+    async def close(self) -> None:
+        if self._is_ours:
+            self.client.close()
+
+
+class AsyncSession:
+    """An httpx.AsyncClient, for one event loop. A caller's session stays open; one made here is closed."""
+
+    def __init__(self, session: Any = None, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """session: None or an httpx.AsyncClient. Raises TypeError for anything else."""
+        if session is not None and not isinstance(session, httpx.AsyncClient):
+            raise TypeError(f"session must be an httpx.AsyncClient, not {type(session).__name__}")
+        self._is_ours = session is None
+        self._sleep = sleep
+        self.client: httpx.AsyncClient = session or httpx.AsyncClient(limits=LIMITS, headers=HEADERS)
+        self._loop: asyncio.AbstractEventLoop | None = None  # set by the first request
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def send(self, request: httpx.Request) -> httpx.Response:
+        self._loop = asyncio.get_running_loop()
+        return await self.client.send(request, stream=True)
+
+    async def read(self, response: httpx.Response) -> None:
+        await response.aread()
+
+    def body(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        return response.aiter_bytes()
+
+    async def next_chunk(self, body: AsyncIterator[bytes]) -> bytes | None:
+        return await anext(body, None)
+
+    async def close_response(self, response: httpx.Response) -> None:
+        await response.aclose()
+
+    def drop(self, response: httpx.Response) -> None:
+        if not response.is_closed and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._close_soon, response)
+
+    async def call_in_thread(self, make: Callable[[], T]) -> T:
+        return await asyncio.to_thread(make)
+
+    async def sleep(self, seconds: float) -> None:
+        await self._sleep(seconds)
+
+    async def close(self) -> None:
+        if self._closing:
+            await asyncio.wait(set(self._closing))
+        if self._is_ours:
+            await self.client.aclose()
+
+    def _close_soon(self, response: httpx.Response) -> None:
+        task = asyncio.ensure_future(response.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
 
 class Http:
-    """One server, over one httpx.Client. A session that the caller gave stays open; one made here is closed."""
+    """One server. Sends calls through a session, retries what has not started, raises ClientError."""
 
     def __init__(
-        self,
-        base_url: str,
-        *,
-        timeout_s: float,
-        session: Any = None,
-        api_key: str | None = None,
-        retries: int = 0,
-        sleep: Callable[[float], None] = time.sleep,
+        self, session: HttpSession, base_url: str, *, timeout_s: float, api_key: str | None = None, retries: int = 0
     ) -> None:
-        """session: None, an httpx.Client, or a requests.Session. Raises TypeError for anything else."""
+        """timeout_s: for each wait on bytes; a connection attempt ends after ten seconds at the latest."""
+        self.session = session
         self.base_url = base_url.rstrip("/")
-        self._timeout = timeout_of(timeout_s)
-        self._headers = headers_of(api_key)
+        self._timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S))
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._retries = retries
-        self._sleep = sleep
-        self._is_ours = not isinstance(session, httpx.Client)
-        self._session = _session(session)
 
-    def fetch(self, call: Call) -> httpx.Response:
-        """A whole answer with status 200. Raises MStarError."""
-        response = self.open(call)
+    async def fetch(self, call: HttpCall) -> httpx.Response:
+        """Return a whole response of status 200. Raises ClientError."""
+        response = await self.open(call)
         try:
-            with self._told(has_begun=True):
-                response.read()
+            with self._translated_errors():
+                await self.session.read(response)
         finally:
-            response.close()
+            await self.session.close_response(response)
         return response
 
-    def open(self, call: Call) -> httpx.Response:
-        """An answer with status 200 whose body is still to be read; the caller closes it. Raises MStarError."""
+    async def open(self, call: HttpCall) -> httpx.Response:
+        """Return a response of status 200, its body still to be read; the caller closes it. Raises ClientError."""
         retries = 0 if call.is_probe else self._retries
         for attempt in count():
             try:
-                return self._once(call)
-            except MStarError as error:
-                pause_s = wait_s(error, attempt, retries)
-                if pause_s is None:
+                return await self._send(call)
+            except ClientError as error:
+                delay_s = retry_delay_s(error, attempt, retries)
+                if delay_s is None:
                     raise
-            self._sleep(pause_s)
+            await self.session.sleep(delay_s)
         raise AssertionError("count() has no end")
 
-    def chunks(self, response: httpx.Response) -> Iterator[bytes]:
-        """The body as it arrives. Raises MStarError when the connection breaks or falls silent."""
-        with self._told(has_begun=True):
-            yield from response.iter_bytes()
+    async def next_chunk(self, body: Any) -> bytes | None:
+        """Return the next bytes of a body, None at its end. Raises ClientError for a broken or silent connection."""
+        with self._translated_errors():
+            return await self.session.next_chunk(body)
 
-    def close(self) -> None:
-        if self._is_ours:
-            self._session.close()
-
-    def _once(self, call: Call) -> httpx.Response:
-        request = request_of(self._session, self.base_url, call, self._headers, self._timeout)
-        with self._told(has_begun=False):
-            response = self._session.send(request, stream=True)
+    async def _send(self, call: HttpCall) -> httpx.Response:
+        request = self.session.client.build_request(
+            call.method, f"{self.base_url}{call.path}", files=call.parts or None,
+            headers={**self._headers, "Accept": call.accept}, timeout=self._timeout,
+        )  # fmt: skip
+        with self._translated_errors():
+            response = await self.session.send(request)
             if response.status_code == 200:
                 return response
             try:
-                response.read()
+                await self.session.read(response)
             finally:
-                response.close()
-        raise failure_of(response)
+                await self.session.close_response(response)
+        raise error_of_response(response)
 
     @contextmanager
-    def _told(self, *, has_begun: bool) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
+        """Turn errors of httpx into ours. Only a connection that was never made is certain to have started nothing."""
         try:
             yield
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise unreachable(self.base_url, str(error) or type(error).__name__) from error
+        except httpx.TimeoutException as error:
+            raise silent(self.base_url, self._timeout.read or 0.0) from error
         except httpx.HTTPError as error:
-            raise failure_from(error, self.base_url, self._timeout.read or 0.0) from error
-
-
-def timeout_of(timeout_s: float) -> httpx.Timeout:
-    """`timeout_s` for each wait on bytes; a connection is there within ten seconds or not at all."""
-    return httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S))
-
-
-def headers_of(api_key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
-
-
-def request_of(
-    session: httpx.Client | httpx.AsyncClient,
-    base_url: str,
-    call: Call,
-    headers: dict[str, str],
-    timeout: httpx.Timeout,
-) -> httpx.Request:
-    """The request of a call, made anew for each attempt."""
-    return session.build_request(
-        call.method, f"{base_url}{call.path}", files=call.parts or None, headers={**headers, "Accept": call.accept},
-        timeout=timeout,
-    )  # fmt: skip
-
-
-def failure_from(error: httpx.HTTPError, url: str, limit_s: float) -> MStarError:
-    """What httpx says, in our words. Only where no connection was made is it certain that nothing started."""
-    match error:
-        case httpx.ConnectError() | httpx.ConnectTimeout() | httpx.PoolTimeout():
-            return unreachable(url, str(error) or type(error).__name__)
-        case httpx.TimeoutException():
-            return silent(url, limit_s)
-        case _:
-            return cut(url, str(error) or type(error).__name__)
-
-
-def _session(session: Any) -> httpx.Client:
-    if session is None:
-        return httpx.Client(limits=LIMITS, headers={"User-Agent": AGENT})
-    if isinstance(session, httpx.Client):
-        return session
-    if is_requests_session(session):
-        return httpx.Client(transport=RequestsTransport(session))
-    raise TypeError(f"session is an httpx.Client or a requests.Session, not {type(session).__name__}")
+            raise cut(self.base_url, str(error) or type(error).__name__) from error

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mstar_core.client import ApiClient, BadRequest, Conflict, Line, Overloaded, WavFile
-from mstar_core.client.line import LineReader
+from mstar_core.client import ApiClient, BadRequestError, ConflictError, Line, OverloadedError, WavFile
+from mstar_core.client.reader import LineReader
 from mstar_core.errors import ExitCode, MstarError, TransportError
 
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -92,9 +92,9 @@ def test_a_body_that_breaks_off_is_never_taken_for_whole(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("status", "kind", "code"),
     [
-        (400, BadRequest, ExitCode.USAGE),
-        (409, Conflict, ExitCode.USAGE),
-        (429, Overloaded, ExitCode.UNREACHABLE),
+        (400, BadRequestError, ExitCode.USAGE),
+        (409, ConflictError, ExitCode.USAGE),
+        (429, OverloadedError, ExitCode.UNREACHABLE),
         (401, MstarError, ExitCode.REFUSED),
         (504, MstarError, ExitCode.TIMED_OUT),
     ],

@@ -12,12 +12,12 @@ import pytest
 from mstar_core.client import (
     AsyncMStarClient,
     AudioChunk,
-    BadRequest,
+    BadRequestError,
     ErrorEvent,
     MStarClient,
     StreamError,
     TextChunk,
-    Unavailable,
+    UnavailableError,
 )
 from tests.api.conftest import Api
 from tests.fakes import media
@@ -50,7 +50,7 @@ async def test_whole_answers_and_shorter_calls(api: Api) -> None:
             assert latents.tensors[0].shape == (2, 3, 4)
         assert (await client.health(), await client.ready()) == (True, True)
         assert [model.id for model in await client.models()] == ["fake"]
-        with pytest.raises(BadRequest) as refused:
+        with pytest.raises(BadRequestError) as refused:
             await client.tts("hi", voice="nobody")
         assert refused.value.param == "voice"
 
@@ -133,7 +133,7 @@ async def test_a_failed_connection_is_tried_again_and_a_session_of_the_caller_st
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as session:
         client = AsyncMStarClient("http://api", session=session, retries=1)
-        with pytest.raises(Unavailable, match="nothing answers"):
+        with pytest.raises(UnavailableError, match="nothing answers"):
             await client.models()
         assert await client.models() == [] and len(tries) == 3
         await client.close()

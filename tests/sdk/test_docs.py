@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import mstar_core.client
-from mstar_core.client import MStarClient, failure
+from mstar_core.client import MStarClient, errors
 from tests.api.conftest import Api
 from tests.fakes import media
 from tests.fakes.any_model import PIXELS, png
@@ -53,7 +53,22 @@ def test_every_call_and_its_arguments_are_on_the_page() -> None:
 
 
 def test_the_tree_of_errors_is_that_of_the_module() -> None:
-    (page,) = re.findall(r"^```\n(MStarError .*?)```", PAGE, re.DOTALL | re.MULTILINE)
+    (page,) = re.findall(r"^```\n(ClientError .*?)```", PAGE, re.DOTALL | re.MULTILINE)
     names = re.findall(r"[├└]─ (\w+)", page)
-    assert names == re.findall(r"[├└]─ (\w+)", failure.__doc__ or "")
-    assert set(names) == {kind.__name__ for kind in failure.ALL} - {"MStarError"}
+    assert names == re.findall(r"[├└]─ (\w+)", errors.__doc__ or "")
+    assert set(names) == {name for name, kind in vars(errors).items() if _is_client_error(name, kind)}
+
+
+def _is_client_error(name: str, kind: object) -> bool:
+    """Return whether a name of the module is a subclass of ClientError under its own name."""
+    base = errors.ClientError
+    return isinstance(kind, type) and issubclass(kind, base) and kind is not base and kind.__name__ == name
+
+
+def test_the_names_of_earlier_versions_are_aliases() -> None:
+    (sentence,) = re.findall(r"^The earlier names (.*?)\.$", PAGE, re.DOTALL | re.MULTILINE)
+    names = re.findall(r"`(\w+)`", sentence)
+    pairs = list(zip(names[: len(names) // 2], names[len(names) // 2 :], strict=True))
+    assert len(pairs) == 7
+    for old, new in pairs:
+        assert vars(mstar_core.client)[old] is vars(mstar_core.client)[new]

@@ -15,21 +15,22 @@ import pytest
 
 from mstar_core.client import (
     AuthError,
-    BadRequest,
-    Cancelled,
-    Conflict,
+    BadRequestError,
+    ClientError,
+    ConflictError,
     MStarClient,
-    MStarError,
-    Overloaded,
+    OverloadedError,
+    RequestCancelledError,
+    RequestTimeoutError,
     Stream,
     StreamError,
-    TimedOut,
-    Unavailable,
+    UnavailableError,
 )
-from mstar_core.client.call import generate_call, get_call
-from mstar_core.client.failure import like_requests
-from mstar_core.client.http import Http
-from mstar_core.client.retry import wait_s
+from mstar_core.client.calls import generate_call, get_call
+from mstar_core.client.errors import like_requests, retry_delay_s
+from mstar_core.client.http import Http, SyncSession
+from mstar_core.client.streams import AsyncStream
+from mstar_core.client.sync_client import run
 from mstar_core.errors import ExitCode, MstarError
 from tests.fakes.conductor import begin
 from tests.sdk.conftest import any_api, in_thread
@@ -44,28 +45,28 @@ def client(answer: Answer, **options: Any) -> MStarClient:
 @pytest.mark.parametrize(
     ("status", "kind", "exit_code"),
     [
-        (400, BadRequest, ExitCode.USAGE),
+        (400, BadRequestError, ExitCode.USAGE),
         (401, AuthError, ExitCode.REFUSED),
         (403, AuthError, ExitCode.REFUSED),
-        (404, BadRequest, ExitCode.NOT_FOUND),
-        (408, BadRequest, ExitCode.USAGE),
-        (409, Conflict, ExitCode.USAGE),
-        (413, BadRequest, ExitCode.USAGE),
-        (415, BadRequest, ExitCode.USAGE),
-        (422, BadRequest, ExitCode.USAGE),
-        (429, Overloaded, ExitCode.UNREACHABLE),
-        (499, Cancelled, ExitCode.INTERRUPTED),
-        (500, MStarError, ExitCode.INTERNAL),
-        (503, Unavailable, ExitCode.UNREACHABLE),
-        (504, TimedOut, ExitCode.TIMED_OUT),
+        (404, BadRequestError, ExitCode.NOT_FOUND),
+        (408, BadRequestError, ExitCode.USAGE),
+        (409, ConflictError, ExitCode.USAGE),
+        (413, BadRequestError, ExitCode.USAGE),
+        (415, BadRequestError, ExitCode.USAGE),
+        (422, BadRequestError, ExitCode.USAGE),
+        (429, OverloadedError, ExitCode.UNREACHABLE),
+        (499, RequestCancelledError, ExitCode.INTERRUPTED),
+        (500, ClientError, ExitCode.INTERNAL),
+        (503, UnavailableError, ExitCode.UNREACHABLE),
+        (504, RequestTimeoutError, ExitCode.TIMED_OUT),
     ],
 )
 def test_each_status_has_its_class_and_keeps_the_words_of_the_api(
-    status: int, kind: type[MStarError], exit_code: ExitCode
+    status: int, kind: type[ClientError], exit_code: ExitCode
 ) -> None:
     body = {"detail": "no", "error": {"message": "voice is x", "type": "t", "code": "some_code", "param": "voice"}}
     answer = httpx.Response(status, json=body, headers={"Retry-After": "7", "X-Request-ID": "r-1"})
-    with client(lambda request: answer) as api, pytest.raises(MStarError) as caught:
+    with client(lambda request: answer) as api, pytest.raises(ClientError) as caught:
         api.generate(text="hi")
     error = caught.value
     assert isinstance(error, kind) and isinstance(error, MstarError)
@@ -76,17 +77,17 @@ def test_each_status_has_its_class_and_keeps_the_words_of_the_api(
 
 def test_an_answer_that_is_no_json_is_still_an_error() -> None:
     with client(lambda request: httpx.Response(502, content=b"<html>bad gateway")) as api:
-        with pytest.raises(MStarError, match="bad gateway") as caught:
+        with pytest.raises(ClientError, match="bad gateway") as caught:
             api.generate(text="hi")
     assert (caught.value.status, caught.value.param) == (502, None)
-    with client(lambda request: httpx.Response(307)) as api, pytest.raises(MStarError, match="answered 307"):
+    with client(lambda request: httpx.Response(307)) as api, pytest.raises(ClientError, match="answered 307"):
         api.generate(text="hi")
 
 
 async def test_what_a_real_api_refuses() -> None:
     def failure(work: Callable[[MStarClient], object], **options: Any) -> Any:
-        async def run() -> MStarError:
-            with pytest.raises(MStarError) as caught:
+        async def run() -> ClientError:
+            with pytest.raises(ClientError) as caught:
                 await in_thread(work, api.url, **options)
             return caught.value
 
@@ -96,23 +97,23 @@ async def test_what_a_real_api_refuses() -> None:
         assert isinstance(await failure(lambda c: c.models()), AuthError)
         assert await in_thread(lambda c: len(c.models()), api.url, api_key="secret") == 1
         missing = await failure(lambda c: c.generate(), api_key="secret")
-        assert isinstance(missing, BadRequest) and (missing.code, missing.param) == ("missing_field", "text")
+        assert isinstance(missing, BadRequestError) and (missing.code, missing.param) == ("missing_field", "text")
         unknown = await failure(lambda c: c.generate(text="hi", colour=1), api_key="secret")
         assert (unknown.code, unknown.param) == ("unknown_parameter", "colour")
         nowhere = await failure(lambda c: c.transcribe(b"RIFF"), api_key="secret")
         assert (nowhere.status, nowhere.code) == (404, "unsupported_endpoint")
         late = await failure(lambda c: c.generate(text="hang", timeout_s=0.2), api_key="secret")
-        assert isinstance(late, TimedOut) and late.code == "timeout" and late.request_id
+        assert isinstance(late, RequestTimeoutError) and late.code == "timeout" and late.request_id
 
 
 async def test_a_request_id_in_flight_is_a_conflict_and_a_full_queue_is_told_with_the_time_to_wait() -> None:
-    def work(url: str) -> tuple[MStarError, MStarError]:
+    def work(url: str) -> tuple[ClientError, ClientError]:
         with MStarClient(url) as one:
             stream = one.stream(text="hi", output_modalities="audio", request_id="mine")
             next(stream)
-            with pytest.raises(Conflict) as conflict:
+            with pytest.raises(ConflictError) as conflict:
                 one.generate(text="hi", request_id="mine")
-            with one.stream(text="hi", output_modalities="audio"), pytest.raises(Overloaded) as full:
+            with one.stream(text="hi", output_modalities="audio"), pytest.raises(OverloadedError) as full:
                 one.stream(text="hi", output_modalities="audio")
             return conflict.value, full.value
 
@@ -134,7 +135,7 @@ def test_where_nothing_answers_the_error_says_so() -> None:
     with (
         nobody() as url,
         MStarClient(url) as api,
-        pytest.raises(Unavailable, match="nothing answers at http://127") as caught,
+        pytest.raises(UnavailableError, match="nothing answers at http://127") as caught,
     ):
         api.generate(text="hi")
     assert (caught.value.code, caught.value.status, caught.value.response) == ("unreachable", 503, None)
@@ -147,7 +148,7 @@ def test_a_server_that_stays_silent_is_left_after_the_time_out() -> None:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         with (
             MStarClient(url, timeout=0.2, retries=3) as api,
-            pytest.raises(TimedOut, match=r"nothing for 0\.2 s") as it,
+            pytest.raises(RequestTimeoutError, match=r"nothing for 0\.2 s") as it,
         ):
             api.generate(text="hi")
         assert it.value.code == "silent"
@@ -165,7 +166,7 @@ class Tries:
         self.waited: list[float] = []
         self.bodies: list[bytes] = []
         session = httpx.Client(transport=httpx.MockTransport(self.answer))
-        self.http = Http("http://api", timeout_s=1, session=session, retries=retries, sleep=self.waited.append)
+        self.http = Http(SyncSession(session, self.waited.append), "http://api", timeout_s=1, retries=retries)
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         self.bodies.append(request.read())
@@ -185,7 +186,7 @@ NO_ROUTE = httpx.ConnectError("refused")
 def test_what_never_started_is_sent_again_after_the_time_that_the_server_names() -> None:
     tries = Tries(NO_ROUTE, FULL, STARTING, BARE, OK, retries=4)
     call = generate_call(text="hi", images=b"\x89PNG", model_kwargs={})
-    assert tries.http.fetch(call).status_code == 200
+    assert run(tries.http.fetch(call)).status_code == 200
     assert tries.waited == [0.5, 7.0, 5.0, 4.0]
     assert len(tries.bodies) == 5 and all(b"\x89PNG" in body for body in tries.bodies)
 
@@ -193,8 +194,8 @@ def test_what_never_started_is_sent_again_after_the_time_that_the_server_names()
 def test_without_retries_and_once_they_are_used_up_the_error_is_the_last_one() -> None:
     for retries, count in ((0, 1), (2, 3)):
         tries = Tries(FULL, retries=retries)
-        with pytest.raises(Overloaded):
-            tries.http.fetch(get_call("/x"))
+        with pytest.raises(OverloadedError):
+            run(tries.http.fetch(get_call("/x")))
         assert len(tries.bodies) == count
 
 
@@ -211,8 +212,8 @@ def test_without_retries_and_once_they_are_used_up_the_error_is_the_last_one() -
 )
 def test_what_may_have_started_is_never_sent_again(what: httpx.Response | Exception) -> None:
     tries = Tries(what, retries=5)
-    with pytest.raises(MStarError):
-        tries.http.fetch(get_call("/x"))
+    with pytest.raises(ClientError):
+        run(tries.http.fetch(get_call("/x")))
     assert len(tries.bodies) == 1 and tries.waited == []
 
 
@@ -229,10 +230,10 @@ async def test_a_full_queue_of_a_real_api_is_waited_for() -> None:
                 loop.call_soon_threadsafe(lambda: api.fake.finish(api.fake.requests[0].handle))
                 list(first)
 
-            http = Http(url, timeout_s=60, retries=9, sleep=sleep)
-            with Stream(http, http.open(second), "raise") as stream:
+            http = Http(SyncSession(sleep=sleep), url, timeout_s=60, retries=9)
+            with Stream(AsyncStream(http, run(http.open(second)), "raise")) as stream:
                 next(stream)
-            http.close()
+            run(http.session.close())
 
     loop = asyncio.get_running_loop()
     second = generate_call(text="hi", output_modalities="audio", stream=True, model_kwargs={})
@@ -243,8 +244,8 @@ async def test_a_full_queue_of_a_real_api_is_waited_for() -> None:
 
 
 def test_waits_double_up_to_a_limit_where_the_server_names_no_time() -> None:
-    error = Unavailable("x", status=503, code="unreachable")
-    assert [wait_s(error, attempt, 7) for attempt in range(8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, None]
+    error = UnavailableError("x", status=503, code="unreachable")
+    assert [retry_delay_s(error, attempt, 7) for attempt in range(8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, None]
 
 
 def test_errors_are_those_of_requests_too_where_a_program_has_loaded_it() -> None:
@@ -255,10 +256,10 @@ def test_errors_are_those_of_requests_too_where_a_program_has_loaded_it() -> Non
         with pytest.raises(requests.HTTPError) as caught:
             api.generate(text="hi")
     error = caught.value
-    assert isinstance(error, Overloaded) and error.response.status_code == 429 and error.response.json() == body
+    assert isinstance(error, OverloadedError) and error.response.status_code == 429 and error.response.json() == body
     with nobody() as url, MStarClient(url) as api, pytest.raises(requests.ConnectionError) as gone:
         api.generate(text="hi")
-    assert isinstance(gone.value, Unavailable) and gone.value.code == "unreachable"
+    assert isinstance(gone.value, UnavailableError) and gone.value.code == "unreachable"
     with (
         client(lambda request: httpx.Response(200, content=b"")) as api,
         pytest.raises(requests.RequestException) as cut,
@@ -269,13 +270,13 @@ def test_errors_are_those_of_requests_too_where_a_program_has_loaded_it() -> Non
 
 def test_without_requests_the_classes_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "requests", raising=False)
-    assert like_requests(Overloaded, "HTTPError") is Overloaded
+    assert like_requests(OverloadedError, "HTTPError") is OverloadedError
 
 
 def test_an_error_travels_between_processes() -> None:
     answer = httpx.Response(429, json={"error": {"message": "full", "code": "queue_full", "param": "x"}})
-    with client(lambda request: answer) as api, pytest.raises(Overloaded) as caught:
+    with client(lambda request: answer) as api, pytest.raises(OverloadedError) as caught:
         api.generate(text="hi")
     again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301  our own bytes
-    assert type(again) is Overloaded and str(again) == str(caught.value)
+    assert type(again) is OverloadedError and str(again) == str(caught.value)
     assert (again.status, again.code, again.param, again.response) == (429, "queue_full", "x", None)

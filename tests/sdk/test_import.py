@@ -24,7 +24,7 @@ HEAVY = (
     "openai",
     "asyncio",
 )
-TELL = "from mstar_core import MStarClient, AsyncMStarClient, MStarError"
+TELL = "from mstar_core import MStarClient, AsyncMStarClient, ClientError"
 
 
 def test_the_import_loads_the_standard_library_and_the_client_alone(fresh_python: Callable[[str], Any]) -> None:
@@ -48,7 +48,9 @@ def test_a_whole_answer_with_sound_loads_no_numpy_until_an_array_is_asked_for(
     fresh_python: Callable[[str], Any],
 ) -> None:
     body = {"outputs": {"audio": [{"data": "AAA=", "metadata": {"sample_rate": 8000}}]}}
-    work = f"from mstar_core.client.result import result_of; sound = result_of({body}).audio; sound.wav_bytes()"
+    work = (
+        f"from mstar_core.client.results import result_of_json; sound = result_of_json({body}).audio; sound.wav_bytes()"
+    )
     assert fresh_python(work).loaded(("numpy",)) == set()
     assert fresh_python(f"{work}; sound.to_numpy()").loaded(("numpy",)) == {"numpy"}
 

@@ -16,15 +16,15 @@ from mstar_core.api.output.numbers import Form, NumberForm, packed
 from mstar_core.api.output.queue import OutputItem
 from mstar_core.client import AudioBuffer, AudioChunk, TensorChunk
 from mstar_core.client.array import array_of
-from mstar_core.client.call import cancel_call, generate_call, transcribe_call
-from mstar_core.client.media import tensor_uploads, uploads_of
+from mstar_core.client.calls import cancel_call, generate_call, transcribe_call
+from mstar_core.client.media import files_of, tensor_files
 from mstar_core.errors import TransportError, UsageError
 
 NUMBERS = np.arange(6, dtype=np.float32).reshape(2, 3) / 8
 
 
 def names(kind: str, media: Any) -> list[tuple[str, bytes]]:
-    return [(upload.name, upload.data) for upload in uploads_of(kind, media)]
+    return [(upload.name, upload.data) for upload in files_of(kind, media)]
 
 
 def test_media_are_paths_bytes_named_bytes_or_lists_of_them(tmp_path: Path) -> None:
@@ -39,28 +39,28 @@ def test_media_are_paths_bytes_named_bytes_or_lists_of_them(tmp_path: Path) -> N
 
 
 def test_what_is_no_medium_is_refused_before_anything_is_sent() -> None:
-    with pytest.raises(TypeError, match="image is a path, bytes"):
-        uploads_of("image", [5])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="image must be a path, bytes"):
+        files_of("image", [5])  # type: ignore[list-item]
     for address in ("https://host/a.png", "data:image/png;base64,AA"):
-        with pytest.raises(ValueError, match="is an address"):
-            uploads_of("image", address)
+        with pytest.raises(ValueError, match="is a URL"):
+            files_of("image", address)
     with pytest.raises(FileNotFoundError):
-        uploads_of("image", "no/such/file.png")
-    with pytest.raises(ValueError, match="one sound"):
+        files_of("image", "no/such/file.png")
+    with pytest.raises(ValueError, match="transcribe takes one sound"):
         transcribe_call([b"a", b"b"], {})
     with pytest.raises(ValueError, match="JSON"):
         generate_call(text="x", model_kwargs={"temperature": float("nan")})
-    with pytest.raises(TypeError, match="of type object"):
+    with pytest.raises(TypeError, match="the type object"):
         generate_call(text="x", model_kwargs={"temperature": object()})
 
 
 def test_tensors_are_files_or_arrays() -> None:
-    (one,) = tensor_uploads(NUMBERS)
+    (one,) = tensor_files(NUMBERS)
     assert one.name == "tensor-0.npy" and np.array_equal(np.load(io.BytesIO(one.data)), NUMBERS)
-    two = tensor_uploads([b"\x93NUMPY..", b"\x08\0\0\0\0\0\0\0{}", ("t.npy", b"\x93NUMPY")])
+    two = tensor_files([b"\x93NUMPY..", b"\x08\0\0\0\0\0\0\0{}", ("t.npy", b"\x93NUMPY")])
     assert [each.name for each in two] == ["tensor-0.npy", "tensor-1.safetensors", "t.npy"]
     with pytest.raises(ValueError, match="allow_pickle"):
-        tensor_uploads(np.array([object()]))
+        tensor_files(np.array([object()]))
 
 
 def test_a_call_holds_what_is_sent() -> None:

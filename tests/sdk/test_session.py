@@ -13,7 +13,14 @@ import httpx
 import pytest
 import requests
 
-from mstar_core.client import AudioChunk, BadRequest, MStarClient, StreamError, TimedOut, Unavailable
+from mstar_core.client import (
+    AudioChunk,
+    BadRequestError,
+    MStarClient,
+    RequestTimeoutError,
+    StreamError,
+    UnavailableError,
+)
 from tests.api.conftest import Api
 from tests.fakes.any_model import PIXELS, SOUND, WORDS, png
 from tests.fakes.conductor import begin
@@ -33,7 +40,7 @@ async def test_a_requests_session_carries_everything(api: Api) -> None:
                     events = list(stream)
                 assert b"".join(event.data for event in events if isinstance(event, AudioChunk)) == SOUND.tobytes()
                 assert stream.finish_reason == "stop"
-                with pytest.raises(BadRequest, match="colour"):
+                with pytest.raises(BadRequestError, match="colour"):
                     client.generate(text="hi", colour=1)
                 assert client.health() and client.cancel("nobody") is False
             assert session.get(f"{url}/health").status_code == 200  # the session is still the caller's
@@ -56,17 +63,17 @@ async def test_closing_a_stream_over_a_requests_session_cancels(api: Api) -> Non
 
 
 def test_failures_of_requests_are_ours() -> None:
-    with nobody() as url, pytest.raises(Unavailable) as gone:
+    with nobody() as url, pytest.raises(UnavailableError) as gone:
         MStarClient(url, session=requests.Session()).generate(text="hi")
     assert gone.value.code == "unreachable"
-    with answering(b"") as url, pytest.raises(TimedOut) as late:
+    with answering(b"") as url, pytest.raises(RequestTimeoutError) as late:
         MStarClient(url, timeout=0.2, session=requests.Session()).generate(text="hi")
     assert late.value.code == "silent"
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     with answering(head + b"5\r\nabc", close=True) as url, pytest.raises(StreamError) as cut:
         list(MStarClient(url, session=requests.Session()).stream(text="hi"))
     assert cut.value.code == "broken_off"
-    with answering(b"", close=True) as url, pytest.raises(Unavailable) as closed:
+    with answering(b"", close=True) as url, pytest.raises(UnavailableError) as closed:
         MStarClient(url, session=requests.Session(), retries=2).generate(text="hi")
     assert closed.value.code == "cut"
 

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from mstar_core import AsyncMStarClient, MStarClient
-from mstar_core.client import AudioChunk, BadRequest
+from mstar_core.client import AudioChunk, BadRequestError
 from tests.runtime.deployment import Deployment
 from tests.sdk.conftest import EXAMPLES, curl_lines, is_chat, node_modules, told
 
@@ -39,7 +39,7 @@ def test_whole_and_streamed_sound_are_the_same(server: Deployment) -> None:
         assert whole.sample_rate == 24000 and len(whole) > 2048 and len(pieces) > 1
         assert b"".join(pieces) == whole.pcm
         assert (stream.finish_reason, stream.usage is not None) == ("length", True)
-        with pytest.raises(BadRequest, match="nobody") as refused:
+        with pytest.raises(BadRequestError, match="nobody") as refused:
             client.tts("Hello", voice="nobody")
         assert refused.value.param == "voice"
 

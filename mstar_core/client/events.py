@@ -1,4 +1,4 @@
-"""What a stream brings: one chunk per output line, or the error that ended it. Made by StreamReader."""
+"""Events of a stream: one chunk per output line, or the error that ended it. Made by StreamReader."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from mstar_core.client.array import array_of
-from mstar_core.client.line import Line
 
 if TYPE_CHECKING:
     from mstar_core.client.array import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """One piece of an output. data: the payload's bytes. metadata: as docs/http-api.md says for the modality."""
+class OutputChunk:
+    """One piece of an output. data: the payload. metadata: as docs/http-api.md lists it for the modality."""
 
     modality: str
     data: bytes
@@ -23,12 +22,12 @@ class Chunk:
 
     @property
     def index(self) -> int:
-        """Which of several answers it belongs to; 0 unless more than one was asked for."""
+        """Index of the answer that the chunk belongs to; 0 unless the request asked for several answers."""
         return int(self.metadata.get("index") or 0)
 
 
 @dataclass(frozen=True, slots=True)
-class TextChunk(Chunk):
+class TextChunk(OutputChunk):
     """Whole characters of text."""
 
     @property
@@ -37,7 +36,7 @@ class TextChunk(Chunk):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageChunk(Chunk):
+class ImageChunk(OutputChunk):
     """A whole image; `data` is a PNG file."""
 
     @property
@@ -50,8 +49,8 @@ class ImageChunk(Chunk):
 
 
 @dataclass(frozen=True, slots=True)
-class AudioChunk(Chunk):
-    """Sound: PCM16 little endian, channels interleaved."""
+class AudioChunk(OutputChunk):
+    """Audio: PCM16 little endian, interleaved channels."""
 
     @property
     def pcm(self) -> bytes:
@@ -59,7 +58,7 @@ class AudioChunk(Chunk):
 
     @property
     def sample_rate(self) -> int:
-        """Samples a second of one channel."""
+        """Samples per second of one channel."""
         return int(self.metadata["sample_rate"])
 
     @property
@@ -67,18 +66,18 @@ class AudioChunk(Chunk):
         return int(self.metadata.get("num_channels") or 1)
 
     def to_numpy(self) -> Array:
-        """int16 [samples], or [samples, channels] where there are several."""
+        """Return int16 [samples], or [samples, channels] for several channels."""
         shape = (-1,) if self.channels == 1 else (-1, self.channels)
         return array_of(self.data, {"dtype": "int16"}).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)
-class NumbersChunk(Chunk):
-    """Numbers with a shape and a type."""
+class NumbersChunk(OutputChunk):
+    """Numbers with a shape and a dtype."""
 
     @property
     def name(self) -> str:
-        """Which output of the model it is."""
+        """Name of the model's output."""
         return str(self.metadata.get("name") or "")
 
     @property
@@ -90,13 +89,13 @@ class NumbersChunk(Chunk):
         return str(self.metadata.get("dtype") or "")
 
     def to_numpy(self) -> Array:
-        """The array, of `shape` and `dtype`; bfloat16 as float32. Raises UsageError where numpy is not installed."""
+        """Return the array of `shape` and `dtype`; bfloat16 as float32. Raises UsageError without numpy."""
         return array_of(self.data, self.metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class VideoChunk(NumbersChunk):
-    """A video file; of world models latents with shape and type."""
+    """A video file; for world models latents with shape and dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class ActionChunk(NumbersChunk):
 
     @property
     def is_normalized(self) -> bool:
-        """Whether the values are in the model's own units, not the robot's."""
+        """Whether the values are in the model's normalized units instead of the robot's."""
         return bool(self.metadata.get("normalized"))
 
 
@@ -120,13 +119,13 @@ class ScalarChunk(NumbersChunk):
 
     @property
     def value(self) -> int:
-        """The number. Raises ValueError when there are several: `to_numpy` gives them."""
+        """The number. Raises ValueError if there are several; `to_numpy` returns them all."""
         return int(self.to_numpy().item())
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
-    """The end of a stream that failed; in a stream with `on_error="event"` the last event."""
+    """The end of a stream that failed; the last event of a stream with `on_error="event"`."""
 
     code: str
     status: int
@@ -135,9 +134,12 @@ class ErrorEvent:
     param: str | None = None
 
 
-Event = Chunk | ErrorEvent
+Chunk = OutputChunk
+"""Public name of OutputChunk."""
 
-KINDS: Final[Mapping[str, type[Chunk]]] = {
+Event = OutputChunk | ErrorEvent
+
+KINDS: Final[Mapping[str, type[OutputChunk]]] = {
     "text": TextChunk,
     "image": ImageChunk,
     "audio": AudioChunk,
@@ -148,19 +150,6 @@ KINDS: Final[Mapping[str, type[Chunk]]] = {
 }
 
 
-def chunk_of(line: Line) -> Chunk:
-    """The chunk of an output line. A modality that this version does not know gives a plain Chunk."""
-    return KINDS.get(line.modality, Chunk)(line.modality, line.data, line.metadata)
-
-
-def error_of(line: Line) -> ErrorEvent:
-    """The event of an error line."""
-    facts = line.metadata
-    status = facts.get("status")
-    return ErrorEvent(
-        code=str(facts.get("code") or "internal_error"),
-        status=status if isinstance(status, int) else 500,
-        message=line.data.decode("utf-8", "replace"),
-        request_id=facts.get("request_id"),
-        param=facts.get("param"),
-    )
+def chunk_of(modality: str, data: bytes, metadata: Mapping[str, Any]) -> OutputChunk:
+    """Return the chunk of an output. An unknown modality, of a later server, gives a plain OutputChunk."""
+    return KINDS.get(modality, OutputChunk)(modality, data, metadata)

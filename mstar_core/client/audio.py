@@ -1,0 +1,122 @@
+"""Audio of the client: a whole sound in memory, and a WAV file that grows while audio arrives. Samples are PCM16."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal, Self
+
+from mstar_core.client.array import array_of
+
+if TYPE_CHECKING:
+    from mstar_core.client.array import Array
+
+SAMPLE_BYTES: Final = 2
+FULL_SCALE: Final = 32768.0
+HEADER_BYTES: Final = 44
+SIZE_LIMIT: Final = 0xFFFFFFFF - HEADER_BYTES
+"""Largest size of samples in a RIFF file, in bytes."""
+
+UNKNOWN: Final = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class AudioBuffer:
+    """A sound. pcm: PCM16 little endian, interleaved channels. sample_rate: samples per second of one channel."""
+
+    pcm: bytes
+    sample_rate: int
+    channels: int = 1
+
+    def __len__(self) -> int:
+        """Return the number of samples of one channel."""
+        return len(self.pcm) // (SAMPLE_BYTES * self.channels)
+
+    def __bool__(self) -> bool:
+        """Return True even without samples: an empty sound is an answer."""
+        return True
+
+    @property
+    def seconds(self) -> float:
+        return len(self) / self.sample_rate
+
+    def to_numpy(self, dtype: Literal["int16", "float32"] = "int16") -> Array:
+        """Return [samples], or [samples, channels] for several channels. float32 values lie in [-1, 1).
+
+        Raises UsageError without numpy.
+        """
+        flat = array_of(self.pcm, {"dtype": "int16"})
+        made = flat if self.channels == 1 else flat.reshape(-1, self.channels)
+        return made if dtype == "int16" else made.astype("float32") / FULL_SCALE
+
+    def wav_bytes(self) -> bytes:
+        """Return the sound as a WAV file."""
+        return wav_header(self.sample_rate, self.channels, len(self.pcm)) + self.pcm
+
+    def to_wav(self, path: str | os.PathLike[str]) -> Path:
+        """Write a WAV file; an existing file is replaced."""
+        target = Path(path)
+        target.write_bytes(self.wav_bytes())
+        return target
+
+
+def wav_header(rate: int, channels: int, size_bytes: int | None) -> bytes:
+    """Return the 44 bytes before the samples. size_bytes: of the samples; None if unknown, as in a pipe."""
+    data = UNKNOWN if size_bytes is None else size_bytes
+    riff = UNKNOWN if size_bytes is None else size_bytes + HEADER_BYTES - 8
+    block = channels * SAMPLE_BYTES
+    form = (16, 1, channels, rate, rate * block, block, 8 * SAMPLE_BYTES)
+    return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", riff, b"WAVE", b"fmt ", *form, b"data", data)
+
+
+class WavFile:
+    """Writes PCM16 little endian samples into a file that is valid after `close`. Owned by its creator.
+
+    A stream that cannot seek (a pipe) keeps sizes that mean "unknown".
+    """
+
+    def __init__(self, file: BinaryIO, rate: int, channels: int = 1) -> None:
+        self._file = file
+        self._rate = rate
+        self._channels = channels
+        self._can_seek = file.seekable()
+        self.size_bytes = 0
+        file.write(wav_header(rate, channels, 0 if self._can_seek else None))
+
+    @classmethod
+    def create(cls, path: Path, rate: int, channels: int = 1) -> WavFile:
+        """Open a new file at `path`; an existing file is replaced."""
+        return cls(path.open("wb"), rate, channels)
+
+    @property
+    def seconds(self) -> float:
+        """Length of the audio so far."""
+        return self.size_bytes / (SAMPLE_BYTES * self._channels * self._rate)
+
+    def write(self, pcm: bytes) -> None:
+        """Append samples and flush them, so that a player can follow. Raises ValueError beyond 4 GiB."""
+        if self.size_bytes + len(pcm) > SIZE_LIMIT and self._can_seek:
+            raise ValueError("a WAV file cannot hold more than 4 GiB")
+        self._file.write(pcm)
+        self._file.flush()
+        self.size_bytes += len(pcm)
+
+    def close(self) -> None:
+        """Write the final sizes and close the file. Safe to call twice."""
+        if self._file.closed:
+            return
+        if self._can_seek:
+            self._file.seek(0)
+            self._file.write(wav_header(self._rate, self._channels, self.size_bytes))
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,138 @@
+"""Events of one request as they arrive. Closing or dropping a stream cancels the request.
+
+Made by AsyncMStarClient; the synchronous EventStream drives one of these without an event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from mstar_core.client.calls import cancel_call
+from mstar_core.client.errors import ClientError, StreamError, like_requests
+from mstar_core.client.events import ErrorEvent, Event
+from mstar_core.client.reader import StreamReader
+
+if TYPE_CHECKING:
+    import httpx
+
+    from mstar_core.client.http import Http
+
+OnError = Literal["raise", "event"]
+
+
+class StreamFacts:
+    """Facts of a request, updated while its stream is read."""
+
+    reader: StreamReader
+
+    @property
+    def request_id(self) -> str | None:
+        """The request's id, known before the first event."""
+        return self.reader.request_id
+
+    @property
+    def seed(self) -> int | None:
+        """The seed in use."""
+        return self.reader.seed
+
+    @property
+    def finish_reason(self) -> str | None:
+        """`stop` or `length` after a successful end; None before it and for a failed stream."""
+        return self.reader.finish_reason
+
+    @property
+    def usage(self) -> dict[str, Any] | None:
+        """The resources that the request used; None before its end."""
+        return self.reader.usage
+
+    @property
+    def warnings(self) -> list[str]:
+        """The server's warnings; empty before the end."""
+        return self.reader.warnings
+
+
+class AsyncEventStream(StreamFacts):
+    """Asynchronous iterator over the events of a request. Leaving its `async with` block, or dropping it, closes it.
+
+    A failure raises StreamError after the events before it; with on_error="event" it is the last event instead.
+    """
+
+    def __init__(self, http: Http, response: httpx.Response, on_error: OnError) -> None:
+        self._http = http
+        self._response = response
+        self._body = http.session.body(response)
+        self._on_error = on_error
+        self.reader = StreamReader(response.headers.get("X-Request-ID"), response.headers.get("Content-Type") or "")
+        self._ready: list[Event] = []
+        self._has_ended = False
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._ready and not self._has_ended:
+            self._ready += await self._read()
+        if not self._ready:
+            raise StopAsyncIteration
+        event = self._ready.pop(0)
+        if isinstance(event, ErrorEvent) and self._on_error == "raise":
+            await self.close()
+            raise error_of_event(event)
+        return event
+
+    async def cancel(self) -> bool:
+        """Cancel the request by its id; the stream then ends with the error `cancelled`.
+
+        Returns whether the request was still running. Raises ClientError if the server cannot be reached.
+        """
+        if self.request_id is None:
+            return False
+        found: bool = (await self._http.fetch(cancel_call(self.request_id))).json()["status"] == "cancelled"
+        return found
+
+    async def close(self) -> None:
+        """Close the connection, which cancels a running request. Safe to call twice."""
+        self._has_ended = True
+        self._ready.clear()
+        await self._http.session.close_response(self._response)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # at interpreter exit, modules that this needs may be gone
+            self._http.session.drop(self._response)
+
+    async def _read(self) -> list[Event]:
+        """Return the events of the next bytes. At the end of the body the connection returns to its pool."""
+        try:
+            data = await self._http.next_chunk(self._body)
+        except ClientError as error:
+            events = self.reader.end(str(error))
+            data = None
+        else:
+            events = self.reader.end() if data is None else self.reader.push(data)
+        if data is None:
+            await self.close()
+        return events
+
+
+AsyncStream = AsyncEventStream
+"""Public name of AsyncEventStream."""
+
+
+def error_of_event(event: ErrorEvent) -> ClientError:
+    """Return the exception for an error event."""
+    detail = f"request {event.request_id}" if event.request_id else ""
+    return like_requests(StreamError, "HTTPError")(
+        event.message or "the request failed", detail, status=event.status, code=event.code, param=event.param,
+        request_id=event.request_id,
+    )  # fmt: skip
