@@ -27,10 +27,10 @@ from bench.gpu_codec_tiles import CODEC, KEEP, OFFSET, captured_us, decoder, err
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.stateless.engine import StatelessEngine
-from mstar_orpheus.fused import FusedDecoder
 from mstar_orpheus.plugin import ORPHEUS
-from mstar_orpheus.tiles import Tile, tile
-from mstar_orpheus.vocoder import Vocoder
+from mstar_orpheus.vocoder.fused_decoder import FusedDecoder
+from mstar_orpheus.vocoder.node import Vocoder
+from mstar_orpheus.vocoder.tiling import Tile, tile
 
 WINDOWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 NUMBERS: dict[str, float | int | bool] = {

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from mstar_core.engine.device import prepare_device
-from mstar_orpheus.frames import codes_from_ids, levels_from_codes
-from mstar_orpheus.fused import FusedDecoder
-from mstar_orpheus.snac import Snac, SnacConfig
-from mstar_orpheus.tiles import Tile
+from mstar_orpheus.vocoder.frames import codes_from_ids, levels_from_codes
+from mstar_orpheus.vocoder.fused_decoder import FusedDecoder
+from mstar_orpheus.vocoder.snac import Snac, SnacConfig
+from mstar_orpheus.vocoder.tiling import Tile
 
 CODEC = SnacConfig(
     latent=768, width=1024, rates=(8, 8, 4, 2), codebook_size=4096, codebook_dim=8, sample_rate=24000

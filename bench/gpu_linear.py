@@ -1,4 +1,4 @@
-"""Linear layers of Orpheus' decode step on one GPU: the skinny kernels beside cuBLAS, and the whole captured step.
+"""Linear layers of Orpheus' decode step on one GPU: the small-M GEMM beside cuBLAS, and the whole captured step.
 
 Run from the repository root: `python bench/gpu_linear.py [--rows 1,2,4,8,16,32,64] [--no-step] [--out FILE]`. Every
 product of a class runs over its own random weights, at least 300 MB of them in one CUDA graph, so that no cache holds
@@ -21,9 +21,8 @@ from torch.nn.functional import linear
 
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.layers import matrix
-from mstar_core.layers.matrix import Matrix
-from mstar_core.layers.packing import kernels
+from mstar_core.layers import linear as layer
+from mstar_core.layers.linear import LinearWeight, elementwise_kernels
 from mstar_core.layers.quantize import quantize, to_float8
 
 CLASSES: Final = {
@@ -45,7 +44,7 @@ def products(rows: Sequence[int]) -> list[dict[str, Any]]:
     found = []
     for name, (outputs, inputs) in CLASSES.items():
         count = max(2, -(-LEAST_BYTES // (outputs * inputs)))
-        plain = [Matrix(torch.randn(outputs, inputs, device="cuda").bfloat16() * 0.02) for _ in range(count)]
+        plain = [LinearWeight(torch.randn(outputs, inputs, device="cuda").bfloat16() * 0.02) for _ in range(count)]
         small = [to_float8(each.values) for each in plain]
         for each in rows:
             x = torch.randn(each, inputs, device="cuda").bfloat16()
@@ -56,34 +55,34 @@ def products(rows: Sequence[int]) -> list[dict[str, Any]]:
     return found
 
 
-def by_library(name: str, x: torch.Tensor, weights: Matrix) -> torch.Tensor:
+def by_library(name: str, x: torch.Tensor, weights: LinearWeight) -> torch.Tensor:
     """The product by cuBLAS, and what follows it in a kernel of its own."""
     out = linear(x, weights.values)
-    return kernels().gated_silu(out) if name == "gate-up" else out
+    return elementwise_kernels().gated_activation(out) if name == "gate-up" else out
 
 
-def by_layer(name: str, x: torch.Tensor, weights: Matrix) -> torch.Tensor:
+def by_layer(name: str, x: torch.Tensor, weights: LinearWeight) -> torch.Tensor:
     """The product as the layers compute it."""
     if name == "gate-up":
-        return matrix.gated(x, weights)
-    return matrix.project(x, weights) if name == "head" else matrix.parts(x, weights)
+        return layer.project_gated(x, weights)
+    return layer.project(x, weights) if name == "head" else layer.project_partial(x, weights)
 
 
-Product = Callable[[str, torch.Tensor, Matrix], torch.Tensor]
+Product = Callable[[str, torch.Tensor, LinearWeight], torch.Tensor]
 
 
-def over(weights: list[Matrix], call: Product, name: str, x: torch.Tensor) -> float:
+def over(weights: list[LinearWeight], call: Product, name: str, x: torch.Tensor) -> float:
     """Microseconds of one call, all of them in one graph."""
     replay = gpu_orpheus.captured(lambda: [call(name, x, each) for each in weights])
     return gpu_orpheus.event_ms(replay, REPLAYS)["p50"] * 1e3 / len(weights)
 
 
-def row(name: str, kind: str, rows: int, weights: Matrix, own_us: float, library_us: float) -> dict[str, Any]:
+def row(name: str, kind: str, rows: int, weights: LinearWeight, own_us: float, library_us: float) -> dict[str, Any]:
     """One line of the report. library_us: cuBLAS with bfloat16 weights, whatever the kind."""
     size = weights.values.numel() * weights.values.element_size()
     return {
         "class": name, "kind": kind, "rows": rows, "us": round(own_us, 2), "gb_per_s": round(size / own_us / 1e3),
-        "cublas_bf16_us": round(library_us, 2), "is_skinny": rows <= matrix.FEW_ROWS,
+        "cublas_bf16_us": round(library_us, 2), "is_small_m": rows <= layer.SMALL_M,
     }  # fmt: skip
 
 
@@ -101,12 +100,12 @@ def step(module: Any, device: torch.device) -> dict[str, Any]:
 
 def steps(device: torch.device) -> dict[str, Any]:
     """The step with cuBLAS, with the kernels of the layers, and with float8 weights."""
-    module, few = gpu_orpheus.random_llama(device), matrix.FEW_ROWS
+    module, few = gpu_orpheus.random_llama(device), layer.SMALL_M
     found: dict[str, Any] = {}
     # A threshold of no rows sends every product to the library: the one way to compare both in one process.
-    matrix.FEW_ROWS = 0
+    layer.SMALL_M = 0
     found["cublas"] = step(module, device)
-    matrix.FEW_ROWS = few
+    layer.SMALL_M = few
     found["bf16"] = step(module, device)
     started = time.perf_counter()
     report = quantize(module, "fp8")

@@ -28,11 +28,10 @@ from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.spec.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.layers import AttentionSpec, Llama3Scaling, RotarySpec
-from mstar_core.layers.packing import pack
-from mstar_orpheus.llama import Llama
-from mstar_orpheus.llama_config import LlamaConfig
-from mstar_orpheus.snac import Snac, SnacConfig
-from mstar_orpheus.vocoder import Vocoder
+from mstar_core.layers.linear import fuse_projections
+from mstar_orpheus.llama import Llama, LlamaConfig
+from mstar_orpheus.vocoder.node import Vocoder
+from mstar_orpheus.vocoder.snac import Snac, SnacConfig
 
 VOCAB, LAYERS, PROMPT = 156940, 28, 40
 SAMPLING = SamplingParams(temperature=0.6, top_p=0.8, repetition_penalty=1.3, seed=7)
@@ -65,7 +64,7 @@ def random_llama(device: torch.device) -> Llama:
     from mstar_core.layers import frequencies
 
     module.model.rotary.frequencies = frequencies(CONFIG.rotary).to(device)
-    pack(module)
+    fuse_projections(module)
     return module.eval()
 
 

@@ -116,14 +116,13 @@ def reading(folder: Path) -> dict[str, Any]:
     import torch
 
     from mstar_core.layers import Checkpoint
-    from mstar_core.weights.files import stored_tensors
-    from mstar_core.weights.upload import Target, upload
+    from mstar_core.weights.checkpoint import UploadTarget, stored_tensors, upload
 
     path = folder / "lm" / "model.safetensors"
     size = path.stat().st_size
     stored = stored_tensors(path)
     places = {each.name: torch.empty(each.shape, dtype=each.dtype, device="cuda") for each in stored}
-    targets = [Target(stored=each, place=places[each.name]) for each in stored]
+    targets = [UploadTarget(stored=each, tensor=places[each.name]) for each in stored]
 
     def mapped() -> None:
         for name, value in Checkpoint.of_files([path]).tensors():

@@ -14,7 +14,7 @@ FAMILIES: Final[tuple[tuple[str, str], ...]] = (
         "attention",
         r"flash|fmha|attention|attn|_prompt_kernel|BatchPrefill|_(share|frame|join|read|hold|gather|folded)_kernel",
     ),
-    ("products", r"gemm|cutlass|cublas|matmul|nvjet|addmm|linear|splitk|xmma|skinny|mm_|_product_kernel"),
+    ("products", r"gemm|cutlass|cublas|matmul|nvjet|addmm|linear|splitk|xmma|mm_|_product_kernel"),
     ("norms", r"norm"),
     ("copies", r"memcpy|memset|copy|cat|gather|index|scatter"),
 )

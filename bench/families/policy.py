@@ -20,7 +20,7 @@ from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import NodeSpec
 from mstar_core.graph.spec.nodes import Attend, from_param
 from mstar_core.layers.kv_view import KVModule
-from mstar_core.layers.packing import pack
+from mstar_core.layers.linear import fuse_projections
 from mstar_core.plugin.model import ModelContext
 from mstar_core.worker.scheduler import FairShare
 from mstar_core.worker.steps import Steps
@@ -217,7 +217,7 @@ class Acting:
 def prepare(module: nn.Module, place: Place) -> None:
     """Join the weights of a KV node on a GPU, as a worker does."""
     if place.device.type == "cuda":
-        pack(module)
+        fuse_projections(module)
 
 
 def observation(sizes: Sizes, cameras: int, prompt: int, seed: int = 0, steps: int = 10) -> Observation:

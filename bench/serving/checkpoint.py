@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from mstar_orpheus.checkpoint.tiny import write_tiny
+from mstar_orpheus.checkpoint.tiny_weights import _state
 from mstar_orpheus.plugin import OFFICIAL
-from mstar_orpheus.snac import SnacConfig
-from mstar_orpheus.tiny import write_tiny
-from mstar_orpheus.tiny_snac import _state
+from mstar_orpheus.vocoder.snac import SnacConfig
 
 WIDTH, MLP, HEADS, KV_HEADS, HEAD_DIM = 3072, 8192, 24, 8, 128
 

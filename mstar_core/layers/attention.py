@@ -1,4 +1,4 @@
-"""Self-attention over the paged cache, and the decoder block around it. Used by model plugins."""
+"""Self-attention over the paged KV cache, and the decoder block around it. Used by model plugins."""
 
 from __future__ import annotations
 
@@ -8,24 +8,31 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from mstar_core.layers.kv_view import KeepingView, PackedView
-from mstar_core.layers.matrix import matrix_of, parts, project, summed
+from mstar_core.layers.linear import (
+    concatenate_weights,
+    elementwise_kernels,
+    project,
+    project_partial,
+    sum_partials,
+    uses_fused_kernels,
+    weight_of,
+)
 from mstar_core.layers.mlp import GatedMLP
 from mstar_core.layers.norm import RMSNorm
-from mstar_core.layers.packing import is_fused, join, kernels
 from mstar_core.layers.rotary import rotate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.layers.kv_view import KVView
-    from mstar_core.layers.matrix import Matrix
+    from mstar_core.layers.linear import LinearWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """Sizes of one attention layer. `bias` is that of the query, key and value projections.
+    """Sizes of one attention layer. bias: of the query, key and value projections.
 
-    norm_eps: set where queries and keys are normalised per head before rotation.
+    norm_eps: set if queries and keys are normalized per head before rotation.
     """
 
     width: int
@@ -39,7 +46,7 @@ class AttentionSpec:
 
 
 class Attention(nn.Module):
-    """Projects packed tokens, rotates, and lets the engine's KVView append and attend."""
+    """Self-attention of packed tokens. The engine's KVView appends to the cache and attends."""
 
     def __init__(self, spec: AttentionSpec, layer: int) -> None:
         super().__init__()
@@ -52,41 +59,41 @@ class Attention(nn.Module):
         if spec.norm_eps is not None:
             self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps)
             self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps)
-        self._joined: Matrix | None = None
+        self._fused: LinearWeight | None = None
 
-    def pack(self) -> bool:
-        """Make the three input projections one matrix where nothing stands between them and the rotation.
+    def fuse_projections(self) -> bool:
+        """Fuse the QKV projections, unless a norm follows them. Returns whether they are fused.
 
-        Once: captured graphs read the matrix where it lies.
+        A second call keeps the fused weight, because captured graphs read it by address.
         """
-        if self._joined is None and self.spec.norm_eps is None:
-            self._joined = join([self.q_proj, self.k_proj, self.v_proj])
-        return self._joined is not None
+        if self._fused is None and self.spec.norm_eps is None:
+            self._fused = concatenate_weights([self.q_proj, self.k_proj, self.v_proj])
+        return self._fused is not None
 
     @property
-    def joined(self) -> Matrix | None:
-        """The projections of the input as one matrix, once `pack` made it."""
-        return self._joined
+    def fused_weight(self) -> LinearWeight | None:
+        """The fused QKV weight; None before `fuse_projections`."""
+        return self._fused
 
-    def unpack(self) -> bool:
-        """Forget the joined matrix, whose parts the projections still are. Returns whether there was one."""
-        joined, self._joined = self._joined, None
-        return joined is not None
+    def unfuse(self) -> bool:
+        """Drop the fused weight; the projections keep their views of it. Returns whether there was one."""
+        fused, self._fused = self._fused, None
+        return fused is not None
 
     def forward(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """x: [T, width]; rotation: cosine and sine [T, 1, head_dim]. Returns [T, width]."""
-        return summed(self.branch(x, kv, rotation), x)
+        """Return [T, width]. x: [T, width]; rotation: cosine and sine [T, 1, head_dim]."""
+        return sum_partials(self.branch(x, kv, rotation), x)
 
     def branch(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """The same, in slices where that is what the output projection leaves: see `matrix.parts`."""
+        """Return the same, or the partial sums of the output projection: see `linear.project_partial`."""
         spec, tokens = self.spec, x.shape[0]
-        if self._joined is not None and rotation[0].shape[-1] == spec.head_dim and is_fused(x):
-            packed = parts(x, self._joined)
+        if self._fused is not None and rotation[0].shape[-1] == spec.head_dim and uses_fused_kernels(x):
+            packed = project_partial(x, self._fused)
             if isinstance(kv, PackedView):
-                together = kv.attend_packed(self.layer, packed, rotation, spec.heads, spec.scale)
-                if together is not None:
-                    return self._output(together.view(tokens, -1))
-            query, key, value = kernels().rotate_pair(packed, spec.heads, spec.kv_heads, *rotation, x.dtype)
+                attended = kv.attend_packed(self.layer, packed, rotation, spec.heads, spec.scale)
+                if attended is not None:
+                    return self._output(attended.view(tokens, -1))
+            query, key, value = elementwise_kernels().rotate_qkv(packed, spec.heads, spec.kv_heads, *rotation, x.dtype)
             mixed = kv.attend(self.layer, query, key, value, spec.scale)
             return self._output(mixed.reshape(tokens, -1))
         query = self.q_proj(x).view(tokens, spec.heads, spec.head_dim)
@@ -98,30 +105,33 @@ class Attention(nn.Module):
         mixed = kv.attend(self.layer, query, key, value, spec.scale)
         return self._output(mixed.reshape(tokens, -1))
 
-    def leave(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> None:
-        """Only put keys and values in the cache: for a last layer of which nothing else is wanted. As `forward`."""
+    def append_only(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> None:
+        """Append keys and values to the cache without attending: for a last layer whose output is not used.
+
+        Arguments as for `forward`.
+        """
         spec, tokens = self.spec, x.shape[0]
         if not isinstance(kv, KeepingView) or self.spec.norm_eps is not None:
             self.branch(x, kv, rotation)
             return
-        if self._joined is not None and rotation[0].shape[-1] == spec.head_dim and is_fused(x):
-            both = project(x, self._joined.after(spec.heads * spec.head_dim))  # it begins with the queries
-            _, key, value = kernels().rotate_pair(both, 0, spec.kv_heads, *rotation, x.dtype)
+        if self._fused is not None and rotation[0].shape[-1] == spec.head_dim and uses_fused_kernels(x):
+            both = project(x, self._fused.after(spec.heads * spec.head_dim))  # without the queries, which come first
+            _, key, value = elementwise_kernels().rotate_qkv(both, 0, spec.kv_heads, *rotation, x.dtype)
         else:
             key = rotate(self.k_proj(x).view(tokens, spec.kv_heads, spec.head_dim), *rotation)
             value = self.v_proj(x).view(tokens, spec.kv_heads, spec.head_dim)
         kv.keep(self.layer, key, value)
 
     def _output(self, mixed: Tensor) -> Tensor:
-        matrix = matrix_of(self.o_proj)
-        if matrix is not None:
-            return parts(mixed, matrix)
+        weight = weight_of(self.o_proj)
+        if weight is not None:
+            return project_partial(mixed, weight)
         out: Tensor = self.o_proj(mixed)
         return out
 
 
 class DecoderBlock(nn.Module):
-    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)); parameter names of Llama-like checkpoints."""
+    """Pre-norm decoder block: x + attention(norm(x)), then x + mlp(norm(x)). Parameters are named as in Llama."""
 
     def __init__(self, spec: AttentionSpec, inner: int, layer: int, eps: float) -> None:
         super().__init__()
@@ -131,17 +141,18 @@ class DecoderBlock(nn.Module):
         self.mlp = GatedMLP(spec.width, inner)
 
     def forward(self, x: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """x: [T, width]. Returns [T, width]."""
+        """Return [T, width]. x: [T, width]."""
         branch = self.self_attn.branch(self.input_layernorm(x), kv, rotation)
         x, normed = self.post_attention_layernorm.after_add(x, branch)
         out: Tensor = x + self.mlp(normed)
         return out
 
-    def chained(
+    def forward_chained(
         self, x: Tensor, normed: Tensor, kv: KVView, rotation: tuple[Tensor, Tensor], next_norm: RMSNorm
     ) -> tuple[Tensor, Tensor]:
-        """The same block between norms: `normed` is x after this block's first norm; the last addition is done
-        together with the norm that follows. Returns [T, width] twice: the sum, and its norm.
+        """Run the block between norms, so that its last addition and the next block's norm share a kernel.
+
+        normed: x after this block's first norm. Returns the sum and its norm, [T, width] each.
         """
         x, inner = self.post_attention_layernorm.after_add(x, self.self_attn.branch(normed, kv, rotation))
         return next_norm.after_add(x, self.mlp.branch(inner))

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from mstar_core.layers.matrix import summed
-from mstar_core.layers.packing import is_fused, kernels
+from mstar_core.layers.linear import elementwise_kernels, sum_partials, uses_fused_kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,17 +22,17 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and is_fused(x):
-            fused: Tensor = kernels().rms_norm(x, self.weight, self.eps)
+        if x.is_cuda and uses_fused_kernels(x):
+            fused: Tensor = elementwise_kernels().rms_norm(x, self.weight, self.eps)
             return fused
         wide = x.float()
         scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
         return self.weight * scaled.to(x.dtype)
 
     def after_add(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-        """x + branch, and its norm. branch: x's shape, or slices of it to be summed first: see `matrix.parts`."""
-        if x.is_cuda and is_fused(x):
-            both: tuple[Tensor, Tensor] = kernels().add_rms_norm(x, branch, self.weight, self.eps)
+        """Return x + branch and its norm. branch: x's shape, or partial sums of it: see `linear.project_partial`."""
+        if x.is_cuda and uses_fused_kernels(x):
+            both: tuple[Tensor, Tensor] = elementwise_kernels().add_rms_norm(x, branch, self.weight, self.eps)
             return both
-        total = x + summed(branch, x)
+        total = x + sum_partials(branch, x)
         return total, self(total)

@@ -1,6 +1,6 @@
-"""Turns the linear layers of a module into float8 weights, in place. Called by the worker after `pack`.
+"""Weight-only float8 quantization of linear layers, in place. Called by the worker after `fuse_projections`.
 
-Weights only: each output has one float32 scale, activations keep their dtype. Embeddings and norms stay as they are.
+Each output has one float32 scale. Activations, embeddings and norms keep their dtype.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from torch import nn
 from mstar_core.errors import StartError, did_you_mean
 from mstar_core.layers.attention import Attention
 from mstar_core.layers.embedding import Head
-from mstar_core.layers.matrix import Matrix, QuantizedLinear
+from mstar_core.layers.linear import LinearWeight, QuantizedLinear
 from mstar_core.layers.mlp import GatedMLP
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 METHODS: Final = {"fp8": torch.float8_e4m3fn}
-"""Name in a deployment -> dtype of the weights."""
+"""Method name in a deployment -> dtype of the weights."""
 
 DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 PROBE_ROWS: Final = 16
-"""Random normal inputs that each layer's outputs are compared on."""
+"""Random normal inputs on which each layer's outputs are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindReport:
-    """What became of the layers of one kind. Errors are ||quantised - before|| / ||before||, of weights and of outputs.
+    """Quantization errors and sizes of the layers of one kind.
 
-    layers: how many; *_mean and *_worst: over these layers. Sizes in bytes, scales included.
+    Errors are ||quantized - before|| / ||before||, of weights and of outputs. layers: the number of layers; *_mean and
+    *_worst: over these layers. Sizes include the scales.
     """
 
     layers: int
@@ -47,25 +48,25 @@ class KindReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationReport:
-    """What `quantize` did, by kind of layer: q_proj, k_proj, ..., head."""
+    """Result of `quantize` by kind of layer: q_proj, k_proj, ..., head."""
 
     method: str
     kinds: dict[str, KindReport]
 
     @property
     def before_bytes(self) -> int:
-        """Bytes of these layers before."""
+        """Bytes of these layers before quantization."""
         return sum(kind.before_bytes for kind in self.kinds.values())
 
     @property
     def after_bytes(self) -> int:
-        """Bytes of these layers now."""
+        """Bytes of these layers after quantization."""
         return sum(kind.after_bytes for kind in self.kinds.values())
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """One layer's figures."""
+class _LayerErrors:
+    """Quantization errors and sizes of one layer."""
 
     weight_error: float
     output_error: float
@@ -74,10 +75,10 @@ class _Found:
 
 
 def quantize(module: nn.Module, method: str, *, head: bool = False) -> QuantizationReport:
-    """Replace the weights of every Attention's and GatedMLP's projections, layer by layer; the old copies are freed.
+    """Quantize the projections of every Attention and GatedMLP, layer by layer, and free the old weights.
 
-    head: also those of a Head that has a matrix of its own. A tied head stays: its matrix is the embedding's.
-    Raises StartError (phase `weights`) for a method, dtype or device that cannot, before anything was changed.
+    head: quantize also a Head with a weight of its own. A tied head stays, because its weight is the embedding's.
+    Raises StartError (phase `weights`) for an unsupported method, dtype or device, before anything changes.
     """
     dtype = _dtype_of(method)
     owners = [each for each in module.modules() if isinstance(each, Attention | GatedMLP)]
@@ -86,40 +87,40 @@ def quantize(module: nn.Module, method: str, *, head: bool = False) -> Quantizat
         for name, layer in _projections(owner):
             _check(f"{type(owner).__name__}.{name}", layer.weight)
     for each in heads:
-        _check("Head", each.matrix.values)
-    found: dict[str, list[_Found]] = {}
+        _check("Head", each.linear_weight.values)
+    found: dict[str, list[_LayerErrors]] = {}
     with torch.no_grad():
         for owner in owners:
-            was_packed = owner.unpack()
+            was_fused = owner.unfuse()
             for name, layer in _projections(owner):
                 made, figures = _quantized(layer.weight.detach(), dtype)
                 bias = None if layer.bias is None else layer.bias.detach()
                 assert made.scale is not None
                 setattr(owner, name, QuantizedLinear(made.values, made.scale, bias))
                 found.setdefault(name, []).append(figures)
-            if was_packed:
-                owner.pack()
+            if was_fused:
+                owner.fuse_projections()
             del layer
         for each in heads:
-            made, figures = _quantized(each.matrix.values.detach(), dtype)
+            made, figures = _quantized(each.linear_weight.values.detach(), dtype)
             each.replace(made)
             found.setdefault("head", []).append(figures)
     return QuantizationReport(method=method, kinds={name: _report(each) for name, each in found.items()})
 
 
-def to_float8(weight: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Matrix:
-    """weight: [outputs, inputs]. The largest value of each output becomes the largest of the dtype."""
+def to_float8(weight: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> LinearWeight:
+    """Scale each output so that its largest value becomes the largest of the dtype. weight: [outputs, inputs]."""
     wide = weight.float()
     largest = torch.finfo(dtype).max
-    # An output of zeros keeps a scale that divides.
+    # An output of zeros needs a scale above zero.
     scale = (wide.abs().amax(dim=1) / largest).clamp(min=torch.finfo(torch.float32).tiny)
-    return Matrix((wide / scale[:, None]).clamp(-largest, largest).to(dtype), scale)
+    return LinearWeight((wide / scale[:, None]).clamp(-largest, largest).to(dtype), scale)
 
 
 def _dtype_of(method: str) -> torch.dtype:
     if method not in METHODS:
         raise StartError(
-            f"no quantization is called {method!r}",
+            f"unknown quantization {method!r}",
             f"known: {', '.join(METHODS)}",
             did_you_mean(method, METHODS),
             phase="weights",
@@ -136,30 +137,30 @@ def _check(name: str, weight: Tensor) -> None:
         kept = str(weight.dtype).removeprefix("torch.")
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise StartError(
-            f"{name} cannot be quantised", f"its weights are {kept}; known: {known}", "load it in one of these",
-            phase="weights",
+            f"{name} cannot be quantized", f"its weights are {kept}; supported: {known}",
+            "load it in one of these dtypes", phase="weights",
         )  # fmt: skip
     if weight.device.type not in ("cpu", "cuda"):
         raise StartError(
-            f"{name} cannot be quantised", f"its weights are on {weight.device}; cpu and cuda are known",
+            f"{name} cannot be quantized", f"its weights are on {weight.device}; supported: cpu, cuda",
             "load the weights first", phase="weights",
         )  # fmt: skip
     if weight.is_cuda and torch.cuda.get_device_capability(weight.device) < (8, 9):
         major, minor = torch.cuda.get_device_capability(weight.device)
         raise StartError(
-            "this GPU has no float8", f"its compute capability is {major}.{minor}; float8 begins with 8.9",
-            "leave quantization out", phase="weights",
+            "this GPU does not support float8", f"its compute capability is {major}.{minor}; float8 needs 8.9 or later",
+            "remove quantization from the config", phase="weights",
         )  # fmt: skip
 
 
-def _quantized(weight: Tensor, dtype: torch.dtype) -> tuple[Matrix, _Found]:
+def _quantized(weight: Tensor, dtype: torch.dtype) -> tuple[LinearWeight, _LayerErrors]:
     made = to_float8(weight, dtype)
     assert made.scale is not None
-    before, after = weight.float(), made.wide(torch.float32)
+    before, after = weight.float(), made.dequantized(torch.float32)
     generator = torch.Generator(weight.device).manual_seed(0)
     x = torch.randn(PROBE_ROWS, weight.shape[1], generator=generator, device=weight.device)
     size = made.values.numel() * made.values.element_size() + made.scale.numel() * made.scale.element_size()
-    return made, _Found(
+    return made, _LayerErrors(
         _error(after, before), _error(x @ after.T, x @ before.T), weight.numel() * weight.element_size(), size
     )
 
@@ -169,7 +170,7 @@ def _error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm()) / norm if norm else 0.0
 
 
-def _report(found: list[_Found]) -> KindReport:
+def _report(found: list[_LayerErrors]) -> KindReport:
     weights, outputs = [each.weight_error for each in found], [each.output_error for each in found]
     return KindReport(
         layers=len(found),

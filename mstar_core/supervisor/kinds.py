@@ -11,7 +11,7 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.supervisor.child import ChildKind
 
-FETCH: Final = ChildKind(name="weights", module="mstar_core.worker.fetch")
+FETCH: Final = ChildKind(name="weights", module="mstar_core.weights.fetch")
 FETCHED: Final = "weights.folder"
 
 

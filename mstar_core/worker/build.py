@@ -26,7 +26,7 @@ from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.errors import ConfigError, PluginError, did_you_mean
 from mstar_core.graph import KV_CACHE, NodeSpec
-from mstar_core.layers.packing import pack
+from mstar_core.layers.linear import fuse_projections
 from mstar_core.plugin.model import Model, ModelContext
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.worker.warmup import warm_module, warm_prefill
@@ -158,7 +158,7 @@ def _prepare(
         )
     for node, module, _ in loaded:
         if node.engine is KV_CACHE and device.type == "cuda":
-            pack(module)
+            fuse_projections(module)
             if kind != "none":
                 report = importlib.import_module("mstar_core.layers.quantize").quantize(module, kind)
                 log.info("node %s: %s", node.name, quantized_text(report))

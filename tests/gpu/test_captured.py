@@ -72,10 +72,10 @@ def test_kernels_that_are_gone_through_are_compiled_and_do_not_run(
     cuda: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mstar_core.engine.attention.kernels.append import _append_kernel, append
-    from mstar_core.layers.fused import _norm_kernel, rms_norm
+    from mstar_core.layers.kernels.elementwise import _rms_norm_kernel, rms_norm
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for kernel in (_append_kernel, _norm_kernel):
+    for kernel in (_append_kernel, _rms_norm_kernel):
         kernel.device_caches.clear()  # what earlier tests compiled
     pool = torch.zeros(4, 2, 24, 1, 24, device=cuda)
     key, places = torch.ones(3, 1, 24, device=cuda), torch.arange(3, device=cuda)

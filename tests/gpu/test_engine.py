@@ -13,7 +13,7 @@ from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.spec.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.layers import AttentionSpec, DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
 from mstar_core.layers.kv_view import KVView
-from mstar_core.layers.packing import pack
+from mstar_core.layers.linear import fuse_projections
 from tests.engine.tiny_engine import TinyLM, generate, make_engine, prompt
 
 pytestmark = pytest.mark.gpu
@@ -82,7 +82,7 @@ def test_captured_equals_eager_equals_cpu_in_float32(cuda: torch.device, lookahe
 
 def test_flashinfer_gives_the_logits_of_torch_attention(cuda: torch.device) -> None:
     module = WideLM().to(cuda, torch.bfloat16)
-    pack(module)
+    fuse_projections(module)
     found = {}
     for name, dtype, own in (
         ("flashinfer", torch.bfloat16, module), ("torch", torch.bfloat16, module),
@@ -106,7 +106,7 @@ def test_flashinfer_gives_the_logits_of_torch_attention(cuda: torch.device) -> N
 def test_captured_bfloat16_parts_from_the_plain_step_at_near_ties_alone(cuda: torch.device) -> None:
     """Where greedy ids first differ, float32 logits of the two must lie closer than bfloat16 can tell apart."""
     module, exact = WideLM().to(cuda, torch.bfloat16), WideLM().to(cuda)
-    pack(module)
+    fuse_projections(module)
     rows = [(prompt(seed, 5 + 9 * seed), 40, SamplingParams(repetition_penalty=1.1)) for seed in range(5)]
     plain = generate(rows, lookahead=1, engine=wide_engine(cuda, module))
     captured = generate(rows, lookahead=1, engine=wide_engine(cuda, module, graphs=(1, 8)))
@@ -145,7 +145,7 @@ def test_ids_do_not_depend_on_the_batch(cuda: torch.device) -> None:
 
 def test_no_page_is_left_after_many_cancels(cuda: torch.device) -> None:
     module = WideLM().to(cuda, torch.bfloat16)
-    pack(module)
+    fuse_projections(module)
     engine = wide_engine(cuda, module, graphs=(1, 8), num_pages=40, prefix_cache=False)
     chance, keys, opened, running = random.Random(4), 0, set[int](), []
     for handle in range(400):

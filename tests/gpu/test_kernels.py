@@ -20,7 +20,7 @@ from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cache.slots import Slots
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
 from mstar_core.engine.sampling import rng, sampler
-from mstar_core.layers.packing import pack
+from mstar_core.layers.linear import fuse_projections
 from tests.engine.tiny_engine import generate, prompt
 from tests.gpu.kernels import launched
 from tests.gpu.test_engine import SAMPLINGS, WIDE, WideLM, wide_engine
@@ -49,7 +49,7 @@ def draws(cuda: torch.device, rows: int, vocab: int) -> None:
 def steps(cuda: torch.device, count: int, graphs: tuple[int, ...]) -> None:
     """A language model from prompts of odd lengths to odd ends: layers, pages, attention, sampling."""
     module = WideLM(vocab=1001).to(cuda, torch.bfloat16)
-    pack(module)
+    fuse_projections(module)
     engine = wide_engine(cuda, module, vocab=1001, graphs=graphs, num_pages=64, token_budget=48)
     rows = [(prompt(seed, 1 + 17 * seed), 5 + seed, SAMPLINGS[seed % len(SAMPLINGS)]) for seed in range(count)]
     for request, ids in zip(rows, generate(rows, lookahead=1, engine=engine), strict=True):
@@ -58,58 +58,58 @@ def steps(cuda: torch.device, count: int, graphs: tuple[int, ...]) -> None:
 
 def gates(cuda: torch.device, rows: int, width: int) -> None:
     """The gated activation of many rows alone: few rows take it inside of the product before it."""
-    from mstar_core.layers.fused import gated
+    from mstar_core.layers.kernels.elementwise import gated_activation
 
-    out = gated(torch.randn(rows, 2 * width, device=cuda, dtype=torch.bfloat16))
+    out = gated_activation(torch.randn(rows, 2 * width, device=cuda, dtype=torch.bfloat16))
     assert out.shape == (rows, width) and torch.isfinite(out).all()
 
 
 def sums(cuda: torch.device, rows: int, width: int) -> None:
     """A residual sum and its LayerNorm: without a branch, with one, and with slices of one and a bias."""
-    from mstar_core.layers.layer_norm import sum_norm
+    from mstar_core.layers.kernels.elementwise import add_layer_norm
 
     norm = torch.nn.LayerNorm(width, device=cuda, dtype=torch.bfloat16).requires_grad_(False)
     x = torch.randn(2, rows, width, device=cuda).bfloat16()
     for branch, bias in ((None, None), (x, None), (torch.randn(3, 2, rows, width, device=cuda), norm.bias)):
-        for made in sum_norm(x, branch, norm, bias):
+        for made in add_layer_norm(x, branch, norm, bias):
             assert made.shape == x.shape and torch.isfinite(made).all()
 
 
 def linears(cuda: torch.device, rows: int, outputs: int) -> None:
     """Products over few rows of float8 weights: in slices, gated both ways, and widened for the library."""
-    from mstar_core.layers import fused, skinny
+    from mstar_core.layers.kernels import elementwise, launch, small_m_gemm
 
     values = torch.randn(2 * outputs, 384, device=cuda).to(torch.float8_e4m3fn)
     scale, x = torch.rand(2 * outputs, device=cuda), torch.randn(rows, 384, device=cuda, dtype=torch.bfloat16)
-    overlaps = fused.overlaps(cuda)
+    overlaps = launch.supports_pdl(cuda)
     for shape in (
-        skinny.Shape(block=64, step=128, stages=3, splits=2),
-        skinny.Shape(block=64, step=128, stages=8, ahead_bytes=256),
+        small_m_gemm.GemmTiling(block=64, step=128, stages=3, splits=2),
+        small_m_gemm.GemmTiling(block=64, step=128, stages=8, prefetch_bytes=256),
     ):
         for weight, by in ((values, scale), (values.to(torch.bfloat16), None)):
-            assert torch.isfinite(skinny.parts(x, weight, by, shape, overlaps=overlaps)).all()
+            assert torch.isfinite(small_m_gemm.gemm_partials(x, weight, by, shape, overlaps=overlaps)).all()
             for is_gelu in (False, True):
-                out = skinny.gated(x, weight, by, shape, overlaps=overlaps, is_gelu=is_gelu)
+                out = small_m_gemm.gated_gemm(x, weight, by, shape, overlaps=overlaps, is_gelu=is_gelu)
                 assert out.shape == (rows, outputs) and torch.isfinite(out).all()
-    assert torch.isfinite(fused.widen(values, scale, torch.bfloat16)).all()
+    assert torch.isfinite(elementwise.dequantize(values, scale, torch.bfloat16)).all()
 
 
 def norms(cuda: torch.device, rows: int, width: int) -> None:
     """Norms in both roundings, with a sum of slices in front and without."""
-    from mstar_core.layers import fused
+    from mstar_core.layers.kernels import elementwise
 
     x, weight = torch.randn(rows, width, device=cuda).bfloat16(), torch.randn(width, device=cuda).bfloat16()
     for is_offset in (False, True):
-        assert torch.isfinite(fused.rms_norm(x, weight, 1e-6, is_offset=is_offset)).all()
+        assert torch.isfinite(elementwise.rms_norm(x, weight, 1e-6, is_offset=is_offset)).all()
         for branch in (x, torch.randn(3, rows, width, device=cuda)):
-            made = fused.add_rms_norm(x, branch, weight, 1e-6, is_offset=is_offset)
+            made = elementwise.add_rms_norm(x, branch, weight, 1e-6, is_offset=is_offset)
             assert all(torch.isfinite(each).all() for each in made)
 
 
 def later(cuda: torch.device, rows: int, tokens: int) -> None:
     """Whole steps in fixed shapes with nobody in them, as a start runs the ones that it captures later."""
     module, vocab = WideLM(vocab=1001).to(cuda, torch.bfloat16), 1001
-    pack(module)
+    fuse_projections(module)
     assert WIDE.kv is not None
     slots, tables = Slots(rows + 1, 128, vocab, cuda), PageTables(PagePool(16, 16), rows + 1, 128)
     attention = backend("flashinfer", make_pools(WIDE.kv, 16, 16, torch.bfloat16, cuda), 16)
@@ -194,7 +194,7 @@ def packed(cuda: torch.device, counts: tuple[int, ...], bucket: int) -> None:
 def fixed_rows(cuda: torch.device, rows: int, cached: int) -> None:
     """A decode step over fixed shapes, as it is captured, without the graph around it."""
     module, page, most = WideLM(vocab=1001).to(cuda, torch.bfloat16), 16, 16
-    pack(module)
+    fuse_projections(module)
     assert WIDE.kv is not None
     pools = make_pools(WIDE.kv, rows * most, page, torch.bfloat16, cuda)
     fixed = backend("flashinfer", pools, page).fixed_rows(rows, most)

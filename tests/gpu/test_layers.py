@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import gelu, silu
 
-from mstar_core.layers import matrix
-from mstar_core.layers.matrix import Matrix
+from mstar_core.layers import linear
+from mstar_core.layers.linear import LinearWeight
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,15 +25,15 @@ def drawn(device: torch.device, *size: int, dtype: torch.dtype = torch.bfloat16)
     return torch.randn(size, device=device).to(dtype)
 
 
-def random_matrix(device: torch.device, outputs: int, inputs: int, kind: str) -> Matrix:
+def random_weight(device: torch.device, outputs: int, inputs: int, kind: str) -> LinearWeight:
     values = torch.randn(outputs, inputs, device=device) * 0.05
     if kind == "fp8":
-        return Matrix((values * 100).to(torch.float8_e4m3fn), torch.rand(outputs, device=device) / 50 + 0.001)
-    return Matrix(values.to(torch.float16 if kind == "float16" else torch.bfloat16))
+        return LinearWeight((values * 100).to(torch.float8_e4m3fn), torch.rand(outputs, device=device) / 50 + 0.001)
+    return LinearWeight(values.to(torch.float16 if kind == "float16" else torch.bfloat16))
 
 
-def exact(x: Tensor, weights: Matrix) -> Tensor:
-    return x.double() @ weights.wide(torch.float64).T
+def exact(x: Tensor, weights: LinearWeight) -> Tensor:
+    return x.double() @ weights.dequantized(torch.float64).T
 
 
 def error(found: Tensor, expected: Tensor) -> float:
@@ -51,16 +51,16 @@ def poison(device: torch.device) -> None:
 @pytest.mark.parametrize("rows", ROWS)
 def test_products_equal_float64(cuda: torch.device, rows: int, kind: str) -> None:
     for outputs, inputs in SHAPES:
-        weights = random_matrix(cuda, outputs, inputs, kind)
+        weights = random_weight(cuda, outputs, inputs, kind)
         x = drawn(cuda, rows, inputs, dtype=torch.float16 if kind == "float16" else torch.bfloat16)
-        assert matrix.is_few(x, weights)
+        assert linear.uses_small_m(x, weights)
         expected = exact(x, weights)
         poison(cuda)
-        whole = matrix.project(x, weights)
-        sliced = matrix.parts(x, weights)
+        whole = linear.project(x, weights)
+        sliced = linear.project_partial(x, weights)
         assert whole.shape == (rows, outputs) and whole.dtype == x.dtype
         assert error(whole, expected) < 4e-3
-        assert error(matrix.summed(sliced, x), expected) < 4e-3
+        assert error(linear.sum_partials(sliced, x), expected) < 4e-3
         if sliced.dim() == 3:
             assert error(sliced.sum(0), expected) < 1e-5
 
@@ -69,44 +69,44 @@ def test_products_equal_float64(cuda: torch.device, rows: int, kind: str) -> Non
 @pytest.mark.parametrize("rows", ROWS)
 def test_gate_and_up_in_one_kernel_equal_float64(cuda: torch.device, rows: int, kind: str) -> None:
     for inner, inputs in ((8192, 3072), (100, 256), (1501, 384)):
-        weights, x = random_matrix(cuda, 2 * inner, inputs, kind), drawn(cuda, rows, inputs)
+        weights, x = random_weight(cuda, 2 * inner, inputs, kind), drawn(cuda, rows, inputs)
         poison(cuda)
         gate, up = exact(x, weights).chunk(2, dim=1)
-        assert error(matrix.gated(x, weights), silu(gate) * up) < 8e-3
+        assert error(linear.project_gated(x, weights), silu(gate) * up) < 8e-3
         poison(cuda)
-        assert error(matrix.gated(x, weights, "gelu_tanh"), gelu(gate, approximate="tanh") * up) < 8e-3
+        assert error(linear.project_gated(x, weights, "gelu_tanh"), gelu(gate, approximate="tanh") * up) < 8e-3
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
 def test_gates_of_many_rows_equal_float64(cuda: torch.device, kind: str) -> None:
-    weights = random_matrix(cuda, 2 * 1501, 384, kind)
+    weights = random_weight(cuda, 2 * 1501, 384, kind)
     x = drawn(cuda, 200, 384, dtype=weights.values.dtype)
-    assert not matrix.is_few(x, weights)
+    assert not linear.uses_small_m(x, weights)
     gate, up = exact(x, weights).chunk(2, dim=1)
     poison(cuda)
-    assert error(matrix.gated(x, weights), silu(gate) * up) < 8e-3
-    assert error(matrix.gated(x, weights, "gelu_tanh"), gelu(gate, approximate="tanh") * up) < 8e-3
+    assert error(linear.project_gated(x, weights), silu(gate) * up) < 8e-3
+    assert error(linear.project_gated(x, weights, "gelu_tanh"), gelu(gate, approximate="tanh") * up) < 8e-3
 
 
 def test_a_row_has_the_same_bits_whatever_shares_its_batch(cuda: torch.device) -> None:
     for kind in ("bfloat16", "fp8"):
-        weights, x = random_matrix(cuda, 3072, 3072, kind), drawn(cuda, 64, 3072)
-        alone = matrix.parts(x[:1].contiguous(), weights)
+        weights, x = random_weight(cuda, 3072, 3072, kind), drawn(cuda, 64, 3072)
+        alone = linear.project_partial(x[:1].contiguous(), weights)
         for rows in ROWS[1:]:
-            together = matrix.parts(x[:rows].contiguous(), weights)
+            together = linear.project_partial(x[:rows].contiguous(), weights)
             assert torch.equal(together[:, :1], alone), rows
 
 
 def test_replays_give_the_same_bits(cuda: torch.device) -> None:
-    weights = [random_matrix(cuda, 3072, 3072, kind) for kind in ("bfloat16", "fp8")]
+    weights = [random_weight(cuda, 3072, 3072, kind) for kind in ("bfloat16", "fp8")]
     for rows in (1, 8, 33):
         x = drawn(cuda, rows, 3072)
-        matrix.parts(x, weights[0])
-        eager = [matrix.parts(x, each) for each in weights]
+        linear.project_partial(x, weights[0])
+        eager = [linear.project_partial(x, each) for each in weights]
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            captured = [matrix.parts(x, each) for each in weights]
+            captured = [linear.project_partial(x, each) for each in weights]
         for _ in range(20):
             for each in captured:
                 each.fill_(float("nan"))
@@ -115,33 +115,33 @@ def test_replays_give_the_same_bits(cuda: torch.device) -> None:
 
 
 def test_what_the_kernels_do_not_take_goes_to_the_library(cuda: torch.device) -> None:
-    narrow, weights = random_matrix(cuda, 96, 100, "bfloat16"), random_matrix(cuda, 96, 256, "bfloat16")
-    assert not matrix.is_few(drawn(cuda, 2, 100), narrow)
-    assert not matrix.is_few(drawn(cuda, matrix.FEW_ROWS + 1, 256), weights)
-    assert not matrix.is_few(drawn(cuda, 2, 256, dtype=torch.float16), weights)
+    narrow, weights = random_weight(cuda, 96, 100, "bfloat16"), random_weight(cuda, 96, 256, "bfloat16")
+    assert not linear.uses_small_m(drawn(cuda, 2, 100), narrow)
+    assert not linear.uses_small_m(drawn(cuda, linear.SMALL_M + 1, 256), weights)
+    assert not linear.uses_small_m(drawn(cuda, 2, 256, dtype=torch.float16), weights)
     x = drawn(cuda, 2, 100)
-    assert error(matrix.project(x, narrow), exact(x, narrow)) < 4e-3
+    assert error(linear.project(x, narrow), exact(x, narrow)) < 4e-3
 
 
 def test_many_rows_of_float8_weights_equal_float64(cuda: torch.device) -> None:
-    for rows in (matrix.FEW_ROWS + 1, 300):
-        weights, x = random_matrix(cuda, 3001, 384, "fp8"), drawn(cuda, rows, 384)
+    for rows in (linear.SMALL_M + 1, 300):
+        weights, x = random_weight(cuda, 3001, 384, "fp8"), drawn(cuda, rows, 384)
         poison(cuda)
-        assert not matrix.is_few(x, weights)
+        assert not linear.uses_small_m(x, weights)
         # One more rounding than above: that of the widened weights.
-        assert error(matrix.project(x, weights), exact(x, weights)) < 6e-3
+        assert error(linear.project(x, weights), exact(x, weights)) < 6e-3
 
 
-def test_a_quantised_model_on_a_gpu_computes_as_on_a_cpu(cuda: torch.device) -> None:
+def test_a_quantized_model_on_a_gpu_computes_as_on_a_cpu(cuda: torch.device) -> None:
     from mstar_core.layers import GatedMLP
-    from mstar_core.layers.packing import pack
+    from mstar_core.layers.linear import fuse_projections
     from mstar_core.layers.quantize import quantize
 
     one = GatedMLP(256, 384).bfloat16().requires_grad_(False)
     two = GatedMLP(256, 384).bfloat16().requires_grad_(False)
     two.load_state_dict(one.state_dict())
     two.to(cuda)
-    assert pack(two) == 1
+    assert fuse_projections(two) == 1
     quantize(one, "fp8")
     quantize(two, "fp8")
     for rows in (1, 9, 100):
@@ -152,35 +152,36 @@ def test_a_quantised_model_on_a_gpu_computes_as_on_a_cpu(cuda: torch.device) -> 
 @pytest.mark.parametrize("rows", [1, 5, 16, 200])
 @pytest.mark.parametrize("parts", [1, 4])
 def test_norm_of_slices_equals_float64(cuda: torch.device, rows: int, parts: int) -> None:
-    from mstar_core.layers import fused
+    from mstar_core.layers.kernels import elementwise
 
     for width in (512, 3072, 3000):
         x, gain = drawn(cuda, rows, width), drawn(cuda, width)
         branch = drawn(cuda, parts, rows, width, dtype=torch.float32) if parts > 1 else drawn(cuda, rows, width)
         poison(cuda)
-        total, normed = fused.add_rms_norm(x, branch, gain, 1e-5)
+        total, normed = elementwise.add_rms_norm(x, branch, gain, 1e-5)
         added = x.double() + (branch.double().sum(0) if parts > 1 else branch.double())
         assert error(total, added) < 4e-3
         scaled = added * torch.rsqrt(added.square().mean(-1, keepdim=True) + 1e-5)
         assert error(normed, scaled * gain.double()) < 6e-3
         poison(cuda)
-        total, normed = fused.add_rms_norm(x, branch, gain, 1e-5, is_offset=True)
+        total, normed = elementwise.add_rms_norm(x, branch, gain, 1e-5, is_offset=True)
         assert error(total, added) < 4e-3 and error(normed, scaled * (1.0 + gain.double())) < 6e-3
-        alone = fused.rms_norm(total, gain.float(), 1e-5, is_offset=True)
+        alone = elementwise.rms_norm(total, gain.float(), 1e-5, is_offset=True)
         assert error(alone, normed.double()) < 6e-3
 
 
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_rotation_of_slices_equals_float64(cuda: torch.device, rows: int, parts: int) -> None:
-    from mstar_core.layers import Rotary, RotarySpec, fused, rotate
+    from mstar_core.layers import Rotary, RotarySpec, rotate
+    from mstar_core.layers.kernels import elementwise
 
     heads, kv_heads, width = 6, 2, 128
     across = (heads + 2 * kv_heads) * width
     packed = drawn(cuda, parts, rows, across, dtype=torch.float32) if parts > 1 else drawn(cuda, rows, across)
     cosine, sine = Rotary(RotarySpec(width=width)).to(cuda)(torch.arange(rows, device=cuda) * 7)
     poison(cuda)
-    found = fused.rotate_pair(packed, heads, kv_heads, cosine, sine, torch.bfloat16)
+    found = elementwise.rotate_qkv(packed, heads, kv_heads, cosine, sine, torch.bfloat16)
     whole = packed.double().sum(0) if parts > 1 else packed.double()
     query, key, value = whole.view(rows, -1, width).split([heads, kv_heads, kv_heads], dim=1)
     turned = [rotate(each, cosine.double(), sine.double()) for each in (query, key)]

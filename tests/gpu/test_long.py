@@ -10,7 +10,7 @@ import torch
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.kv.engine import KVCacheEngine
-from mstar_core.layers.packing import pack
+from mstar_core.layers.linear import fuse_projections
 from tests.engine.tiny_engine import prompt
 from tests.gpu.test_engine import WideLM, wide_engine
 
@@ -84,7 +84,7 @@ def resident_bytes() -> int:
 @pytest.mark.parametrize("prefix_cache", [False, True], ids=["plain", "cached"])
 def test_nothing_is_left_after_ten_thousand_requests(prefix_cache: bool, cuda: torch.device) -> None:
     module = WideLM().to(cuda, torch.bfloat16)
-    pack(module)
+    fuse_projections(module)
     # Fewer pages than the requests at once would like, so that some are made to give theirs up.
     engine = wide_engine(
         cuda, module, graphs=(1, 8, 32), num_pages=64, max_slots=AT_ONCE, prefix_cache=prefix_cache, token_budget=256

@@ -17,8 +17,7 @@ from mstar_core.engine.cache.sizing import PoolRequest, plan_pool
 from mstar_core.errors import StartError
 from mstar_core.graph.spec.nodes import KVSpec
 from mstar_core.layers import Checkpoint, load_weights
-from mstar_core.weights.files import stored_tensors
-from mstar_core.weights.upload import Target, upload
+from mstar_core.weights.checkpoint import UploadTarget, stored_tensors, upload
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +33,7 @@ def test_what_arrives_is_what_the_file_holds(tmp_path: Path, cuda: torch.device,
     for _ in range(3):  # a buffer that is filled too early shows as a wrong value now and then
         places = {each.name: torch.full(each.shape, 9, dtype=dtype, device=cuda) for each in stored}
         places["c"] = wide[:, 7 : 7 + 1025]
-        upload([Target(stored=each, place=places[each.name]) for each in stored], chunk_bytes=1 << 16)
+        upload([UploadTarget(stored=each, tensor=places[each.name]) for each in stored], chunk_bytes=1 << 16)
         for name, value in values.items():
             assert torch.equal(places[name].cpu(), value.to(dtype)), name
 

@@ -152,13 +152,13 @@ def test_a_packed_prefix_in_two_kernels_equals_the_torch_form(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_towers_sum_and_norm_in_one_kernel_equal_plain_operations(dtype: torch.dtype, cuda: torch.device) -> None:
-    from mstar_core.layers.layer_norm import sum_norm
+    from mstar_core.layers.kernels.elementwise import add_layer_norm
 
     norm = torch.nn.LayerNorm(1152, device=cuda, dtype=dtype).requires_grad_(False)
     norm.weight.normal_()
     norm.bias.normal_()
     x, branch = torch.randn(2, 3, 256, 1152, device=cuda).to(dtype).unbind()
-    total, normed = sum_norm(x, branch, norm)
+    total, normed = add_layer_norm(x, branch, norm)
     assert torch.equal(total, x + branch)
     limit = 1e-6 if dtype == torch.float32 else 3e-3
     assert difference(normed, norm(x + branch).cpu(), is_relative=True) < limit

@@ -20,7 +20,7 @@ from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cuda_graphs.buckets import Buckets
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.state import KVStep
-from mstar_core.layers.packing import pack
+from mstar_core.layers.linear import fuse_projections
 from tests.engine.tiny_engine import Driver, TinyLM, generate, make_engine, prompt
 from tests.gpu.test_engine import REQUESTS, SAMPLINGS, WIDE, WideLM, wide_engine
 
@@ -56,7 +56,7 @@ class Unwaiting(KVCacheEngine):
 @pytest.fixture
 def wide(cuda: torch.device) -> WideLM:
     module = WideLM().to(cuda, torch.bfloat16)
-    pack(module)
+    fuse_projections(module)
     return module
 
 

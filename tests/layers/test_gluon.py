@@ -1,4 +1,4 @@
-"""Kernels in Triton's experimental half are taken with the release that they were written for, else left, once said."""
+"""Gluon kernels are imported with the Triton release that they need; else None, with one log line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def test_kernels_are_taken_with_their_triton(
     triton = ModuleType("triton")
     triton.__version__ = version  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "triton", triton)
-    monkeypatch.delitem(sys.modules, "mstar_core.layers.gluon", raising=False)
-    gluon = importlib.import_module("mstar_core.layers.gluon")
-    monkeypatch.setitem(sys.modules, "mstar_core.layers.gluon", gluon)  # undone with the rest
+    monkeypatch.delitem(sys.modules, "mstar_core.layers.kernels.gluon", raising=False)
+    gluon = importlib.import_module("mstar_core.layers.kernels.gluon")
+    monkeypatch.setitem(sys.modules, "mstar_core.layers.kernels.gluon", gluon)  # undone with the rest
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            found = gluon.kernels("colorsys", "tests")
+            found = gluon.gluon_kernels("colorsys", "tests")
             assert (found is importlib.import_module("colorsys")) if is_taken else found is None
     assert [version in record.getMessage() for record in caplog.records] == ([] if is_taken else [True])

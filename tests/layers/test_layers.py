@@ -9,7 +9,7 @@ import torch
 
 from mstar_core.errors import ConfigError
 from mstar_core.layers import GatedMLP, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding, frequencies, rotate
-from mstar_core.layers.matrix import Matrix, gated
+from mstar_core.layers.linear import LinearWeight, project_gated
 
 LLAMA3 = {
     "rope_theta": 500000.0,
@@ -84,8 +84,8 @@ def test_a_gate_may_open_by_gelu() -> None:
     open_to = gate * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))) / 2
     inner = open_to * (x @ mlp.up_proj.weight.T)
     assert torch.allclose(mlp(x), inner @ mlp.down_proj.weight.T, atol=1e-6)
-    joined = Matrix(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
-    assert torch.allclose(gated(x, joined, "gelu_tanh"), inner, atol=1e-6)
+    joined = LinearWeight(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
+    assert torch.allclose(project_gated(x, joined, "gelu_tanh"), inner, atol=1e-6)
 
 
 def test_a_tied_head_shares_the_matrix_and_is_no_parameter_of_its_own() -> None:

@@ -9,8 +9,15 @@ from torch.nn.functional import silu
 
 from mstar_core.errors import StartError
 from mstar_core.layers import Attention, AttentionSpec, GatedMLP, Head, TokenEmbedding
-from mstar_core.layers.matrix import Matrix, QuantizedLinear, matrix_of, parts, project, summed
-from mstar_core.layers.packing import join
+from mstar_core.layers.linear import (
+    LinearWeight,
+    QuantizedLinear,
+    concatenate_weights,
+    project,
+    project_partial,
+    sum_partials,
+    weight_of,
+)
 from mstar_core.layers.quantize import quantize, to_float8
 
 SPEC = AttentionSpec(width=32, heads=4, kv_heads=2, head_dim=8)
@@ -51,18 +58,18 @@ def test_each_output_uses_the_whole_range() -> None:
     assert made.values.dtype == torch.float8_e4m3fn and made.scale is not None and made.scale.dtype == torch.float32
     assert made.values.float().abs().amax(dim=1).tolist() == [448.0] * 5
     # Three bits of mantissa: half a step of 1/8, relative to the power of two below.
-    off = (made.wide(torch.float32) - weight).abs()
+    off = (made.dequantized(torch.float32) - weight).abs()
     assert (off <= weight.abs() / 16 + made.scale[:, None] * 2**-10 * 1.01).all()
 
 
 def test_an_output_of_zeros_stays_zero() -> None:
     weight = torch.randn(3, 16)
     weight[1] = 0
-    assert to_float8(weight).wide(torch.float32)[1].tolist() == [0.0] * 16
+    assert to_float8(weight).dequantized(torch.float32)[1].tolist() == [0.0] * 16
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_layers_compute_with_the_dequantised_weights(dtype: torch.dtype) -> None:
+def test_layers_compute_with_the_dequantized_weights(dtype: torch.dtype) -> None:
     model = Model().to(dtype)
     quantize(model, "fp8")
     x = torch.randn(3, 32).to(dtype)
@@ -97,37 +104,37 @@ def test_only_projections_change() -> None:
     model = Model()
     quantize(model, "fp8")
     assert isinstance(model.other, nn.Linear) and isinstance(model.embed.weight, nn.Parameter)
-    assert model.head.matrix.scale is None
+    assert model.head.linear_weight.scale is None
     assert not [name for name, _ in model.named_parameters() if "proj" in name]
 
 
-def test_the_head_is_quantised_when_asked_unless_it_is_tied() -> None:
+def test_the_head_is_quantized_when_asked_unless_it_is_tied() -> None:
     own, tied = Model(), Model(ties=True)
     x, before = torch.randn(2, 32), own.head(torch.eye(32))
     assert "head" in quantize(own, "fp8", head=True).kinds and "head" not in quantize(tied, "fp8", head=True).kinds
-    assert own.head.matrix.values.dtype == torch.float8_e4m3fn and list(own.head.state_dict()) == []
+    assert own.head.linear_weight.values.dtype == torch.float8_e4m3fn and list(own.head.state_dict()) == []
     assert torch.allclose(own.head(torch.eye(32)), before, rtol=0.07, atol=1e-3)
     assert tied.head(x).shape == (2, 11) and tied.embed.weight.dtype == torch.float32
 
 
-def test_a_packed_layer_stays_packed() -> None:
+def test_a_fused_layer_stays_fused() -> None:
     model = Model()
-    assert model.attention.pack() and model.mlp.pack()
+    assert model.attention.fuse_projections() and model.mlp.fuse_projections()
     quantize(model, "fp8")
-    joined = model.mlp._joined
-    assert joined is not None and joined.scale is not None and joined.values.shape == (96, 32)
+    fused = model.mlp.fused_weight
+    assert fused is not None and fused.scale is not None and fused.values.shape == (96, 32)
     up = quantized(model.mlp, "up_proj")
-    assert up.weight.data_ptr() == joined.values[48:].data_ptr() and torch.equal(up.scale, joined.scale[48:])
-    assert torch.equal(up.weight.float(), joined.values[48:].float())
+    assert up.weight.data_ptr() == fused.values[48:].data_ptr() and torch.equal(up.scale, fused.scale[48:])
+    assert torch.equal(up.weight.float(), fused.values[48:].float())
 
 
-def test_packing_again_leaves_the_weights_where_captured_graphs_read_them() -> None:
+def test_a_second_fusion_keeps_the_address_that_captured_graphs_read() -> None:
     model = Model()
     found = []
     for _ in range(2):
-        assert model.attention.pack() and model.mlp.pack()
-        assert model.attention.joined is not None and model.mlp.joined is not None
-        found.append((model.attention.joined.values.data_ptr(), model.mlp.joined.values.data_ptr()))
+        assert model.attention.fuse_projections() and model.mlp.fuse_projections()
+        assert model.attention.fused_weight is not None and model.mlp.fused_weight is not None
+        found.append((model.attention.fused_weight.values.data_ptr(), model.mlp.fused_weight.values.data_ptr()))
     assert found[0] == found[1]
 
 
@@ -136,9 +143,9 @@ def test_a_bias_is_kept_and_added() -> None:
     bias = model.attention.q_proj.bias.clone()
     quantize(model, "fp8")
     now = quantized(model.attention, "q_proj")
-    assert now.bias is not None and matrix_of(now) is None
+    assert now.bias is not None and weight_of(now) is None
     assert torch.equal(now(torch.zeros(2, 32)), bias.expand(2, 32))
-    assert join([model.attention.q_proj, model.attention.k_proj]) is None
+    assert concatenate_weights([model.attention.q_proj, model.attention.k_proj]) is None
 
 
 def test_unknown_methods_and_dtypes_are_refused_before_anything_changes() -> None:
@@ -159,6 +166,6 @@ def test_weights_that_are_not_loaded_are_refused() -> None:
 
 
 def test_slices_add_up_and_whole_results_stay_as_they_are() -> None:
-    x, weights = torch.randn(3, 16), Matrix(torch.randn(5, 16))
-    assert torch.equal(summed(parts(x, weights), x), project(x, weights))
-    assert torch.equal(summed(torch.ones(4, 3, 5), x.bfloat16()), torch.full((3, 5), 4.0, dtype=torch.bfloat16))
+    x, weights = torch.randn(3, 16), LinearWeight(torch.randn(5, 16))
+    assert torch.equal(sum_partials(project_partial(x, weights), x), project(x, weights))
+    assert torch.equal(sum_partials(torch.ones(4, 3, 5), x.bfloat16()), torch.full((3, 5), 4.0, dtype=torch.bfloat16))

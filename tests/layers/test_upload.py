@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from mstar_core.errors import WeightsError
-from mstar_core.weights.files import Stored, stored_tensors
-from mstar_core.weights.upload import Target, chunks, upload
+from mstar_core.weights.checkpoint import StoredTensor, UploadTarget, chunks, stored_tensors, upload
 
 SHAPES: dict[str, tuple[Sequence[int], torch.dtype]] = {
     "a.wide": ((37, 19), torch.bfloat16), "b.odd": ((7,), torch.uint8), "c.float": ((50, 3), torch.float32),
@@ -33,7 +32,7 @@ def load(path: Path, dtype: torch.dtype | None, chunk_bytes: int, threads: int) 
     stored = stored_tensors(path)
     places = {tensor.name: torch.full(tensor.shape, 9, dtype=dtype or tensor.dtype) for tensor in stored}
     upload(
-        [Target(stored=tensor, place=places[tensor.name]) for tensor in stored],
+        [UploadTarget(stored=tensor, tensor=places[tensor.name]) for tensor in stored],
         chunk_bytes=chunk_bytes,
         threads=threads,
     )
@@ -66,7 +65,7 @@ def test_a_place_that_is_a_view_across_rows_is_filled(tmp_path: Path) -> None:
     values = write(tmp_path / "w.safetensors", ["a.wide"])
     (stored,) = stored_tensors(tmp_path / "w.safetensors")
     whole = torch.zeros(37, 30, dtype=torch.float32)
-    upload([Target(stored=stored, place=whole[:, 5:24])], chunk_bytes=64)
+    upload([UploadTarget(stored=stored, tensor=whole[:, 5:24])], chunk_bytes=64)
     assert torch.equal(whole[:, 5:24], values["a.wide"].float())
     assert not whole[:, :5].any() and not whole[:, 24:].any()
 
@@ -76,7 +75,7 @@ def test_places_of_an_inference_mode_are_filled_and_cast(tmp_path: Path) -> None
     stored = stored_tensors(tmp_path / "w.safetensors")
     with torch.inference_mode():
         places = {tensor.name: torch.zeros(tensor.shape, dtype=torch.float16) for tensor in stored}
-        upload([Target(stored=tensor, place=places[tensor.name]) for tensor in stored])
+        upload([UploadTarget(stored=tensor, tensor=places[tensor.name]) for tensor in stored])
     for name, value in values.items():
         assert torch.equal(places[name], value.half()), name
 
@@ -86,7 +85,7 @@ def test_several_files_report_growing_progress(tmp_path: Path) -> None:
     for number in range(3):
         write(tmp_path / f"{number}.safetensors", ["a.wide", "g.half"])
         for tensor in stored_tensors(tmp_path / f"{number}.safetensors"):
-            targets.append(Target(stored=tensor, place=torch.empty(tensor.shape, dtype=tensor.dtype)))
+            targets.append(UploadTarget(stored=tensor, tensor=torch.empty(tensor.shape, dtype=tensor.dtype)))
     seen: list[int] = []
     upload(targets, lambda read, _: seen.append(read), chunk_bytes=128)
     assert seen == sorted(seen) and seen[-1] == sum(target.stored.size for target in targets)
@@ -97,8 +96,8 @@ def test_a_file_that_shrinks_meanwhile_is_named(tmp_path: Path) -> None:
     write(path)
     stored = stored_tensors(path)
     path.write_bytes(path.read_bytes()[:700])
-    with pytest.raises(WeightsError, match="cut short while it was read") as caught:
-        upload([Target(stored=t, place=torch.empty(t.shape, dtype=t.dtype)) for t in stored], chunk_bytes=64)
+    with pytest.raises(WeightsError, match="truncated while it was read") as caught:
+        upload([UploadTarget(stored=t, tensor=torch.empty(t.shape, dtype=t.dtype)) for t in stored], chunk_bytes=64)
     assert caught.value.facts["file"] == str(path)
 
 
@@ -110,18 +109,20 @@ def test_an_interrupted_progress_ends_every_thread(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        upload([Target(stored=t, place=torch.empty(t.shape, dtype=t.dtype)) for t in stored], stop, chunk_bytes=16)
+        upload(
+            [UploadTarget(stored=t, tensor=torch.empty(t.shape, dtype=t.dtype)) for t in stored], stop, chunk_bytes=16
+        )
 
 
 def test_a_header_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     write(path, ["g.half"])
     path.write_bytes(path.read_bytes().replace(b'"F16"', b'"F32"'))
-    with pytest.raises(WeightsError, match="contradicts itself about g.half"):
+    with pytest.raises(WeightsError, match="inconsistent header entry for g.half"):
         stored_tensors(path)
 
 
 def test_stored_tensors_come_in_file_order(tmp_path: Path) -> None:
     write(tmp_path / "w.safetensors")
     offsets = [tensor.offset for tensor in stored_tensors(tmp_path / "w.safetensors")]
-    assert offsets == sorted(offsets) and isinstance(stored_tensors(tmp_path / "w.safetensors")[0], Stored)
+    assert offsets == sorted(offsets) and isinstance(stored_tensors(tmp_path / "w.safetensors")[0], StoredTensor)

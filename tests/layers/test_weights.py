@@ -73,7 +73,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unexpected_tensor_is_named_with_its_file(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"model.safetensors holds up.scale"):
+    with pytest.raises(WeightsError, match=r"model.safetensors contains up.scale"):
         load_weights(Small(), change(tmp_path, up__scale=torch.zeros(2)))
 
 
@@ -102,7 +102,7 @@ def test_a_damaged_torch_file_is_named(tmp_path: Path, content: bytes) -> None:
 
 def test_a_torch_file_may_hold_nothing_but_tensors(tmp_path: Path) -> None:
     torch.save({"weights": [1, 2]}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(WeightsError, match="other things"):
+    with pytest.raises(WeightsError, match="does not contain only tensors"):
         Checkpoint.find(tmp_path)
 
 
@@ -131,5 +131,5 @@ def test_an_empty_or_missing_folder_says_what_was_looked_for(tmp_path: Path) -> 
     with pytest.raises(WeightsError) as caught:
         Checkpoint.find(tmp_path)
     assert "model.safetensors" in caught.value.detail
-    with pytest.raises(WeightsError, match="no folder"):
+    with pytest.raises(WeightsError, match="no such folder"):
         Checkpoint.find(tmp_path / "nowhere")

@@ -20,7 +20,7 @@ from mstar_core.plugin.model import ModelContext
 from mstar_orpheus.llama import Llama
 from mstar_orpheus.model import Orpheus
 from mstar_orpheus.plugin import ORPHEUS
-from mstar_orpheus.vocoder import Vocoder, to_pcm16
+from mstar_orpheus.vocoder.node import Vocoder, to_pcm16
 from tests.runtime.deployment import REPO
 
 PROMPTS: Final = (0, 1)

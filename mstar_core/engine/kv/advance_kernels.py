@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from mstar_core.layers.fused import launch
+from mstar_core.layers.kernels.launch import launch_options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,6 +65,6 @@ def advance(ids: Tensor, rows: Tensor, last: Tensor, stopped: Tensor, stop_ids: 
     width, vocab = stop_ids.shape[1], marks.stride(0)
     end_kernel[(len(rows),)](
         ids, rows, last, stopped.view(torch.uint8), stop_ids, marks.view(torch.uint8), drawn, width, vocab,
-        block=triton.next_power_of_2(width), sees=seen is not None, num_warps=1, **launch(ids.device),
+        block=triton.next_power_of_2(width), sees=seen is not None, num_warps=1, **launch_options(ids.device),
     )  # fmt: skip
     return drawn

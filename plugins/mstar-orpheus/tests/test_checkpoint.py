@@ -15,10 +15,9 @@ from torch import Tensor
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import AttentionSpec, RotarySpec
 from mstar_core.plugin.model import ModelContext
-from mstar_orpheus.checkpoint import Checkpoint, weight_files
-from mstar_orpheus.facts import SpecialIds, read_facts
-from mstar_orpheus.llama import HEAD_KEY, Llama
-from mstar_orpheus.llama_config import LlamaConfig
+from mstar_orpheus.checkpoint.layout import CheckpointLayout, weight_files
+from mstar_orpheus.config import SpecialIds, read_config
+from mstar_orpheus.llama import HEAD_KEY, Llama, LlamaConfig
 from mstar_orpheus.model import Orpheus
 from mstar_orpheus.plugin import OFFICIAL, ORPHEUS
 
@@ -45,15 +44,15 @@ def test_the_llm_may_lie_in_the_folder_itself_with_the_vocoder_below(checkpoint:
     other = tmp_path / "other"
     shutil.copytree(checkpoint / "lm", other)
     shutil.copytree(checkpoint / "snac", other / "snac_24khz")
-    assert Checkpoint.find(other) == Checkpoint(lm=other, snac=other / "snac_24khz")
-    assert read_facts(other) == read_facts(checkpoint)
+    assert CheckpointLayout.find(other) == CheckpointLayout(lm=other, snac=other / "snac_24khz")
+    assert read_config(other) == read_config(checkpoint)
 
 
 @pytest.mark.parametrize("part", ["lm", "snac"])
 def test_a_missing_part_is_named_with_the_places_looked_at(part: str, checkpoint: Path) -> None:
     shutil.rmtree(checkpoint / part)
     with pytest.raises(WeightsError) as caught:
-        read_facts(checkpoint)
+        read_config(checkpoint)
     assert str(checkpoint / part / "config.json") in str(caught.value)
 
 
@@ -132,7 +131,7 @@ def test_a_missing_head_shares_the_embedding_even_when_the_config_does_not_tie(c
 def test_a_truncated_safetensors_file_is_named(kept: int, checkpoint: Path) -> None:
     path = checkpoint / "lm" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(WeightsError, match=r"model\.safetensors (is cut short|cannot be read)"):
+    with pytest.raises(WeightsError, match=r"model\.safetensors (is truncated|cannot be read)"):
         build(checkpoint)
 
 
@@ -182,10 +181,10 @@ def test_special_ids_must_be_complete_and_fit_the_vocabulary(checkpoint: Path) -
     given = json.loads(path.read_text())["orpheus"]
     reconfigure(path, orpheus={key: value for key, value in given.items() if key != "stop_token_id"})
     with pytest.raises(WeightsError, match="stop_token_id"):
-        read_facts(checkpoint)
+        read_config(checkpoint)
     reconfigure(path, orpheus=None)  # the official ids, far above this vocabulary
     with pytest.raises(WeightsError, match=str(SpecialIds().audio_offset)):
-        read_facts(checkpoint)
+        read_config(checkpoint)
 
 
 def test_full_size_names_and_shapes_fit_the_decoder(golden: Any) -> None:

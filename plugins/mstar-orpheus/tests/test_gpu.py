@@ -16,8 +16,8 @@ from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import from_param
 from mstar_core.plugin.model import ModelContext
-from mstar_orpheus.frames import codes_from_ids, levels_from_codes
 from mstar_orpheus.model import Orpheus
+from mstar_orpheus.vocoder.frames import codes_from_ids, levels_from_codes
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,7 @@ from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.sampling.sampler import SamplingRows, probabilities
 from mstar_core.errors import WeightsError
 from mstar_core.layers import frequencies
-from mstar_orpheus.llama_config import LlamaConfig
+from mstar_orpheus.llama import LlamaConfig
 
 LOGITS = 1e-4
 PROMPTS = (0, 1)

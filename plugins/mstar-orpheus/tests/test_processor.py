@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from mstar_core.errors import RequestError, WeightsError
 from mstar_core.plugin import parse_params
 from mstar_core.plugin.processor import PromptRequest
-from mstar_orpheus.facts import VOICES, read_facts
+from mstar_orpheus.config import VOICES, read_config
 from mstar_orpheus.plugin import ORPHEUS, OpenParams, Params
 from mstar_orpheus.processor import Processor
 
@@ -33,7 +33,7 @@ def prompt(processor: Processor, text: str, **params: Any) -> list[int]:
 
 def test_the_prompt_is_the_canonical_form(processor: Processor, tiny_folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(tiny_folder / "lm" / "tokenizer.json"))
-    ids = read_facts(tiny_folder).ids
+    ids = read_config(tiny_folder).ids
     assert prompt(processor, "Hello there", voice="zoe") == [
         ids.start, *tokenizer.encode("zoe: Hello there").ids, *ids.end,
     ]  # fmt: skip
@@ -89,7 +89,7 @@ def test_the_output_limit_is_lowered_to_the_room_left_and_said(processor: Proces
 
 
 def test_the_context_is_never_longer_than_the_model(processor: Processor, tiny_folder: Path) -> None:
-    positions = read_facts(tiny_folder).max_positions
+    positions = read_config(tiny_folder).max_positions
     made = ask(processor, "hi", limit=10 * positions, max_output_tokens=10 * positions)
     assert made.max_output_tokens == positions - made.prompt_tokens
 
@@ -120,7 +120,7 @@ def test_given_ids_out_of_range_are_refused(ids: tuple[int, ...], processor: Pro
 def test_control_tokens_in_the_text_are_read_as_letters(spelled: str, processor: Processor, tiny_folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(tiny_folder / "lm" / "tokenizer.json"))
     made = prompt(processor, f"say {spelled} é now", voice="")
-    ends = len(read_facts(tiny_folder).ids.end)
+    ends = len(read_config(tiny_folder).ids.end)
     inner = made[2:-ends]
     assert not set(inner) & set(tokenizer.get_added_tokens_decoder())
     assert tokenizer.decode(inner) == f"say {spelled} é now"
@@ -128,7 +128,7 @@ def test_control_tokens_in_the_text_are_read_as_letters(spelled: str, processor:
 
 def test_emotion_tags_are_ordinary_text(processor: Processor, tiny_folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(tiny_folder / "lm" / "tokenizer.json"))
-    ends = len(read_facts(tiny_folder).ids.end)
+    ends = len(read_config(tiny_folder).ids.end)
     assert tokenizer.decode(prompt(processor, "well <laugh> yes")[2:-ends]) == "tara: well <laugh> yes"
 
 

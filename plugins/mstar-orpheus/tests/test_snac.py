@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mstar_core.errors import WeightsError
-from mstar_orpheus.facts import SpecialIds
-from mstar_orpheus.frames import codes_from_ids, levels_from_codes, misplaced
-from mstar_orpheus.snac import Snac, SnacConfig, decoding_weights
+from mstar_orpheus.config import SpecialIds
+from mstar_orpheus.vocoder.frames import codes_from_ids, levels_from_codes, misplaced
+from mstar_orpheus.vocoder.snac import Snac, SnacConfig, decoding_weights
 
 LATENT, WAVEFORM = 1e-5, 5e-5
 SEQUENCES = (0, 1)

@@ -13,23 +13,23 @@ import torch
 from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.sampling import sampler
 from mstar_core.errors import StartError
-from mstar_core.layers import Checkpoint as WeightFiles
+from mstar_core.layers import Checkpoint
 from mstar_core.plugin.processor import PromptRequest
-from mstar_core.weights.embedded import STAMP
-from mstar_orpheus.checkpoint import Checkpoint, weight_files
-from mstar_orpheus.facts import IDS_PER_FRAME, read_facts
-from mstar_orpheus.frames import misplaced
+from mstar_core.weights.sources import STAMP
+from mstar_orpheus.checkpoint.download import checked
+from mstar_orpheus.checkpoint.layout import CheckpointLayout, weight_files
+from mstar_orpheus.checkpoint.tiny import write_tiny
+from mstar_orpheus.config import IDS_PER_FRAME, read_config
 from mstar_orpheus.plugin import Params
 from mstar_orpheus.processor import Processor
-from mstar_orpheus.tiny import write_tiny
-from mstar_orpheus.weights import checked
+from mstar_orpheus.vocoder.frames import misplaced
 
 MIB = 1 << 20
 
 
 def test_it_is_a_whole_small_official_checkpoint(tiny_folder: Path) -> None:
     checked(tiny_folder)
-    found = Checkpoint.find(tiny_folder)
+    found = CheckpointLayout.find(tiny_folder)
     assert len(weight_files(found.lm)) > 1, "sharded, to take the path of the real one"
     assert [path.name for path in weight_files(found.snac)] == ["pytorch_model.bin"]
     assert sum(path.stat().st_size for path in tiny_folder.rglob("*") if path.is_file()) < 4 * MIB
@@ -38,7 +38,7 @@ def test_it_is_a_whole_small_official_checkpoint(tiny_folder: Path) -> None:
 def test_it_is_the_same_each_time(tiny_folder: Path, tmp_path: Path) -> None:
     again = write_tiny(tmp_path / "again")
     for part in ("lm", "snac"):
-        one, two = (dict(WeightFiles.find(folder / part).tensors()) for folder in (tiny_folder, again))
+        one, two = (dict(Checkpoint.find(folder / part).tensors()) for folder in (tiny_folder, again))
         assert one.keys() == two.keys()
         assert all(torch.equal(one[name], two[name]) for name in one)
     for name in ("lm/config.json", "lm/tokenizer.json", "snac/config.json"):
@@ -83,8 +83,8 @@ def speak(tiny: Any, cache: Any, text: str, seed: int, limit: int = 3000) -> lis
     params = Params()
     inputs = Processor(tiny.folder, {}).process_prompt(PromptRequest(text=text, params=params))
     prompt = torch.from_numpy(inputs.arrays["text_tokens"])
-    facts = read_facts(tiny.folder)
-    seen = torch.zeros(1, facts.vocab_size, dtype=torch.bool)
+    config = read_config(tiny.folder)
+    seen = torch.zeros(1, config.vocab_size, dtype=torch.bool)
     seen[0, prompt] = True
     sampling = SamplingParams(
         temperature=params.temperature, top_p=params.top_p, repetition_penalty=params.repetition_penalty, seed=seed
@@ -95,7 +95,7 @@ def speak(tiny: Any, cache: Any, text: str, seed: int, limit: int = 3000) -> lis
         positions = torch.arange(len(prompt) + len(ids) - 1 if ids else 0, len(prompt) + len(ids))
         hidden = tiny.llama(kv=cache, positions=positions, tokens=tokens)["hidden"]
         tokens = sampler.sample(tiny.llama.head(hidden[-1:]), rows, seen, torch.tensor([len(ids)]))
-        if int(tokens) == facts.ids.stop:
+        if int(tokens) == config.ids.stop:
             break
         ids.append(int(tokens))
         seen[0, tokens] = True
@@ -105,18 +105,18 @@ def speak(tiny: Any, cache: Any, text: str, seed: int, limit: int = 3000) -> lis
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_sentence_takes_seconds_ends_by_itself_and_keeps_the_slots(seed: int, tiny: Any, dense_cache: Any) -> None:
     ids = speak(tiny, dense_cache, "Hello there, this is a test.", seed)
-    facts = read_facts(tiny.folder)
-    seconds = len(ids) / IDS_PER_FRAME * facts.frame_samples / facts.sample_rate
+    config = read_config(tiny.folder)
+    seconds = len(ids) / IDS_PER_FRAME * config.frame_samples / config.sample_rate
     assert 1.0 < seconds < 20.0
-    assert all(token in facts.audio_ids for token in ids)
-    assert not misplaced(np.array(ids)[None], facts.ids.audio_offset, facts.codebook_size).any()
+    assert all(token in config.audio_ids for token in ids)
+    assert not misplaced(np.array(ids)[None], config.ids.audio_offset, config.codebook_size).any()
 
 
 def test_its_sound_is_audible_and_below_full_scale(tiny: Any) -> None:
-    facts = read_facts(tiny.folder)
+    config = read_config(tiny.folder)
     generator = torch.Generator().manual_seed(1)
-    codes = torch.randint(facts.codebook_size, (2, 28), generator=generator)
-    window = facts.ids.audio_offset + (torch.arange(28) % IDS_PER_FRAME) * facts.codebook_size + codes
+    codes = torch.randint(config.codebook_size, (2, 28), generator=generator)
+    window = config.ids.audio_offset + (torch.arange(28) % IDS_PER_FRAME) * config.codebook_size + codes
     samples = tiny.vocoder.decode(window, None)
     assert 0.05 < float(samples.square().mean().sqrt()) < 0.4
     assert float(samples.abs().max()) < 0.999

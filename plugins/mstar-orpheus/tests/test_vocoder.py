@@ -11,9 +11,9 @@ from torch import Tensor
 from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import ChunkCursor, from_param, policy_for
-from mstar_orpheus.facts import EARLY_FRAMES, IDS_PER_FRAME, NOISE_MODES, WINDOW_FRAMES
-from mstar_orpheus.noise import window_noise
-from mstar_orpheus.vocoder import to_pcm16
+from mstar_orpheus.config import EARLY_FRAMES, IDS_PER_FRAME, NOISE_MODES, WINDOW_FRAMES
+from mstar_orpheus.vocoder.node import to_pcm16
+from mstar_orpheus.vocoder.noise import window_noise
 
 CHUNK, INT16 = 5e-5, 2
 WINDOW = WINDOW_FRAMES * IDS_PER_FRAME

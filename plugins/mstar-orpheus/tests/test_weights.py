@@ -11,11 +11,11 @@ import pytest
 
 from mstar_core.errors import WeightsError
 from mstar_core.plugin import WeightRef
-from mstar_core.weights.hub import HuggingFace, Received
-from mstar_orpheus.checkpoint import Checkpoint
-from mstar_orpheus.facts import read_facts
+from mstar_core.weights.sources import HuggingFace, Received
+from mstar_orpheus.checkpoint.download import resolve_weights, wanted_files
+from mstar_orpheus.checkpoint.layout import CheckpointLayout
+from mstar_orpheus.config import read_config
 from mstar_orpheus.plugin import ORPHEUS
-from mstar_orpheus.weights import resolve_weights, wanted_files
 
 LM, SNAC = (ORPHEUS.weights[name].repo for name in ("lm", "snac"))
 
@@ -62,7 +62,7 @@ def hub(tiny_folder: Path, tmp_path: Path) -> FakeHub:
 def test_a_download_reports_bytes_up_to_the_total_and_gives_one_folder(hub: FakeHub, tiny_folder: Path) -> None:
     seen: list[tuple[int, int, str]] = []
     folder = resolve_weights(hub=hub, progress=lambda done, total, file: seen.append((done, total, file)))
-    assert read_facts(folder) == read_facts(tiny_folder)
+    assert read_config(folder) == read_config(tiny_folder)
     assert "training_args.bin" not in hub.fetched
     assert all(done <= total for done, total, _ in seen)
     weights = [total for done, total, _ in seen if done == total]
@@ -138,7 +138,7 @@ def test_the_real_cache_layout_is_understood(hub: FakeHub, tmp_path: Path, monke
         (base / "refs" / "main").write_text("abc")
         shutil.copytree(hub.remote / repo, base / "snapshots" / "abc")
     folder = resolve_weights(hub=HuggingFace(cache))
-    found = Checkpoint.find(folder)
+    found = CheckpointLayout.find(folder)
     assert found.lm.resolve().parent.name == found.snac.resolve().parent.name == "snapshots"
     shutil.rmtree(cache / f"models--{SNAC.replace('/', '--')}")
     with pytest.raises(WeightsError, match=SNAC):

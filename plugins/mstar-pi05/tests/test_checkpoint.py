@@ -17,7 +17,7 @@ from mstar_core.errors import ConfigError, WeightsError
 from mstar_core.plugin import Action
 from mstar_core.plugin.json_form import spec_from_json, spec_to_json
 from mstar_core.plugin.spec_check import check_spec
-from mstar_core.weights.embedded import STAMP
+from mstar_core.weights.sources import STAMP
 from mstar_pi05.checkpoint.config import read_sizes
 from mstar_pi05.checkpoint.sentencepiece import read_sentencepiece
 from mstar_pi05.checkpoint.sizes import Sizes

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mstar_core.errors import WeightsError
-from mstar_core.weights.hub import HuggingFace, Received
+from mstar_core.weights.sources import HuggingFace, Received
 from mstar_pi05.checkpoint.config import read_sizes
 from mstar_pi05.checkpoint.download import resolve_weights
 from mstar_pi05.plugin import TOKENIZER_REPO, WEIGHTS_REPO

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import gelu
 
-from mstar_core.layers import matrix
+from mstar_core.layers import linear
 from mstar_pi05.nodes import flow, gemma
 
 TOLERANCE = 2e-4
@@ -37,7 +37,7 @@ def norm_without_the_one(patch: Patch, run: Any) -> None:
 
 
 def exact_gelu(patch: Patch, run: Any) -> None:
-    patch.setattr(matrix, "gelu", lambda x, approximate: gelu(x))
+    patch.setattr(linear, "gelu", lambda x, approximate: gelu(x))
 
 
 def scale_and_shift_swapped(patch: Patch, run: Any) -> None:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.layers.fused import ask_where, launch
+from mstar_core.layers.kernels.launch import launch_options, prefetch_l2_where
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,8 +67,8 @@ def decode_kernel(
         inside = at < end
         number = tl.load(pages + first_page + at // page, mask=inside, other=0).to(tl.int64)
         lines = own + (number * (2 * page) + at % page) * line
-        ask_where(lines, inside, width * 2)
-        ask_where(lines + page * line, inside, width * 2)
+        prefetch_l2_where(lines, inside, width * 2)
+        prefetch_l2_where(lines + page * line, inside, width * 2)
         gdc_wait()
 
     group = tl.arange(0, padded)
@@ -176,7 +176,7 @@ class DecodeRows:
             packed, *rotation, pool, out, fields["starts"], fields["pages"], fields["last"], fields["places"],
             self._partial, self._arrived, scale * _LOG2E, across, kv_heads, groups=self._groups, width=self._width,
             page=self._page, parts=packed.shape[0] if packed.dim() == 3 else 1, chunks=self._chunks, keys=KEYS,
-            padded=MOST_GROUPS, num_warps=4, num_stages=2, **launch(pool.device),
+            padded=MOST_GROUPS, num_warps=4, num_stages=2, **launch_options(pool.device),
         )  # fmt: skip
         return out
 

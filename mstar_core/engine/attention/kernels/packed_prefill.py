@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mstar_core.engine.attention.kernels.append import append
 from mstar_core.engine.attention.passes import LOG2E
-from mstar_core.layers.fused import holds_tiles, launch
+from mstar_core.layers.kernels.launch import has_large_shared_memory, launch_options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,7 +124,7 @@ class PagedFixedPacked:
         self._pools = pools
         self._page_size = page_size
         self._tokens = tokens
-        self._block = 128 if tokens > SHORT and holds_tiles(pools[0].device) else 64
+        self._block = 128 if tokens > SHORT and has_large_shared_memory(pools[0].device) else 64
         # Each pass, and what is left of the bucket after them, may end in a tile that is not full.
         self._tiles = -(-tokens // self._block) + rows
 
@@ -186,7 +186,7 @@ class PagedPackedView:
         _place_kernel[(rows,)](
             packed, *rotation, self._device["places"], pool, query, key, packed.stride(0), self._page_size, heads,
             kv_heads, width=width, half=half, lines=triton.next_power_of_2(heads + 2 * kv_heads), num_warps=4,
-            **launch(packed.device),
+            **launch_options(packed.device),
         )  # fmt: skip
         value = packed[:, (heads + kv_heads) * width :].view(rows, kv_heads, width)
         return self._attended(query, key, value, scale)
@@ -199,6 +199,6 @@ class PagedPackedView:
             query, key, value, out, tile["start"], tile["count"], tile["first"], tile["end"],
             (width**-0.5 if scale is None else scale) * LOG2E, query.stride(0), key.stride(0), value.stride(0),
             out.stride(0), heads // key.shape[1], width=width, block=self._block, keys=KEYS,
-            num_warps=self._block // 16, num_stages=2, **launch(query.device),
+            num_warps=self._block // 16, num_stages=2, **launch_options(query.device),
         )  # fmt: skip
         return out

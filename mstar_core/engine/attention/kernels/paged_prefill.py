@@ -19,7 +19,7 @@ from mstar_core.engine.attention.kernels.append import append
 from mstar_core.engine.attention.kernels.split_kv import BLOCK, attend_shared, blocks_of, shares_of
 from mstar_core.engine.attention.passes import LOG2E, NOTHING, written
 from mstar_core.engine.attention.static import Staging
-from mstar_core.layers.gluon import kernels
+from mstar_core.layers.kernels.gluon import gluon_kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -221,7 +221,7 @@ class PagedFixedPasses:
         pool, shape = self._pools[layer], self._shape
         heads, width = query.shape[1:]
         factor = (width**-0.5 if scale is None else scale) * LOG2E
-        frames = kernels("mstar_core.engine.attention.kernels.dense", "frames") if query.is_cuda else None
+        frames = gluon_kernels("mstar_core.engine.attention.kernels.dense", "frames") if query.is_cuda else None
         if frames and frames.takes(query, pool, shape.tokens):
             if layer not in self._frames:
                 self._frames[layer] = frames.blocks_of(pool)

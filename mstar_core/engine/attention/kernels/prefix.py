@@ -21,8 +21,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from mstar_core.engine.attention.block import Block
 from mstar_core.engine.attention.kernels.tile_heuristics import FOLDED, HELD_FOLDED, HELD_KEYS, Folds
 from mstar_core.engine.attention.passes import LOG2E, NOTHING
-from mstar_core.layers.fused import launch
-from mstar_core.layers.gluon import kernels
+from mstar_core.layers.kernels.gluon import gluon_kernels
+from mstar_core.layers.kernels.launch import launch_options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -234,7 +234,7 @@ class PagedFixedReads:
         if folds.held is not None:
             return self._held(given, pool, factor, (*folds.held, folds.each))
         folded = (
-            kernels("mstar_core.engine.attention.kernels.gqa_packed", "flow steps of several requests")
+            gluon_kernels("mstar_core.engine.attention.kernels.gqa_packed", "flow steps of several requests")
             if query.is_cuda
             else None
         )
@@ -279,7 +279,13 @@ class PagedFixedReads:
     def _options(self, query: Tensor, pool: Tensor) -> dict[str, int]:
         """And how both are built."""
         groups, width = query.shape[1] // pool.shape[3], query.shape[2]
-        return {"page": self._page_size, "width": width, "groups": groups, "num_warps": 8, **launch(query.device)}
+        return {
+            "page": self._page_size,
+            "width": width,
+            "groups": groups,
+            "num_warps": 8,
+            **launch_options(query.device),
+        }
 
 
 def _found(shares: int, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -295,7 +301,7 @@ def _gathered(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> Tensor:
     shares, lines, width = mixed.shape
     _gather_kernel[(lines,)](
         mixed, top, total, out, lines, shares, width=width, most=triton.next_power_of_2(shares), num_warps=2,
-        **launch(out.device),
+        **launch_options(out.device),
     )  # fmt: skip
     return out
 
@@ -304,6 +310,6 @@ def _joined(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> Tensor:
     """`out`, of any number of either."""
     shares, lines, width = mixed.shape
     _join_kernel[(triton.cdiv(lines, JOINED),)](
-        mixed, top, total, out, lines, shares, width=width, block=JOINED, num_warps=4, **launch(out.device)
+        mixed, top, total, out, lines, shares, width=width, block=JOINED, num_warps=4, **launch_options(out.device)
     )
     return out

@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mstar_core.layers.fused import launch
+from mstar_core.layers.kernels.launch import launch_options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -179,7 +179,7 @@ def attend_shared(
         query, pool, blocks, mixed, top, total, fields["row"], fields["start"], fields["count"], fields["cached"],
         fields["tables"], factor, query.stride(0), max_pages, kv_heads, heads // kv_heads, all_lines, tiles, shares,
         page=page, width=width, block=BLOCK, keys=KEYS, stages=STAGES, is_whole=shares == 1, num_warps=4,
-        **launch(query.device),
+        **launch_options(query.device),
     )  # fmt: skip
     if shares > 1:
         join(mixed, top, total, out)
@@ -204,5 +204,5 @@ def join(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> None:
     shares, lines, width = mixed.shape
     some = max(1, JOINED // width)
     _join_kernel[(triton.cdiv(lines, some),)](
-        mixed, top, total, out, lines, width=width, shares=shares, some=some, num_warps=4, **launch(out.device),
+        mixed, top, total, out, lines, width=width, shares=shares, some=some, num_warps=4, **launch_options(out.device),
     )  # fmt: skip

@@ -10,14 +10,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from mstar_core.errors import StartError, WeightsError
-from mstar_core.layers import Checkpoint as WeightFiles
-from mstar_core.layers import NameMap, load_weights
-from mstar_orpheus.checkpoint import CONFIG, Checkpoint
-from mstar_orpheus.facts import read_facts
-from mstar_orpheus.llama import HEAD_KEY, Llama
-from mstar_orpheus.llama_config import LlamaConfig
-from mstar_orpheus.snac import ENCODER, Snac, SnacConfig, decoding_weights
-from mstar_orpheus.vocoder import Vocoder
+from mstar_core.layers import Checkpoint, NameMap, load_weights
+from mstar_orpheus.checkpoint.layout import CONFIG, CheckpointLayout
+from mstar_orpheus.config import read_config
+from mstar_orpheus.llama import HEAD_KEY, Llama, LlamaConfig
+from mstar_orpheus.vocoder.node import Vocoder
+from mstar_orpheus.vocoder.snac import ENCODER, Snac, SnacConfig, decoding_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,8 +33,8 @@ class Orpheus:
                 "orpheus has no checkpoint folder", hint="start it with --weights DIR, or start orpheus:tiny"
             )
         self._ctx = ctx
-        self._facts = read_facts(ctx.folder)
-        self._found = Checkpoint.find(ctx.folder)
+        self._config = read_config(ctx.folder)
+        self._found = CheckpointLayout.find(ctx.folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
         """Build `LLM` in the context's dtype, or `snac_decoder` in float32, with weights, on the context's device."""
@@ -52,7 +50,7 @@ class Orpheus:
 
     def vocab_size(self, node: NodeSpec) -> int:
         """Ids that the node can read, and draw unless its vocabulary is restricted; 0 for a node that draws none."""
-        return self._facts.vocab_size if node.sampling is not None else 0
+        return self._config.vocab_size if node.sampling is not None else 0
 
     def _llama(self, vocabulary: tuple[range, ...]) -> nn.Module:
         ctx = self._ctx
@@ -64,7 +62,7 @@ class Orpheus:
                 hint,
                 phase="weights",
             )
-        files = WeightFiles.find(self._found.lm)
+        files = Checkpoint.find(self._found.lm)
         config = LlamaConfig.read(self._found.lm / CONFIG)
         has_head = HEAD_KEY in files.file_of and not config.ties
         with _building(ctx.device, ctx.dtype):
@@ -76,11 +74,11 @@ class Orpheus:
 
     def _vocoder(self) -> nn.Module:
         ctx = self._ctx
-        files = WeightFiles.find(self._found.snac)
+        files = Checkpoint.find(self._found.snac)
         names = [name for name in files.file_of if not name.startswith(ENCODER)]
         with _building(ctx.device, torch.float32):
             snac = Snac(SnacConfig.read(self._found.snac / CONFIG))
-            module = Vocoder(snac, self._facts.ids.audio_offset)
+            module = Vocoder(snac, self._config.ids.audio_offset)
         fill(snac, decoding_weights(dict(files.tensors(names, ctx.progress))), str(files.files()[0]))
         return module.eval().requires_grad_(False)
 

@@ -29,25 +29,25 @@ from mstar_core.graph import (
 )
 from mstar_core.plugin import Audio, ModelSpec, Partition, ProgramRequest, Run, Sample, Text, WeightRef, hookimpl, param
 from mstar_core.plugin.program import ProgramGenerator
-from mstar_orpheus.facts import (
+from mstar_orpheus.config import (
     EARLY_FRAMES,
     IDS_PER_FRAME,
     NOISE_MODES,
     VOICES,
     WINDOW_FRAMES,
-    Facts,
+    CheckpointConfig,
     SpecialIds,
-    read_facts,
+    read_config,
 )
 
 PLUGIN_API = 1
-OFFICIAL = Facts(
+OFFICIAL = CheckpointConfig(
     vocab_size=156940, layers=28, kv_heads=8, head_dim=128, max_positions=131072, ids=SpecialIds(), codebook_size=4096,
     frame_samples=2048, sample_rate=24000,
 )  # fmt: skip
 """Sizes of `canopylabs/orpheus-3b-0.1-ft` and `hubertsiuzdak/snac_24khz`: what is shown before a checkpoint is read."""
 
-WINDOW_FACTS = (STEP, CHUNK_FIRST, CHUNK_LAST, from_param("flush"), from_param("noise"), from_param("seed"))
+WINDOW_INPUTS = (STEP, CHUNK_FIRST, CHUNK_LAST, from_param("flush"), from_param("noise"), from_param("seed"))
 """What the vocoder is told of each window besides its ids."""
 
 START_KWARGS = {"allow_any_voice": False, "restrict_vocabulary": False}
@@ -122,12 +122,12 @@ def vocoder(request: ProgramRequest) -> ProgramGenerator:
     yield Run("snac_chunk")
 
 
-def orpheus(facts: Facts, *, restricts: bool = False) -> ModelSpec:
+def orpheus(config: CheckpointConfig, *, restricts: bool = False) -> ModelSpec:
     """The spec for a checkpoint of these sizes and ids. restricts: only audio ids and the stop id can be drawn."""
-    kv = KVSpec(layers=facts.layers, kv_heads=facts.kv_heads, head_dim=facts.head_dim)
+    kv = KVSpec(layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim)
     lm = NodeSpec(
         name="LLM", engine=KV_CACHE, ports={"tokens": "i64[n]", "token": "i64[1]"}, kv=kv,
-        sampling=Sampling(port="token", vocabulary=speech_ids(facts) if restricts else ()), tensor_parallel=True,
+        sampling=Sampling(port="token", vocabulary=speech_ids(config) if restricts else ()), tensor_parallel=True,
         doc="Llama decoder that speaks in audio ids",
     )  # fmt: skip
     snac = NodeSpec(
@@ -137,18 +137,18 @@ def orpheus(facts: Facts, *, restricts: bool = False) -> ModelSpec:
     window = SlidingWindow(
         WINDOW_FRAMES * IDS_PER_FRAME, IDS_PER_FRAME, tail="drop", first_from="first_window_frames"
     )  # fmt: skip
-    ids = Stream("audio_ids", into=(snac, "window"), chunk=window, accept=facts.audio_ids, flush_if="flush")
+    ids = Stream("audio_ids", into=(snac, "window"), chunk=window, accept=config.audio_ids, flush_if="flush")
     prefill = GraphNode(lm, ("tokens",), (StreamingGraphEdge("token", ids),))
     speak = GraphNode(lm, ("token",), (StreamingGraphEdge("token", ids),))
-    stop = StopOn("token", (facts.ids.stop,), unless="ignore_eos")
+    stop = StopOn("token", (config.ids.stop,), unless="ignore_eos")
     decode = Loop("decode_loop", speak, carry={"token": "token"}, stop=stop)
-    chunk = GraphNode(snac, ("window", *WINDOW_FACTS), (GraphEdge("pcm", CLIENT, modality="audio"),))
+    chunk = GraphNode(snac, ("window", *WINDOW_INPUTS), (GraphEdge("pcm", CLIENT, modality="audio"),))
     return ModelSpec(
         name="orpheus",
         title="Orpheus TTS 3B",
         plugin="orpheus",
         inputs=(Text(),),
-        outputs=(Audio(rate=facts.sample_rate, channels=1),),
+        outputs=(Audio(rate=config.sample_rate, channels=1),),
         params=Params,
         routes=frozenset({"speech"}),
         nodes=(lm, snac),
@@ -182,17 +182,17 @@ def orpheus(facts: Facts, *, restricts: bool = False) -> ModelSpec:
                 params={"flush": True, "voice": "leo"},
             ),
         ),
-        tiny="mstar_orpheus.tiny:write_tiny",
-        resolve="mstar_orpheus.weights:resolve_weights",
+        tiny="mstar_orpheus.checkpoint.tiny:write_tiny",
+        resolve="mstar_orpheus.checkpoint.download:resolve_weights",
         notice="orpheus:tiny has random weights: the sound is noise",
-        max_seq_len=min(8192, facts.max_positions),
+        max_seq_len=min(8192, config.max_positions),
     )
 
 
-def speech_ids(facts: Facts) -> tuple[range, ...]:
+def speech_ids(config: CheckpointConfig) -> tuple[range, ...]:
     """Ids of speech and of its end, ascending."""
-    stop = range(facts.ids.stop, facts.ids.stop + 1)
-    return (stop, facts.audio_ids) if stop.start < facts.audio_ids.start else (facts.audio_ids, stop)
+    stop = range(config.ids.stop, config.ids.stop + 1)
+    return (stop, config.audio_ids) if stop.start < config.audio_ids.start else (config.audio_ids, stop)
 
 
 def bind(spec: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
@@ -204,7 +204,7 @@ def bind(spec: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) 
         if not isinstance(model_kwargs[key], bool):
             raise ConfigError(f"{key} is {model_kwargs[key]!r}", hint="write true or false", key=f"model_kwargs.{key}")
     given = START_KWARGS | dict(model_kwargs)
-    bound = orpheus(OFFICIAL if folder is None else read_facts(folder), restricts=given["restrict_vocabulary"])
+    bound = orpheus(OFFICIAL if folder is None else read_config(folder), restricts=given["restrict_vocabulary"])
     return replace(bound, params=OpenParams if given["allow_any_voice"] else Params, model_kwargs=given)
 
 

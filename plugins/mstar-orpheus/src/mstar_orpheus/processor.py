@@ -11,9 +11,9 @@ import numpy as np
 
 from mstar_core.errors import RequestError, WeightsError
 from mstar_core.plugin.processor import Inputs, PromptRequest
-from mstar_orpheus.checkpoint import Checkpoint
-from mstar_orpheus.facts import VOICES, read_facts
-from mstar_orpheus.tokens import TextTokenizer
+from mstar_orpheus.checkpoint.layout import CheckpointLayout
+from mstar_orpheus.config import VOICES, read_config
+from mstar_orpheus.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from mstar_orpheus.plugin import OpenParams
@@ -30,15 +30,15 @@ class Processor:
             raise WeightsError(
                 "orpheus has no checkpoint folder", hint="start it with --weights DIR, or start orpheus:tiny"
             )
-        self._facts = read_facts(folder)
-        self._lm = Checkpoint.find(folder).lm
+        self._config = read_config(folder)
+        self._lm = CheckpointLayout.find(folder).lm
         self._tokenizer: TextTokenizer | None = None
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
         """Prompt ids and the output limit that the context leaves. Raises RequestError naming the field."""
         params: OpenParams = request.params
         ids = self._prompt(request)
-        limit = min(request.max_seq_len or self._facts.max_positions, self._facts.max_positions)
+        limit = min(request.max_seq_len or self._config.max_positions, self._config.max_positions)
         if len(ids) >= limit:
             raise _too_long(len(ids), limit, "prompt_token_ids" if params.prompt_token_ids else "text")
         room = limit - len(ids)
@@ -54,7 +54,7 @@ class Processor:
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
         """One chunk of sound. output: int16 samples. Returns PCM16 little endian and its metadata."""
         samples = np.ascontiguousarray(output, dtype="<i2").reshape(-1)
-        return samples.tobytes(), {"sample_rate": self._facts.sample_rate, "num_channels": 1, "samples": len(samples)}
+        return samples.tobytes(), {"sample_rate": self._config.sample_rate, "num_channels": 1, "samples": len(samples)}
 
     def _prompt(self, request: PromptRequest) -> list[int]:
         params: OpenParams = request.params
@@ -65,7 +65,7 @@ class Processor:
             code = "missing_field" if request.text is None else "invalid_value"
             raise RequestError("text is empty", "there is nothing to say", "send some text", field="text", code=code)
         voice = _spelled(params.voice)
-        special = self._facts.ids
+        special = self._config.ids
         spoken = self.tokenizer.encode(f"{voice}: {text}" if voice else text)
         return [special.start, *spoken, *special.end]
 
@@ -77,7 +77,7 @@ class Processor:
         return self._tokenizer
 
     def _given(self, ids: Sequence[int]) -> list[int]:
-        vocab = self._facts.vocab_size
+        vocab = self._config.vocab_size
         if not ids:
             raise RequestError("prompt_token_ids is empty", hint="send at least one id", field="prompt_token_ids")
         wrong = next((token for token in ids if not 0 <= token < vocab), None)

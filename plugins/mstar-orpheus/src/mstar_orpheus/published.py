@@ -12,11 +12,10 @@ import torch
 
 from mstar_core.layers import AttentionSpec, RotarySpec
 from mstar_core.plugin.conformance import KeyMap
-from mstar_orpheus.facts import VQ_STRIDES
-from mstar_orpheus.llama import HEAD_KEY, Llama
-from mstar_orpheus.llama_config import LlamaConfig
+from mstar_orpheus.config import VQ_STRIDES
+from mstar_orpheus.llama import HEAD_KEY, Llama, LlamaConfig
 from mstar_orpheus.plugin import OFFICIAL
-from mstar_orpheus.snac import Snac, SnacConfig, decoding_weights
+from mstar_orpheus.vocoder.snac import Snac, SnacConfig, decoding_weights
 
 WIDTH: Final = 3072
 MLP: Final = 8192

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from mstar_core.weights.embedded import embedded_checkpoint
+from mstar_core.weights.sources import generated_checkpoint
 
 VERSION: Final = 1
 """Raised whenever the files that are written change; an older folder is then replaced."""
@@ -13,7 +13,7 @@ VERSION: Final = 1
 
 def write_tiny(folder: Path) -> Path:
     """Make `folder` hold the tiny checkpoint. Returns `folder`. Raises StartError when the place cannot be written."""
-    return embedded_checkpoint(folder, "pi05:tiny", VERSION, _write)
+    return generated_checkpoint(folder, "pi05:tiny", VERSION, _write)
 
 
 def _write(folder: Path) -> None:

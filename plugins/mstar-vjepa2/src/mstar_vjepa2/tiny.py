@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from mstar_core.weights.embedded import embedded_checkpoint
+from mstar_core.weights.sources import generated_checkpoint
 
 VERSION: Final = 1
 """Raised whenever the files that are written change; an older folder is then replaced."""
@@ -16,12 +16,12 @@ VERSION: Final = 1
 
 def write_base(folder: Path) -> Path:
     """Make `folder` hold `vjepa2:tiny`. Returns it; raises StartError when the place cannot be written."""
-    return embedded_checkpoint(folder, "vjepa2:tiny", VERSION, _write_base)
+    return generated_checkpoint(folder, "vjepa2:tiny", VERSION, _write_base)
 
 
 def write_ac(folder: Path) -> Path:
     """Make `folder` hold `vjepa2_ac:tiny`. Returns it; raises StartError when the place cannot be written."""
-    return embedded_checkpoint(folder, "vjepa2_ac:tiny", VERSION, _write_ac)
+    return generated_checkpoint(folder, "vjepa2_ac:tiny", VERSION, _write_ac)
 
 
 def _write_base(folder: Path) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mstar_core.errors import WeightsError
-from mstar_core.weights.assembled import assembled
-from mstar_core.weights.hub import Hub, HuggingFace, fetch_files
+from mstar_core.weights.sources import HuggingFace, WeightHub, fetch_files, linked_folder
 from mstar_pi05.checkpoint.config import CONFIG, read_json, read_sizes
 from mstar_pi05.checkpoint.tokenizer import FILES as TOKENIZERS
 from mstar_pi05.plugin import TOKENIZER_REPO, WEIGHTS_REPO
@@ -38,7 +37,7 @@ def resolve_weights(
     cache_dir: Path | None = None,
     progress: WeightProgress | None = None,
     *,
-    hub: Hub | None = None,
+    hub: WeightHub | None = None,
 ) -> Path:
     """The folder of a complete checkpoint.
 
@@ -54,7 +53,7 @@ def resolve_weights(
         return checkpoint
     tokenizer = _tokenizer(source, progress)
     links = {path.name: path for path in checkpoint.iterdir()} | {TOKENIZERS[0]: tokenizer}
-    return assembled(links, source.cache / "mstar-pi05")
+    return linked_folder(links, source.cache / "mstar-pi05")
 
 
 def check_files(folder: Path) -> None:
@@ -109,7 +108,7 @@ def wanted_files(listed: Mapping[str, int], repo: str) -> dict[str, int]:
     return found
 
 
-def _part(repo: str, hub: Hub, progress: WeightProgress | None) -> Path:
+def _part(repo: str, hub: WeightHub, progress: WeightProgress | None) -> Path:
     """The cached folder of the checkpoint, fetched where it is not there or not whole."""
     try:
         return _cached(repo, hub)
@@ -120,7 +119,7 @@ def _part(repo: str, hub: Hub, progress: WeightProgress | None) -> Path:
     return _cached(repo, hub)
 
 
-def _cached(repo: str, hub: Hub) -> Path:
+def _cached(repo: str, hub: WeightHub) -> Path:
     config = hub.cached(repo, CONFIG)
     if config is None:
         raise WeightsError(f"{CONFIG} of {repo} is missing", hint=WAYS, file=CONFIG)
@@ -128,7 +127,7 @@ def _cached(repo: str, hub: Hub) -> Path:
     return config.parent
 
 
-def _tokenizer(hub: Hub, progress: WeightProgress | None) -> Path:
+def _tokenizer(hub: WeightHub, progress: WeightProgress | None) -> Path:
     """PaliGemma's tokenizer from the repository that holds it. Raises WeightsError that says how else to bring one."""
     name = TOKENIZERS[0]
     found = hub.cached(TOKENIZER_REPO, name)
@@ -147,7 +146,7 @@ def _tokenizer(hub: Hub, progress: WeightProgress | None) -> Path:
     return found
 
 
-def _offline(repo: str, hub: Hub, missing: WeightsError | None) -> WeightsError:
+def _offline(repo: str, hub: WeightHub, missing: WeightsError | None) -> WeightsError:
     why = f"{missing.title}; " if missing is not None else ""
     detail = f"{why}looked in {hub.cache}; fetching is off (HF_HUB_OFFLINE)"
     return WeightsError(f"the files of {repo} are not on this machine", detail, WAYS, file=repo)

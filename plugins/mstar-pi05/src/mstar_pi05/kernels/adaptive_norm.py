@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.layers.fused import launch, summed_slices, warps
+from mstar_core.layers.kernels.elementwise import sum_partials
+from mstar_core.layers.kernels.launch import launch_options, warps_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +30,7 @@ def gated_sum(x, branch, gates, token, at, inside, width, parts: tl.constexpr, d
     value = tl.load(x + token * width + at, mask=inside, other=0.0)
     gate = tl.load(gates + at, mask=inside, other=0.0)
     stride = tl.num_programs(0).to(tl.int64) * width
-    return value + gate * summed_slices(branch + token * width, stride, at, inside, parts, dtype)
+    return value + gate * sum_partials(branch + token * width, stride, at, inside, parts, dtype)
 
 
 @triton.jit
@@ -82,7 +83,7 @@ def modulate(
     _modulate_kernel[(tokens,)](
         x, x if branch is None else branch, modulations, rows, summed, out, number, modulations.shape[1], width, eps,
         parts=0 if branch is None else slices_of(branch), dtype=DTYPES[inner], block=block,
-        num_warps=warps(block, tokens), **launch(x.device),
+        num_warps=warps_for(block, tokens), **launch_options(x.device),
     )  # fmt: skip
     return summed, out
 

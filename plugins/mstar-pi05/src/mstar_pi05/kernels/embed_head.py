@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.layers.fused import launch
+from mstar_core.layers.kernels.launch import launch_options
 from mstar_pi05.kernels.adaptive_norm import DTYPES, adapted, gated_sum, slices_of
 
 if TYPE_CHECKING:
@@ -151,7 +151,8 @@ def begin(ends: Ends, asked: Asked, positions: Tensor) -> Begun:
         actions, ends.into.weight, ends.into.bias, table.modulations, table.rows, asked.num_steps, asked.step,
         positions.contiguous(), ends.frequencies, x, normed, rows, cosine, sine, asked.num_steps.stride(0),
         asked.step.stride(0), table.rows.shape[1], width, ends.eps, half, values=values, chunk=CHUNK,
-        block=triton.next_power_of_2(width), half=triton.next_power_of_2(half), num_warps=WARPS, **launch(device),
+        block=triton.next_power_of_2(width), half=triton.next_power_of_2(half), num_warps=WARPS,
+        **launch_options(device),
     )  # fmt: skip
     return Begun(x=x, normed=normed, rows=rows, rotation=(cosine, sine))
 
@@ -169,6 +170,6 @@ def land(ends: Ends, asked: Asked, rows: Tensor, x: Tensor, branch: Tensor) -> t
         x, branch, table, rows, ends.out_of.weight, ends.out_of.bias, actions, asked.num_steps, scale, offset, moved,
         robot, len(table) - 1, table.shape[1], width, ends.eps, asked.num_steps.stride(0), parts=slices_of(branch),
         dtype=DTYPES[ends.dtype], values=actions.shape[1], chunk=CHUNK, block=triton.next_power_of_2(width),
-        num_warps=WARPS, **launch(x.device),
+        num_warps=WARPS, **launch_options(x.device),
     )  # fmt: skip
     return moved, robot

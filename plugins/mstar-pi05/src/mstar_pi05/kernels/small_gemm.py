@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.layers.fused import is_hopper
+from mstar_core.layers.kernels.launch import is_hopper
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -56,7 +56,7 @@ class ExpertBlock(nn.Module):
     def attended(self, normed: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
         """The attention's branch: [T, width], or slices of it to be summed, float32 [S, T, width]."""
         attention, held = self.self_attn, self._held(normed)
-        joined = attention.joined
+        joined = attention.fused_weight
         if held is None or joined is None:
             return attention.branch(normed, kv, rotation)
         query, key, value = held.turned(normed, joined.values, rotation, self._tower.heads, self._tower.kv_heads)
@@ -66,7 +66,7 @@ class ExpertBlock(nn.Module):
 
     def fed(self, normed: Tensor) -> Tensor:
         """The feed-forward part's branch, likewise."""
-        held, joined = self._held(normed), self.mlp.joined
+        held, joined = self._held(normed), self.mlp.fused_weight
         if held is None or joined is None:
             return self.mlp.branch(normed)
         branch: Tensor = held.slices(held.opened(normed, joined.values), self.mlp.down_proj.weight)
@@ -175,7 +175,7 @@ class Expert(nn.Module):
 
 def _holding() -> ModuleType | None:
     """The kernels that hold their weights; none where another triton than theirs is installed."""
-    found: ModuleType | None = importlib.import_module("mstar_core.layers.gluon").kernels(
+    found: ModuleType | None = importlib.import_module("mstar_core.layers.kernels.gluon").gluon_kernels(
         "mstar_pi05.kernels.small_gemm", "flows of one request"
     )
     return found

@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn.functional import embedding
 
 from mstar_core.layers import Attention, AttentionSpec, GatedMLP
-from mstar_core.layers.matrix import summed
-from mstar_core.layers.packing import is_fused, kernels
+from mstar_core.layers.linear import elementwise_kernels, sum_partials, uses_fused_kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,8 +40,8 @@ class GemmaNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and is_fused(x):
-            fused: Tensor = kernels().rms_norm(x, self.weight, self.eps, is_offset=True)
+        if x.is_cuda and uses_fused_kernels(x):
+            fused: Tensor = elementwise_kernels().rms_norm(x, self.weight, self.eps, is_offset=True)
             return fused
         wide = x.float()
         scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
@@ -50,10 +49,12 @@ class GemmaNorm(nn.Module):
 
     def after_add(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
         """x + branch, and its norm. branch: x's shape, or slices of it to be summed first."""
-        if x.is_cuda and is_fused(x):
-            both: tuple[Tensor, Tensor] = kernels().add_rms_norm(x, branch, self.weight, self.eps, is_offset=True)
+        if x.is_cuda and uses_fused_kernels(x):
+            both: tuple[Tensor, Tensor] = elementwise_kernels().add_rms_norm(
+                x, branch, self.weight, self.eps, is_offset=True
+            )
             return both
-        total = x + summed(branch, x)
+        total = x + sum_partials(branch, x)
         return total, self(total)
 
 
@@ -105,7 +106,7 @@ class Language(nn.Module):
         """
         *blocks, last = cast("list[PrefixBlock]", list(self.layers))
         normed = self._through(blocks, x, last.input_layernorm, kv, rotation)
-        last.self_attn.leave(normed, kv, rotation)
+        last.self_attn.append_only(normed, kv, rotation)
 
     def hidden(self, x: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
         """`read` to the end: normed hidden states [T, width], which acting has no use for."""

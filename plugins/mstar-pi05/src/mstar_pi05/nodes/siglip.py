@@ -222,7 +222,9 @@ class Cameras(nn.Module):
 def _summed(x: Tensor, branch: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """x + branch, and its norm."""
     if x.is_cuda:
-        both: tuple[Tensor, Tensor] = importlib.import_module("mstar_core.layers.layer_norm").sum_norm(x, branch, norm)
+        both: tuple[Tensor, Tensor] = importlib.import_module("mstar_core.layers.kernels.elementwise").add_layer_norm(
+            x, branch, norm
+        )
         return both
     total = x + branch
     return total, norm(total)

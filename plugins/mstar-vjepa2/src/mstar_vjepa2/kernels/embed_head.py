@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.layers.fused import launch, overlaps, warps
+from mstar_core.layers.kernels.launch import launch_options, supports_pdl, warps_for
 from mstar_vjepa2.kernels.rotary import angles_of
 from mstar_vjepa2.nodes.poses import POLE
 
@@ -179,7 +179,7 @@ def begin(
         frequencies, x, given, cosine, sine, following, tokens, width, inner, len(frequencies), head_dim,
         conditions=len(conditions), poses=state.shape[1], cameras=camera.shape[1], padded=8, wide=WIDE,
         block=triton.next_power_of_2(inner), lanes=triton.next_power_of_2(head_dim),
-        is_rounded=given is not latents, overlaps=overlaps(latents.device), num_warps=4,
+        is_rounded=given is not latents, overlaps=supports_pdl(latents.device), num_warps=4,
     )  # fmt: skip
     return Begun(x=x, given=given, rotation=(cosine, sine), next_state=following)
 
@@ -220,6 +220,6 @@ def latents(values: Tensor, bias: Tensor | None, wanted: Tensor, eps: float, ski
     _latents_kernel[(rows * kept,)](
         values, values if bias is None else bias, wanted, out, wanted.stride(0), rows * tokens * width, tokens, skip,
         kept, width, eps, parts=slices, has_bias=bias is not None, block=block,
-        num_warps=warps(block, rows * kept), **launch(values.device),
+        num_warps=warps_for(block, rows * kept), **launch_options(values.device),
     )  # fmt: skip
     return out

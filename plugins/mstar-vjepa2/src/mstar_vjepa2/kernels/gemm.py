@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mstar_core.layers.fused import ask_for, holds_tiles, launch
+from mstar_core.layers.kernels.launch import has_large_shared_memory, launch_options, prefetch_l2
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,7 +93,7 @@ def _ask(weight, first, to, part, inputs, size, wide: tl.constexpr, overlaps: tl
         gdc_launch_dependents()
         if first == 0:
             lines = weight + (to + tl.arange(0, wide)).to(tl.int64) * inputs + part * size
-            ask_for(lines, size * 2)
+            prefetch_l2(lines, size * 2)
         gdc_wait()
 
 
@@ -200,7 +200,7 @@ def takes(weight: Tensor) -> bool:
     outputs, inputs = weight.shape
     cuts = (WHOLE, GELU, cut_of(weight, is_sliced=True))
     fits = all(outputs % cut.wide == 0 and inputs % (cut.step * cut.splits) == 0 for cut in cuts)
-    return fits and weight.is_contiguous() and holds_tiles(weight.device)
+    return fits and weight.is_contiguous() and has_large_shared_memory(weight.device)
 
 
 def whole(x: Tensor, weight: Tensor, bias: Tensor, *, is_gelu: bool = False, out: Tensor | None = None) -> Tensor:
@@ -245,7 +245,7 @@ def turned(
         TensorDescriptor.from_tensor(weight, [cut.wide, cut.step]), weight, bias, *rotation, places, query, pool, rows,
         inputs, rotation[0].numel() // head_dim, page, of_query, of_key, block=cut.block, small=SMALL,
         wide=cut.wide, step=cut.step, stages=cut.stages, head_dim=head_dim, has_small=0 < rows % cut.block <= SMALL,
-        num_warps=cut.warps, **launch(x.device),
+        num_warps=cut.warps, **launch_options(x.device),
     )  # fmt: skip
     return query
 
@@ -254,7 +254,7 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, cut: 
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
     flat = x.view(rows, inputs)
-    options = launch(x.device)
+    options = launch_options(x.device)
     _product_kernel[(triton.cdiv(rows, cut.block), outputs // cut.wide, cut.splits)](
         *(TensorDescriptor.from_tensor(flat, [block, cut.step]) for block in (cut.block, SMALL)),
         TensorDescriptor.from_tensor(weight, [cut.wide, cut.step]), weight, out if bias is None else bias, out, rows,

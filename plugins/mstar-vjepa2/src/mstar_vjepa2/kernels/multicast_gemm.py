@@ -24,7 +24,7 @@ import torch
 from cuda.bindings import driver, nvrtc
 
 from mstar_core.errors import EngineError
-from mstar_core.layers.fused import is_hopper
+from mstar_core.layers.kernels.launch import is_hopper
 
 if TYPE_CHECKING:
     from torch import Tensor

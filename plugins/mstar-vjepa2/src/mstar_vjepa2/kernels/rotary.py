@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.layers.fused import launch
+from mstar_core.layers.kernels.launch import launch_options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,7 +123,7 @@ def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     width = cosine.shape[-1]
     _turn_kernel[(x.shape[:-2].numel(), triton.cdiv(heads, SOME))](
         x, cosine, sine, x.stride(-3), x.stride(-2), cosine.numel() // width, heads, width,
-        head_dim=head_dim, lanes=triton.next_power_of_2(head_dim), some=SOME, num_warps=4, **launch(x.device),
+        head_dim=head_dim, lanes=triton.next_power_of_2(head_dim), some=SOME, num_warps=4, **launch_options(x.device),
     )  # fmt: skip
     return x
 
@@ -141,6 +141,7 @@ def turn_append(pool: Tensor, places: Tensor, packed: Tensor, rotation: tuple[Te
     query = torch.empty((tokens, heads, head_dim), dtype=pool.dtype, device=packed.device)
     _turn_append_kernel[(tokens, triton.cdiv(heads + 2 * kv_heads, SOME))](
         packed, cosine, sine, places, query, pool, across, cosine.numel() // width, page, width, heads, kv_heads,
-        head_dim=head_dim, lanes=triton.next_power_of_2(head_dim), some=SOME, num_warps=4, **launch(packed.device),
+        head_dim=head_dim, lanes=triton.next_power_of_2(head_dim), some=SOME, num_warps=4,
+        **launch_options(packed.device),
     )  # fmt: skip
     return query

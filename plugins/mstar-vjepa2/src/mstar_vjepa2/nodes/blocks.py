@@ -119,7 +119,7 @@ class Block(nn.Module):
 def sum_norm(x: Tensor, branch: Branch | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """x with its branch, and the norm of that. x: [..., width]. Both have x's shape."""
     if x.is_cuda:
-        found: tuple[Tensor, Tensor] = importlib.import_module("mstar_core.layers.layer_norm").sum_norm(
+        found: tuple[Tensor, Tensor] = importlib.import_module("mstar_core.layers.kernels.elementwise").add_layer_norm(
             x.contiguous(), None if branch is None else branch.values.contiguous(), norm,
             None if branch is None else branch.bias,
         )  # fmt: skip

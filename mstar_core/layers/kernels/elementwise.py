@@ -1,35 +1,28 @@
-"""Triton kernels behind the layers on CUDA in half precision: norms, rotation, gated activation.
+"""Triton kernels for norms, rotary embedding, gated activations and dequantization, in half precision on CUDA.
 
-Called by the layers where `applies` says so; importing this needs triton, which every CUDA build of torch brings.
-Statistics and products are computed in float32 and rounded once. Where a linear layer left its result in slices
-(`skinny.parts`), the kernel after it sums them in order and rounds as that layer would have. On devices that have
-programmatic dependent launch, each kernel lets the next one start early and waits only before it reads activations.
+Layers call them through `linear.elementwise_kernels`. They compute statistics and products in float32 and round once.
+If a linear layer leaves split-K partial sums, the next kernel adds them in a fixed order and rounds as the layer would
+have done. With programmatic dependent launch, a kernel starts early and waits only before it reads activations.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from mstar_core.layers.kernels.launch import launch_options, warps_for
+
 if TYPE_CHECKING:
-    from torch import Tensor
-
-
-PROCESSORS: Final = 132
-"""Of an H100: with so many rows each has one of its own."""
-
-FEW_ROWS: Final = 512
-"""Rows that processors hold at once, of twice the warps that many rows would get."""
+    from torch import Tensor, nn
 
 
 @triton.jit
-def summed_slices(source, stride, at, inside, parts: tl.constexpr, dtype: tl.constexpr):
-    """The sum of `parts` slices that lie `stride` apart, rounded to dtype once: float32."""
+def sum_partials(source, stride, at, inside, parts: tl.constexpr, dtype: tl.constexpr):
+    """Return the float32 sum of `parts` partial sums that lie `stride` apart, rounded to dtype once."""
     total = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
     for part in tl.static_range(1, parts):
         total += tl.load(source + part * stride + at, mask=inside, other=0.0).to(tl.float32)
@@ -37,8 +30,8 @@ def summed_slices(source, stride, at, inside, parts: tl.constexpr, dtype: tl.con
 
 
 @triton.jit
-def opened(gate, dtype: tl.constexpr, is_gelu: tl.constexpr):
-    """silu(gate), or its GELU in the tanh form, rounded to dtype once. gate: float32. Returns float32."""
+def activation(gate, dtype: tl.constexpr, is_gelu: tl.constexpr):
+    """Return silu(gate), or the tanh form of GELU, rounded to dtype once. gate and result: float32."""
     away = -gate
     if is_gelu:
         # (1 + tanh(u)) / 2 is the sigmoid of 2u.
@@ -47,33 +40,15 @@ def opened(gate, dtype: tl.constexpr, is_gelu: tl.constexpr):
 
 
 @triton.jit
-def ask_for(pointers, size):
-    """Bring `size` bytes, a multiple of 16, from each pointer into the second-level cache; nothing waits for them."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [pointers.to(tl.int64), size],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+def _add_residual(value, branch, summed, at, inside):
+    """Store value + branch, rounded to the dtype of `summed`. Return the rounded sum in float32."""
+    rounded = (value + branch).to(summed.dtype.element_ty)
+    tl.store(summed + at, rounded, mask=inside)
+    return rounded.to(tl.float32)
 
 
 @triton.jit
-def ask_where(pointers, inside, size):
-    """The same from those pointers that are inside."""
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
-        "=r,l,r,r",
-        [pointers.to(tl.int64), inside.to(tl.int32), size],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
-def _norm_kernel(
+def _rms_norm_kernel(
     x, branch, weight, summed, out, width, eps, parts: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr,
     is_offset: tl.constexpr,
 ):  # fmt: skip
@@ -87,10 +62,8 @@ def _norm_kernel(
     value = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
     if parts > 0:
         stride = tl.num_programs(0).to(tl.int64) * width
-        value += summed_slices(branch + row * width, stride, at, inside, parts, summed.dtype.element_ty)
-        rounded = value.to(summed.dtype.element_ty)
-        tl.store(summed + row * width + at, rounded, mask=inside)
-        value = rounded.to(tl.float32)
+        added = sum_partials(branch + row * width, stride, at, inside, parts, summed.dtype.element_ty)
+        value = _add_residual(value, added, summed, row * width + at, inside)
     scale = tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
     normed = value * scale
     if is_offset:
@@ -98,6 +71,35 @@ def _norm_kernel(
     else:
         normed = normed.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * width + at, (normed * gain).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _layer_norm_kernel(
+    x, branch, bias, gain, shift, summed, out, width, eps,
+    parts: tl.constexpr, has_bias: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, block)
+    inside = at < width
+    factor = tl.load(gain + at, mask=inside, other=0.0).to(tl.float32)
+    offset = tl.load(shift + at, mask=inside, other=0.0).to(tl.float32)
+    added = tl.zeros((block,), tl.float32)
+    if has_bias:
+        added = tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    value = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
+    if parts > 0:
+        stride = tl.num_programs(0).to(tl.int64) * width
+        for part in tl.static_range(parts):
+            added += tl.load(branch + part * stride + row * width + at, mask=inside, other=0.0).to(tl.float32)
+        # Rounded as the layer that computed the branch would have done.
+        added = added.to(summed.dtype.element_ty).to(tl.float32)
+        value = _add_residual(value, added, summed, row * width + at, inside)
+    centred = tl.where(inside, value - tl.sum(value, axis=0) / width, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
+    tl.store(out + row * width + at, (centred * scale * factor + offset).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -110,8 +112,8 @@ def _gate_kernel(pair, out, width, block: tl.constexpr, overlaps: tl.constexpr, 
         gdc_wait()
     gate = tl.load(pair + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(pair + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
-    open_to = opened(gate, out.dtype.element_ty, is_gelu)
-    tl.store(out + row * width + at, (open_to * up).to(out.dtype.element_ty), mask=inside)
+    activated = activation(gate, out.dtype.element_ty, is_gelu)
+    tl.store(out + row * width + at, (activated * up).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -128,14 +130,14 @@ def _rotate_kernel(
         gdc_launch_dependents()
         gdc_wait()
     start = source + row * row_stride + head * head_dim
-    first = summed_slices(start, part_stride, at, inside, parts, dtype)
-    second = summed_slices(start + width // 2, part_stride, at, inside, parts, dtype)
+    first = sum_partials(start, part_stride, at, inside, parts, dtype)
+    second = sum_partials(start + width // 2, part_stride, at, inside, parts, dtype)
     if head < heads + kv_heads:
         c = tl.load(cosine + row * width + at, mask=inside, other=0.0)
         s = tl.load(sine + row * width + at, mask=inside, other=0.0)
-        turned = first * c - second * s
+        rotated = first * c - second * s
         second = second * c + first * s
-        first = turned
+        first = rotated
     into = query + (row * heads + head) * head_dim
     if head >= heads:
         into = key + (row * kv_heads + head - heads) * head_dim
@@ -160,56 +162,33 @@ def _angles_kernel(positions, frequencies, cosine, sine, half_width, half: tl.co
 
 
 @triton.jit
-def _widen_kernel(values, scale, out, inputs, block: tl.constexpr, overlaps: tl.constexpr):
+def _dequantize_kernel(values, scale, out, inputs, block: tl.constexpr, overlaps: tl.constexpr):
     output = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     inside = at < inputs
     value = tl.load(values + output * inputs + at, mask=inside, other=0.0).to(tl.float32) * tl.load(scale + output)
     if overlaps:
-        # Only weights are read, but the memory written may still be read by the kernels before.
+        # The inputs are weights, but an earlier kernel may still read the memory that this one writes.
         gdc_wait()
     tl.store(out + output * inputs + at, value.to(out.dtype.element_ty), mask=inside)
 
 
-def applies(x: Tensor) -> bool:
-    """Whether these kernels take the place of the plain operations for `x`."""
+def supports(x: Tensor) -> bool:
+    """Return whether these kernels can replace the PyTorch operations for `x`."""
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.dim() == 2 and x.is_contiguous()
 
 
-@cache
-def overlaps(device: torch.device) -> bool:
-    """Whether kernels on this device may start before the one in front of them ends: from compute capability 9.0."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-@cache
-def holds_tiles(device: torch.device) -> bool:
-    """Whether a program can hold the tiles of the skinny kernels: 192 KiB of shared memory; capabilities 9 and 10."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
-
-
-@cache
-def is_hopper(device: torch.device) -> bool:
-    """Whether kernels in Hopper's own instructions run here, which nothing later has: compute capability 9.0."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-
-
-def launch(device: torch.device) -> dict[str, bool]:
-    """The options of a kernel that takes `overlaps`: the interpreter knows none of them."""
-    return {"overlaps": True, "launch_pdl": True} if overlaps(device) else {"overlaps": False}
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, is_offset: bool = False) -> Tensor:
-    """x / rms(x) * weight over the last dimension. x: [T, width], contiguous.
+    """Return x / rms(x) * weight over the last dimension. x: [T, width], contiguous.
 
-    is_offset: times 1 + weight instead, and rounded after that product only, as Gemma does.
+    is_offset: multiply by 1 + weight and round only after that product, as Gemma does.
     """
     out = torch.empty_like(x)
     rows, width = x.shape
     block = triton.next_power_of_2(width)
-    _norm_kernel[(rows,)](
-        x, x, weight, x, out, width, eps, parts=0, block=block, is_offset=is_offset, num_warps=warps(block),
-        **launch(x.device),
+    _rms_norm_kernel[(rows,)](
+        x, x, weight, x, out, width, eps, parts=0, block=block, is_offset=is_offset, num_warps=warps_for(block),
+        **launch_options(x.device),
     )  # fmt: skip
     return out
 
@@ -217,44 +196,65 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, is_offset: bool = False) 
 def add_rms_norm(
     x: Tensor, branch: Tensor, weight: Tensor, eps: float, *, is_offset: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """x + branch, and its norm. x: [T, width]; branch: the same, or slices to be summed [S, T, width]; contiguous.
+    """Return x + branch and its RMS norm. x: [T, width]; branch: the same, or partial sums [S, T, width]; contiguous.
 
-    is_offset: as for `rms_norm`.
+    is_offset: see `rms_norm`.
     """
     summed, out = torch.empty_like(x), torch.empty_like(x)
     rows, width = x.shape
     block, parts = triton.next_power_of_2(width), branch.shape[0] if branch.dim() == 3 else 1
-    _norm_kernel[(rows,)](
+    _rms_norm_kernel[(rows,)](
         x, branch, weight, summed, out, width, eps, parts=parts, block=block, is_offset=is_offset,
-        num_warps=warps(block), **launch(x.device),
+        num_warps=warps_for(block), **launch_options(x.device),
     )  # fmt: skip
     return summed, out
 
 
-def gated(pair: Tensor, *, is_gelu: bool = False) -> Tensor:
-    """silu(gate) * up of pair [T, 2 * width], gate first, or GELU's tanh form of gate. Returns [T, width]."""
+def add_layer_norm(
+    x: Tensor, branch: Tensor | None, norm: nn.LayerNorm, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return x + branch (+ bias) and its LayerNorm, statistics in float32. Without a branch the sum is x itself.
+
+    x: [..., width]; branch: the same, or float32 partial sums [S, ..., width]; contiguous. Both results have x's shape
+    and dtype.
+    """
+    width, rows = x.shape[-1], x.numel() // x.shape[-1]
+    out = torch.empty_like(x)
+    parts = 0 if branch is None else branch.shape[0] if branch.dim() > x.dim() else 1
+    summed = x if branch is None else torch.empty_like(x)
+    block = triton.next_power_of_2(width)
+    _layer_norm_kernel[(rows,)](
+        x, x if branch is None else branch, norm.bias if bias is None else bias, norm.weight, norm.bias, summed, out,
+        width, norm.eps, parts=parts, has_bias=bias is not None, block=block, num_warps=warps_for(block, rows),
+        **launch_options(x.device),
+    )  # fmt: skip
+    return summed, out
+
+
+def gated_activation(pair: Tensor, *, is_gelu: bool = False) -> Tensor:
+    """Return silu(gate) * up of pair [T, 2 * width], gate first: [T, width]. is_gelu: the tanh form of GELU."""
     rows, width = pair.shape[0], pair.shape[1] // 2
     out = torch.empty((rows, width), dtype=pair.dtype, device=pair.device)
     block = 1024
     _gate_kernel[(rows, triton.cdiv(width, block))](
-        pair, out, width, block=block, is_gelu=is_gelu, **launch(pair.device)
+        pair, out, width, block=block, is_gelu=is_gelu, **launch_options(pair.device)
     )
     return out
 
 
-def widen(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """values * scale per output, rounded to the dtype. values: float8 [outputs, inputs]; scale: float32 [outputs]."""
+def dequantize(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return values * scale, rounded to dtype. values: float8 [outputs, inputs]; scale: float32 [outputs]."""
     outputs, inputs = values.shape
     out = torch.empty((outputs, inputs), dtype=dtype, device=values.device)
     block = 2048
-    _widen_kernel[(outputs, triton.cdiv(inputs, block))](
-        values, scale, out, inputs, block=block, num_warps=4, **launch(values.device)
+    _dequantize_kernel[(outputs, triton.cdiv(inputs, block))](
+        values, scale, out, inputs, block=block, num_warps=4, **launch_options(values.device)
     )
     return out
 
 
-def angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of each token's angles, each pair of dimensions twice: float32 [T, 1, 2 * pairs].
+def rotary_angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of each token's angles, repeated for both halves: float32 [T, 1, 2 * pairs].
 
     positions: int64 [T], contiguous; frequencies: [pairs], radians per token.
     """
@@ -264,38 +264,26 @@ def angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     return made[0], made[1]
 
 
-def rotate_pair(
+def rotate_qkv(
     packed: Tensor, heads: int, kv_heads: int, cosine: Tensor, sine: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated queries and keys of packed projections, whole heads, and their values.
+    """Return rotated queries, rotated keys and values of a fused QKV projection. Whole heads are rotated.
 
-    packed: [T, (heads + 2 * kv_heads) * head_dim], queries first, or slices of it to be summed [S, T, ...], contiguous;
-    cosine, sine: float32 [T, 1, head_dim]. Returns queries [T, heads, head_dim], keys and values
-    [T, kv_heads, head_dim] of the dtype.
+    packed: [T, (heads + 2 * kv_heads) * head_dim], queries first, or its partial sums [S, T, ...], contiguous;
+    cosine, sine: float32 [T, 1, head_dim]. Queries are [T, heads, head_dim], keys and values [T, kv_heads, head_dim].
     """
     rows, across, head_dim = packed.shape[-2], packed.shape[-1], cosine.shape[-1]
     parts = packed.shape[0] if packed.dim() == 3 else 1
     sizes = {"query": heads, "key": kv_heads, "value": kv_heads}
     if parts == 1 and packed.dtype == dtype:
-        del sizes["value"]  # they stay where they are
+        del sizes["value"]  # a view of `packed` is enough
     made = {name: packed.new_empty((rows, size, head_dim), dtype=dtype) for name, size in sizes.items()}
     value = made.get("value", made["key"])
     _rotate_kernel[(rows, sum(sizes.values()))](
         packed, cosine, sine, made["query"], made["key"], value, across, rows * across, heads, kv_heads, head_dim,
         head_dim=head_dim, half=triton.next_power_of_2(head_dim // 2), parts=parts, num_warps=1,
-        **launch(packed.device),
+        **launch_options(packed.device),
     )  # fmt: skip
     if "value" not in made:
         made["value"] = packed.view(rows, across)[:, (heads + kv_heads) * head_dim :].view(rows, kv_heads, head_dim)
     return made["query"], made["key"], made["value"]
-
-
-def warps(block: int, rows: int | None = None) -> int:
-    """Warps of a program that holds one row: few values per thread, because nothing else hides the latency.
-
-    rows: how many there are, where they may be so few that processors stay empty: those get as many as help.
-    """
-    each = 256
-    if rows is not None and rows <= FEW_ROWS:
-        each = 64 if rows <= PROCESSORS else 128
-    return min(16, max(4, block // each))

@@ -1,6 +1,6 @@
-"""Sizes and special ids of one checkpoint, read from its own config files. Standard library only.
+"""Sizes and special ids of one checkpoint, read from its config files. Standard library only.
 
-Read by `plugin.py` in every process, by the processor and by the model.
+Used by `plugin.py` in every process, by the processor and by the model.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import WeightsError
-from mstar_orpheus.checkpoint import CONFIG, Checkpoint, read_json
+from mstar_orpheus.checkpoint.layout import CONFIG, CheckpointLayout, read_json
 
 IDS_PER_FRAME: Final = 7
 WINDOW_FRAMES: Final = 4
 EARLY_FRAMES: Final = (2, 3)
-"""Frames that a stream's first window may have in place of all four."""
+"""Smaller sizes, in frames, of a stream's first window."""
 VOICES: Final = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
 VQ_STRIDES: Final = (4, 2, 1)
 NOISE_MODES: Final = ("off", "seeded", "global")
 IDS_KEY: Final = "orpheus"
-"""Object in the language model's config.json that gives the special ids of a vocabulary unlike the official one."""
+"""Object in the language model's config.json with the special ids of a vocabulary other than the official one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class SpecialIds:
 
     @classmethod
     def read(cls, given: Mapping[str, Any], path: Path) -> SpecialIds:
-        """Read the `orpheus` object of a config. All ids must be given. Raises WeightsError naming file and key."""
+        """Read the `orpheus` object of a config, with all ids. Raises WeightsError with file and key."""
         try:
             return cls(
                 start=int(given["start_token_id"]),
@@ -51,17 +51,15 @@ class SpecialIds:
             )
         except KeyError as error:
             raise WeightsError(
-                f"{path} lacks {IDS_KEY}.{error.args[0]}", hint="give every id, or no such object", file=str(path)
+                f"{path} lacks {IDS_KEY}.{error.args[0]}", hint="give all ids or remove the object", file=str(path)
             ) from error
         except (TypeError, ValueError) as error:
-            raise WeightsError(
-                f"{path} has an id that is no number in {IDS_KEY!r}", str(error), file=str(path)
-            ) from error
+            raise WeightsError(f"{path}: an id in {IDS_KEY!r} is not a number", str(error), file=str(path)) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What the light half needs of a checkpoint. frame_samples: samples of one frame of 7 ids."""
+class CheckpointConfig:
+    """Sizes and ids of one checkpoint. frame_samples: samples of one frame of 7 ids."""
 
     vocab_size: int
     layers: int
@@ -79,10 +77,10 @@ class Facts:
         return range(self.ids.audio_offset, self.ids.audio_offset + IDS_PER_FRAME * self.codebook_size)
 
 
-def read_facts(folder: Path) -> Facts:
-    """Read a checkpoint's sizes and ids. Raises WeightsError naming file and key."""
-    found = Checkpoint.find(folder)
-    lm_path, snac_path = found.lm / CONFIG, found.snac / CONFIG
+def read_config(folder: Path) -> CheckpointConfig:
+    """Read a checkpoint's sizes and ids. Raises WeightsError with file and key."""
+    layout = CheckpointLayout.find(folder)
+    lm_path, snac_path = layout.lm / CONFIG, layout.snac / CONFIG
     lm, snac = read_json(lm_path), read_json(snac_path)
     given = lm.get(IDS_KEY)
     heads = number(lm, "num_attention_heads", lm_path)
@@ -90,12 +88,12 @@ def read_facts(folder: Path) -> Facts:
     strides = tuple(int(stride) for stride in snac.get("vq_strides", ()))
     if strides != VQ_STRIDES or not rates:
         raise WeightsError(
-            f"{snac_path} is no vocoder of this model",
+            f"{snac_path} is not a vocoder of this model",
             f"vq_strides is {list(strides)}, decoder_rates is {rates}",
             f"the 7 ids of a frame need vq_strides {list(VQ_STRIDES)}",
             file=str(snac_path),
         )
-    facts = Facts(
+    config = CheckpointConfig(
         vocab_size=number(lm, "vocab_size", lm_path),
         layers=number(lm, "num_hidden_layers", lm_path),
         kv_heads=number(lm, "num_key_value_heads", lm_path, default=heads),
@@ -106,36 +104,36 @@ def read_facts(folder: Path) -> Facts:
         frame_samples=math.prod(rates) * max(VQ_STRIDES),
         sample_rate=number(snac, "sampling_rate", snac_path),
     )
-    _check(facts, lm_path)
-    return facts
+    _check(config, lm_path)
+    return config
 
 
 def number(config: Mapping[str, Any], key: str, path: Path, default: int | None = None) -> int:
-    """A positive whole number of a config; `default` when absent. Raises WeightsError naming file and key."""
+    """Return a positive integer of a config; `default` if absent. Raises WeightsError with file and key."""
     value = config.get(key)
     if value is None and default is not None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise WeightsError(
-            f"{path}: {key} is {value!r}, not a positive whole number",
-            hint="fetch this file again",
+            f"{path}: {key} is {value!r}, not a positive integer",
+            hint="download this file again",
             file=str(path),
             key=key,
         )
     return value
 
 
-def _check(facts: Facts, path: Path) -> None:
-    ids = facts.ids
-    top = max(facts.audio_ids[-1], ids.start, ids.stop, *ids.end)
-    if top >= facts.vocab_size:
+def _check(config: CheckpointConfig, path: Path) -> None:
+    ids = config.ids
+    top = max(config.audio_ids[-1], ids.start, ids.stop, *ids.end)
+    if top >= config.vocab_size:
         raise WeightsError(
-            f"{path}: a vocabulary of {facts.vocab_size} ids cannot hold the id {top}",
-            f"audio ids are {facts.audio_ids[0]} to {facts.audio_ids[-1]}",
+            f"{path}: id {top} is outside the vocabulary of {config.vocab_size} ids",
+            f"audio ids are {config.audio_ids[0]} to {config.audio_ids[-1]}",
             f"use the Orpheus fine-tune, or give the ids in an {IDS_KEY!r} object",
             file=str(path),
         )
-    if ids.stop in facts.audio_ids:
+    if ids.stop in config.audio_ids:
         raise WeightsError(
-            f"{path}: the stop id {ids.stop} lies among the audio ids", hint="mend the ids", file=str(path)
+            f"{path}: the stop id {ids.stop} is also an audio id", hint="correct the ids", file=str(path)
         )

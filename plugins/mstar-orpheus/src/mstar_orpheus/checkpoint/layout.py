@@ -21,14 +21,14 @@ _HINT: Final = "a checkpoint is DIR/lm and DIR/snac, or the language model in DI
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class CheckpointLayout:
     """Where the two parts lie: `lm` (config, tokenizer, weights) and `snac` (config, weights)."""
 
     lm: Path
     snac: Path
 
     @classmethod
-    def find(cls, folder: Path) -> Checkpoint:
+    def find(cls, folder: Path) -> CheckpointLayout:
         """Find both parts under `folder`. Raises WeightsError naming what is missing and where it looked."""
         lm = next((place for place in (folder / "lm", folder) if (place / CONFIG).is_file()), None)
         if lm is None:

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from mstar_core.errors import WeightsError
-from mstar_orpheus.checkpoint import read_json
-from mstar_orpheus.facts import VQ_STRIDES, number
+from mstar_orpheus.checkpoint.layout import read_json
+from mstar_orpheus.config import VQ_STRIDES, number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,7 +131,7 @@ class ResidualUnit(nn.Module):
         return x + y
 
 
-class DecoderBlock(nn.Module):
+class SnacBlock(nn.Module):
     """Upsample by `stride`, add noise, three residual units."""
 
     def __init__(self, channels: int, out_channels: int, stride: int) -> None:
@@ -148,13 +148,13 @@ class DecoderBlock(nn.Module):
         return x
 
 
-class Decoder(nn.Module):
+class SnacDecoder(nn.Module):
     """Latent [B, latent, T] to samples [B, 1, T * hop]."""
 
     def __init__(self, config: SnacConfig) -> None:
         super().__init__()
         widths = [config.width // 2**depth for depth in range(len(config.rates) + 1)]
-        blocks = [DecoderBlock(a, b, rate) for a, b, rate in zip(widths, widths[1:], config.rates, strict=False)]
+        blocks = [SnacBlock(a, b, rate) for a, b, rate in zip(widths, widths[1:], config.rates, strict=False)]
         entry = nn.Conv1d(config.latent, config.latent, 7, padding=3, groups=config.latent)
         mixing = nn.Conv1d(config.latent, config.width, 1)
         self.rates = config.rates
@@ -229,7 +229,7 @@ class Snac(nn.Module):
         super().__init__()
         self.config = config
         self.quantizer = Quantizer(config)
-        self.decoder = Decoder(config)
+        self.decoder = SnacDecoder(config)
 
     def latent(self, levels: Sequence[Tensor]) -> Tensor:
         """Quantizer output. levels: int64 [B, frames * (1 | 2 | 4)]. Returns float32 [B, latent, 4 * frames]."""

@@ -1,6 +1,6 @@
-"""The first child of every start: finds, makes or downloads the checkpoint, then says where it is and ends.
+"""Process that prepares the checkpoint before any worker starts: it finds, generates or downloads the weights.
 
-Apart from the workers so that all of them, on every rank, read one folder that is known to be whole.
+It writes the folder's path to the run directory and exits, so that the workers of all ranks read one complete folder.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ REPORT_S: Final = 0.1
 
 
 def import_function(target: str) -> Callable[..., Any]:
-    """The function that a heavy target "pkg.mod:name" names."""
+    """Import the function of a target "pkg.mod:name"."""
     module, _, name = target.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found
 
 
 def checkpoint_folder(spec: DeploymentSpec, model: ModelSpec, progress: Callable[[int, int, str], None]) -> Path:
-    """The folder with the deployment's weights. Raises WeightsError naming what is missing and what to try."""
+    """Return the folder with the deployment's weights. Raises WeightsError with what is missing and what to try."""
     if spec.weights_source == "tiny":
         if model.tiny is None:
             raise WeightsError(
@@ -59,8 +59,8 @@ def checkpoint_folder(spec: DeploymentSpec, model: ModelSpec, progress: Callable
     return Path(import_function(model.resolve)(folder, cache, progress))
 
 
-class _Progress:
-    """Tells the supervisor how far a download is, at most ten times a second."""
+class _DownloadProgress:
+    """Reports download progress to the supervisor, at most ten times a second."""
 
     def __init__(self, life: ChildLife) -> None:
         self._life = life
@@ -74,8 +74,8 @@ class _Progress:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point: `python -m mstar_core.worker.fetch SPEC --incarnation N --supervisor ENDPOINT`."""
-    parser = argparse.ArgumentParser(prog="mstar_core.worker.fetch")
+    """Entry point: `python -m mstar_core.weights.fetch SPEC --incarnation N --supervisor ENDPOINT`."""
+    parser = argparse.ArgumentParser(prog="mstar_core.weights.fetch")
     parser.add_argument("spec", type=Path)
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--supervisor", default="")
@@ -89,10 +89,8 @@ def main(argv: list[str] | None = None) -> None:
         with life.guarded():
             life.phase("fetch")
             model = served_model(spec.plugin, spec.model)
-            folder = checkpoint_folder(spec, model, _Progress(life))
-            model.bound(
-                folder, spec.model_kwargs
-            )  # a checkpoint that cannot be read is known before anything else starts
+            folder = checkpoint_folder(spec, model, _DownloadProgress(life))
+            model.bound(folder, spec.model_kwargs)  # fails here for an unreadable checkpoint, before any worker starts
             result = Path(spec.run_dir) / RESULT
             result.write_text(str(folder))
             log.info("weights are in %s", folder)

@@ -16,16 +16,16 @@ import torch
 from torch import nn
 from triton import AsyncCompileMode
 
-from mstar_orpheus import kernels
-from mstar_orpheus.facts import IDS_PER_FRAME, VQ_STRIDES
-from mstar_orpheus.noise import CODEC_SALT, SEEDED
-from mstar_orpheus.snac import needed
-from mstar_orpheus.tiles import PRECISION, Tile, tile
+from mstar_orpheus.config import IDS_PER_FRAME, VQ_STRIDES
+from mstar_orpheus.vocoder import kernels
+from mstar_orpheus.vocoder.noise import CODEC_SALT, SEEDED
+from mstar_orpheus.vocoder.snac import needed
+from mstar_orpheus.vocoder.tiling import PRECISION, Tile, tile
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_orpheus.snac import Codebook, DecoderBlock, ResidualUnit, Snac, Snake
+    from mstar_orpheus.vocoder.snac import Codebook, ResidualUnit, Snac, SnacBlock, Snake
 
 DILATIONS: Final = (1, 3, 9)
 NOISE_BLOCK: Final = 1024
@@ -178,15 +178,15 @@ class FusedDecoder:
         pairs = zip(noise, self._noise_places(frames, keep), strict=True)
         return [whole[:, 0, first : first + count].contiguous() for whole, (first, count) in pairs]
 
-    def seeded_noise(self, facts: Tensor, frames: int, keep: tuple[int, int]) -> list[Tensor]:
-        """Noise of each row's seed and window, zeros where its mode is another. facts: int64 [3, B], as the node's."""
-        rows = facts.shape[1]
+    def seeded_noise(self, noise_params: Tensor, frames: int, keep: tuple[int, int]) -> list[Tensor]:
+        """Return noise of each row's seed and window, zeros for other modes. noise_params: int64 [3, B], see node."""
+        rows = noise_params.shape[1]
         places = self._noise_places(frames, keep)
         spans = self._spans_on_device(frames, keep, places)
         counts = [count for _, count in places]
-        out = torch.empty(rows * sum(counts), device=facts.device)
+        out = torch.empty(rows * sum(counts), device=noise_params.device)
         self._launch(
-            kernels.noise_kernel, (rows, _tiles(max(counts), NOISE_BLOCK), len(places)), facts, spans, out, rows,
+            kernels.noise_kernel, (rows, _tiles(max(counts), NOISE_BLOCK), len(places)), noise_params, spans, out, rows,
             CODEC_SALT, len(places), seeded_mode=SEEDED, block=NOISE_BLOCK,
         )  # fmt: skip
         return list(out.split([rows * count for count in counts]))
@@ -282,7 +282,7 @@ class FusedDecoder:
         )  # fmt: skip
 
 
-def _block(block: DecoderBlock, rate: int, after: Slopes, precision: str) -> Block:
+def _block(block: SnacBlock, rate: int, after: Slopes, precision: str) -> Block:
     parts: list[Any] = list(block.block)
     up, noisy, units = parts[1], parts[2], parts[3:]
     made = []

@@ -13,17 +13,17 @@ import torch
 from torch import nn
 
 from mstar_orpheus.captured import FACTS, CapturedWindows, first_buckets, later_buckets
-from mstar_orpheus.facts import EARLY_FRAMES, IDS_PER_FRAME, WINDOW_FRAMES
-from mstar_orpheus.frames import codes_from_ids, levels_from_codes, misplaced
-from mstar_orpheus.noise import GLOBAL, window_noise
+from mstar_orpheus.config import EARLY_FRAMES, IDS_PER_FRAME, WINDOW_FRAMES
+from mstar_orpheus.vocoder.frames import codes_from_ids, levels_from_codes, misplaced
+from mstar_orpheus.vocoder.noise import GLOBAL, window_noise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from mstar_orpheus.fused import FusedDecoder
-    from mstar_orpheus.snac import Snac
+    from mstar_orpheus.vocoder.fused_decoder import FusedDecoder
+    from mstar_orpheus.vocoder.snac import Snac
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ Given = np.ndarray | torch.Tensor
 class Vocoder(nn.Module):
     """SNAC behind the streaming edge. audio_offset: the id that stands for code 0 of slot 0.
 
-    Windows and their facts stay on the host, where what to cut is decided, and travel together in one copy.
+    Windows and their noise_params stay on the host, where what to cut is decided, and travel together in one copy.
     """
 
     host_ports: Final = ("window", "step", "first", "last", "flush", "noise", "seed")
@@ -76,16 +76,16 @@ class Vocoder(nn.Module):
         is_first, is_last, flushes = (np.asarray(each, dtype=np.bool_) for each in (first, last, flush))
         # The final flush decodes the last window again: it takes that window's noise, so the frames join.
         places = np.asarray(step, dtype=np.int64) - (is_last & ~is_first)
-        facts = np.array((modes, seeds, places))
+        noise_params = np.array((modes, seeds, places))
         self._count(ids, is_first, is_last)
         frames = ids.shape[1] // IDS_PER_FRAME
         if not flushes.any() and frames > EMITTED.start:
-            return {"pcm": self._decoded(ids, facts, EMITTED)}
+            return {"pcm": self._decoded(ids, noise_params, EMITTED)}
         spans = [
             _span(frames, starts, ends) if flushed else EMITTED
             for starts, ends, flushed in zip(is_first.tolist(), is_last.tolist(), flushes.tolist(), strict=True)
         ]
-        return {"pcm": self._by_span(ids, facts, spans)}
+        return {"pcm": self._by_span(ids, noise_params, spans)}
 
     def warm_up(self) -> None:
         """On a GPU: compile what may run, and capture the usual steps, so that no listener waits for either."""
@@ -96,22 +96,22 @@ class Vocoder(nn.Module):
         lengths = tuple(frames * IDS_PER_FRAME for frames in (WINDOW_FRAMES, *EARLY_FRAMES))
         with fused.compiling():
             for rows, ids in (*first_buckets(lengths), *later_buckets(lengths)):
-                facts = torch.ones((FACTS, rows), dtype=torch.int64, device=device)
-                self._middle(torch.zeros((rows, ids), dtype=torch.int64, device=device), facts)
+                noise_params = torch.ones((FACTS, rows), dtype=torch.int64, device=device)
+                self._middle(torch.zeros((rows, ids), dtype=torch.int64, device=device), noise_params)
         self._captured = CapturedWindows(self._middle, lengths, self.audio_offset, device)
 
     def idle(self) -> bool:
         """Capture one more size of batch; True when more are left."""
         return self._captured is not None and self._captured.idle()
 
-    def _by_span(self, ids: np.ndarray, facts: np.ndarray, spans: list[slice]) -> Tensor | list[Tensor | None]:
+    def _by_span(self, ids: np.ndarray, noise_params: np.ndarray, spans: list[slice]) -> Tensor | list[Tensor | None]:
         """Rows that send different frames are decoded apart: each computes what it sends."""
         made: list[Tensor | None] = [None] * len(spans)
         for span in dict.fromkeys((each.start, each.stop) for each in spans):
             rows = [row for row, each in enumerate(spans) if (each.start, each.stop) == span]
             if span[0] >= span[1]:
                 continue
-            samples = self._decoded(ids[rows], facts[:, rows], slice(*span))
+            samples = self._decoded(ids[rows], noise_params[:, rows], slice(*span))
             for row, each in zip(rows, samples.clone(), strict=True):
                 made[row] = each
         whole = [each for each in made if each is not None]
@@ -119,17 +119,17 @@ class Vocoder(nn.Module):
             return torch.stack(whole)
         return made
 
-    def _decoded(self, ids: np.ndarray, facts: np.ndarray, span: slice) -> Tensor:
-        """int16 samples of the frames `span` of each window, on the module's device. facts: int64 [3, B]."""
+    def _decoded(self, ids: np.ndarray, noise_params: np.ndarray, span: slice) -> Tensor:
+        """int16 samples of the frames `span` of each window, on the module's device. noise_params: int64 [3, B]."""
         frames, size = ids.shape[1] // IDS_PER_FRAME, self.snac.config.frame_samples
         keep = (span.start * size, span.stop * size)
-        has_global = bool((facts[0] == GLOBAL).any())
+        has_global = bool((noise_params[0] == GLOBAL).any())
         if self._captured is not None and span == EMITTED and not has_global:
-            made = self._captured.run(ids, facts)
+            made = self._captured.run(ids, noise_params)
             if made is not None:
                 return made
         device = self._device()
-        window, rows = (torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in (ids, facts))
+        window, rows = (torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in (ids, noise_params))
         if device.type == "cuda" and not has_global:
             fused = self._on_cuda()
             return fused.decode(window, fused.seeded_noise(rows, frames, keep), keep, is_pcm=True)
@@ -144,15 +144,15 @@ class Vocoder(nn.Module):
         assert isinstance(entry, nn.Conv1d)
         return entry.weight.device
 
-    def _middle(self, window: Tensor, facts: Tensor) -> Tensor:
-        """The usual step on CUDA: int16 samples of the emitted frame. facts: int64 [3, B], mode, seed and place."""
+    def _middle(self, window: Tensor, noise_params: Tensor) -> Tensor:
+        """Decode the emitted frame on CUDA: int16 samples. noise_params: int64 [3, B], mode, seed, window index."""
         fused, size = self._on_cuda(), self.snac.config.frame_samples
         frames, keep = window.shape[1] // IDS_PER_FRAME, (EMITTED.start * size, EMITTED.stop * size)
-        return fused.decode(window, fused.seeded_noise(facts, frames, keep), keep, is_pcm=True)
+        return fused.decode(window, fused.seeded_noise(noise_params, frames, keep), keep, is_pcm=True)
 
     def _on_cuda(self) -> FusedDecoder:
         if self._fused is None:
-            from mstar_orpheus.fused import FusedDecoder  # triton is there where CUDA is
+            from mstar_orpheus.vocoder.fused_decoder import FusedDecoder  # triton is there where CUDA is
 
             self._fused = FusedDecoder(self.snac, self.audio_offset)
         return self._fused

@@ -239,21 +239,21 @@ def _uniform(state, counter):
 
 
 @triton.jit(do_not_specialize=["rows", "salt", "blocks"])
-def noise_kernel(facts, spans, out, rows, salt, blocks, seeded_mode: tl.constexpr, block: tl.constexpr):
+def noise_kernel(noise_params, spans, out, rows, salt, blocks, seeded_mode: tl.constexpr, block: tl.constexpr):
     """Seeded noise of a batch, zeros for the other rows: `rng.normal` of each row's seed and window, block by block.
 
-    facts: int64 [3, rows], mode, seed, window. spans: int64 [blocks, 3], first index, count, counts before it.
+    noise_params: int64 [3, rows], mode, seed, window. spans: int64 [blocks, 3], first index, count, counts before it.
     out: block after block, each float32 [rows, count].
     """
     row, number = tl.program_id(0), tl.program_id(2)
     first, count = tl.load(spans + number * 3), tl.load(spans + number * 3 + 1)
     at = tl.program_id(1) * block + tl.arange(0, block)
-    seed = tl.load(facts + rows + row) + salt
-    counter = tl.load(facts + 2 * rows + row) * blocks + number
+    seed = tl.load(noise_params + rows + row) + salt
+    counter = tl.load(noise_params + 2 * rows + row) * blocks + number
     state = _mix(_mix(seed * _STREAM + _GOLDEN) + (counter + 1) * _GOLDEN)
     index = first + at
     radius = tl.sqrt(-2.0 * tl.log(1.0 - _uniform(state, 2 * index)))
     value = (radius * tl.cos(_TWO_PI * _uniform(state, 2 * index + 1))).to(tl.float32)
-    value = tl.where(tl.load(facts + row) == seeded_mode, value, 0.0)
+    value = tl.where(tl.load(noise_params + row) == seeded_mode, value, 0.0)
     before = tl.load(spans + number * 3 + 2)
     tl.store(out + before * rows + row * count + at, value, mask=at < count)

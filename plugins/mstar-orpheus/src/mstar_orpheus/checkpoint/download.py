@@ -13,9 +13,8 @@ from typing import Final
 from mstar_core.errors import WeightsError
 from mstar_core.plugin import WeightRef
 from mstar_core.plugin.model import WeightProgress
-from mstar_core.weights.assembled import assembled
-from mstar_core.weights.hub import Hub, HuggingFace, fetch_files
-from mstar_orpheus.checkpoint import CONFIG, Checkpoint, verify, weight_files
+from mstar_core.weights.sources import HuggingFace, WeightHub, fetch_files, linked_folder
+from mstar_orpheus.checkpoint.layout import CONFIG, CheckpointLayout, verify, weight_files
 from mstar_orpheus.plugin import ORPHEUS
 
 LM_TEXT_FILES: Final = (
@@ -41,7 +40,7 @@ def resolve_weights(
     cache_dir: Path | None = None,
     progress: WeightProgress | None = None,
     *,
-    hub: Hub | None = None,
+    hub: WeightHub | None = None,
 ) -> Path:
     """The folder of a complete checkpoint.
 
@@ -53,7 +52,7 @@ def resolve_weights(
         return checked(folder)
     source = hub or HuggingFace(cache_dir)
     parts = {name: _part(name, ref, source, progress) for name, ref in ORPHEUS.weights.items()}
-    return assembled({"lm": parts["lm"], "snac": parts["snac"]}, source.cache / "mstar-orpheus")
+    return linked_folder({"lm": parts["lm"], "snac": parts["snac"]}, source.cache / "mstar-orpheus")
 
 
 def checked(folder: Path) -> Path:
@@ -62,14 +61,14 @@ def checked(folder: Path) -> Path:
         raise WeightsError(
             f"{folder} is no folder", hint="--weights takes the folder of a checkpoint", file=str(folder)
         )
-    found = Checkpoint.find(folder)
+    found = CheckpointLayout.find(folder)
     for part in (found.lm, found.snac):
         for path in weight_files(part):
             verify(path)
     return folder
 
 
-def _part(name: str, ref: WeightRef, hub: Hub, progress: WeightProgress | None) -> Path:
+def _part(name: str, ref: WeightRef, hub: WeightHub, progress: WeightProgress | None) -> Path:
     try:
         return _cached(name, ref, hub)
     except WeightsError as missing:
@@ -87,7 +86,7 @@ def _part(name: str, ref: WeightRef, hub: Hub, progress: WeightProgress | None) 
     return _cached(name, ref, hub)
 
 
-def _cached(name: str, ref: WeightRef, hub: Hub) -> Path:
+def _cached(name: str, ref: WeightRef, hub: WeightHub) -> Path:
     """The part's folder in the cache. Raises WeightsError naming the first file that is missing or damaged."""
     for file in NEEDED[name]:
         if hub.cached(ref.repo, file) is None:
@@ -98,13 +97,13 @@ def _cached(name: str, ref: WeightRef, hub: Hub) -> Path:
     return folder
 
 
-def _folder(ref: WeightRef, hub: Hub) -> Path:
+def _folder(ref: WeightRef, hub: WeightHub) -> Path:
     config = hub.cached(ref.repo, CONFIG)
     assert config is not None
     return config.parent
 
 
-def _fetch(ref: WeightRef, hub: Hub, progress: WeightProgress | None) -> None:
+def _fetch(ref: WeightRef, hub: WeightHub, progress: WeightProgress | None) -> None:
     listed = hub.files(ref.repo)
     fetch_files(hub, ref.repo, wanted_files(listed, ref), progress)
 

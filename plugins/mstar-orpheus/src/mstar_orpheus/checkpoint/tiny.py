@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from mstar_core.weights.embedded import embedded_checkpoint
+from mstar_core.weights.sources import generated_checkpoint
 
 VERSION: Final = 1
 """Raised whenever the files that are written change; an older folder is then replaced."""
@@ -17,12 +17,11 @@ VERSION: Final = 1
 
 def write_tiny(folder: Path) -> Path:
     """Make `folder` hold the tiny checkpoint. Returns `folder`. Raises StartError when the place cannot be written."""
-    return embedded_checkpoint(folder, "orpheus:tiny", VERSION, _write)
+    return generated_checkpoint(folder, "orpheus:tiny", VERSION, _write)
 
 
 def _write(folder: Path) -> None:
-    from mstar_orpheus.tiny_lm import write_lm
-    from mstar_orpheus.tiny_snac import write_snac
+    from mstar_orpheus.checkpoint.tiny_weights import write_lm, write_snac
 
     write_lm(folder / "lm")
     write_snac(folder / "snac")

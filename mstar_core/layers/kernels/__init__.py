@@ -1,0 +1,1 @@
+"""Triton kernels behind the layers on CUDA."""

@@ -1,0 +1,214 @@
+"""Linear weights and their products: Triton kernels for few rows, the library's GEMM for more. Used by layers.
+
+The kernel depends on the shape and the number of rows alone, so eager and captured steps agree. This module also
+fuses projections of one input into a single weight; the worker calls that for CUDA once the weights are loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, Literal
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, linear, silu
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.layers.kernels.small_m_gemm import GemmTiling
+
+SMALL_M: Final = 64
+"""Most rows for which the small-M GEMM is at least as fast as cuBLAS: bench/results/gpu/linear_h100.json."""
+
+FEWEST_GATED: Final = 100
+"""A gated GEMM with fewer programs uses blocks of half the size, to fill an H100."""
+
+Activation = Literal["silu", "gelu_tanh"]
+"""Activation of a gate."""
+
+SPLIT_K_PROGRAMS: Final = 210
+"""Programs of a split-K GEMM with few outputs: 1.6 for each multiprocessor of an H100."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearWeight:
+    """Weight of a linear layer without bias. Owned by the layer.
+
+    values: [outputs, inputs], a floating dtype, or float8_e4m3fn with scale: float32 [outputs].
+    """
+
+    values: Tensor
+    scale: Tensor | None = None
+
+    def after(self, first: int) -> LinearWeight:
+        """Return the weight of the outputs from `first` on."""
+        return LinearWeight(self.values[first:], None if self.scale is None else self.scale[first:])
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight as one tensor of this dtype."""
+        if self.scale is None:
+            return self.values.to(dtype)
+        if self.values.is_cuda and dtype in (torch.bfloat16, torch.float16):
+            found: Tensor = elementwise_kernels().dequantize(self.values, self.scale, dtype)
+            return found
+        return (self.values.float() * self.scale[:, None]).to(dtype)
+
+
+def weight_of(layer: nn.Module) -> LinearWeight | None:
+    """Return the weight of a linear layer, quantized or not; None if it has a bias or is another kind of module."""
+    bias: Tensor | None = layer.bias if isinstance(layer, QuantizedLinear | nn.Linear) else None
+    if bias is not None:
+        return None
+    if isinstance(layer, QuantizedLinear):
+        return LinearWeight(layer.weight, layer.scale)
+    return LinearWeight(layer.weight) if isinstance(layer, nn.Linear) else None
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer with float8 e4m3 weights and one float32 scale per output. Made by `quantize`."""
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", bias)
+        self.out_features, self.in_features = weight.shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., outputs] in x's dtype. x: [..., inputs]."""
+        out = project(x.reshape(-1, self.in_features), LinearWeight(self.weight, self.scale))
+        out = out.view(*x.shape[:-1], self.out_features)
+        return out if self.bias is None else out + self.bias
+
+
+def project(x: Tensor, weight: LinearWeight) -> Tensor:
+    """Return x @ weight.T: [T, outputs] in x's dtype. x: [T, inputs]."""
+    if uses_small_m(x, weight):
+        out: Tensor = _small_m_gemm().gemm_partials(x, weight.values, weight.scale, tiling_of(weight, is_whole=True))[0]
+        return out
+    return _library_gemm(x, weight)
+
+
+def project_partial(x: Tensor, weight: LinearWeight) -> Tensor:
+    """Return x @ weight.T in x's dtype [T, outputs], or as split-K partial sums, float32 [S, T, outputs]."""
+    if not uses_small_m(x, weight):
+        return _library_gemm(x, weight)
+    found: Tensor = _small_m_gemm().gemm_partials(x, weight.values, weight.scale, tiling_of(weight))
+    return found if found.shape[0] > 1 else found[0]
+
+
+def sum_partials(found: Tensor, like: Tensor) -> Tensor:
+    """Reduce the result of `project_partial` to the dimensions and dtype of `like`."""
+    return found if found.dim() == like.dim() else found.sum(0).to(like.dtype)
+
+
+def project_gated(x: Tensor, weight: LinearWeight, activation: Activation = "silu") -> Tensor:
+    """Return act(gate) * up: [T, inner]. weight: [2 * inner, inputs], gate first. x: [T, inputs]."""
+    is_gelu = activation == "gelu_tanh"
+    if uses_small_m(x, weight):
+        tiling = tiling_of(weight, is_gated=True)
+        out: Tensor = _small_m_gemm().gated_gemm(x, weight.values, weight.scale, tiling, is_gelu=is_gelu)
+        return out
+    pair = _library_gemm(x, weight)
+    if pair.is_cuda and uses_fused_kernels(pair):
+        fused: Tensor = elementwise_kernels().gated_activation(pair, is_gelu=is_gelu)
+        return fused
+    gate, up = pair.chunk(2, dim=-1)
+    return activate(gate, activation) * up
+
+
+def activate(gate: Tensor, activation: Activation) -> Tensor:
+    """Apply the activation of a gate."""
+    return gelu(gate, approximate="tanh") if activation == "gelu_tanh" else silu(gate)
+
+
+def uses_small_m(x: Tensor, weight: LinearWeight) -> bool:
+    """Return whether the small-M GEMM computes this product: few rows, half precision, enough shared memory."""
+    if not x.is_cuda or not 0 < x.shape[0] <= SMALL_M or not uses_fused_kernels(x):
+        return False
+    known = (x.dtype, torch.float8_e4m3fn) if weight.scale is not None else (x.dtype,)
+    is_aligned = weight.values.is_contiguous() and weight.values.shape[1] % tiling_of(weight).step == 0
+    launch = importlib.import_module("mstar_core.layers.kernels.launch")
+    return is_aligned and weight.values.dtype in known and bool(launch.has_large_shared_memory(x.device))
+
+
+def tiling_of(weight: LinearWeight, *, is_whole: bool = False, is_gated: bool = False) -> GemmTiling:
+    """Return the tiling of the small-M GEMM. is_whole: no split-K, so that no caller has to reduce.
+
+    The tiling does not depend on the number of rows, so a row's bits do not depend on its batch.
+    """
+    from mstar_core.layers.kernels.small_m_gemm import GemmTiling
+
+    outputs, inputs = weight.values.shape
+    if is_gated and weight.scale is None:
+        if outputs < 128 * FEWEST_GATED:
+            return GemmTiling(block=64, step=128, stages=6, prefetch_bytes=512)
+        return GemmTiling(block=128, step=128, stages=4, prefetch_bytes=512)
+    can_split = not is_whole and not is_gated
+    splits = max(1, min(round(SPLIT_K_PROGRAMS * 64 / outputs), inputs // 256)) if can_split else 1
+    if weight.scale is not None:
+        return GemmTiling(block=64, step=128, stages=8, splits=splits, prefetch_bytes=512)
+    return GemmTiling(block=64, step=128, stages=3 if splits > 3 else 5, splits=splits)
+
+
+def uses_fused_kernels(x: Tensor) -> bool:
+    """Return whether the elementwise kernels can process this CUDA tensor."""
+    return bool(elementwise_kernels().supports(x))
+
+
+def elementwise_kernels() -> ModuleType:
+    """Import the elementwise kernels. They need triton, which comes with CUDA builds of torch."""
+    return importlib.import_module("mstar_core.layers.kernels.elementwise")
+
+
+def fuse_projections(module: nn.Module) -> int:
+    """Call `fuse_projections` of every layer on CUDA in half precision that has one. Return how many fused.
+
+    Called once after loading; on the CPU it changes nothing.
+    """
+    count = 0
+    for layer in module.modules():
+        fuse = getattr(layer, "fuse_projections", None)
+        first = next(layer.parameters(recurse=True), None)
+        if callable(fuse) and first is not None and first.is_cuda and first.dtype != torch.float32:
+            count += bool(fuse())
+    return count
+
+
+def concatenate_weights(layers: list[nn.Module]) -> LinearWeight | None:
+    """Concatenate linear layers into one weight [sum of outputs, inputs]; the layers' own weights become views of it.
+
+    Returns None if a layer has a bias.
+    """
+    found = [weight_of(layer) for layer in layers]
+    weights = [weight for weight in found if weight is not None]
+    if len(weights) < len(layers):
+        return None
+    scales = [weight.scale for weight in weights if weight.scale is not None]
+    # As bytes, because not every device concatenates float8.
+    values = torch.cat([each.values.detach().view(torch.uint8) for each in weights]).view(weights[0].values.dtype)
+    scale = torch.cat(scales) if scales else None
+    start = 0
+    for layer, weight in zip(layers, weights, strict=True):
+        end = start + weight.values.shape[0]
+        if isinstance(layer, QuantizedLinear) and scale is not None:
+            layer.weight, layer.scale = values[start:end], scale[start:end]
+        else:
+            layer.weight.data = values[start:end]
+        start = end
+    return LinearWeight(values, scale)
+
+
+def _library_gemm(x: Tensor, weight: LinearWeight) -> Tensor:
+    return linear(x, weight.values if weight.scale is None else weight.dequantized(x.dtype))
+
+
+def _small_m_gemm() -> ModuleType:
+    return importlib.import_module("mstar_core.layers.kernels.small_m_gemm")

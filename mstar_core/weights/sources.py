@@ -1,0 +1,219 @@
+"""Sources of checkpoint folders: the Hugging Face hub and its cache, linked folders, and generated checkpoints.
+
+Used by plugins in the process that prepares the weights. Loads no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from mstar_core.errors import StartError, WeightsError
+
+if TYPE_CHECKING:
+    from mstar_core.plugin.model import WeightProgress
+
+Received = Callable[[int], None]
+"""Called with the number of newly received bytes."""
+
+STAMP: Final = "tiny.json"
+"""File with the name and version of a generated checkpoint."""
+
+
+class WeightHub(Protocol):
+    """Repository of official weights: `HuggingFace`, or a fake in tests."""
+
+    @property
+    def cache(self) -> Path:
+        """Folder of the cache."""
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether downloads are disabled."""
+
+    def cached(self, repo: str, file: str) -> Path | None:
+        """Return the cached copy of a file, or None."""
+
+    def files(self, repo: str) -> dict[str, int]:
+        """Return names and sizes (bytes) of a repository's files. Raises WeightsError."""
+
+    def fetch(self, repo: str, file: str, received: Received) -> Path:
+        """Download one file into the cache. Raises WeightsError."""
+
+
+class HuggingFace:
+    """The Hugging Face hub. Respects HF_HOME, HF_HUB_OFFLINE and HF_TOKEN. cache: --cache-dir or the default."""
+
+    def __init__(self, cache: Path | None = None) -> None:
+        from huggingface_hub import constants  # a slow import
+
+        self._cache = cache or Path(constants.HF_HUB_CACHE)
+        self._offline = bool(constants.HF_HUB_OFFLINE)
+
+    @property
+    def cache(self) -> Path:
+        return self._cache
+
+    @property
+    def is_offline(self) -> bool:
+        return self._offline
+
+    def cached(self, repo: str, file: str) -> Path | None:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(repo, file, cache_dir=self._cache)
+        return Path(found) if isinstance(found, str) else None
+
+    def files(self, repo: str) -> dict[str, int]:
+        from huggingface_hub import HfApi
+
+        try:
+            info = HfApi().model_info(repo, files_metadata=True)
+        except Exception as error:
+            raise _download_error(repo, "", error) from error
+        return {item.rfilename: item.size or 0 for item in info.siblings or ()}
+
+    def fetch(self, repo: str, file: str, received: Received) -> Path:
+        from huggingface_hub import hf_hub_download
+
+        try:
+            return Path(hf_hub_download(repo, file, cache_dir=self._cache, tqdm_class=_counter(received)))
+        except Exception as error:
+            raise _download_error(repo, file, error) from error
+
+
+def fetch_files(hub: WeightHub, repo: str, files: Mapping[str, int], progress: WeightProgress | None) -> None:
+    """Download files that are not cached. files: names and sizes. progress: (bytes so far, total bytes, file).
+
+    Raises WeightsError. Received data stays in the cache, and a later call resumes.
+    """
+    total, arrived = sum(files.values()), 0
+    for file, size in files.items():
+        before = arrived
+
+        def received(count: int, file: str = file) -> None:
+            nonlocal arrived
+            arrived += count
+            if progress is not None:
+                progress(min(arrived, total), total, file)
+
+        if hub.cached(repo, file) is None:
+            hub.fetch(repo, file, received)
+        arrived = before + size
+        if progress is not None:
+            progress(arrived, total, file)
+
+
+def _counter(received: Received) -> type[Any]:
+    """Return a tqdm class that draws nothing and reports bytes."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Counter(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            received(int(n or 0))
+            return None
+
+    return Counter
+
+
+def _download_error(repo: str, file: str, error: Exception) -> WeightsError:
+    from huggingface_hub.errors import GatedRepoError
+
+    what = f"{file} of {repo}" if file else repo
+    detail = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no detail'}"
+    hint = "check the connection, or use --weights DIR, --cache-dir DIR, or start the miniature (NAME:tiny)"
+    if isinstance(error, GatedRepoError):
+        hint = f"accept the licence at https://huggingface.co/{repo} and set HF_TOKEN, or use --weights DIR"
+    return WeightsError(f"cannot download {what}", detail, hint, file=file or repo)
+
+
+def linked_folder(links: Mapping[str, Path], parent: Path) -> Path:
+    """Return a folder in `parent` with a symbolic link from each name to its path.
+
+    It gives all processes of a deployment a single weights path. The folder is created atomically; equal links give
+    the same folder. Raises WeightsError if `parent` cannot be written.
+    """
+    listing = "\n".join(f"{name}\t{path.resolve()}" for name, path in sorted(links.items()))
+    folder = parent / hashlib.sha256(listing.encode()).hexdigest()[:16]
+    try:
+        if not folder.exists():
+            parent.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=".", dir=parent))
+            for name, path in links.items():
+                (made / name).symlink_to(path.resolve())
+            _rename(made, folder)
+    except OSError as error:
+        raise WeightsError(
+            f"cannot write {folder}", str(error), "choose a writable folder with --cache-dir DIR", file=str(folder)
+        ) from error
+    return folder
+
+
+def _rename(made: Path, folder: Path) -> None:
+    try:
+        os.rename(made, folder)
+    except OSError:
+        shutil.rmtree(made, ignore_errors=True)
+        if not folder.exists():  # else another process created the same folder first
+            raise
+
+
+def generated_checkpoint(folder: Path, name: str, version: int, write: Callable[[Path], None]) -> Path:
+    """Write the checkpoint `name` to `folder`, unless this version is there. Returns `folder`.
+
+    write: fills an empty folder. It imports heavy modules (torch) itself, because it is not always called. With
+    several processes, one writes and the others wait for a file lock. Another version is replaced. Raises StartError
+    if the folder cannot be written.
+    """
+    if _is_current(folder, version):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder.with_name(folder.name + ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
+            if not _is_current(folder, version):
+                _replace(folder, {"model": name, "version": version}, write)
+    except OSError as error:
+        hint = "choose a writable folder with --cache-dir DIR"
+        raise StartError(
+            f"cannot write the checkpoint {name} to {folder}", str(error), hint, phase="weights"
+        ) from error
+    return folder
+
+
+def _is_current(folder: Path, version: int) -> bool:
+    try:
+        return bool(json.loads((folder / STAMP).read_text())["version"] == version)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _replace(folder: Path, stamp: dict[str, object], write: Callable[[Path], None]) -> None:
+    with _scratch(folder) as made:
+        write(made)
+        (made / STAMP).write_text(json.dumps(stamp) + "\n")
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.rename(made, folder)
+
+
+@contextlib.contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """Create a temporary folder beside `folder`. It is removed at the end unless renamed."""
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    made.chmod(0o755)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Checkpoint files: layout, download, and the generated tiny checkpoint."""

@@ -1,0 +1,1 @@
+"""The SNAC vocoder: the node, its PyTorch decoder, and its kernels."""
