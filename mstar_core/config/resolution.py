@@ -51,7 +51,7 @@ def resolve(
         attention=_or(values, "attention", None),
         quantization=_or(values, "quantization"),
         max_seq_len=_or(values, "max_seq_len", spec.max_seq_len),
-        max_concurrent_requests=_or(values, "max_concurrent_requests"),
+        max_concurrent_requests=_or(values, "max_concurrent_requests", None),
         max_queue=_or(values, "max_queue"),
         token_budget=_or(values, "token_budget"),
         wait_spin_us=_or(values, "wait_spin_us", None),

@@ -40,7 +40,7 @@ class ResolvedConfig:
     attention: str | None
     quantization: str
     max_seq_len: int
-    max_concurrent_requests: int
+    max_concurrent_requests: int | None
     max_queue: int
     token_budget: int
     wait_spin_us: int | None

@@ -117,7 +117,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting(
         key="max_concurrent_requests",
         kind="integer",
-        default=_SPEC["max_concurrent_requests"],
+        default_text="128 on GPUs of 120 GiB and more, 64 on GPUs of 75 GiB and more, else 32",
+        nullable=True,
         ge=1,
         le=65_536,
         doc="Requests that run at once; further ones wait.",

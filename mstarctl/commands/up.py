@@ -181,7 +181,9 @@ def show_plan(planned: Planned, printer: Printer) -> None:
     ranks = len(spec.plan.ranks)
     counts = f"{ranks} {'rank' if ranks == 1 else 'ranks'}, {len(model.nodes)} nodes, {planned.walk_count} walks"
     printer.say(f"{spec.name}  plan ok: {counts}   ({planned.distribution}, {short_path(spec.config_file)})")
-    printer.say(f"  device {', '.join(dict.fromkeys(r.device for r in spec.plan.ranks))} ({planned.devices.why})")
+    requests = f"{spec.max_concurrent_requests} {'request' if spec.max_concurrent_requests == 1 else 'requests'}"
+    devices = ", ".join(dict.fromkeys(rank.device for rank in spec.plan.ranks))
+    printer.say(f"  device {devices} ({planned.devices.why}), up to {requests} at once")
     if spec.weights_source == "tiny" and model.notice:
         printer.warn(model.notice)
     if spec.api.host not in LOOPBACK and not spec.api.api_keys:
@@ -200,7 +202,8 @@ def show_dry(planned: Planned, printer: Printer) -> None:
     item = {
         "name": spec.name, "model": spec.model, "plugin": planned.distribution, "config": spec.config_file,
         "weights": spec.weights_source, "folder": spec.folder, "host": spec.api.host, "port": spec.api.port,
-        "run_dir": spec.run_dir, "max_seq_len": spec.max_seq_len, "kv_cache": spec.kv_cache,
+        "run_dir": spec.run_dir, "max_seq_len": spec.max_seq_len,
+        "max_concurrent_requests": spec.max_concurrent_requests, "kv_cache": spec.kv_cache,
         "ranks": [{"rank": r.rank, "device": r.device, "nodes": list(r.nodes)} for r in spec.plan.ranks],
     }  # fmt: skip
     lines = [f"rank {r.rank}  {r.device}  {' '.join(r.nodes)}" for r in spec.plan.ranks]

@@ -32,7 +32,7 @@ from mstar_core.plugin import ModelSpec, Plugins
 from mstarctl.start.accelerator import gpu_processes, gpus
 from mstarctl.start.devices import Devices, choose_devices, count_gpus, torch_version
 from mstarctl.start.limits import check_code, check_placement, check_transport, unused_options, weights_cautions
-from mstarctl.start.room import check_free, check_memory, free_bytes, gpu_keys, weights_bytes
+from mstarctl.start.room import check_free, check_memory, concurrent_requests, free_bytes, gpu_keys, weights_bytes
 from mstarctl.version import client_version
 
 
@@ -103,6 +103,8 @@ def make_planned(wanted: Wanted) -> Planned:
     folder = None if config.is_tiny else weights_folder(config.weights)
     needed = weights_bytes(None if folder is None else Path(folder), config.quantization)
     claimed = claim_gpus(config, plan, needed)
+    present = gpus() if claimed else ()
+    concurrency = config.max_concurrent_requests or concurrent_requests(claimed, present)
     entry = plugins.distribution_of(model)
     settings = Settings.of(config)
     spec = DeploymentSpec(
@@ -117,7 +119,7 @@ def make_planned(wanted: Wanted) -> Planned:
         cache_dir=None if wanted.cache_dir is None else str(wanted.cache_dir.expanduser().absolute()),
         model_kwargs=dict(config.model_kwargs),
         max_seq_len=config.max_seq_len,
-        max_concurrent_requests=config.max_concurrent_requests,
+        max_concurrent_requests=concurrency,
         max_queue=config.max_queue,
         kv_cache=config.kv_cache,
         dtype=config.dtype,
@@ -133,14 +135,14 @@ def make_planned(wanted: Wanted) -> Planned:
         config_file=str(target.config.path.absolute()) if target.config.path is not None else config.config_file,
         argv=wanted.argv,
         versions={"mstarctl": client_version(), entry.distribution: entry.version},
-        settings=dict(settings.values),
+        settings={**settings.values, "max_concurrent_requests": concurrency},
         sources=dict(settings.sources),
         gpus=claimed,
         upload_dir=uploads_folder(wanted.upload_dir),
         log_stats=wanted.log_stats or wanted.stats_file is not None,
         stats_file=stats_path(wanted.stats_file),
         needed_bytes=needed,
-        free_bytes=free_bytes(claimed, gpus() if claimed else ()),
+        free_bytes=free_bytes(claimed, present),
         nvtx=wanted.nvtx,
         unused=unused_options(
             transport,

@@ -21,6 +21,10 @@ ELEMENT_BYTES: Final = {"fp8": 1}
 
 _DISK_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}
 HEADER_LIMIT: Final = 100 << 20
+CONCURRENCY: Final = ((120 << 30, 128), (75 << 30, 64))
+"""Bytes of a GPU -> requests at once, measured with Orpheus in real time (docs/performance.md)."""
+
+FEW_REQUESTS: Final = 32
 LITTLE: Final = 256 << 20
 """Memory of another process below this is not worth a line."""
 
@@ -105,6 +109,16 @@ def free_bytes(keys: Mapping[str, str], gpus: Sequence[Gpu], meminfo: Path = Pat
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+def concurrent_requests(keys: Mapping[str, str], gpus: Sequence[Gpu]) -> int:
+    """Default of `max_concurrent_requests`: what the smallest GPU of a plan can serve at once.
+
+    keys: device -> key of its lock, empty on the CPU. A GPU of unknown size counts as a small one.
+    """
+    total = {gpu.uuid: gpu.total for gpu in gpus if gpu.uuid}
+    smallest = min((total.get(key, 0) for key in keys.values()), default=0)
+    return next((count for size, count in CONCURRENCY if smallest >= size), FEW_REQUESTS)
 
 
 def _command(pid: int) -> str:

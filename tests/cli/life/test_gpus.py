@@ -15,7 +15,7 @@ import pytest
 from mstar_core.errors import ExitCode
 from mstar_core.host.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
 from mstarctl.start.accelerator import Gpu, parse_processes, parse_smi
-from mstarctl.start.room import free_bytes, gpu_keys, visible_gpus, weights_bytes
+from mstarctl.start.room import concurrent_requests, free_bytes, gpu_keys, visible_gpus, weights_bytes
 from tests.cli.life.conftest import own_port
 
 Cli = Callable[..., Any]
@@ -128,3 +128,23 @@ def test_what_is_free_is_that_of_the_plans_gpus_or_of_the_host(tmp_path: Path) -
     memory.write_text("MemTotal: 100 kB\nMemAvailable: 64 kB\n")
     assert free_bytes({}, (), memory) == 64 * 1024
     assert free_bytes({}, (), tmp_path / "none") == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes_gib", "expected"), [([], 32), ([24], 32), ([80], 64), ([141], 128), ([141, 80], 64), ([0], 32)]
+)
+def test_requests_at_once_follow_the_smallest_gpu(sizes_gib: list[int], expected: int) -> None:
+    found = [Gpu(name="", driver="", free=0, total=size << 30, uuid=f"GPU-{i}") for i, size in enumerate(sizes_gib)]
+    keys = {f"cuda:{i}": gpu.uuid for i, gpu in enumerate(found)}
+    assert concurrent_requests(keys, found) == expected
+
+
+def test_the_chosen_number_of_requests_is_shown_and_can_be_set(tool: Cli, two_gpus: Path) -> None:
+    def planned(*words: str) -> object:
+        said = tool("up", "orpheus:tiny", *words, "--dry-run", "-o", "json", *own_port())
+        assert said.code == 0, said.err
+        return json.loads(said.out)["items"][0]["max_concurrent_requests"]
+
+    assert planned("--gpus", "1") == 64
+    assert planned("--gpus", "1", "--set", "max_concurrent_requests=9") == 9
+    assert planned("--device", "cpu") == 32
