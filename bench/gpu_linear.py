@@ -93,7 +93,7 @@ def step(module: Any, device: torch.device) -> dict[str, Any]:
         max_slots=64, max_seq_len=2048, vocab=gpu_orpheus.VOCAB, token_budget=2048, attention="flashinfer",
         lookahead=1, prefix_cache=False, graphs=(1, 8, 32, 64),
     )  # fmt: skip
-    graphs = engine._runner.graphs
+    graphs = engine._runner.decode
     assert graphs is not None
     return {"capture_s": round(graphs.counts.capture_s, 2), "replay_ms": gpu_orpheus.replays(graphs, 337)}
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
-from mstar_core.engine.cuda_graphs.decode import DecodeGraphs
+from mstar_core.engine.cuda_graphs.decode import DecodeSteps
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.spec.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
@@ -109,7 +109,7 @@ class Clock:
         self.rows.append(len(result.loop.ids) if result.loop is not None else 0)
 
 
-def decode(engine: KVCacheEngine, graphs: DecodeGraphs | None, batch: int, steps: int, first: int) -> dict[str, Any]:
+def decode(engine: KVCacheEngine, graphs: DecodeSteps | None, batch: int, steps: int, first: int) -> dict[str, Any]:
     """One measurement: `batch` requests from prompt to end, all at once."""
     for handle in range(first, first + batch):
         engine.open(Handle(handle), SAMPLING, PROMPT + steps + 8)
@@ -143,7 +143,7 @@ def decode(engine: KVCacheEngine, graphs: DecodeGraphs | None, batch: int, steps
     }
 
 
-def replays(graphs: DecodeGraphs, context: int, repeats: int = 60) -> dict[str, Any]:
+def replays(graphs: DecodeSteps, context: int, repeats: int = 60) -> dict[str, Any]:
     """Device time of one replay of each bucket by events, every row at `context` tokens, and of its parts."""
     import numpy as np
 
@@ -257,7 +257,7 @@ def main() -> None:
         prefix_cache=False, graphs=(1, 8, 32, 64),
     )  # fmt: skip
     phase("engine and graphs", now)
-    graphs = engine._runner.graphs
+    graphs = engine._runner.decode
     assert graphs is not None
     report["graphs"] = {"sizes": graphs.sizes, "capture_s": round(graphs.counts.capture_s, 2)}
     report["kernels"] = engine._runner._attention.origins
@@ -271,7 +271,7 @@ def main() -> None:
         print(json.dumps(report["decode"][-1]), flush=True)
         save()
     if options.eager:
-        engine._runner.graphs = None
+        engine._runner.decode = None
         report["eager"] = [decode(engine, None, batch, 60, 500_000 + 1000 * batch) for batch in batches]
         print(json.dumps(report["eager"]), flush=True)
     report["snac_ms"] = codec(device)

@@ -19,13 +19,13 @@ import torch
 from gpu_orpheus import SAMPLING, SPEC, VOCAB, captured, environment, event_ms, random_llama, spread
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, StepResult
-from mstar_core.engine.cuda_graphs.buckets import Buckets
-from mstar_core.engine.cuda_graphs.prefill import PrefillGraphs
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
+from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
 from mstar_core.engine.device import prepare_device
 from mstar_core.engine.kv.engine import KVCacheEngine
 
 SHAPES = ((1, 40), (1, 128), (8, 40), (32, 45), (1, 512), (1, 2048))
-FIRST, LATER = Buckets(decode=(1, 8, 32), prefill=(128, 512)), (64, 256, 384, 768, 1024, 1536, 2048)
+FIRST, LATER = CaptureSizes(decode=(1, 8, 32), prefill=(128, 512)), (64, 256, 384, 768, 1024, 1536, 2048)
 DECODE_LATER = (2, 4, 16, 48, 64)
 
 
@@ -136,7 +136,7 @@ def stall(bench: Bench, running: int, arriving: int, tokens: int, repeats: int) 
     }  # fmt: skip
 
 
-def replays(prompts: PrefillGraphs, engine: KVCacheEngine) -> dict[str, Any]:
+def replays(prompts: PrefillSteps, engine: KVCacheEngine) -> dict[str, Any]:
     """Device time of a replay of each bucket, full of 45-token prompts, and of the attention of one layer in it."""
     found: dict[str, Any] = {}
     for size in prompts.sizes:
@@ -184,7 +184,7 @@ def library(engine: KVCacheEngine, packed: Any, query: torch.Tensor) -> Any:
 
 def made(module: Any, device: torch.device, *, prompts: bool, budget: int) -> KVCacheEngine:
     """An engine with captured decode steps, with captured prompts or without."""
-    later = Buckets(
+    later = CaptureSizes(
         decode=FIRST.decode, prefill=FIRST.prefill if prompts else (), decode_later=DECODE_LATER,
         prefill_later=LATER if prompts else (),
     )  # fmt: skip
@@ -223,7 +223,7 @@ def main() -> None:
         run["first_ids"] = [first_ids(bench, rows, tokens, options.repeats) for rows, tokens in SHAPES]
         run["stall"] = [stall(bench, 32, arriving, 45, options.repeats) for arriving in (1, 8, 32)]
         run["counters"], run["pages_left"] = engine.counters(), engine.memory().pages_used
-        own = engine._runner.prompts
+        own = engine._runner.prefill
         if prompts and own is not None and budget == 2048:
             run["replays"] = replays(own, engine)
         report["runs"].append(run)

@@ -39,7 +39,7 @@ from bench.families.world import (
     trial,
 )
 from bench.serving.figures import Figures, head
-from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device, resolve_device
 from mstar_pi05.checkpoint.weights import building
 from mstar_vjepa2.checkpoint.config import ENCODERS, RELEASED_AC, ActionFacts, EncoderFacts, VitFacts, encoder_of
@@ -157,7 +157,7 @@ def frames(bench: Bench, count: int) -> dict[str, Any]:
     draw(whole.eval().requires_grad_(False), bench.device)
     pixels = _pixels((count, 1, 3, facts.crop, facts.crop), bench.device)
     bench.figures.add(f"frames_plain_{count}", bench.samples(partial(whole.hidden, pixels)))
-    whole.capture(Captures(bench.device))
+    whole.capture(GraphCache(bench.device))
     whole(pixels)
     while whole.idle():
         pass

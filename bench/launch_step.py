@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench.families.policy import Acting, Observation, Place, observation, random_modules
 from bench.families.world import Rolling, Trial, random_nodes, trial
 from mstar_core.engine.base import Handle, LoopSpec, NodeRunner
-from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device
 from mstar_core.graph.spec.nodes import STEP, Attend, from_param
 from mstar_core.worker.arrays import to_tensor
@@ -58,10 +58,10 @@ class Still:
     def replay(self) -> None: ...
 
 
-class StillCaptures(Captures):
+class StillCache(GraphCache):
     """Makes such graphs: the step runs once, for its outputs."""
 
-    def graph(self, step: Callable[[], Any]) -> tuple[Any, Any]:
+    def capture(self, step: Callable[[], Any]) -> tuple[Any, Any]:
         return Still(), step()
 
 
@@ -178,7 +178,7 @@ def _acting(options: argparse.Namespace, device: torch.device) -> Acting:
         policy, cameras = Policy(sizes), Cameras(sizes)
     policy.settle(20)
     modules: dict[str, nn.Module] = {"LLM": policy.eval(), "vit_encoder": cameras.eval()}
-    return Acting(sizes, modules, place, lambda: StillCaptures(device))
+    return Acting(sizes, modules, place, lambda: StillCache(device))
 
 
 def _act(here: Acting, seen: list[Observation], clock: Clock) -> None:
@@ -243,7 +243,7 @@ def _rolling(options: argparse.Namespace, device: torch.device) -> Rolling:
     with building(device, place.dtype):
         encoder, predictor = FrameEncoder(facts.encoder), ActionPredictor(facts)
     modules: dict[str, nn.Module] = {"video_encoder": encoder.eval(), "ac_predictor": predictor.eval()}
-    return Rolling(facts, modules, place, FRAMES, lambda: StillCaptures(device))
+    return Rolling(facts, modules, place, FRAMES, lambda: StillCache(device))
 
 
 def _imagine(here: Rolling, wanted: Trial, clock: Clock) -> None:

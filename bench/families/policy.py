@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bench.families.turner import Turner
 from mstar_core.engine.base import Done, Handle, LoopSpec
-from mstar_core.engine.cuda_graphs.buckets import Buckets, Captures
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import NodeSpec
@@ -94,14 +94,14 @@ class Acting:
     sizes: Sizes
     modules: dict[str, nn.Module]
     place: Place
-    graphs: Callable[[], Captures] | None = None
+    graphs: Callable[[], GraphCache] | None = None
     turner: Turner = field(init=False)
     _open: list[Handle] = field(default_factory=list)
     _flows: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Make the engines."""
-        place, make = self.place, self.graphs or partial(Captures, self.place.device)
+        place, make = self.place, self.graphs or partial(GraphCache, self.place.device)
         graph = build(self.sizes, ACTION_WIDTH, place.vision)
         nodes = {node.name: node for node in graph.nodes}
         cameras = cast("Cameras", self.modules["vit_encoder"])
@@ -116,14 +116,14 @@ class Acting:
             "LLM": self._llm(nodes["LLM"], make()),
         })  # fmt: skip
 
-    def _llm(self, node: NodeSpec, captures: Captures) -> KVCacheEngine:
+    def _llm(self, node: NodeSpec, captures: GraphCache) -> KVCacheEngine:
         place = self.place
         return KVCacheEngine(
             node, cast("KVModule", self.modules["LLM"]), device=place.device, dtype=place.dtype,
             num_pages=place.requests * -(-place.max_tokens // PAGE), page_size=PAGE, max_slots=place.requests,
             max_seq_len=place.max_tokens, vocab=0, token_budget=place.requests * place.max_tokens,
             attention=place.attention, lookahead=int(place.device.type == "cuda"), prefix_cache=False,
-            graphs=Buckets(decode=(1,)) if place.is_captured else (), captures=captures,
+            graphs=CaptureSizes(decode=(1,)) if place.is_captured else (), captures=captures,
         )  # fmt: skip
 
     def submit(self, seen: Observation, *, is_flowing: bool = True) -> Handle:

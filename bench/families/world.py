@@ -17,7 +17,7 @@ from bench.families.policy import Place, draw, prepare
 from bench.families.turner import Turner
 from mstar_core.engine.attention.passes import FixedPasses, PassShape, TorchFixedPasses
 from mstar_core.engine.base import Done, Handle, LoopSpec
-from mstar_core.engine.cuda_graphs.buckets import Buckets, Captures
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph.spec.nodes import STEP, Attend
@@ -85,12 +85,12 @@ class Rolling:
     modules: dict[str, nn.Module]
     place: Place
     frames: int
-    graphs: Callable[[], Captures] | None = None
+    graphs: Callable[[], GraphCache] | None = None
     turner: Turner = field(init=False)
 
     def __post_init__(self) -> None:
         """Make the engines."""
-        place, facts, make = self.place, self.facts, self.graphs or partial(Captures, self.place.device)
+        place, facts, make = self.place, self.facts, self.graphs or partial(GraphCache, self.place.device)
         own = facts.predictor
         sizes = Sizes(
             layers=own.layers, heads=own.heads, head_dim=own.width // own.heads, patches=facts.encoder.frame_tokens,
@@ -111,7 +111,7 @@ class Rolling:
                 max_slots=nodes["ac_predictor"].kv.slots(2) if nodes["ac_predictor"].kv else 2,
                 max_seq_len=self.frames * sizes.frame_tokens, vocab=0, token_budget=1 << 20,
                 attention=place.attention, lookahead=ahead, prefix_cache=False,
-                graphs=Buckets(decode=(1,)) if place.is_captured else (), captures=make(),
+                graphs=CaptureSizes(decode=(1,)) if place.is_captured else (), captures=make(),
             ),
         })  # fmt: skip
 

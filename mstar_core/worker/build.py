@@ -18,8 +18,7 @@ from mstar_core.config.deployment import DeploymentSpec, RankPlan
 from mstar_core.engine.base import NodeRunner
 from mstar_core.engine.cache.budget import mib, node_shares, rank_budget, working_bytes
 from mstar_core.engine.cache.sizing import PoolPlan, PoolRequest, plan_pool
-from mstar_core.engine.cuda_graphs.buckets import Captures
-from mstar_core.engine.cuda_graphs.decode import BUCKETS
+from mstar_core.engine.cuda_graphs.cache import GraphCache, sizes_for
 from mstar_core.engine.cuda_graphs.warmup import Rehearsal, Rehearses, compile_ahead, rehearse
 from mstar_core.engine.device import check_device, prepare_device, resolve_device
 from mstar_core.engine.kv.engine import KVCacheEngine
@@ -109,7 +108,7 @@ def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: 
     runners: dict[str, NodeRunner] = {}
     for node, module, vocab in loaded:
         if node.engine is KV_CACHE:
-            captures = Captures(device, spare_bytes=working)
+            captures = GraphCache(device, spare_bytes=working)
             runners[node.name] = _kv_runner(
                 spec, node, module, vocab, device, dtype, plans[node.name], life, captures
             )  # fmt: skip
@@ -186,9 +185,10 @@ def _kv_runner(
     dtype: torch.dtype,
     plan: PoolPlan,
     life: ChildLife,
-    captures: Captures,
+    captures: GraphCache,
 ) -> KVCacheEngine:
     assert node.kv is not None, "the graph check admits no KV node without a cache"
+    slots = node.kv.slots(spec.max_concurrent_requests)
     return KVCacheEngine(
         node,
         cast("KVModule", module),  # checked by the plugin's conformance, not by a base class
@@ -196,13 +196,13 @@ def _kv_runner(
         dtype=dtype,
         num_pages=plan.pages,
         page_size=plan.page_size,
-        max_slots=node.kv.slots(spec.max_concurrent_requests),
+        max_slots=slots,
         max_seq_len=spec.max_seq_len,
         vocab=vocab,
         token_budget=spec.token_budget,
         attention=attention_of(spec, device),
         lookahead=lookahead_on(device),
-        graphs=BUCKETS if device.type == "cuda" else (),
+        graphs=sizes_for(slots) if device.type == "cuda" else (),
         prefix_cache=spec.kv_cache.prefix_cache,
         report=lambda phase, step: life.phase(phase, detail=f"{node.name}: {step}"),
         captures=captures,

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from bench.families.policy import Acting, Observation, Place, checkpoint_modules
 from bench.families.world import Rolling, Trial, checkpoint_nodes
-from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.plugin.model import ModelContext
 from mstar_vjepa2.model import Vjepa2
 from mstar_vjepa2.nodes.encoder import ClipEncoder
 from mstar_vjepa2.plugin import mstar_models
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-Graphs = Callable[[], Captures] | None
+Graphs = Callable[[], GraphCache] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def clip_encoder(place: Place, tmp: Path) -> ClipEncoder:
     return node
 
 
-def check_clips(node: ClipEncoder, place: Place, limits: Limits, captures: Captures) -> None:
+def check_clips(node: ClipEncoder, place: Place, limits: Limits, captures: GraphCache) -> None:
     """Golden clips, plainly and then by graphs, against the reference."""
     folder = golden("vjepa2") / "base"
     pixels = load_file(folder / "inputs.safetensors")["pixel_values_videos"].to(place.device)

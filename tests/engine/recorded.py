@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 
 
 class Recorded:
@@ -32,7 +32,7 @@ def _tensors(outputs: Any) -> list[torch.Tensor]:
     return list(outputs.values()) if isinstance(outputs, dict) else [outputs]
 
 
-class RecordedCaptures(Captures):
+class RecordingCache(GraphCache):
     """Makes such graphs. With `fails` set, nothing can be captured."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class RecordedCaptures(Captures):
         self.graphs: list[Recorded] = []
         self.fails: Exception | None = None
 
-    def graph(self, step: Callable[[], Any]) -> tuple[Any, Any]:
+    def capture(self, step: Callable[[], Any]) -> tuple[Any, Any]:
         if self.fails is not None:
             raise self.fails
         made = Recorded(step)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.families.policy import Place
-from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from tests.engine.golden_engines import (
     BFLOAT16,
     FLOAT32,
@@ -22,21 +22,21 @@ from tests.engine.golden_engines import (
     policy,
     world,
 )
-from tests.engine.recorded import RecordedCaptures
+from tests.engine.recorded import RecordingCache
 
 CPU = torch.device("cpu")
 KINDS = [(torch.float32, "float32", FLOAT32), (torch.bfloat16, "bfloat16", BFLOAT16)]
 
 
 @pytest.fixture
-def made() -> list[RecordedCaptures]:
+def made() -> list[RecordingCache]:
     return []
 
 
 @pytest.fixture
-def graphs(made: list[RecordedCaptures]) -> Callable[[], Captures]:
-    def make() -> Captures:
-        made.append(RecordedCaptures())
+def graphs(made: list[RecordingCache]) -> Callable[[], GraphCache]:
+    def make() -> GraphCache:
+        made.append(RecordingCache())
         return made[-1]
 
     return make
@@ -75,4 +75,4 @@ def test_rollouts(dtype: torch.dtype, limits: Any, tmp_path: Path, graphs: Any) 
 @pytest.mark.parametrize(("dtype", "limits"), [KINDS[0][::2], KINDS[1][::2]], ids=["float32", "bfloat16"])
 def test_clips(dtype: torch.dtype, limits: Any, tmp_path: Path) -> None:
     place = Place(device=CPU, dtype=dtype)
-    check_clips(clip_encoder(place, tmp_path), place, limits, Captures(CPU))
+    check_clips(clip_encoder(place, tmp_path), place, limits, GraphCache(CPU))

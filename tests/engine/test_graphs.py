@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from mstar_core.engine.base import SamplingParams
-from mstar_core.engine.cuda_graphs.buckets import Buckets
-from tests.engine.tiny_engine import generate, make_engine, prompt
+import pytest
+import torch
+from torch import Tensor
+
+from mstar_core.engine.base import Handle, LoopSpec, SamplingParams
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
+from mstar_core.graph.spec.nodes import Attend
+from tests.engine.recorded import RecordingCache
+from tests.engine.tiny_engine import LM, Driver, generate, make_engine, prompt
+from tests.engine.tiny_world import numbers
 
 SAMPLINGS = (
     SamplingParams(),
@@ -37,6 +44,57 @@ def test_rules_without_a_fixed_shape_run_eagerly_and_are_counted() -> None:
     assert counts is not None and counts.misses > 0
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_a_captured_step_gives_the_ports_that_loops_emit(lookahead: int) -> None:
+    """Loops that emit hidden states per token share a captured step with loops that emit nothing."""
+    found: list[list[list[Tensor]]] = []
+    for graphs in ((1, 4), ()):
+        engine = make_engine(graphs=graphs, lookahead=lookahead)
+        driver, keys = Driver(engine, lookahead), []
+        for handle, emit in enumerate([("hidden", "velocity"), (), ("velocity",)]):
+            driver.open(handle, SAMPLINGS[handle])
+            driver.prefill(handle, prompt(handle, 4 + handle))
+            loop = LoopSpec(max_iters=5 + handle, carry={"token": "token"}, stop_port="token", emit=emit)
+            keys.append(driver.submit(handle, loop=loop, outputs=("token",)))
+        driver.run()
+        assert [item.iteration for item in driver.emissions[keys[2]]] == [*range(7)]
+        assert keys[1] not in driver.emissions
+        found.append(
+            [[value for item in driver.emissions[key] for value in item.outputs.values()] for key in keys[::2]]
+        )
+        if graphs:
+            assert engine.graph_counts is not None and engine.graph_counts.misses == 0
+    for captured, plain in zip(*found, strict=True):
+        assert len(captured) == len(plain) and captured[0].shape == (1, 32)
+        torch.testing.assert_close(torch.cat(captured), torch.cat(plain), atol=1e-5, rtol=1e-5)
+
+
+def test_a_node_that_samples_also_runs_captured_passes() -> None:
+    """Decode, prefill and a flow over the same node, all captured."""
+    spec = replace(LM, capture_sizes=(1, 2, 4))
+    cache, sizes = RecordingCache(), CaptureSizes(decode=(1, 4), prefill=(16, 64))
+    engine = make_engine(spec=spec, graphs=sizes, captures=cache)
+    found = []
+    for each in (engine, engine, make_engine()):
+        driver = Driver(each)
+        driver.open(0, SAMPLINGS[1])
+        driver.prefill(0, prompt(1, 6))
+        spoken = driver.decode(0, 6)
+        loop = LoopSpec(max_iters=5, carry={"latents_out": "latents"}, fused=True)
+        flow = driver.submit(
+            0, inputs={"latents": numbers(0, 4, 32)}, outputs=("latents_out",), sample=False, loop=loop,
+            attend=Attend(mask="full", write=False),
+        )  # fmt: skip
+        driver.run()
+        each.close(Handle(0))
+        found.append((driver.ids[spoken], driver.done[flow].outputs["latents_out"]))
+        while each.idle():
+            pass
+    assert found[0][0] == found[1][0] == found[2][0]
+    torch.testing.assert_close(found[1][1], found[2][1], atol=1e-5, rtol=1e-5)
+    assert engine.counters()["graph_misses"] == 5, "the first flow alone ran uncaptured"
+
+
 def test_memory_pressure_changes_no_id() -> None:
     engine = make_engine(graphs=(16,), num_pages=26, prefix_cache=False)
     assert generate(REQUESTS, engine=engine) == generate(REQUESTS)
@@ -45,19 +103,19 @@ def test_memory_pressure_changes_no_id() -> None:
 
 def test_later_steps_run_once_before_serving_and_harm_no_row() -> None:
     """What their kernels need is compiled then; a request that meets their capture waits for the capture alone."""
-    buckets = Buckets(decode=(1,), decode_later=(2, 8), prefill=(16,), prefill_later=(32, 64))
+    buckets = CaptureSizes(decode=(1,), decode_later=(2, 8), prefill=(16,), prefill_later=(32, 64))
     engine = make_engine(graphs=buckets)
-    ran = engine._graphs.decode, engine._graphs.prompts  # type: ignore[union-attr]
+    ran = engine._graphs.decode, engine._graphs.prefill  # type: ignore[union-attr]
     assert [part.sizes for part in ran] == [[1], [16]]
-    assert [part._later for part in ran] == [[2, 8], [32, 64]]
+    assert [part.buckets.planned for part in ran] == [[(8,), (2,)], [(64,), (32,)]]
     assert engine.memory().pages_used == 0 and engine.memory().slots_used == 0
 
 
 def test_each_step_captured_before_serving_is_reported_and_none_later() -> None:
     told: list[tuple[str, str]] = []
-    buckets = Buckets(decode=(1, 4), decode_later=(2, 8))
+    buckets = CaptureSizes(decode=(1, 4), decode_later=(2, 8))
     engine = make_engine(graphs=buckets, report=lambda phase, step: told.append((phase, step)))
-    first = [("kernels", f"decode graph of {rows} rows") for rows in (1, 4)]
+    first = [("kernels", f"decode graph of {count} sequences") for count in (4, 1)]
     first.append(("kernels", "steps that are captured later"))
     assert told == first
     while engine.idle():

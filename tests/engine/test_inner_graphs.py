@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mstar_core.engine.cuda_graphs.submodules import InnerGraphs
-from tests.engine.recorded import RecordedCaptures
+from mstar_core.engine.cuda_graphs.functions import CapturedFunction
+from tests.engine.recorded import RecordingCache
 
 
 def doubled(rows: Tensor) -> Tensor:
@@ -18,15 +18,15 @@ def rows(count: int, width: int = 3) -> Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(count))
 
 
-def captured(graphs: InnerGraphs) -> InnerGraphs:
+def captured(graphs: CapturedFunction) -> CapturedFunction:
     while graphs.capture_next():
         pass
     return graphs
 
 
 def test_the_first_of_a_shape_runs_plainly_and_later_ones_are_replayed() -> None:
-    captures = RecordedCaptures()
-    graphs = InnerGraphs(doubled, (4, 1, 2), captures)
+    captures = RecordingCache()
+    graphs = CapturedFunction(doubled, (4, 1, 2), captures)
     assert not graphs.capture_next(), "nothing is known yet"
     assert torch.equal(graphs(rows(2)), doubled(rows(2)))
     captured(graphs)
@@ -38,7 +38,7 @@ def test_the_first_of_a_shape_runs_plainly_and_later_ones_are_replayed() -> None
 
 
 def test_what_is_borrowed_is_right_until_the_next_call_and_costs_no_copy() -> None:
-    graphs = InnerGraphs(doubled, (1, 2), RecordedCaptures())
+    graphs = CapturedFunction(doubled, (1, 2), RecordingCache())
     assert torch.equal(graphs.borrow(rows(2)), doubled(rows(2)))
     captured(graphs)
     first = graphs.borrow(rows(2))
@@ -50,7 +50,7 @@ def test_what_is_borrowed_is_right_until_the_next_call_and_costs_no_copy() -> No
 
 @pytest.mark.parametrize("count", [5, 9])
 def test_rows_that_would_be_padded_by_more_than_a_third_run_plainly(count: int) -> None:
-    graphs = InnerGraphs(doubled, (8,), RecordedCaptures())
+    graphs = CapturedFunction(doubled, (8,), RecordingCache())
     graphs(rows(8))
     captured(graphs)
     assert torch.equal(graphs(rows(count)), doubled(rows(count)))
@@ -59,8 +59,8 @@ def test_rows_that_would_be_padded_by_more_than_a_third_run_plainly(count: int) 
 
 
 def test_what_is_not_worth_a_graph_and_shapes_beyond_the_limit_stay_plain() -> None:
-    captures = RecordedCaptures()
-    graphs = InnerGraphs(doubled, (1, 4), captures, is_worth=lambda shape: shape[0] * shape[1] <= 12)
+    captures = RecordingCache()
+    graphs = CapturedFunction(doubled, (1, 4), captures, is_worth=lambda shape: shape[0] * shape[1] <= 12)
     for width in range(1, 12):
         graphs(rows(1, width))
     captured(graphs)
@@ -71,27 +71,27 @@ def test_what_is_not_worth_a_graph_and_shapes_beyond_the_limit_stay_plain() -> N
 
 
 def test_one_that_does_not_fit_is_said_and_runs_plainly(caplog: pytest.LogCaptureFixture) -> None:
-    captures = RecordedCaptures()
-    graphs = InnerGraphs(doubled, (1, 2), captures)
+    captures = RecordingCache()
+    graphs = CapturedFunction(doubled, (1, 2), captures)
     graphs(rows(1))
     captures.fails = torch.OutOfMemoryError("tried to allocate")
     graphs.capture_next()
     captures.fails = None
     captured(graphs)
-    assert "run plainly" in caplog.text
+    assert "is left out" in caplog.text
     assert torch.equal(graphs(rows(2)), doubled(rows(2))) and graphs.counters()["graph_misses"] == 2
 
 
 def test_a_function_that_cannot_be_captured_runs_plainly(caplog: pytest.LogCaptureFixture) -> None:
-    captures = RecordedCaptures()
+    captures = RecordingCache()
     captures.fails = RuntimeError("operation not permitted when stream is capturing")
-    graphs = InnerGraphs(doubled, (1, 2, 4), captures)
+    graphs = CapturedFunction(doubled, (1, 2, 4), captures)
     graphs(rows(1))
-    assert not graphs.capture_next() and caplog.text.count("run plainly") == 1
+    assert not graphs.capture_next() and caplog.text.count("run uncaptured") == 1
     assert torch.equal(graphs(rows(1)), doubled(rows(1)))
 
 
 def test_without_captures_it_is_the_function() -> None:
-    graphs = InnerGraphs(doubled, (1, 2))
+    graphs = CapturedFunction(doubled, (1, 2))
     assert torch.equal(graphs(rows(2)), doubled(rows(2)))
     assert not graphs.capture_next() and graphs.counters() == {} and graphs.sizes == {}

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle, LoopSpec
-from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.transfers import gather
 from mstar_core.layers.kv_view import KVView, SilentView
-from tests.engine.recorded import RecordedCaptures
+from tests.engine.recorded import RecordingCache
 from tests.engine.test_kv_rows import closes, near, roll
 from tests.engine.tiny_engine import WIDTH, Driver
 from tests.engine.tiny_world import FRAME, PATCHES, WORLD, TinyWorld, make_world, numbers
@@ -38,7 +38,7 @@ class Taught(TinyWorld):
         return super().forward(kv, positions, torch.zeros_like(step), own, actions)
 
 
-def taught(captures: Captures | None = None, **changes: Any) -> tuple[KVCacheEngine, Taught]:
+def taught(captures: GraphCache | None = None, **changes: Any) -> tuple[KVCacheEngine, Taught]:
     module = Taught()
     graphs = () if captures is None else (1,)
     settings: dict[str, Any] = {"spec": TAUGHT, "module": module, "graphs": graphs, "captures": captures}
@@ -79,7 +79,7 @@ def test_known_frames_are_read_in_one_pass(count: int, page_size: int) -> None:
 
 
 def test_captured_passes_hold_several_iterations_too() -> None:
-    engine, module = taught(RecordedCaptures())
+    engine, module = taught(RecordingCache())
     expected = rolled(engine, 7)
     while engine.idle():
         pass
@@ -92,7 +92,7 @@ def test_captured_passes_hold_several_iterations_too() -> None:
 
 def test_a_module_is_told_where_nothing_but_the_cache_is_wanted() -> None:
     """Captured passes of known frames, not those whose frames are told, nor candidates."""
-    engine, module = taught(RecordedCaptures())
+    engine, module = taught(RecordingCache())
     found: list[tuple[int, bool]] = []
     forward = module.forward
 
@@ -116,7 +116,7 @@ def test_a_module_is_told_where_nothing_but_the_cache_is_wanted() -> None:
 
 def test_contexts_of_the_first_lengths_are_not_padded() -> None:
     """Requests bring as many known frames each time; those of further lengths take the bucket above."""
-    engine, module = taught(RecordedCaptures(), spec=replace(TAUGHT, capture_sizes=(1, 2, 8)))
+    engine, module = taught(RecordingCache(), spec=replace(TAUGHT, capture_sizes=(1, 2, 8)))
     ran = {}
     for count in (7, 5, 6, 4, 7, 5, 6, 4, 8):
         before = len(module.passes)
@@ -128,7 +128,7 @@ def test_contexts_of_the_first_lengths_are_not_padded() -> None:
 
 
 def test_known_frames_take_no_pages_but_their_own() -> None:
-    engine, _ = taught(RecordedCaptures())
+    engine, _ = taught(RecordingCache())
     driver = Driver(engine)
     driver.open(0, max_tokens=60)
     show(driver, 0, 4)
@@ -137,13 +137,13 @@ def test_known_frames_take_no_pages_but_their_own() -> None:
 
 
 def test_what_no_bucket_holds_at_once_takes_several_passes() -> None:
-    engine, module = taught(RecordedCaptures(), spec=replace(TAUGHT, capture_sizes=(1, 2)))
+    engine, module = taught(RecordingCache(), spec=replace(TAUGHT, capture_sizes=(1, 2)))
     rolled(engine, 5)
     assert module.passes[:3] == [2, 2, 1]
 
 
 def test_requests_read_their_frames_side_by_side() -> None:
-    engine, module = taught(RecordedCaptures())
+    engine, module = taught(RecordingCache())
     rolled(engine, 2)
     while engine.idle():
         pass
@@ -188,7 +188,7 @@ def test_a_list_that_ends_before_its_loop_is_named() -> None:
 
 def test_captured_candidates_enter_by_the_batch_whatever_the_budget() -> None:
     """The budget keeps steps short for rows that decode; frames of a rollout have no such neighbours."""
-    engine, module = taught(RecordedCaptures(), token_budget=2 * PATCHES)
+    engine, module = taught(RecordingCache(), token_budget=2 * PATCHES)
     expected = rolled(engine, 1)
     while engine.idle():
         pass
@@ -199,7 +199,7 @@ def test_captured_candidates_enter_by_the_batch_whatever_the_budget() -> None:
 
 def test_rows_that_are_told_together_stay_together() -> None:
     """More candidates than a captured batch holds: an iteration is told before anybody is further."""
-    engine, _ = taught(RecordedCaptures(), spec=replace(TAUGHT, capture_sizes=(1, 2, 4)))
+    engine, _ = taught(RecordingCache(), spec=replace(TAUGHT, capture_sizes=(1, 2, 4)))
     rolled(engine, 1)
     while engine.idle():
         pass

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
-from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.pass_keys import AHEAD
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.spec.nodes import Attend
@@ -45,7 +45,7 @@ class Still:
         """Values are nowhere: there is nothing to do."""
 
 
-class StillCaptures(Captures):
+class StillCache(GraphCache):
     def graph(self, step: Callable[[], Any]) -> tuple[Any, Any]:
         return Still(), step()
 
@@ -68,7 +68,7 @@ class Uploads(TorchDispatchMode):
 def engine() -> KVCacheEngine:
     module = Marked().to(META)
     return make_engine(
-        spec=SPEC, module=module, vocab=0, device=META, graphs=(1,), captures=StillCaptures(META), token_budget=64
+        spec=SPEC, module=module, vocab=0, device=META, graphs=(1,), captures=StillCache(META), token_budget=64
     )
 
 
@@ -148,7 +148,7 @@ def imagined(made: KVCacheEngine, rows: int, steps: int, key: int) -> int:
 @pytest.mark.parametrize("rows", [1, 4])
 def test_each_iteration_of_a_replay_that_runs_ahead_takes_one_copy(rows: int) -> None:
     spec = replace(WORLD, step_ports=("actions",), capture_sizes=(1, 4))
-    made = make_world(spec=spec, module=Imagined().to(META), device=META, graphs=(1,), captures=StillCaptures(META))
+    made = make_world(spec=spec, module=Imagined().to(META), device=META, graphs=(1,), captures=StillCache(META))
     steps = 2 * AHEAD[0]
     for key in (0, 10):
         imagined(made, 4, steps, key)

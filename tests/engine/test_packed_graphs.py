@@ -16,7 +16,7 @@ from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.spec.nodes import Attend
-from tests.engine.recorded import RecordedCaptures
+from tests.engine.recorded import RecordingCache
 from tests.engine.tiny_engine import LM, Driver, make_engine
 from tests.engine.tiny_world import numbers
 
@@ -25,7 +25,7 @@ WHOLE = Attend(mask="full")
 READ = Attend(mask="full", write=False)
 
 
-def prefix_engine(captures: RecordedCaptures | None, **changes: Any) -> KVCacheEngine:
+def prefix_engine(captures: RecordingCache | None, **changes: Any) -> KVCacheEngine:
     graphs = () if captures is None else (1,)
     given = {"spec": PREFIXED, "vocab": 0, "graphs": graphs, "captures": captures, "token_budget": 64}
     return make_engine(**(given | changes))
@@ -36,7 +36,7 @@ def near(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def taught(captures: RecordedCaptures, **changes: Any) -> KVCacheEngine:
+def taught(captures: RecordingCache, **changes: Any) -> KVCacheEngine:
     """An engine whose graphs are there."""
     engine = prefix_engine(captures, **changes)
     act(engine, [7])
@@ -69,9 +69,9 @@ def act(engine: KVCacheEngine, lengths: list[int], lookahead: int = 0) -> list[t
     return [(done[read].outputs["hidden"], done[flow].outputs["latents_out"]) for read, flow in keys]
 
 
-def ran(captures: RecordedCaptures, engine: KVCacheEngine) -> list[int]:
+def ran(captures: RecordingCache, engine: KVCacheEngine) -> list[int]:
     """Buckets of prefixes that were replayed, in tokens."""
-    sizes = engine._runner.passes.packed.sizes  # type: ignore[union-attr]
+    sizes = engine._runner.passes.prefixes.sizes  # type: ignore[union-attr]
     replays = [graph.replays for graph in reversed(captures.graphs[-len(sizes) :])]
     return [size for size, count in zip(sizes, replays, strict=True) for _ in range(count)]
 
@@ -84,7 +84,7 @@ def ran(captures: RecordedCaptures, engine: KVCacheEngine) -> list[int]:
 def test_prefixes_of_any_lengths_are_one_replay_and_equal_the_plain_ones(
     lengths: list[int], buckets: list[int], lookahead: int
 ) -> None:
-    captures = RecordedCaptures()
+    captures = RecordingCache()
     engine = taught(captures, lookahead=lookahead)
     misses = engine.counters()["graph_misses"]
     found, expected = act(engine, lengths, lookahead), act(prefix_engine(None), lengths)
@@ -95,25 +95,25 @@ def test_prefixes_of_any_lengths_are_one_replay_and_equal_the_plain_ones(
 
 
 def test_the_first_prefix_is_a_miss_and_teaches_all_buckets() -> None:
-    captures = RecordedCaptures()
+    captures = RecordingCache()
     engine = prefix_engine(captures)
     act(engine, [7])
     counted = engine.counters()
     assert (counted["graph_hits"], counted["graph_misses"]) == (0, 4), "a prefix and three steps of a loop"
     while engine.idle():
         pass
-    assert engine._runner.passes.packed.sizes == [8, 16, 24, 32, 64]  # type: ignore[union-attr]
+    assert engine._runner.passes.prefixes.sizes == [8, 16, 24, 32, 64]  # type: ignore[union-attr]
 
 
 def test_buckets_that_a_step_cannot_fill_are_not_captured() -> None:
-    engine = taught(RecordedCaptures(), token_budget=20)
-    assert engine._runner.passes.packed.sizes == [8, 16, 24]  # type: ignore[union-attr]
+    engine = taught(RecordingCache(), token_budget=20)
+    assert engine._runner.passes.prefixes.sizes == [8, 16, 24]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("lengths", [[4], [5], [90]])
 def test_what_no_bucket_suits_runs_plainly_and_is_counted(lengths: list[int]) -> None:
     """Five tokens in a bucket of eight would be padded by more than a third, and ninety are in none."""
-    captures = RecordedCaptures()
+    captures = RecordingCache()
     engine = taught(captures, token_budget=96)
     misses = engine.counters()["graph_misses"]
     near(act(engine, lengths)[0][1], act(prefix_engine(None, token_budget=96), lengths)[0][1])
@@ -121,7 +121,7 @@ def test_what_no_bucket_suits_runs_plainly_and_is_counted(lengths: list[int]) ->
 
 
 def test_a_pass_on_a_row_that_holds_something_runs_plainly() -> None:
-    captures = RecordedCaptures()
+    captures = RecordingCache()
     found = []
     for engine in (taught(captures), prefix_engine(None)):
         driver = Driver(engine)
@@ -137,7 +137,7 @@ def test_a_pass_on_a_row_that_holds_something_runs_plainly() -> None:
 
 
 def test_what_a_replay_gave_stays_when_the_next_one_runs() -> None:
-    engine = taught(RecordedCaptures())
+    engine = taught(RecordingCache())
     first = act(engine, [7])[0][0]
     kept = first.clone()
     act(engine, [8, 6])

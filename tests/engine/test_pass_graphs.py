@@ -12,12 +12,12 @@ from torch import Tensor
 
 from mstar_core.engine.attention.passes import PassShape, TorchFixedPasses, page_buckets
 from mstar_core.engine.base import Handle, LoopSpec
-from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.pass_keys import PassKind, Port
 from mstar_core.engine.cuda_graphs.passes import rows_taken
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.spec.nodes import Attend
-from tests.engine.recorded import Recorded, RecordedCaptures
+from tests.engine.recorded import Recorded, RecordingCache
 from tests.engine.test_kv_rows import CARRY, START, context, near, roll
 from tests.engine.test_reading import CACHED, HEADS, KV_HEADS, PAGE, filled, plain
 from tests.engine.tiny_engine import LM, WIDTH, Driver, make_engine, prompt
@@ -29,7 +29,7 @@ SIZES = [1, 2, 4, 8, 16, 32]
 READ = Attend(mask="full", write=False)
 
 
-def flow_engine(captures: Captures | None, **changes: Any) -> KVCacheEngine:
+def flow_engine(captures: GraphCache | None, **changes: Any) -> KVCacheEngine:
     graphs = () if captures is None else (1,)
     return make_engine(**({"spec": FLOWING, "vocab": 0, "graphs": graphs, "captures": captures} | changes))
 
@@ -68,7 +68,7 @@ def flows(
 @pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("handles", [[0], [3], [0, 1, 2], [0, 1, 2, 3, 4, 5]])
 def test_a_loop_that_reads_is_one_replay_and_equals_the_plain_one(handles: list[int], lookahead: int) -> None:
-    captures = RecordedCaptures()
+    captures = RecordingCache()
     engine = flow_engine(captures, lookahead=lookahead, token_budget=512)
     flows(engine, [0])
     assert engine.counters()["graph_hits"] == 0 and engine.counters()["graph_misses"] == 5
@@ -86,7 +86,7 @@ def test_a_loop_that_reads_is_one_replay_and_equals_the_plain_one(handles: list[
 
 
 def test_what_a_replay_gave_stays_when_the_next_one_runs() -> None:
-    engine, plain = flow_engine(RecordedCaptures()), flow_engine(None)
+    engine, plain = flow_engine(RecordingCache()), flow_engine(None)
     flows(engine, [0])
     captured(engine)
     first = flows(engine, [1])
@@ -95,7 +95,7 @@ def test_what_a_replay_gave_stays_when_the_next_one_runs() -> None:
 
 
 def test_the_smallest_bucket_that_holds_rows_and_pages_serves() -> None:
-    captures = RecordedCaptures()
+    captures = RecordingCache()
     engine = flow_engine(captures, token_budget=512)
     flows(engine, [0])
     captured(engine)
@@ -106,7 +106,7 @@ def test_the_smallest_bucket_that_holds_rows_and_pages_serves() -> None:
 
 
 def test_only_the_buckets_that_are_there_serve_and_capturing_is_done_piece_by_piece() -> None:
-    captures = RecordedCaptures()
+    captures = RecordingCache()
     engine = flow_engine(captures, token_budget=512)
     flows(engine, [0])
     for _ in range(4):
@@ -119,7 +119,7 @@ def test_only_the_buckets_that_are_there_serve_and_capturing_is_done_piece_by_pi
 
 @pytest.mark.parametrize(("changes", "why"), [({"steps": 65}, "too long"), ({"tokens": 3}, "another kind")])
 def test_other_loops_run_plainly_and_are_counted(changes: dict[str, Any], why: str) -> None:
-    engine = flow_engine(RecordedCaptures())
+    engine = flow_engine(RecordingCache())
     flows(engine, [0])
     captured(engine)
     found = flows(engine, [1], **changes)
@@ -128,31 +128,31 @@ def test_other_loops_run_plainly_and_are_counted(changes: dict[str, Any], why: s
 
 
 def test_a_module_that_cannot_be_captured_runs_plainly_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    captures = RecordedCaptures()
+    captures = RecordingCache()
     captures.fails = RuntimeError("operation not permitted when stream is capturing")
     engine = flow_engine(captures)
     flows(engine, [0])
     captured(engine)
-    assert "runs 4 tokens beside the cache, 5 iterations plainly" in caplog.text
+    assert "4 tokens beside the cache, 5 iterations, 2 pages and others of its kind run uncaptured" in caplog.text
     near(flows(engine, [1])[1], flows(flow_engine(None), [1])[1])
     assert engine.counters()["graph_misses"] == 10
 
 
 def test_one_bucket_that_does_not_fit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    captures = RecordedCaptures()
+    captures = RecordingCache()
     engine = flow_engine(captures)
     flows(engine, [0])
     captures.fails = torch.OutOfMemoryError("tried to allocate")
     engine.idle()
     captures.fails = None
     captured(engine)
-    assert len(captures.graphs) == 17 and "goes on without" in caplog.text
+    assert len(captures.graphs) == 17 and "is left out" in caplog.text
 
 
 # -- loops that append -----------------------------------------------------------------------------------------------
 
 
-def world_engine(captures: Captures | None, **changes: Any) -> KVCacheEngine:
+def world_engine(captures: GraphCache | None, **changes: Any) -> KVCacheEngine:
     graphs = () if captures is None else (1,)
     return make_world(spec=ROLLING, module=TinyWorld(), graphs=graphs, captures=captures, **changes)
 
@@ -174,7 +174,7 @@ def rollouts(engine: KVCacheEngine, sets: dict[int, Tensor], lookahead: int = 0,
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_frames_that_are_appended_equal_the_plain_ones(lookahead: int) -> None:
-    captures = RecordedCaptures()
+    captures = RecordingCache()
     engine = world_engine(captures, lookahead=lookahead, num_pages=256)
     sets = {0: numbers(2, 1, 4, WIDTH), 1: numbers(3, 5, 4, WIDTH), 2: numbers(4, 3, 4, WIDTH)}
     rollouts(engine, sets, lookahead)
@@ -191,7 +191,7 @@ def test_frames_that_are_appended_equal_the_plain_ones(lookahead: int) -> None:
 
 def test_a_replay_without_room_for_what_it_gives_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     sets = {handle: numbers(20 + handle, 3, 3, WIDTH) for handle in range(2)}
-    engine = world_engine(RecordedCaptures())
+    engine = world_engine(RecordingCache())
     rollouts(engine, sets)
     captured(engine)
     before, failures, replay = engine.counters(), iter([True]), Recorded.replay
@@ -211,7 +211,7 @@ def test_a_replay_without_room_for_what_it_gives_is_computed_plainly(monkeypatch
 
 
 def test_each_iteration_is_told_from_a_replay_of_its_own() -> None:
-    captures = RecordedCaptures()
+    captures = RecordingCache()
     engine, told = world_engine(captures), []
     actions = numbers(5, 1, 4, WIDTH)
     for _ in range(2):
@@ -255,7 +255,7 @@ def test_each_row_sees_its_own_places_and_none_that_are_unused(order: list[int],
 
 
 def test_a_failed_frame_leaves_neighbours_and_graphs_as_they_are() -> None:
-    engine = world_engine(RecordedCaptures())
+    engine = world_engine(RecordingCache())
     rollouts(engine, {0: numbers(2, 1, 4, WIDTH)})
     captured(engine)
     driver = Driver(engine)

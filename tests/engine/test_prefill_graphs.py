@@ -14,12 +14,12 @@ from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.engine.base import Handle, SamplingParams
 from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
-from mstar_core.engine.cuda_graphs.buckets import Buckets
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.kv.engine import KVCacheEngine
 from tests.engine.test_graphs import REQUESTS
 from tests.engine.tiny_engine import Driver, generate, make_engine, prompt
 
-BUCKETS = Buckets(decode=(1, 8, 16), prefill=(16, 64))
+BUCKETS = CaptureSizes(decode=(1, 8, 16), prefill=(16, 64))
 
 
 def made(**changes: object) -> KVCacheEngine:
@@ -106,7 +106,11 @@ def test_what_a_graph_cannot_give_runs_plainly_and_is_counted() -> None:
 def test_a_burst_is_packed_into_few_steps_with_decode_between_them() -> None:
     """32 prompts of 45 tokens under a budget of 512: three forwards of prompts, and no step without the running row."""
     engine = make_engine(
-        graphs=Buckets(decode=(64,), prefill=(512,)), token_budget=512, num_pages=2000, max_slots=80, max_seq_len=256
+        graphs=CaptureSizes(decode=(64,), prefill=(512,)),
+        token_budget=512,
+        num_pages=2000,
+        max_slots=80,
+        max_seq_len=256,
     )
     driver = Driver(engine)
     driver.open(100, max_tokens=200)
@@ -128,7 +132,7 @@ def test_a_burst_is_packed_into_few_steps_with_decode_between_them() -> None:
 
 
 def test_the_larger_bucket_serves_until_the_smaller_is_captured_in_an_idle_moment() -> None:
-    engine = made(graphs=Buckets(decode=(8,), prefill=(64,), decode_later=(2,), prefill_later=(16,)))
+    engine = made(graphs=CaptureSizes(decode=(8,), prefill=(64,), decode_later=(2,), prefill_later=(16,)))
     assert generate(REQUESTS[:2], engine=engine) == generate(REQUESTS[:2])
     first = engine.counters()["graphs_captured"]
     assert engine.idle() and not engine.idle() and not engine.idle()
@@ -138,10 +142,10 @@ def test_the_larger_bucket_serves_until_the_smaller_is_captured_in_an_idle_momen
 
 
 def test_no_bucket_is_larger_than_the_budget_asks_for() -> None:
-    engine = made(graphs=Buckets(decode=(1,), prefill=(16, 64), prefill_later=(32, 128, 256)), token_budget=48)
+    engine = made(graphs=CaptureSizes(decode=(1,), prefill=(16, 64), prefill_later=(32, 128, 256)), token_budget=48)
     while engine.idle():
         pass
-    prompts = engine._runner.prompts
+    prompts = engine._runner.prefill
     assert prompts is not None and prompts.sizes == [16, 32, 64]
 
 

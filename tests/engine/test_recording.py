@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mstar_core.engine.cuda_graphs.buckets import recording
+from mstar_core.engine.cuda_graphs.cache import capturing
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_nothing_is_collected_while_a_graph_is_recorded(modes: list[str]) -> None:
-    with recording():
+    with capturing():
         assert not gc.isenabled()
     assert gc.isenabled() and modes == ["thread_local"]
 
 
 def test_the_collector_is_on_again_after_an_error(modes: list[str]) -> None:
-    with pytest.raises(ValueError, match="of the step"), recording():
+    with pytest.raises(ValueError, match="of the step"), capturing():
         raise ValueError("of the step")
     assert gc.isenabled()
 
@@ -42,7 +42,7 @@ def test_the_collector_is_on_again_after_an_error(modes: list[str]) -> None:
 def test_a_collector_that_was_off_stays_off(modes: list[str]) -> None:
     gc.disable()
     try:
-        with recording():
+        with capturing():
             pass
         assert not gc.isenabled()
     finally:

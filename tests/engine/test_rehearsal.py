@@ -18,7 +18,7 @@ from mstar_core.errors import MstarError
 from mstar_core.graph.spec.nodes import Attend
 from mstar_pi05.checkpoint.sizes import Sizes, Tower, Vision
 from mstar_pi05.nodes.policy import Policy
-from tests.engine.recorded import RecordedCaptures
+from tests.engine.recorded import RecordingCache
 from tests.engine.tiny_engine import make_engine
 from tests.fakes import jit
 from tests.fakes.jit import JITFunction
@@ -31,9 +31,9 @@ SMALL = Sizes(
 )  # fmt: skip
 
 
-def acting(made: list[RecordedCaptures]) -> Acting:
-    def captures() -> RecordedCaptures:
-        made.append(RecordedCaptures())
+def acting(made: list[RecordingCache]) -> Acting:
+    def captures() -> RecordingCache:
+        made.append(RecordingCache())
         return made[-1]
 
     here = Place(device=torch.device("cpu"), dtype=torch.float32, max_tokens=64, requests=2)
@@ -41,7 +41,7 @@ def acting(made: list[RecordedCaptures]) -> Acting:
 
 
 def test_the_first_request_of_an_expected_kind_is_replayed() -> None:
-    made: list[RecordedCaptures] = []
+    made: list[RecordingCache] = []
     engines, told = acting(made), list[str]()
     policy = engines.modules["LLM"]
     assert isinstance(policy, Policy)
@@ -79,7 +79,7 @@ class Watched:
     """Both nodes, each of whose passes launches a kernel for its sizes. plays: sizes of passes, in order."""
 
     def __init__(self) -> None:
-        self.made: list[RecordedCaptures] = []
+        self.made: list[RecordingCache] = []
         self.engines = acting(self.made)
         self.kernels = {name: JITFunction(name) for name in self.engines.modules}
         self.plays: list[tuple[str, int]] = []
@@ -107,7 +107,7 @@ class Watched:
         policy, cameras = self.engines.turner.runners["LLM"], self.engines.modules["vit_encoder"]
         passes: Any = policy._runner.passes  # type: ignore[attr-defined]
         sizes = cameras._replayed.sizes  # type: ignore[union-attr]
-        return [passes.kinds, passes.packed.sizes, sizes, [len(each.graphs) for each in self.made]]
+        return [passes.kinds, passes.prefixes.sizes, sizes, [len(each.graphs) for each in self.made]]
 
     def _before_policy(self, module: torch.nn.Module, args: object, given: dict[str, Any]) -> None:
         self._play("LLM", len(given["positions"]) + (10_000 if given.get("tokens") is None else 0))

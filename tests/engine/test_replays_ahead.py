@@ -13,7 +13,7 @@ from torch import Tensor
 from mstar_core.engine.base import Handle
 from mstar_core.engine.cuda_graphs.pass_keys import AHEAD, PassKind
 from mstar_core.engine.kv.engine import KVCacheEngine
-from tests.engine.recorded import Recorded, RecordedCaptures
+from tests.engine.recorded import Recorded, RecordingCache
 from tests.engine.test_iterations_ahead import TAUGHT, Taught
 from tests.engine.test_kv_rows import context, near, roll
 from tests.engine.test_pass_graphs import ROLLING, captured
@@ -26,7 +26,7 @@ WORLDS: dict[str, Any] = {
 }
 
 
-def engine_of(captures: RecordedCaptures | None, lookahead: int = 0, **changes: Any) -> KVCacheEngine:
+def engine_of(captures: RecordingCache | None, lookahead: int = 0, **changes: Any) -> KVCacheEngine:
     settings = {**WORLDS["lists of steps"], "num_pages": 64, "max_seq_len": 48, **changes}
     settings["module"] = settings["module"]()
     graphs = () if captures is None else (1,)
@@ -37,13 +37,13 @@ MOST, FEW = AHEAD
 STEPS = 2 * MOST + FEW
 
 
-def replays(captures: RecordedCaptures) -> int:
+def replays(captures: RecordingCache) -> int:
     return sum(graph.replays for graph in captures.graphs)
 
 
-def ready(lookahead: int = 0, **changes: Any) -> tuple[KVCacheEngine, RecordedCaptures]:
+def ready(lookahead: int = 0, **changes: Any) -> tuple[KVCacheEngine, RecordingCache]:
     """An engine that has captured what rollouts of one to six rows need."""
-    captures = RecordedCaptures()
+    captures = RecordingCache()
     engine = engine_of(captures, lookahead, **changes)
     for number in range(2):  # the second meets kinds of which the first took what was there
         driver = Driver(engine, lookahead)

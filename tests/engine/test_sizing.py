@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import pytest
 import torch
 
 from mstar_core.engine.cache.budget import Budget, node_shares, rank_budget, working_bytes
 from mstar_core.engine.cache.sizing import PoolPlan, PoolRequest, plan_pool
-from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.cache import GraphCache, StaticStep, sizes_for
 from mstar_core.engine.device import check_device, resolve_device
 from mstar_core.errors import ConfigError, StartError
 from mstar_core.graph.spec.nodes import KVSpec
 
 SPEC = KVSpec(layers=2, kv_heads=4, head_dim=8)
 TOKEN_BYTES = 2 * 2 * 4 * 8 * 2
+T = TypeVar("T")
 
 
 def plan(
@@ -133,20 +138,49 @@ def test_devices_that_are_not_there_are_refused() -> None:
         resolve_device("cuda:99")
 
 
-class OnDevice(Captures):
-    """Captures on a device of which so much is free."""
+class OnDevice(GraphCache):
+    """GraphCache on a device of which so much is free."""
 
     free = 9 * GIB
 
     def _free(self) -> int:
         return self.free
 
+    def capture(self, step: Callable[[], T]) -> tuple[Any, T | None]:
+        return None, None
 
-def test_nothing_is_captured_in_the_memory_that_the_largest_steps_need() -> None:
-    made: list[str] = []
-    captures = OnDevice(torch.device("cuda"), spare_bytes=8 * GIB)
-    captures.measured("first", lambda: made.append("first"))
-    captures.free = 7 * GIB
-    with pytest.raises(torch.OutOfMemoryError, match="7168 MiB are free, and the largest steps may take 8192"):
-        captures.measured("second", lambda: made.append("second"))
-    assert made == ["first"] and captures.counts.captured == 1
+
+class Nothing(StaticStep[int]):
+    """A step that does nothing."""
+
+    def forward(self) -> int:
+        return 0
+
+
+def test_nothing_is_captured_in_the_memory_that_the_largest_steps_need(caplog: pytest.LogCaptureFixture) -> None:
+    cache = OnDevice(torch.device("cuda"), spare_bytes=8 * GIB)
+    buckets = cache.buckets(lambda size: Nothing(), lambda size: f"step of {size[0]}")
+    buckets.plan([(1,), (2,)])
+    assert cache.capture_next()
+    cache.free = 7 * GIB
+    assert not cache.capture_next()
+    assert buckets.sizes == [(1,)] and cache.counts.captured == 1
+    assert "7168 MiB are free, and the largest steps may need 8192" in caplog.text
+
+
+def test_a_start_without_memory_for_any_step_of_a_kind_fails_and_says_why() -> None:
+    cache = OnDevice(torch.device("cuda"), spare_bytes=8 * GIB, name="LLM")
+    cache.free = 7 * GIB
+    cache.buckets(lambda size: Nothing(), lambda size: "step").plan([(1,)])
+    with pytest.raises(StartError, match="captured steps of node LLM do not fit"):
+        cache.capture_all()
+
+
+@pytest.mark.parametrize("slots", [1, 5, 32, 64, 100, 300])
+def test_decode_buckets_cover_every_number_of_slots(slots: int) -> None:
+    """A decode batch always has a bucket from the start, whatever max_concurrent_requests an operator sets."""
+    sizes = sizes_for(slots)
+    assert max(sizes.decode) == slots and not set(sizes.decode) & set(sizes.decode_later)
+    every = sorted(sizes.decode + sizes.decode_later)
+    assert all(after <= 2 * before for before, after in itertools.pairwise(every))
+    assert sizes_for(64).decode == (1, 8, 32, 64) and sizes_for(64).decode_later == (2, 4, 16, 24, 48)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mstar_core.engine.cuda_graphs.buckets import recording
+from mstar_core.engine.cuda_graphs.cache import capturing
 from mstar_core.engine.cuda_graphs.compilation import apart, compiling_only
 
 pytestmark = pytest.mark.gpu
@@ -24,7 +24,7 @@ class Gone:
         self.me = self
         self.given = torch.zeros(1 << 20, device=cuda)
         torch.add(self.given, 1)
-        with recording() as self.graph:
+        with capturing() as self.graph:
             self.made = self.given + 1
 
 
@@ -41,7 +41,7 @@ def eager_collector() -> Iterator[None]:
 def test_a_graph_that_is_garbage_does_not_end_a_capture(cuda: torch.device) -> None:
     value, node = torch.zeros(8, device=cuda), Gone(cuda)
     gone = weakref.ref(node)
-    with recording() as graph:
+    with capturing() as graph:
         del node  # from here on it is the collector's, which would take it at once
         held = [[number] for number in range(1000)]
         made = value + 1
@@ -59,7 +59,7 @@ def test_a_thread_that_gets_memory_does_not_end_a_capture(cuda: torch.device) ->
     def other() -> None:
         sizes.append(torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True).numel())
 
-    with recording() as graph:
+    with capturing() as graph:
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()

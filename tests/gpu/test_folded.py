@@ -124,7 +124,7 @@ def test_the_same_inputs_give_the_same_bits(cuda: torch.device) -> None:
 def test_it_is_taken_by_passes_of_several_rows_alone(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a graph, as it is used. One row is shared out by block, pages of 16 go to the kernel for any page."""
     from mstar_core.engine.attention.kernels import gqa_packed
-    from mstar_core.engine.cuda_graphs.buckets import Captures
+    from mstar_core.engine.cuda_graphs.cache import GraphCache
 
     asked: list[Case] = []
     attend = gqa_packed.attend
@@ -140,7 +140,7 @@ def test_it_is_taken_by_passes_of_several_rows_alone(cuda: torch.device, monkeyp
 
         monkeypatch.setattr(gqa_packed, "attend", noted)
         with torch.inference_mode():
-            graph, out = Captures(cuda).graph(lambda case=case: case.reads.attend(0, *case.given))
+            graph, out = GraphCache(cuda).capture(lambda case=case: case.reads.attend(0, *case.given))
             graph.replay()
         assert (case in asked) == is_taken
         if is_taken:

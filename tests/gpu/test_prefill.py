@@ -17,7 +17,7 @@ from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
-from mstar_core.engine.cuda_graphs.buckets import Buckets
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.engine.kv.state import KVStep
 from mstar_core.layers.linear import fuse_projections
@@ -26,7 +26,7 @@ from tests.gpu.test_engine import REQUESTS, SAMPLINGS, WIDE, WideLM, wide_engine
 
 pytestmark = pytest.mark.gpu
 
-BUCKETS = Buckets(decode=(1, 8, 16), prefill=(16, 64))
+BUCKETS = CaptureSizes(decode=(1, 8, 16), prefill=(16, 64))
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def test_kernels_of_paged_prompts_against_float64(
 def test_captured_bfloat16_stays_with_the_plain_prompt(cuda: torch.device, wide: WideLM) -> None:
     rows = [(prompt(seed, 5 + 9 * seed), 1, SamplingParams()) for seed in range(6)]
     pools, firsts = [], []
-    for graphs in ((1, 8), Buckets(decode=(1, 8), prefill=(128, 256))):
+    for graphs in ((1, 8), CaptureSizes(decode=(1, 8), prefill=(128, 256))):
         engine = wide_engine(cuda, wide, graphs=graphs, token_budget=256, prefix_cache=False)
         firsts.append([ids[0] for ids in generate(rows, lookahead=1, engine=engine)])
         attention = engine._runner._attention
@@ -142,7 +142,7 @@ def test_no_launch_waits_for_the_device(cuda: torch.device, wide: WideLM) -> Non
     engine = Unwaiting(
         WIDE, wide, device=cuda, dtype=torch.bfloat16, num_pages=60, page_size=16, max_slots=8, max_seq_len=256,
         vocab=2000, token_budget=64, attention="flashinfer", lookahead=1,
-        graphs=Buckets(decode=(1, 8), prefill=(16, 64)),
+        graphs=CaptureSizes(decode=(1, 8), prefill=(16, 64)),
     )  # fmt: skip
     storm(engine, 20, random.Random(1))
     engine.is_watched = True
@@ -175,7 +175,7 @@ def storm(engine: KVCacheEngine, requests: int, chance: random.Random) -> None:
 
 
 def test_buckets_are_captured_while_idle_and_used_from_then_on(cuda: torch.device, wide: WideLM) -> None:
-    later = Buckets(decode=(8,), prefill=(64,), decode_later=(2,), prefill_later=(16,))
+    later = CaptureSizes(decode=(8,), prefill=(64,), decode_later=(2,), prefill_later=(16,))
     engine = wide_engine(cuda, wide, graphs=later)
     rows = [(prompt(seed, 9), 12, SamplingParams(repetition_penalty=1.1)) for seed in range(2)]
     first = generate(rows, lookahead=1, engine=engine)
@@ -191,7 +191,7 @@ def test_buckets_are_captured_while_idle_and_used_from_then_on(cuda: torch.devic
     # A request that was open while the others were captured goes on as if nothing had happened.
     loop = driver.decode(50, 20)
     driver.run()
-    alone = wide_engine(cuda, wide, graphs=Buckets(decode=(1,), prefill=(64,)))
+    alone = wide_engine(cuda, wide, graphs=CaptureSizes(decode=(1,), prefill=(64,)))
     ids = generate([(prompt(3, 20), 20, SamplingParams())], lookahead=1, engine=alone)[0]
     assert int(driver.done[opened].outputs["token"]) == ids[0] and driver.ids[loop][:3] == ids[1:4]
     engine.close(Handle(50))
@@ -201,7 +201,7 @@ def test_buckets_are_captured_while_idle_and_used_from_then_on(cuda: torch.devic
 
 
 def test_a_cancel_in_the_middle_of_a_captured_prompt(cuda: torch.device, wide: WideLM) -> None:
-    engine = wide_engine(cuda, wide, graphs=Buckets(decode=(8,), prefill=(32,)), token_budget=32)
+    engine = wide_engine(cuda, wide, graphs=CaptureSizes(decode=(8,), prefill=(32,)), token_budget=32)
     for handle in range(3):
         engine.open(Handle(handle), SamplingParams(), 200)
         ids = torch.tensor(prompt(handle, 90))

@@ -13,7 +13,7 @@ from torch.nn.functional import gelu, layer_norm
 from bench.families.policy import Place
 from bench.families.world import Rolling, random_nodes, trial
 from mstar_core.engine.attention.passes import PassShape
-from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device
 from mstar_core.worker.warmup import warm_module
 from mstar_vjepa2.checkpoint.config import ActionFacts, VitFacts, encoder_of
@@ -60,7 +60,7 @@ def test_rollouts_equal_the_reference(dtype: torch.dtype, limits: Limits, cuda: 
 @pytest.mark.parametrize(("dtype", "limits"), KINDS, ids=["float32", "bfloat16"])
 def test_clips_equal_the_reference(dtype: torch.dtype, limits: Limits, cuda: torch.device, tmp_path: Path) -> None:
     here = place(cuda, dtype)
-    check_clips(clip_encoder(here, tmp_path), here, limits, Captures(cuda))
+    check_clips(clip_encoder(here, tmp_path), here, limits, GraphCache(cuda))
 
 
 @pytest.mark.parametrize("attention", ["torch", "flashinfer"])
@@ -129,7 +129,7 @@ def test_a_captured_frame_equals_a_plain_one(cuda: torch.device) -> None:
     pixels = torch.randint(0, 256, (5, 1, 3, 256, 256), dtype=torch.uint8, device=cuda)
     with torch.inference_mode():
         expected = node.encoder.hidden(pixels)
-        node.encoder.capture(Captures(cuda))
+        node.encoder.capture(GraphCache(cuda))
         node.encoder(pixels)
         while node.idle():
             pass

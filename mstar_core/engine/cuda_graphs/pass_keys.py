@@ -51,7 +51,7 @@ class Port:
         """Values of so many rows, of so many tokens each."""
         return rows if self.is_per_row else rows * tokens
 
-    def is_told(self, tokens: int) -> bool:
+    def is_small(self, tokens: int) -> bool:
         """Whether it may travel with other small inputs: a row's values stay on the host until a step takes them."""
         return self.size_bytes * self.count(1, tokens) <= SMALL_BYTES
 

@@ -20,9 +20,8 @@ from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cache.prefix_cache import ContentChain, PrefixCache
 from mstar_core.engine.cache.slots import Slots
-from mstar_core.engine.cuda_graphs.buckets import Buckets, Captures, GraphCounts
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, GraphCounts
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
-from mstar_core.engine.cuda_graphs.passes import PassGraphs
 from mstar_core.engine.kv.batch import BatchOutput, ScheduledChunk
 from mstar_core.engine.kv.candidates import Candidates
 from mstar_core.engine.kv.inputs import InputProcessor
@@ -55,14 +54,14 @@ class KVCacheEngine:
     def __init__(
         self, spec: NodeSpec, module: KVModule, *, device: torch.device, dtype: torch.dtype, num_pages: int,
         page_size: int, max_slots: int, max_seq_len: int, vocab: int, token_budget: int, attention: str = "torch",
-        lookahead: int = 0, prefix_cache: bool = True, graphs: Buckets | Sequence[int] = (),
+        lookahead: int = 0, prefix_cache: bool = True, graphs: CaptureSizes | Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic, faults: Faults | None = None,
-        report: Callable[[str, str], None] | None = None, captures: Captures | None = None,
+        report: Callable[[str, str], None] | None = None, captures: GraphCache | None = None,
         to_host: Callable[[Tensor], PendingCopy] = HostCopy,
     ) -> None:  # fmt: skip
         """report: told the phase (`kernels` or `capture`) and the step, for each step captured here.
 
-        captures: makes the graphs of passes; None: those of the device. to_host: begins to copy a value to the host.
+        captures: the cache of captured steps; None: a new one. to_host: begins to copy a value to the host.
         """
         if spec.kv is None:
             raise ConfigError(f"node {spec.name} has no cache", hint="a KV_CACHE node declares KVSpec", key=spec.name)
@@ -86,17 +85,17 @@ class KVCacheEngine:
         attends = backend(attention, make_pools(spec.kv, num_pages, page_size, dtype, device), page_size)
         self._state = KVState(spec.name, pool, tables, cache, slots, clock)
         self._runner = ModelRunner(spec, module, attends, slots, tables, runs_ahead=lookahead > 0, faults=faults)
-        buckets = graphs if isinstance(graphs, Buckets) else Buckets(decode=tuple(graphs))
+        sizes = graphs if isinstance(graphs, CaptureSizes) else CaptureSizes(decode=tuple(graphs))
         self._graphs: NodeGraphs | None = None
-        if (buckets.decode or buckets.prefill) and spec.sampling is not None and vocab:
-            self._graphs = NodeGraphs(
+        if (sizes.decode or sizes.prefill) and (spec.capture_sizes or (spec.sampling is not None and vocab)):
+            graph_cache = captures or GraphCache(device)
+            graph_cache.name, graph_cache.report = spec.name, report
+            made = self._graphs = NodeGraphs(
                 spec, module, attends, slots, tables, id_port=self._runner.id_port, vocab=vocab,
-                token_budget=token_budget, report=report,
+                token_budget=token_budget, cache=graph_cache,
             )  # fmt: skip
-            self._graphs.capture(buckets, self._runner)
-        elif (buckets.decode or buckets.prefill) and spec.capture_sizes and not spec.sampling:
-            by = captures or Captures(device)
-            self._runner.passes = PassGraphs(spec, module, attends, tables, max_slots, by, token_budget)
+            made.capture(sizes)
+            self._runner.decode, self._runner.prefill, self._runner.passes = made.decode, made.prefill, made.passes
         intake = InputProcessor(spec, module, device, dtype)
         self._loops = Loops(slots, tables, intake, spec, vocab)
         self._rows = Candidates(spec, self._state, intake.on_device)
@@ -268,24 +267,21 @@ class KVCacheEngine:
     @property
     def graph_counts(self) -> GraphCounts | None:
         """Hits and misses of captured steps; None where nothing is captured."""
-        return graphs.counts if (graphs := self._graphs or self._runner.passes) is not None else None
+        return self._graphs.cache.counts if self._graphs is not None else None
 
     def idle(self) -> bool:
         """See WorksWhenIdle: captures the next bucket that is still missing."""
         assert not self._state.in_flight, "a busy engine does not capture"
-        graphs = self._graphs or self._runner.passes
-        return graphs is not None and not graphs.is_complete and graphs.capture_next()
+        return self._graphs is not None and self._graphs.idle()
 
     def compile_later(self) -> None:
-        """See CompilesLater. Steps that draw ids compile theirs when the engine is made."""
-        if self._runner.passes is not None:
-            with torch.inference_mode():
-                self._runner.passes.compile_later()
+        """See CompilesLater."""
+        if self._graphs is not None:
+            self._graphs.warm_up()
 
     def counters(self) -> dict[str, float]:
-        """See Counted and NodeGraphs.counters; empty where nothing is captured."""
-        graphs = self._graphs or self._runner.passes
-        return graphs.counters() if graphs else {}
+        """See Counted and GraphCounts; empty if nothing is captured."""
+        return self._graphs.cache.counts.as_counters() if self._graphs is not None else {}
 
     def memory(self) -> MemoryUse:
         """See NodeRunner."""

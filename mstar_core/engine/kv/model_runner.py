@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Handle
     from mstar_core.engine.cache.page_table import PageCopy, PageTables
     from mstar_core.engine.cache.slots import Slots
-    from mstar_core.engine.cuda_graphs.decode import DecodeGraphs
-    from mstar_core.engine.cuda_graphs.passes import PassGraphs
-    from mstar_core.engine.cuda_graphs.prefill import PrefillGraphs
+    from mstar_core.engine.cuda_graphs.decode import DecodeSteps
+    from mstar_core.engine.cuda_graphs.passes import LoopPassSteps
+    from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
     from mstar_core.engine.kv.sequence import ForwardPass
     from mstar_core.graph.spec.nodes import NodeSpec
     from mstar_core.layers.kv_view import KVModule
@@ -58,9 +58,9 @@ class ModelRunner:
         self._tables = tables
         self._runs_ahead = runs_ahead
         self._faults = faults
-        self.graphs: DecodeGraphs | None = None
-        self.prompts: PrefillGraphs | None = None
-        self.passes: PassGraphs | None = None
+        self.decode: DecodeSteps | None = None
+        self.prefill: PrefillSteps | None = None
+        self.passes: LoopPassSteps | None = None
         self.id_port = id_port(spec)
         self._history = spec.sampling.history if spec.sampling else "none"
         self._row_ports = frozenset(spec.row_ports)
@@ -72,8 +72,8 @@ class ModelRunner:
             self._slots.flush()
             self._attention.clear_pages(self._tables.pool.take_stale())
             outs = []
-            if decode is not None and self.graphs is not None and self._faults is None and self.graphs.takes(decode):
-                outs.append(self._replayed(self.graphs, decode))
+            if decode is not None and self.decode is not None and self._faults is None and self.decode.takes(decode):
+                outs.append(self._replayed(self.decode, decode))
                 decode = None
                 if not chunks:
                     return outs
@@ -81,7 +81,7 @@ class ModelRunner:
                 return self._isolated(decode, [])
             groups = self._grouped(chunks)
             plain = groups.pop((), [])
-            prompts = self.prompts if self._faults is None else None
+            prompts = self.prefill if self._faults is None else None
             if decode is None and plain and prompts is not None and prompts.most_tokens:
                 replayed, plain = self._prompted(prompts, plain)
                 outs += replayed
@@ -97,16 +97,16 @@ class ModelRunner:
             self._attention.clear_pages(self._tables.pool.take_stale())
             self._attention.copy_pages(copies)
 
-    def _replayed(self, graphs: DecodeGraphs, decode: DecodeBatch) -> BatchOutput:
+    def _replayed(self, graphs: DecodeSteps, decode: DecodeBatch) -> BatchOutput:
         """The decode rows by a captured step."""
-        out = BatchOutput(decode, [], _EMPTY, _EMPTY, ids=graphs.run(decode))
-        assert out.ids is not None
-        out.host_ids = HostCopy(out.ids)
+        ids, reported = graphs.run(decode)
+        out = BatchOutput(decode, [], _EMPTY, _EMPTY, ids=ids, outputs=reported)
+        out.host_ids = HostCopy(ids)
         self._commit(out, [])
         return out
 
     def _prompted(
-        self, prompts: PrefillGraphs, chunks: list[ScheduledChunk]
+        self, prompts: PrefillSteps, chunks: list[ScheduledChunk]
     ) -> tuple[list[BatchOutput], list[ScheduledChunk]]:
         """Run what captured prompts can take; the rest is left to the plain forward, and counted."""
         outs = []
@@ -279,7 +279,7 @@ class ModelRunner:
     ) -> list[tuple[ForwardPass, str, Tensor]]:
         """Each chunk's share of the outputs it wants; kept only when the whole forward went well."""
         if out.decode is not None and out.decode.reports:
-            out.outputs = outputs
+            out.outputs = {port: outputs[port] for port in out.decode.reports if port in outputs}
         start = 0 if out.decode is None else len(out.decode.branches)
         shares = []
         for index, chunk in enumerate(out.chunks):

@@ -78,8 +78,8 @@ class Scheduler:
                 else:
                     chosen.append(branch)
                     # Candidates whose iterations are told together stay together: the last one decides when.
-                    rows += 0 if branch.is_told else branch.current.iterations
-        budget, prompts = self._budget, self._runner.prompts
+                    rows += 0 if branch.is_told or branch.current.is_ids else branch.current.iterations
+        budget, prompts = self._budget, self._runner.prefill
         if prompts is not None and prompts.most_tokens:
             # No more than one replay takes: rows that decode wait for one of them at most, and its buffers take turns.
             budget, chosen = min(budget, prompts.most_tokens), chosen[: prompts.most_rows]

@@ -26,7 +26,8 @@ HEAD: Final = 512
 BAD_ROW: Final = -1
 """Id of a row whose logits hold no finite maximum."""
 
-_OFF: Final = 1 << 62
+TOP_K_OFF: Final = 1 << 62
+"""Value of `SamplingRows.top_k` that keeps all ids."""
 _INFINITY: Final = float("inf")
 
 
@@ -65,7 +66,7 @@ class SamplingRows:
             temperature=column([1.0 if row.temperature <= 0 else row.temperature for row in rows], torch.float32),
             # Off is above 1: rounding of the cumulative sum must not cut the tail.
             top_p=column([2.0 if row.top_p >= 1 else row.top_p for row in rows], torch.float64),
-            top_k=column([_OFF if row.top_k <= 0 else row.top_k for row in rows], torch.int64),
+            top_k=column([TOP_K_OFF if row.top_k <= 0 else row.top_k for row in rows], torch.int64),
             min_p=column([row.min_p for row in rows], torch.float64),
             penalty=column([row.repetition_penalty for row in rows], torch.float32),
             state=rng.seeded(torch.tensor([to_int64(row.seed) for row in rows], dtype=torch.int64, device=device)),
@@ -173,7 +174,7 @@ def _kept(values: Tensor, log_mass: Tensor, rows: SamplingRows) -> tuple[Tensor,
     if rows.has_top_k:
         # top-p counts within what top-k left, as the usual chain of processors does.
         limited = total.gather(1, (rows.top_k - 1).clamp(max=width - 1))
-        mass = torch.where(rows.top_k >= _OFF, 1.0, limited)
+        mass = torch.where(rows.top_k >= TOP_K_OFF, 1.0, limited)
         keep = (keep < rows.top_p * mass) & (torch.arange(width, device=values.device) < rows.top_k)
     else:
         keep = keep < rows.top_p
@@ -189,9 +190,9 @@ def _pick(values: Tensor, ids: Tensor, log_mass: Tensor, rows: SamplingRows, cha
     mass = total.gather(1, count - 1)
     closed = count < width
     if rows.has_top_k:
-        closed = torch.where(rows.top_k >= _OFF, closed, rows.top_k <= width)
+        closed = torch.where(rows.top_k >= TOP_K_OFF, closed, rows.top_k <= width)
     if rows.has_whole:
-        is_whole = (rows.top_k >= _OFF) & (rows.top_p > 1) & (rows.min_p <= 0)
+        is_whole = (rows.top_k >= TOP_K_OFF) & (rows.top_p > 1) & (rows.min_p <= 0)
         mass = torch.where(is_whole, 1.0, mass)
     at = (total <= chance * mass).sum(dim=-1, keepdim=True)
     place = torch.minimum(at, count - 1)

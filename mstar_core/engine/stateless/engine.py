@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from mstar_core.engine.base import Job, Running, SamplingParams
-    from mstar_core.engine.cuda_graphs.buckets import GraphCounts
+    from mstar_core.engine.cuda_graphs.cache import GraphCounts
     from mstar_core.engine.kv.model_runner import Faults
     from mstar_core.graph.spec.nodes import NodeSpec
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_pi05.nodes.siglip import CAPTURED
 
 
@@ -18,7 +18,7 @@ def test_cameras_by_graphs_equal_plain_ones(golden: Any, models: Any, reference:
     images = ((images + 1) * 127.5).round().to(torch.uint8) if kind == torch.uint8 else images
     plain = reference.cameras.encode(images)
     assert not cameras.idle() and cameras.counters() == {}
-    cameras.capture(Captures(torch.device("cpu")))
+    cameras.capture(GraphCache(torch.device("cpu")))
     cameras.encode(images)
     while cameras.idle():
         pass

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_vjepa2.nodes import blocks, rotary
 from mstar_vjepa2.nodes.encoder import CAPTURED, MOST_TOKENS
 
@@ -20,7 +20,7 @@ def test_clips_by_graphs_equal_plain_ones(base: Golden, base_nodes: dict[str, An
     with torch.inference_mode():
         plain = base_nodes["video_encoder"](pixel_values_videos=pixels)["encoder_hidden"]
         assert not node.idle() and node.counters() == {}
-        node.encoder.capture(Captures(torch.device("cpu")))
+        node.encoder.capture(GraphCache(torch.device("cpu")))
         node(pixel_values_videos=pixels)
         while node.idle():
             pass

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.errors import StartError, WeightsError
 from mstar_core.layers import Checkpoint
 from mstar_pi05.checkpoint.config import read_sizes
@@ -73,5 +73,5 @@ class Pi05:
             module = Cameras(self._sizes, rounds=kind == "tf32")
         load(module, self._files, CAMERAS, self._ctx.progress)
         if device.type == "cuda":
-            module.capture(Captures(device))
+            module.capture(GraphCache(device))
         return module.eval().requires_grad_(False)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from mstar_core.engine.cuda_graphs.buckets import Captures
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.errors import StartError, WeightsError
 from mstar_vjepa2.checkpoint import names
 from mstar_vjepa2.checkpoint.config import read_action, read_base
@@ -136,7 +136,7 @@ def _refuse_splits(ctx: ModelContext) -> None:
 def _captured(encoder: E, ctx: ModelContext) -> E:
     """The encoder, which runs by graphs on a GPU."""
     if ctx.device.type == "cuda":
-        encoder.encoder.capture(Captures(ctx.device))
+        encoder.encoder.capture(GraphCache(ctx.device))
     return encoder
 
 

@@ -15,13 +15,13 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
-from mstar_core.engine.cuda_graphs.submodules import InnerGraphs
+from mstar_core.engine.cuda_graphs.functions import CapturedFunction
 from mstar_pi05.nodes.warm_up import of_cameras
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.cuda_graphs.buckets import Captures, GraphCounts
+    from mstar_core.engine.cuda_graphs.cache import GraphCache, GraphCounts
     from mstar_core.engine.cuda_graphs.warmup import Rehearsal
     from mstar_pi05.checkpoint.sizes import Sizes, Vision
 
@@ -161,14 +161,14 @@ class Cameras(nn.Module):
         self.projector = nn.Linear(sizes.vision.width, sizes.language.width)
         self._rounds = rounds
         self._sizes = sizes
-        self._replayed = InnerGraphs(self.vectors, CAPTURED)
+        self._replayed = CapturedFunction(self.vectors, CAPTURED)
 
-    def capture(self, captures: Captures) -> None:
+    def capture(self, captures: GraphCache) -> None:
         """Run the tower by graphs from now on, with few and large products."""
         for block in self.tower.encoder.layers:
             assert isinstance(block, VisionBlock)
             block.self_attn.join()
-        self._replayed = InnerGraphs(self.vectors, CAPTURED, captures)
+        self._replayed = CapturedFunction(self.vectors, CAPTURED, captures)
 
     def rehearsals(self) -> Sequence[Rehearsal]:
         """See Rehearses."""

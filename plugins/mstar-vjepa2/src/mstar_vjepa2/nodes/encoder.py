@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import layer_norm, linear
 
-from mstar_core.engine.cuda_graphs.submodules import InnerGraphs
+from mstar_core.engine.cuda_graphs.functions import CapturedFunction
 from mstar_vjepa2.nodes.blocks import stack, sum_norm
 from mstar_vjepa2.nodes.rotary import Rotary3D
 from mstar_vjepa2.params import POOLINGS
@@ -19,7 +19,7 @@ from mstar_vjepa2.pixels import MEAN, STD
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.cuda_graphs.buckets import Captures
+    from mstar_core.engine.cuda_graphs.cache import GraphCache
     from mstar_vjepa2.checkpoint.config import EncoderFacts
 
 LATENT_EPS: Final = 1e-5
@@ -67,14 +67,16 @@ class Encoder(nn.Module):
         mean, std = (torch.tensor(each, dtype=torch.float32).view(3, 1, 1) * 255 for each in (MEAN, STD))
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("std", std, persistent=False)
-        self._replayed = InnerGraphs(self.hidden, CAPTURED)
+        self._replayed = CapturedFunction(self.hidden, CAPTURED)
 
     mean: Tensor
     std: Tensor
 
-    def capture(self, captures: Captures) -> None:
+    def capture(self, captures: GraphCache) -> None:
         """Run small batches by graphs from now on."""
-        self._replayed = InnerGraphs(self.hidden, CAPTURED, captures, lambda shape: self._tokens(shape) <= MOST_TOKENS)
+        self._replayed = CapturedFunction(
+            self.hidden, CAPTURED, captures, lambda shape: self._tokens(shape) <= MOST_TOKENS
+        )
 
     def idle(self) -> bool:
         """Capture what is still missing, one bucket at a time. True when more is left."""

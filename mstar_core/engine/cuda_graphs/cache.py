@@ -1,0 +1,390 @@
+"""CUDA-graph cache: captured steps by kind and size, with one memory pool, capture queue and set of counts per node.
+
+A step (`StaticStep`) owns static buffers and a forward over them. `StepBuckets` holds the steps of one kind by size,
+and a batch runs, padded, in the smallest bucket that holds it. Decode, prefill, loop passes, prefixes and captured
+functions are such kinds.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Generic, TypeVar
+
+import torch
+
+from mstar_core.errors import StartError
+
+log = logging.getLogger(__name__)
+
+WARM_UPS: Final = 2
+"""Uncaptured runs of a step before its capture."""
+
+DECODE_FIRST: Final = (1, 8, 32)
+PREFILL_FIRST: Final = (128, 512)
+PREFILL_LATER: Final = (64, 256, 384, 768, 1024, 1536, 2048)
+
+Size = tuple[int, ...]
+"""Size of a bucket, such as (sequences,) or (packed tokens, sequences)."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureSizes:
+    """Sizes to capture: sequences of decode steps, packed tokens of prefill. The later ones are captured when idle."""
+
+    decode: tuple[int, ...] = ()
+    prefill: tuple[int, ...] = ()
+    decode_later: tuple[int, ...] = ()
+    prefill_later: tuple[int, ...] = ()
+
+
+def sizes_for(slots: int) -> CaptureSizes:
+    """Return the sizes that a deployment with so many slots captures.
+
+    The largest decode bucket is `slots` and is captured before the first request, so that every decode batch has a
+    bucket from the start. Powers of two and a step between each two of them follow when the node is idle.
+    """
+    first = {size for size in DECODE_FIRST if size < slots} | {slots}
+    powers = [1 << exponent for exponent in range(slots.bit_length())]
+    between = [power * 3 // 2 for power in powers if power >= 16]
+    steps = {size for size in (*powers, *between) if size < slots}
+    return CaptureSizes(
+        decode=tuple(sorted(first)), decode_later=tuple(sorted(steps - first)),
+        prefill=PREFILL_FIRST, prefill_later=PREFILL_LATER,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class GraphCounts:
+    """Counts of one cache.
+
+    hits: steps replayed; misses: steps of which at least a part ran uncaptured. prefill_hits, prefill_misses: the same
+    for prefill; prefill_tokens: tokens of both. captured: graphs; capture_s: time spent on captures; bytes: device
+    memory that they took, buffers included; replans: attention plans that decode steps made again.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    prefill_hits: int = 0
+    prefill_misses: int = 0
+    prefill_tokens: int = 0
+    captured: int = 0
+    capture_s: float = 0.0
+    bytes: int = 0
+    replans: int = 0
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Restore the counts after the block."""
+        before = replace(self)
+        try:
+            yield
+        finally:
+            for each in fields(self):
+                setattr(self, each.name, getattr(before, each.name))
+
+    def as_counters(self) -> dict[str, float]:
+        """Return the counts by metric name. The share of replayed steps is graph_hits / (graph_hits + graph_misses)."""
+        return {
+            "graph_hits": float(self.hits),
+            "graph_misses": float(self.misses),
+            "prefill_hits": float(self.prefill_hits),
+            "prefill_misses": float(self.prefill_misses),
+            "prefill_tokens": float(self.prefill_tokens),
+            "graphs_captured": float(self.captured),
+            "graph_capture_s": self.capture_s,
+            "graph_bytes": float(self.bytes),
+            "replans": float(self.replans),
+        }
+
+
+@contextmanager
+def capturing(pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
+    """Capture the launches of the block into a graph. pool: memory pool, as `CUDAGraph.pool` gives it; None: a new one.
+
+    The garbage collector is off meanwhile: it could free the graph of another node, which ends a capture with an error.
+    Calls of other threads are not captured.
+    """
+    graph, was_on = torch.cuda.CUDAGraph(), gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            yield graph
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class StaticStep(ABC, Generic[T]):
+    """A step of one size over static buffers. The constructor makes the buffers and parks them on harmless values.
+
+    graph: its captured CUDA graph. Without one (on the CPU) `run` calls `forward`, the same code that is captured
+    elsewhere, which is how captured steps are tested there.
+    """
+
+    graph: Any = None
+    outputs: T | None = None
+
+    @abstractmethod
+    def forward(self) -> T:
+        """Run the step over its buffers. Captured; returns static tensors that the next run overwrites."""
+
+    def run(self) -> T:
+        """Replay the graph, or run the step uncaptured."""
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self.outputs = self.forward()
+        assert self.outputs is not None
+        return self.outputs
+
+    def warm_up(self) -> None:
+        """Run the step once so that its kernels are compiled."""
+        self.forward()
+
+
+S = TypeVar("S", bound=StaticStep[Any])
+
+
+class StepBuckets(Generic[S]):
+    """Captured steps of one kind, by size. Made by `GraphCache.buckets`."""
+
+    def __init__(
+        self, cache: GraphCache, build: Callable[[Size], S], title: Callable[[Size], str],
+        order: Callable[[Size], Size],
+    ) -> None:  # fmt: skip
+        self._cache = cache
+        self._steps: dict[Size, S] = {}
+        self.build = build
+        self.title = title
+        self.order = order
+
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
+    def __getitem__(self, size: Size) -> S:
+        return self._steps[size]
+
+    @property
+    def sizes(self) -> list[Size]:
+        """Sizes of the captured buckets, ascending."""
+        return sorted(self._steps)
+
+    @property
+    def planned(self) -> list[Size]:
+        """Sizes that wait for their capture, in its order."""
+        return [planned.size for planned in self._cache.queue if planned.buckets is self]
+
+    @property
+    def largest(self) -> Size | None:
+        """Size of the largest captured bucket."""
+        return max(self._steps, default=None)
+
+    def plan(self, sizes: Iterable[Size]) -> None:
+        """Queue captures of sizes that are neither captured nor queued."""
+        known = {*self._steps, *self.planned}
+        self._cache.queue += [_Planned(self, size) for size in sizes if size not in known]
+        self._cache.queue.sort(key=lambda each: each.order)
+
+    def smallest(self, *least: int, most: int | None = None) -> S | None:
+        """Return the smallest bucket that is at least so large in each dimension, None without one.
+
+        most: largest first dimension that is worth its padding.
+        """
+        fits = (
+            size
+            for size in self._steps
+            if all(have >= need for have, need in zip(size, least, strict=True)) and (most is None or size[0] <= most)
+        )
+        found = min(fits, default=None)
+        return None if found is None else self._steps[found]
+
+    def add(self, size: Size) -> None:
+        """Build and capture the bucket of a size."""
+        step = self.build(size)
+        step.graph, step.outputs = self._cache.capture(step.forward)
+        self._steps[size] = step
+
+    def rebuild(self) -> None:
+        """Drop all graphs, whose buffers have moved, and queue their captures; on the CPU rebuild them at once."""
+        sizes = [*self._steps]
+        self._steps.clear()
+        self.plan(sizes)
+        if self._cache.device.type != "cuda":
+            while self._cache.capture_next():
+                pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A capture that waits."""
+
+    buckets: StepBuckets[Any]
+    size: Size
+
+    @property
+    def order(self) -> Size:
+        return self.buckets.order(self.size)
+
+    @property
+    def title(self) -> str:
+        return self.buckets.title(self.size)
+
+
+class GraphCache:
+    """Captured graphs of one node or module. Owned by it.
+
+    On the CPU nothing is captured: `capture` returns no graph, and steps run uncaptured.
+    spare_bytes: device memory that the largest uncaptured steps need; captures leave that much free.
+    report: called with the phase (`kernels`, then `capture`) and the title of each capture; None once the node serves.
+    """
+
+    def __init__(
+        self, device: torch.device, report: Callable[[str, str], None] | None = None, spare_bytes: int = 0,
+        name: str = "",
+    ) -> None:  # fmt: skip
+        self.device = device
+        self.report = report
+        self.name = name
+        self.counts = GraphCounts()
+        self.queue: list[_Planned] = []
+        self._spare_bytes = spare_bytes
+        self._pool: Any = None
+        self._title = ""
+
+    def buckets(
+        self,
+        build: Callable[[Size], S],
+        title: Callable[[Size], str],
+        order: Callable[[Size], Size] = lambda size: size,
+    ) -> StepBuckets[S]:
+        """Make the buckets of one kind of step.
+
+        build: makes the step of a size. title: names its capture in logs. order: captures with the lowest value come
+        first, among those of all kinds.
+        """
+        return StepBuckets(self, build, title, order)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no capture is queued."""
+        return not self.queue
+
+    def capture_next(self) -> bool:
+        """Capture the first queued bucket. Returns whether more are queued. Called when the node is idle.
+
+        A bucket that does not fit into memory is left out, and so are all of a kind that cannot be captured. Both are
+        logged; the steps run in a larger bucket or uncaptured, and are counted.
+        """
+        if not self.queue:
+            return False
+        planned = self.queue.pop(0)
+        try:
+            self._measured(planned)
+        except torch.OutOfMemoryError as error:
+            log.error("%s%s does not fit and is left out: %s", self._prefix, planned.title, _first_line(error))
+        except Exception as error:  # noqa: BLE001 a step that cannot be captured still runs uncaptured
+            self.queue = [each for each in self.queue if each.buckets is not planned.buckets]
+            log.error(
+                "%s%s and others of its kind run uncaptured: %s: %s", self._prefix, planned.title,
+                type(error).__name__, error,
+            )  # fmt: skip
+        return bool(self.queue)
+
+    def capture_all(self) -> None:
+        """Capture all queued buckets before the first request.
+
+        A bucket that does not fit into memory is left out and logged. Raises StartError when a kind gets none at all.
+        """
+        kinds = list({id(each.buckets): each.buckets for each in self.queue}.values())
+        shortage: torch.OutOfMemoryError | None = None
+        while self.queue:
+            planned = self.queue.pop(0)
+            try:
+                self._measured(planned)
+            except torch.OutOfMemoryError as error:
+                shortage = error
+                log.warning("%s%s does not fit: %s", self._prefix, planned.title, _first_line(error))
+        if shortage is not None and not all(kinds):
+            raise StartError(
+                f"the captured steps of node {self.name} do not fit",
+                _first_line(shortage),
+                "lower kv_cache.memory_fraction, max_concurrent_requests or token_budget",
+                phase="kernels",
+            ) from shortage
+
+    def warm_up(self) -> None:
+        """Run each queued step once, uncaptured, so that its capture compiles nothing. Keeps no buffers."""
+        for planned in self.queue:
+            planned.buckets.build(planned.size).warm_up()
+
+    def compile_queued(self) -> None:
+        """Run queued steps once before serving: a request that meets their capture then waits for milliseconds.
+
+        A step that does not fit into memory now fails no start.
+        """
+        started, self._title = time.monotonic(), "steps that are captured later"
+        self._report("kernels")
+        try:
+            self.warm_up()
+        except torch.OutOfMemoryError as error:
+            log.warning("%sa later step was not tried: %s", self._prefix, _first_line(error))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        log.info("%s: %.2f s", self._title, time.monotonic() - started)
+
+    def capture(self, step: Callable[[], T]) -> tuple[Any, T | None]:
+        """Capture a step. Returns the graph and the outputs that a replay overwrites; (None, None) on the CPU."""
+        if self.device.type != "cuda":
+            return None, None
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        self._report("capture")
+        with capturing(self._pool) as graph:
+            outputs = step()
+        self._pool = self._pool or graph.pool()
+        return graph, outputs
+
+    def _measured(self, planned: _Planned) -> None:
+        """Capture a bucket; log and count its time and memory. Raises OutOfMemoryError when spare memory is short."""
+        started, before, self._title = time.monotonic(), self._free(), planned.title
+        if self.device.type == "cuda" and before < self._spare_bytes:
+            free, spare = before >> 20, self._spare_bytes >> 20
+            raise torch.OutOfMemoryError(f"{free} MiB are free, and the largest steps may need {spare} MiB of it")
+        self._report("kernels")
+        planned.buckets.add(planned.size)
+        taken, size = time.monotonic() - started, max(0, before - self._free())
+        self.counts.captured += 1
+        self.counts.capture_s += taken
+        self.counts.bytes += size
+        log.info("%s: %.2f s, %.0f MiB", planned.title, taken, size / (1 << 20))
+
+    @property
+    def _prefix(self) -> str:
+        return f"node {self.name}: " if self.name else ""
+
+    def _report(self, phase: str) -> None:
+        if self.report is not None:
+            self.report(phase, self._title)
+
+    def _free(self) -> int:
+        if self.device.type != "cuda":
+            return 0
+        torch.cuda.empty_cache()  # blocks that the allocator only keeps count as free
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
