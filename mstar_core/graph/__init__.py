@@ -29,18 +29,9 @@ from mstar_core.graph.runtime.actions import (
     ToStream,
     Want,
 )
-from mstar_core.graph.runtime.run_limits import loop_limits
+from mstar_core.graph.runtime.run_context import loop_limits
 from mstar_core.graph.runtime.walk_state import WalkState
-from mstar_core.graph.spec.edges import (
-    ChunkPolicy,
-    Edge,
-    FixedChunk,
-    GraphEdge,
-    LeftContext,
-    SlidingWindow,
-    Stream,
-    StreamingGraphEdge,
-)
+from mstar_core.graph.spec.edges import Edge, GraphEdge, StreamingGraphEdge
 from mstar_core.graph.spec.nodes import (
     CHUNK_FIRST,
     CHUNK_LAST,
@@ -57,7 +48,16 @@ from mstar_core.graph.spec.nodes import (
     Sampling,
     from_param,
 )
-from mstar_core.graph.spec.streams import Chunk, ChunkCursor, policy_for
+from mstar_core.graph.spec.streams import (
+    Chunk,
+    ChunkCursor,
+    ChunkPolicy,
+    FixedChunk,
+    LeftContext,
+    SlidingWindow,
+    Stream,
+    policy_for,
+)
 from mstar_core.graph.spec.walks import (
     GraphNode,
     Loop,

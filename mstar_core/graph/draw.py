@@ -11,7 +11,7 @@ from typing import Final
 from mstar_core.graph.check.graph_check import run_input
 from mstar_core.graph.compile.compiled import CompiledLoop, CompiledTask, CompiledWalk, Outlet
 from mstar_core.graph.export import Graph, policy_text
-from mstar_core.graph.spec.edges import Stream
+from mstar_core.graph.spec.streams import Stream
 from mstar_core.graph.spec.walks import StopOn
 
 LEAST_WIDTH: Final = 40

@@ -8,8 +8,9 @@ from typing import Any
 
 from mstar_core.graph.compile.compiled import CompiledWalk
 from mstar_core.graph.compile.wiring import compile_walk
-from mstar_core.graph.spec.edges import Edge, Stream, StreamingGraphEdge
+from mstar_core.graph.spec.edges import Edge, StreamingGraphEdge
 from mstar_core.graph.spec.nodes import NodeSpec
+from mstar_core.graph.spec.streams import Stream
 from mstar_core.graph.spec.walks import GraphNode, Loop, StopOn, Walk, parts_of
 
 JsonObject = dict[str, Any]

@@ -284,9 +284,7 @@ class Executor:
                 for port, tensor in done.outputs.items():
                     run.values[Key(entry.task, port, last)] = tensor
                 self._keep_signals(request, run, done.outputs)
-                actions = run.state.resident_done(
-                    entry.loop, entry.iteration, done.reason, done.iterations, done.outputs
-                )
+                actions = run.state.loop_done(entry.loop, entry.iteration, done.reason, done.iterations, done.outputs)
                 self._carry_out(request, run, actions)
             else:
                 self._task_done(request, run, entry, done)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from mstar_core.graph.compile.compiled import CompiledLoop, CompiledTask, Outlet
     from mstar_core.graph.runtime.actions import FireLoop, Iteration
-    from mstar_core.graph.spec.edges import Stream
+    from mstar_core.graph.spec.streams import Stream
     from mstar_core.worker.request import ActiveRun, WorkerRequest
     from mstar_core.worker.stream_inbox import StreamInbox
     from mstar_core.worker.streams import Streams

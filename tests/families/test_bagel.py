@@ -84,8 +84,8 @@ def test_an_image_is_seen_whole_at_one_position_and_a_noisy_one_is_never_kept() 
     assert set(looks.values()) == {Attend(mask="full", positions="shared", extra=2, write=False)}
 
 
-def test_the_denoising_loop_is_fused_and_the_older_walk_name_still_works() -> None:
-    assert loop_of("bagel", "image_gen_cfg", "denoise").fused
+def test_the_denoising_loop_keeps_its_older_walk_name() -> None:
+    assert loop_of("bagel", "image_gen_cfg", "denoise").carry == {"latents": "latents"}
 
 
 def test_guidance_defaults_depend_on_the_task() -> None:

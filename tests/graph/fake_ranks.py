@@ -89,7 +89,7 @@ class Ranks:
             case ("looped", int(rank), FireLoop() as fire, str(reason), int(count), dict(made)):
                 for port, value in made.items():
                     self.store(rank, Key(fire.task, port, (*fire.iteration, count - 1)), value)
-                done = self.states[rank].resident_done(fire.loop, fire.iteration, reason, count, set(made))
+                done = self.states[rank].loop_done(fire.loop, fire.iteration, reason, count, set(made))
                 self.obey(rank, done)
             case ("asked", int(rank), AskStop() as ask, bool(stop)):
                 self.obey(rank, self.states[rank].tested(ask.loop, ask.iteration, stop))

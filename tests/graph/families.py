@@ -99,7 +99,6 @@ def bagel() -> Family:
         "denoise",
         Sequential(velocity, N(combine, ("latents", STEP, "v", "v_text", "v_img"))),
         carry={"latents": "latents"},
-        fused=True,
         outputs=(E("latents", decoder),),
     )
     walks: dict[str, Walk] = {

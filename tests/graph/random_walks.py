@@ -81,7 +81,7 @@ class LoopPlan:
     client: list[str] = field(default_factory=list)
 
     @property
-    def is_resident(self) -> bool:
+    def runs_in_engine(self) -> bool:
         return len(self.body) == 1 and bool(self.direct()) and self.direct()[0].stream is None
 
     def nodes(self) -> list[NodePlan]:
@@ -371,7 +371,7 @@ class Interpreter:
                 start = self.of_held(carry.producer, carry.out)
             values[carry.out] = start
         index, ended = 0, loop.limit == 0
-        if not ended and loop.is_resident and not self.can_begin(loop, values, path):
+        if not ended and loop.runs_in_engine and not self.can_begin(loop, values, path):
             ended, values = True, dict.fromkeys(values)
         ended = ended or self.stops_at_start(loop, values)
         while not ended:

@@ -131,7 +131,7 @@ CASES: dict[str, tuple[Walk, tuple[NodeSpec, ...], str]] = {
     ),
     "circle": (
         Sequential(N(A, ("x",), (E("y", B, into="x"),)), N(B, ("x",), (E("y", A, into="x"), OUT))), (A, B),
-        "walk 'go' goes in a circle: alpha and beta wait for each other; carry a value to the next iteration "
+        "walk 'go' has a cycle: alpha and beta wait for each other; carry a value to the next iteration "
         "with a Loop's "
         "carry=  @alpha",
     ),
@@ -146,6 +146,11 @@ CASES: dict[str, tuple[Walk, tuple[NodeSpec, ...], str]] = {
     "carry to nowhere": (
         Loop("again", N(A, ("x",), (OUT,)), carry={"y": "z"}), (A,),
         "walk 'go' loop 'again' carries into port 'z', which no node of its body takes; choose one of: x  @again",
+    ),
+    "fused loop of two nodes": (
+        Loop("again", Sequential(N(A, ("x",), (E("y", B, into="x"),)), N(B, ("x",), (OUT,))), fused=True), (A, B),
+        "walk 'go' has a fused loop 'again', whose body has several nodes; the engine iterates loops of one node "
+        "without a stream: leave fused= out, or join the nodes  @again",
     ),
     "outputs of nobody": (
         Loop("again", N(A, ("x",)), outputs=(E("latents", CLIENT, modality="tensor"),)), (A,),

@@ -54,7 +54,7 @@ def test_a_resident_loop_is_one_job_that_starts_from_what_the_port_last_held() -
     held = Held("LLM", "token")
     assert run.start() == [FireLoop(0, 0, (), {"token": held}, ("main",), 5, held)]
     last = Key(0, "token", (2,))
-    assert run.resident_done(0, (), "stop", 3, {"token"}) == [
+    assert run.loop_done(0, (), "stop", 3, {"token"}) == [
         Hold("LLM", "token", last), Free(last), EndWalk("stop", {"decode_loop": 3}),
     ]  # fmt: skip
 
@@ -70,7 +70,7 @@ def test_a_limit_of_zero_still_asks_whether_the_starting_value_is_a_stop() -> No
         run = WalkState(cut(compile_walk("decode", orpheus().walks["decode"]), {"LLM": 0})[0], 0)
         held = Held("LLM", "token")
         assert run.start() == [FireLoop(0, 0, (), {"token": held}, ("main",), 0, held)]
-        assert run.resident_done(0, (), reason, 0, set()) == [EndWalk(reason, {"decode_loop": 0})]
+        assert run.loop_done(0, (), reason, 0, set()) == [EndWalk(reason, {"decode_loop": 0})]
 
 
 def test_a_loop_without_limit_or_stop_is_refused() -> None:

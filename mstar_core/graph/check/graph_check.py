@@ -1,4 +1,4 @@
-"""Checks a model's graph: every contradiction with its place and the nearest name. Called when a plugin is loaded."""
+"""Checks of a model's graph. Every problem has its place and the nearest name. Called when a plugin is loaded."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mstar_core.errors import GraphError, did_you_mean
-from mstar_core.graph.check.declared import Declared
-from mstar_core.graph.check.walk_check import WalkCheck
+from mstar_core.graph.check.walk_check import Declared, WalkCheck
 from mstar_core.graph.compile.compiled import CompiledWalk, Kind, Source
 from mstar_core.graph.compile.wiring import wire
-from mstar_core.graph.spec.edges import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream, StreamingGraphEdge
+from mstar_core.graph.spec.edges import StreamingGraphEdge
 from mstar_core.graph.spec.nodes import KV_CACHE, STATELESS, NodeSpec, PortType
+from mstar_core.graph.spec.streams import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream
 from mstar_core.graph.spec.walks import Walk, graph_nodes, loops
 
 
@@ -21,7 +21,7 @@ def check_graph(
     partitions: Mapping[str, Mapping[str, Walk]],
     param_names: Collection[str],
 ) -> list[GraphError]:
-    """All problems of a graph, in the order of nodes, walks and streams; empty when it is sound.
+    """Return all problems of a graph, in the order of nodes, walks and streams.
 
     partitions: name -> walk name -> walk. param_names: names of the model's parameters.
     """
@@ -39,9 +39,9 @@ def check_graph(
 
 
 def walk_inputs(walk: Walk, streams: Iterable[Stream] = ()) -> dict[str, PortType]:
-    """Names that a Run of this walk gives. Optional: ports that may be absent or start from what they last held.
+    """Return the inputs of a Run of this walk. A port is optional if it may be absent or start from its last value.
 
-    streams: the model's streams, so that a port that takes a chunk is not counted. Raises GraphError.
+    streams: the model's streams; a port that takes a chunk is no input of the Run. Raises GraphError.
     """
     compiled, problems = wire("walk", walk, streams)
     if compiled is None:
@@ -59,7 +59,7 @@ def walk_inputs(walk: Walk, streams: Iterable[Stream] = ()) -> dict[str, PortTyp
 
 
 def run_input(walk: CompiledWalk, source: Source) -> tuple[str | None, bool]:
-    """The Run's input behind a source (None: another origin), and whether it is only a starting value."""
+    """Return the Run's input behind a source (None: another origin), and whether it is only a starting value."""
     carried = False
     while source.kind in (Kind.VAR, Kind.IMPORT):
         loop = walk.loops[source.at]
@@ -219,7 +219,7 @@ class _Check:
 
 
 def bound_parameters(policy: ChunkPolicy) -> list[str]:
-    """Names of the parameters that a chunk policy takes numbers from."""
+    """Return the parameters that a chunk policy takes numbers from."""
     match policy:
         case LeftContext(chunk_from=chunk, left_from=left):
             names = [chunk, left]
@@ -231,7 +231,7 @@ def bound_parameters(policy: ChunkPolicy) -> list[str]:
 
 
 def _streams_out(walk: Walk) -> set[str]:
-    """Names of the streams that a walk puts values on."""
+    """Return the names of the streams that a walk puts values on."""
     edges = [edge for use in graph_nodes(walk) for edge in use.outputs]
     edges += [edge for loop in loops(walk) for edge in loop.outputs]
     return {edge.stream.name for edge in edges if isinstance(edge, StreamingGraphEdge)}

@@ -1,22 +1,55 @@
-"""Checks one walk: the names it uses, the types that flow along its edges, its order, its outputs. Used by check."""
+"""Checks of one walk: names, types along edges, order of uses of a cache, and outputs. Used by graph_check."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
-from mstar_core.errors import did_you_mean
-from mstar_core.graph.check.declared import Declared
+from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph.compile.compiled import CompiledWalk, Kind, Source
 from mstar_core.graph.compile.wiring import is_special, wire
-from mstar_core.graph.spec.edges import Edge, Stream, StreamingGraphEdge
+from mstar_core.graph.spec.edges import Edge, StreamingGraphEdge
 from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, KV_CACHE, PARAM_PREFIX, STEP, NodeSpec
+from mstar_core.graph.spec.streams import Stream
 from mstar_core.graph.spec.walks import GraphNode, Loop, StopOn, Walk, graph_nodes, loops, parts_of
 
 INTEGERS: Final = frozenset({"i64", "i32", "i16", "u8", "any"})
 
 
+@dataclass(slots=True)
+class Declared:
+    """Names that a graph may refer to, and the problems found so far, in order."""
+
+    nodes: Mapping[str, NodeSpec]
+    streams: tuple[Stream, ...]
+    params: frozenset[str]
+    problems: list[GraphError] = field(default_factory=list)
+
+    def problem(self, text: str, place: str, hint: str = "") -> None:
+        self.problems.append(GraphError(text, hint=hint, place=place))
+
+    def param(self, name: str, place: str, where: str) -> None:
+        """Report a parameter that the model lacks."""
+        if name not in self.params:
+            self.problem(
+                f"{where} names parameter {name!r}, which the model does not have",
+                place,
+                did_you_mean(name, self.params),
+            )
+
+    def has_port(self, spec: NodeSpec, port: str, text: str, place: str) -> bool:
+        """Report a port that the node lacks."""
+        if port in spec.ports:
+            return True
+        self.problem(
+            f"{text} port {port!r}, which node {spec.name!r} does not have", place, did_you_mean(port, spec.ports)
+        )
+        return False
+
+
 class WalkCheck:
-    """Adds the problems of one walk to what was found."""
+    """Adds the problems of one walk to those of the graph."""
 
     def __init__(self, declared: Declared, name: str) -> None:
         self.declared = declared
@@ -29,7 +62,7 @@ class WalkCheck:
         before = len(self.declared.problems)
         self.parts(walk, ())
         if len(self.declared.problems) > before:
-            return  # wiring would only repeat the same mistakes
+            return  # wiring would report the same mistakes again
         compiled, problems = wire(self.name, walk, self.declared.streams)
         self.declared.problems.extend(problems)
         if compiled is not None:
@@ -38,7 +71,7 @@ class WalkCheck:
             self.reaches(walk)
 
     def parts(self, walk: Walk, inside: tuple[Loop, ...]) -> None:
-        """Names in nodes, loops and edges."""
+        """Check the names in nodes, loops and edges."""
         match walk:
             case GraphNode():
                 self.use(walk, inside)
@@ -79,7 +112,7 @@ class WalkCheck:
                 self.edge(edge, spec.name)
 
     def known(self, spec: NodeSpec) -> bool:
-        """Whether a node is one of the model's."""
+        """Whether a node is declared. Reports one that is not."""
         declared = self.declared.nodes.get(spec.name)
         if declared is None:
             self.problem(f"names node {spec.name!r}", spec.name, did_you_mean(spec.name, self.declared.nodes))
@@ -143,7 +176,7 @@ class WalkCheck:
         for edge in loop.outputs:
             self.edge(edge, loop.name)
 
-    # what needs the wired walk
+    # checks of the compiled walk
 
     def types(self, walk: CompiledWalk) -> None:
         for task in walk.tasks:
@@ -168,7 +201,7 @@ class WalkCheck:
                 )
 
     def origins(self, walk: CompiledWalk, source: Source) -> list[tuple[NodeSpec, str]]:
-        """Nodes and ports whose values a source may give: a carried port has two, its start and its way back."""
+        """Return the nodes and ports behind a source. A carried port has two: its start and its way back."""
         found: list[tuple[NodeSpec, str]] = []
         todo, seen = [source], set[Source]()
         while todo:
@@ -200,7 +233,7 @@ class WalkCheck:
             )
 
     def streams(self, giver: NodeSpec, port: str, stream: Stream) -> None:
-        """Only the dtype is compared: a chunk joins items, so their shapes differ."""
+        """Compare dtypes only: a chunk joins items, so shapes differ."""
         taker, into = stream.into
         if into not in taker.ports:
             return
@@ -213,7 +246,7 @@ class WalkCheck:
             )
 
     def cache_order(self, walk: CompiledWalk) -> None:
-        """A node with a cache that is used twice needs edges that say which use comes first."""
+        """Report two uses of a node with a cache whose order no edge determines."""
         uses = [task for task in walk.tasks if task.node.spec.engine is KV_CACHE]
         for number, first in enumerate(uses):
             for second in uses[number + 1 :]:
@@ -225,6 +258,7 @@ class WalkCheck:
                     )
 
     def reaches(self, walk: Walk) -> None:
+        """Report a walk without any effect."""
         edges = [edge for use in graph_nodes(walk) for edge in use.outputs]
         edges += [edge for loop in loops(walk) for edge in loop.outputs]
         out = any(isinstance(edge, StreamingGraphEdge) or edge.is_client for edge in edges)
@@ -245,7 +279,7 @@ def _ordered(walk: CompiledWalk, first: int, second: int) -> bool:
 
 
 def _upstream(walk: CompiledWalk, task: int) -> set[int]:
-    """Tasks that a task waits for, carried values of earlier iterations left out."""
+    """Return the tasks that a task waits for, without carried values of earlier iterations."""
     found: set[int] = set()
     todo = [entry.source for entry in walk.tasks[task].inputs]
     seen: set[Source] = set()

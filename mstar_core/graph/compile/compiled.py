@@ -1,7 +1,7 @@
-"""A walk in flat, immutable form: tasks, loops and where every value comes from. Built by wiring, cut by placement.
+"""Flat, immutable form of a walk: tasks, loops and the source of every value. Built by wiring, cut by placement.
 
-A *frame* is a body in which each task runs once: the walk's root (ROOT) or one iteration of a loop. Sources are always
-named inside one frame; what enters a loop from outside enters as a carried variable or as an import of the loop.
+A *frame* is a body in which each task runs once: the root of the walk (ROOT) or one iteration of a loop. A source is
+named inside one frame; a value enters a loop from outside as a carried variable or as an import of the loop.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from mstar_core.graph.spec.edges import Stream
+from mstar_core.graph.spec.streams import Stream
 from mstar_core.graph.spec.walks import GraphNode, Loop
 
 ROOT: Final = -1
@@ -19,7 +19,7 @@ ROOT: Final = -1
 
 
 class Kind(enum.IntEnum):
-    """Where a value comes from, as seen in its frame."""
+    """Kind of a source, as seen in its frame."""
 
     TASK = 0
     LOOP = 1
@@ -65,7 +65,7 @@ class Outlet:
 class CompiledTask:
     """One use of a node. path: enclosing loops, outermost first.
 
-    wanted: output ports that somebody needs. holds: ports whose last value a later Run may start from.
+    wanted: output ports with a consumer. holds: ports whose last value a later Run may start from.
     """
 
     index: int
@@ -89,8 +89,8 @@ class CompiledTask:
 class Variable:
     """A carried port of a loop: `port` is the input, `out` the output that feeds the next iteration.
 
-    start: source in the parent's frame; RUN starts from the Run's value, or else from what `held` (node, port) last
-    held. back: source in the loop's own frame.
+    start: source in the parent's frame. RUN starts from the Run's value, or else from the last value of `held`
+    (node, port). back: source in the loop's own frame.
     """
 
     port: str
@@ -101,7 +101,7 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class LoopResult:
     """A port that a loop hands out when it ends. variable: the carried port whose final value it is, or None."""
 
     port: str
@@ -115,7 +115,7 @@ class CompiledLoop:
     """One loop. path: enclosing loops; tasks and loops: direct parts of the body.
 
     stop_task: the task that produces the stop port. tap: the task that takes the stream's chunk.
-    resident: the engine iterates the loop alone, as one job (body of one node, no stream).
+    runs_in_engine: the engine iterates the loop as one job (a body of one node, no stream).
     """
 
     index: int
@@ -125,10 +125,10 @@ class CompiledLoop:
     loops: tuple[int, ...]
     variables: tuple[Variable, ...]
     imports: tuple[Source, ...]
-    results: tuple[Result, ...]
+    results: tuple[LoopResult, ...]
     stop_task: int | None
     tap: int | None
-    resident: bool
+    runs_in_engine: bool
 
     @property
     def name(self) -> str:
@@ -139,7 +139,7 @@ class CompiledLoop:
         return self.path[-1] if self.path else ROOT
 
     def variable(self, port: str) -> Variable | None:
-        """The carried variable behind input `port`, if there is one."""
+        """Return the carried variable of input `port`, if there is one."""
         return next((variable for variable in self.variables if variable.port == port), None)
 
 
@@ -148,7 +148,7 @@ class CompiledWalk:
     """A walk ready to be cut and run. Immutable; shared by all requests.
 
     An *address* is one integer for a task (its index) or for a loop (number of tasks + its index).
-    taps: task -> stream that it takes one chunk of whenever it runs, with no loop over that stream.
+    taps: task -> stream that it takes one chunk of per run, without a loop over that stream.
     """
 
     name: str
@@ -165,30 +165,30 @@ class CompiledWalk:
         return tuple(loop.index for loop in self.loops if not loop.path)
 
     def address(self, loop: int) -> int:
-        """The address of a loop."""
+        """Return the address of a loop."""
         return len(self.tasks) + loop
 
     def loop_named(self, name: str) -> CompiledLoop:
-        """The loop called `name`. Raises KeyError."""
+        """Return the loop called `name`. Raises KeyError."""
         for loop in self.loops:
             if loop.name == name:
                 return loop
         raise KeyError(name)
 
     def frame_tasks(self, frame: int) -> tuple[int, ...]:
-        """Tasks directly in a frame."""
+        """Return the tasks directly in a frame."""
         return self.root_tasks if frame == ROOT else self.loops[frame].tasks
 
     def frame_loops(self, frame: int) -> tuple[int, ...]:
-        """Loops directly in a frame."""
+        """Return the loops directly in a frame."""
         return self.root_loops if frame == ROOT else self.loops[frame].loops
 
     def tasks_within(self, loop: int) -> tuple[int, ...]:
-        """Every task of a loop's body, nested loops included."""
+        """Return every task of a loop's body, nested loops included."""
         return tuple(task.index for task in self.tasks if loop in task.path)
 
     def feeding(self, source: Source) -> set[int]:
-        """Tasks whose value a source gives within one pass (the way back of carried ports left out)."""
+        """Return the tasks that produce a source within one pass, without the way back of carried ports."""
         match source.kind:
             case Kind.TASK:
                 return {source.at}

@@ -1,6 +1,6 @@
-"""Cuts a compiled walk by its placement: what each rank runs, which values cross, who leads each loop.
+"""Placement of a compiled walk: the share of each rank, the values that cross ranks and the leader of each loop.
 
-Called by workers when a deployment starts and by planners that show what crosses. All functions are pure.
+Used by workers, and by planners that show what crosses. All functions are pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mstar_core.errors import GraphError
 from mstar_core.graph.compile.compiled import ROOT, CompiledLoop, CompiledTask, CompiledWalk, Kind, Source
 
 LOCAL_KINDS: Final = (Kind.TASK, Kind.LOOP, Kind.VAR, Kind.IMPORT, Kind.CHUNK)
-"""Kinds of values that are made while the walk runs."""
+"""Kinds of values that come into being while the walk runs."""
 
 
 class Use(NamedTuple):
@@ -26,8 +26,8 @@ class Use(NamedTuple):
 
 
 @dataclass(slots=True)
-class Route:
-    """What becomes of one source's value on one rank: local consumers, and ranks that get a copy."""
+class Fanout:
+    """Consumers of one source on one rank, and the other ranks that get a copy of its value."""
 
     uses: list[Use] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
@@ -47,7 +47,7 @@ class RankWalk:
 
     tasks: indices that run here. loops: loops with a task here. leaders: leading rank of every loop (it decides
     whether an iteration follows). followers: other ranks in each loop. judges: rank of each loop's stop port.
-    owners: rank of a (loop, port) that is carried or handed out. routes: source -> what becomes of it here.
+    owners: rank of each carried port and result, by (loop, port). fanouts: consumers by source.
     """
 
     rank: int
@@ -58,7 +58,7 @@ class RankWalk:
     followers: tuple[tuple[int, ...], ...]
     judges: tuple[int, ...]
     owners: Mapping[tuple[int, str], int]
-    routes: Mapping[Source, Route]
+    fanouts: Mapping[Source, Fanout]
     frame_tasks: Mapping[int, tuple[int, ...]]
     frame_loops: Mapping[int, tuple[int, ...]]
 
@@ -68,7 +68,7 @@ class RankWalk:
 
 
 def cut(walk: CompiledWalk, home: Mapping[int | str, int]) -> dict[int, RankWalk]:
-    """Each rank's share. home: task index or node name -> rank; `on_branch` nodes fold into their parent's rank.
+    """Return each rank's share. home: task index or node name -> rank; `on_branch` nodes default to their parent's.
 
     Raises GraphError for a node without a place.
     """
@@ -78,13 +78,13 @@ def cut(walk: CompiledWalk, home: Mapping[int | str, int]) -> dict[int, RankWalk
 
 
 def crossings(walk: CompiledWalk, home: Mapping[int | str, int]) -> list[Crossing]:
-    """Values that move between ranks under a placement."""
+    """Return the values that move between ranks under a placement."""
     shares = cut(walk, home)
     return sorted(
         Crossing(source, rank, other)
         for rank, share in shares.items()
-        for source, route in share.routes.items()
-        for other in route.ranks
+        for source, fanout in share.fanouts.items()
+        for other in fanout.ranks
     )
 
 
@@ -120,7 +120,7 @@ class _Cut:
         self.find_uses()
 
     def rank_of(self, source: Source) -> int:
-        """The rank that makes a value of the loop's own body."""
+        """Return the rank that produces a value of the loop's own body."""
         if source.kind is Kind.TASK:
             return self.ranks[source.at]
         return self.owners[source.at, "=" + source.port]
@@ -135,7 +135,7 @@ class _Cut:
         return self.ranks[self.walk.tasks_within(loop.index)[0]]
 
     def origin(self, source: Source) -> int | None:
-        """The rank where a value first exists; None for imports, which exist wherever they are used."""
+        """Return the rank that produces a value; None for imports, which exist on every rank that uses them."""
         match source.kind:
             case Kind.TASK:
                 return self.ranks[source.at]
@@ -154,10 +154,11 @@ class _Cut:
             self.uses.setdefault(source, {}).setdefault(rank, []).append(use)
 
     def find_uses(self) -> None:
+        """Collect the consumers of every source, by rank."""
         for task in self.walk.tasks:
             for number, entry in enumerate(task.inputs):
                 self.use(entry.source, self.ranks[task.index], Use("task", task.index, number))
-        for loop in reversed(self.walk.loops):  # inner loops first: their imports are uses of the outer frame
+        for loop in reversed(self.walk.loops):  # inner loops first: their imports are consumers in the outer frame
             for number, variable in enumerate(loop.variables):
                 owner = self.owners[loop.index, variable.port]
                 self.use(variable.start, owner, Use("start", loop.index, number))
@@ -189,15 +190,15 @@ class _Cut:
                 for loop in self.walk.loops
             ),
             owners=self.owners,
-            routes=self.routes(rank),
+            fanouts=self.fanouts(rank),
             frame_tasks={f: tuple(t for t in self.walk.frame_tasks(f) if t in tasks) for f in frames},
             frame_loops={f: tuple(n for n in self.walk.frame_loops(f) if n in loops) for f in frames},
         )
 
-    def routes(self, rank: int) -> dict[Source, Route]:
-        routes: dict[Source, Route] = {}
+    def fanouts(self, rank: int) -> dict[Source, Fanout]:
+        found: dict[Source, Fanout] = {}
         for source, by_rank in self.uses.items():
             others = sorted(other for other in by_rank if other != rank) if self.origin(source) == rank else []
             if rank in by_rank or others:
-                routes[source] = Route(by_rank.get(rank, []), others)
-        return routes
+                found[source] = Fanout(by_rank.get(rank, []), others)
+        return found

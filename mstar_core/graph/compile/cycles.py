@@ -1,4 +1,4 @@
-"""Finds parts of a walk that wait for each other and would never run. Called by wiring on what it has just built."""
+"""Detection of tasks and loops that wait for each other and would never run. Called by wiring."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Part = tuple[Kind, int]
 PARTS: Final = (Kind.TASK, Kind.LOOP)
 
 
-def find_circle(walk: CompiledWalk) -> list[str]:
-    """Names on the way into the first circle of one frame, the circle included; empty when there is none."""
+def find_cycle(walk: CompiledWalk) -> list[str]:
+    """Return the names on the path into the first cycle of a frame, the cycle included; empty without one."""
     needs = _needs(walk)
     done: set[Part] = set()
     for first in needs:
@@ -33,7 +33,7 @@ def find_circle(walk: CompiledWalk) -> list[str]:
 
 
 def _needs(walk: CompiledWalk) -> Mapping[Part, Sequence[Part]]:
-    """What each part waits for before it can begin, the way back of carried ports left out."""
+    """Return the parts that each part waits for, without the way back of carried ports."""
     sources: dict[Part, list[Source]] = {}
     for task in walk.tasks:
         sources[Kind.TASK, task.index] = [entry.source for entry in task.inputs]

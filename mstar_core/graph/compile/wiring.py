@@ -1,6 +1,6 @@
-"""Builds a CompiledWalk: resolves every edge, carried port and run input, and collects what contradicts itself.
+"""Compilation of a walk: resolves every edge, carried port and run input, and collects all contradictions.
 
-Called when a model is loaded (compile_graph) and by the graph check, which wants all problems, not the first.
+Called when a model is loaded (compile_graph) and by the graph check.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from mstar_core.graph.compile.compiled import (
     CompiledTask,
     CompiledWalk,
     Kind,
+    LoopResult,
     Outlet,
-    Result,
     Source,
     TaskInput,
     Variable,
 )
-from mstar_core.graph.compile.cycles import find_circle
-from mstar_core.graph.spec.edges import Edge, GraphEdge, Stream, StreamingGraphEdge
+from mstar_core.graph.compile.cycles import find_cycle
+from mstar_core.graph.spec.edges import Edge, GraphEdge, StreamingGraphEdge
 from mstar_core.graph.spec.nodes import CHUNK_FIRST, CHUNK_LAST, PARAM_PREFIX, STEP
+from mstar_core.graph.spec.streams import Stream
 from mstar_core.graph.spec.walks import GraphNode, Loop, Walk, parts_of
 
 
@@ -35,7 +36,7 @@ def is_special(name: str) -> bool:
 def compile_walk(
     name: str, walk: Walk, streams: Iterable[Stream] = (), holds: Mapping[str, frozenset[str]] | None = None
 ) -> CompiledWalk:
-    """Flatten one walk. holds: node -> ports that loops of other walks may start from. Raises the first GraphError."""
+    """Compile one walk. holds: node -> ports that loops of other walks may start from. Raises the first GraphError."""
     compiled, problems = wire(name, walk, streams)
     if compiled is None:
         raise problems[0]
@@ -43,7 +44,7 @@ def compile_walk(
 
 
 def compile_graph(walks: Mapping[str, Walk], streams: Iterable[Stream] = ()) -> dict[str, CompiledWalk]:
-    """Flatten all walks of a model, so that every port that some loop may start from is held. Raises GraphError."""
+    """Compile all walks of a model and hold every port that a loop may start from. Raises GraphError."""
     streams = tuple(streams)
     compiled = {name: compile_walk(name, walk, streams, {}) for name, walk in walks.items()}
     holds = held_ports(compiled.values())
@@ -51,7 +52,7 @@ def compile_graph(walks: Mapping[str, Walk], streams: Iterable[Stream] = ()) -> 
 
 
 def held_ports(walks: Iterable[CompiledWalk]) -> dict[str, frozenset[str]]:
-    """Node -> output ports whose last value has to be kept for a later Run to start from."""
+    """Return the output ports by node whose last value a later Run may start from."""
     found: dict[str, set[str]] = {}
     for walk in walks:
         for loop in walk.loops:
@@ -72,7 +73,7 @@ def _with_holds(walk: CompiledWalk, holds: Mapping[str, frozenset[str]]) -> Comp
 
 
 def wire(name: str, walk: Walk, streams: Iterable[Stream] = ()) -> tuple[CompiledWalk | None, list[GraphError]]:
-    """Flatten a walk and give all problems found; the walk is None when there is a problem."""
+    """Compile a walk and return all problems; the walk is None when there is one."""
     wiring = _Wiring(name, tuple(streams))
     wiring.collect(walk, ())
     wiring.connect()
@@ -81,13 +82,13 @@ def wire(name: str, walk: Walk, streams: Iterable[Stream] = ()) -> tuple[Compile
 
 
 @dataclass(slots=True)
-class _Body:
-    """A loop while it is being wired."""
+class _LoopBody:
+    """A loop during wiring."""
 
     loop: Loop
     path: tuple[int, ...]
     imports: list[Source] = field(default_factory=list)
-    results: dict[str, Result] = field(default_factory=dict)
+    results: dict[str, LoopResult] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)
 
     @property
@@ -102,13 +103,13 @@ class _Wiring:
         self.name = name
         self.streams = streams
         self.nodes: list[tuple[GraphNode, tuple[int, ...]]] = []
-        self.bodies: list[_Body] = []
+        self.bodies: list[_LoopBody] = []
         self.feeds: dict[tuple[int, str], dict[int, Source]] = {}
         self.outlets: dict[int, list[Outlet]] = {}
         self.bare_taps: dict[int, str] = {}
         self.problems: list[GraphError] = []
 
-    # collecting
+    # numbering
 
     def collect(self, walk: Walk, path: tuple[int, ...]) -> None:
         """Number tasks and loops in the order written."""
@@ -118,7 +119,7 @@ class _Wiring:
             case Loop():
                 if any(body.loop.name == walk.name for body in self.bodies):
                     self.problem(f"has two loops called {walk.name!r}", walk.name, "give each loop its own name")
-                self.bodies.append(_Body(walk, path))
+                self.bodies.append(_LoopBody(walk, path))
                 self.collect(walk.body, (*path, len(self.bodies) - 1))
             case _:
                 for part in parts_of(walk):
@@ -145,7 +146,7 @@ class _Wiring:
         self.tap_streams()
 
     def edge(self, edge: Edge, source: Source, frame: int, path: tuple[int, ...], name: str) -> None:
-        """Take in one edge that starts in `frame`."""
+        """Resolve one edge that starts in `frame`."""
         if isinstance(edge, StreamingGraphEdge):
             self.outlet(source, Outlet(edge.port, stream=edge.stream))
         elif edge.is_client:
@@ -166,7 +167,7 @@ class _Wiring:
         self.outlets.setdefault(key, []).append(outlet)
 
     def consumers(self, edge: GraphEdge, path: tuple[int, ...], name: str) -> list[int]:
-        """Tasks that an edge reaches from a producer inside the loops `path`. Reports why when there is none."""
+        """Return the tasks that an edge reaches from a producer inside the loops `path`. Reports an edge to none."""
         target = edge.to if isinstance(edge.to, str) else edge.to.name
         uses = [(i, node, at) for i, (node, at) in enumerate(self.nodes) if node.spec.name == target]
         place = f"{self.name}.{name}.{edge.port}"
@@ -234,7 +235,7 @@ class _Wiring:
     # loops
 
     def producer(self, loop: int, port: str) -> int | None:
-        """The task in a loop's body that produces `port`: by its edges, else by its ports, the last one written."""
+        """Return the task in a loop's body that produces `port`: by its edges, else the last one with that port."""
         inside = [(i, node) for i, (node, path) in enumerate(self.nodes) if loop in path and port in node.spec.ports]
         by_edge = [i for i, node in inside if any(edge.port == port for edge in node.outputs)]
         if len(by_edge) > 1:
@@ -249,7 +250,7 @@ class _Wiring:
         return found[-1] if found else None
 
     def back(self, loop: int, port: str, what: str) -> Source | None:
-        """The source of `port` in the loop's own frame. Reports a port that nobody produces."""
+        """Return the source of `port` in the loop's own frame. Reports a port without a producer."""
         task = self.producer(loop, port)
         if task is None:
             known = {p for node, path in self.nodes if loop in path for p in node.spec.ports}
@@ -265,18 +266,18 @@ class _Wiring:
         self.result(child, port)
         return Source(Kind.LOOP, child, port)
 
-    def result(self, loop: int, port: str) -> Result | None:
-        """Register `port` as something that a loop hands out when it ends."""
+    def result(self, loop: int, port: str) -> LoopResult | None:
+        """Register `port` as a result of a loop."""
         body = self.bodies[loop]
         if port not in body.results:
             back = self.back(loop, port, "hands out")
             if back is None:
                 return None
-            body.results[port] = Result(port, back, body.loop.carry.get(port), ())
+            body.results[port] = LoopResult(port, back, body.loop.carry.get(port), ())
         return body.results[port]
 
     def variable(self, loop: int, out: str, port: str) -> Variable | None:
-        """Build one carried variable with its start and its way back."""
+        """Return one carried variable with its start and its way back."""
         body, name = self.bodies[loop], self.bodies[loop].loop.name
         takers = [i for i, (node, path) in enumerate(self.nodes) if loop in path and port in node.inputs]
         if not takers:
@@ -308,7 +309,7 @@ class _Wiring:
     # resolving
 
     def resolve(self, frame: int, feed: Mapping[int, Source], port: str) -> Source:
-        """Where `port` comes from, as seen in `frame`: the nearest edge, carried port or stream, else the Run."""
+        """Return the source of `port` in `frame`: the nearest edge, carried port or stream, else the Run."""
         if frame in feed:
             return feed[frame]
         if frame == ROOT:
@@ -339,7 +340,7 @@ class _Wiring:
     # building
 
     def build(self) -> CompiledWalk | None:
-        """Assemble the flat form. Adds to the problems when it cannot be run."""
+        """Assemble the compiled walk. Reports what keeps it from running."""
         inputs = [self.inputs(index) for index in range(len(self.nodes))]
         for number, body in enumerate(self.bodies):
             for out, port in body.loop.carry.items():
@@ -355,11 +356,11 @@ class _Wiring:
             loops=tuple(self.compiled_loop(number, stops[number]) for number in range(len(self.bodies))),
             taps=self.bare_taps,
         )
-        circle = find_circle(walk)
-        if circle:
+        cycle = find_cycle(walk)
+        if cycle:
             self.problem(
-                f"goes in a circle: {' and '.join(circle)} wait for each other",
-                circle[0],
+                f"has a cycle: {' and '.join(cycle)} wait for each other",
+                cycle[0],
                 "carry a value to the next iteration with a Loop's carry=",
             )
         return walk
@@ -421,8 +422,21 @@ class _Wiring:
             results=results,
             stop_task=stop_task,
             tap=taps[0] if taps else None,
-            resident=len(tasks) == 1 and not loops and over is None and tasks[0] not in self.bare_taps,
+            runs_in_engine=self.runs_in_engine(body, tasks, loops),
         )
+
+    def runs_in_engine(self, body: _LoopBody, tasks: tuple[int, ...], loops: tuple[int, ...]) -> bool:
+        """Whether the engine can iterate a loop as one job. Reports a fused loop for which it cannot."""
+        has_one_node = len(tasks) == 1 and not loops
+        has_stream = body.loop.over is not None or any(task in self.bare_taps for task in tasks)
+        if body.loop.fused and not (has_one_node and not has_stream):
+            why = "takes a stream" if has_one_node else "has several nodes"
+            self.problem(
+                f"has a fused loop {body.loop.name!r}, whose body {why}",
+                body.loop.name,
+                "the engine iterates loops of one node without a stream: leave fused= out, or join the nodes",
+            )
+        return has_one_node and not has_stream
 
     def takes_chunk(self, task: int, port: str, frame: int) -> bool:
         source = self.feeds.get((task, port), {}).get(frame)

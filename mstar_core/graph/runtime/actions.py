@@ -1,20 +1,20 @@
-"""What a WalkState asks its caller to do, in order. Made by readiness, carried out by the worker."""
+"""Actions that a WalkState asks its caller to carry out, in order, and the names of the values in them."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from mstar_core.graph.spec.edges import Stream
+from mstar_core.graph.spec.streams import Stream
 
 Iteration = tuple[int, ...]
 """Loop indices, outermost first; () outside loops."""
 
 
 class Key(NamedTuple):
-    """Name of a value that the caller stores from the event (or Recall) that brings it until its Free.
+    """Name of a stored value, from the event (or Recall) that brings it until its Free.
 
-    address: a task, or number of tasks + loop. port: an output port; a carried port, `=port` (handed out by a loop) or
-    `$chunk` where the address is a loop's (or a bare stream input's task).
+    address: a task, or number of tasks + loop. port: an output port. At a loop's address it is a carried port, `=port`
+    (a result of the loop) or `$chunk`; `$chunk` also names the chunk of a task that takes a stream outside a loop.
     """
 
     address: int
@@ -23,33 +23,33 @@ class Key(NamedTuple):
 
 
 class RunInput(NamedTuple):
-    """The Run's input of that name; owned by whoever holds the Run."""
+    """The Run's input of that name; it lives as long as the Run."""
 
     name: str
 
 
 class Held(NamedTuple):
-    """What an output port of a node last held for this request (Hold). Only in FireLoop and AskStop."""
+    """Last value of a node's output port in this request (see Hold). Only in FireLoop and AskStop."""
 
     node: str
     port: str
 
 
 class Special(NamedTuple):
-    """An input that the runtime fills in: STEP with its value, CHUNK_FIRST and CHUNK_LAST, `$param:name`."""
+    """An input that the runtime fills in: STEP with its value, CHUNK_FIRST, CHUNK_LAST or `$param:name`."""
 
     name: str
     step: int
 
 
 Ref = Key | RunInput | Held | Special
-"""Where a value is to be found."""
+"""Reference to a value."""
 
 
 class Fire(NamedTuple):
-    """Run a task once, then call `done`. inputs: port -> where its value is; absent ports are left out.
+    """Run a task once, then call `done`. inputs: references by port; absent ports are left out.
 
-    branches: cache branches that this firing covers; outputs are those of the first.
+    branches: cache branches to run the task on; the outputs are those of the first.
     """
 
     task: int
@@ -59,10 +59,10 @@ class Fire(NamedTuple):
 
 
 class FireLoop(NamedTuple):
-    """Run a resident loop as one job, then call `resident_done`. iteration: indices of the enclosing loops.
+    """Run an engine loop as one job, then call `loop_done`. iteration: indices of the enclosing loops.
 
-    inputs: what the body starts from. limit: most iterations (None: until it stops itself). start: the value that the
-    stop rule is tested on before the first iteration, or None when there is none to test.
+    inputs: starting values of the body. limit: maximum number of iterations, or None. start: the value to test the
+    stop rule on before the first iteration, or None.
     """
 
     loop: int
@@ -75,7 +75,7 @@ class FireLoop(NamedTuple):
 
 
 class AskStop(NamedTuple):
-    """Test a loop's stop rule on its starting value, then call `tested`. A Held value that is not there is no stop."""
+    """Test a loop's stop rule on its starting value, then call `tested`. A missing Held value does not stop."""
 
     loop: int
     iteration: Iteration
@@ -83,7 +83,7 @@ class AskStop(NamedTuple):
 
 
 class Want(NamedTuple):
-    """Take the next chunk of a stream, then call `chunk`, or `stream_ended` when it is finished."""
+    """Take the next chunk of a stream, then call `chunk`, or `stream_ended` when the stream is finished."""
 
     address: int
     stream: str
@@ -91,7 +91,7 @@ class Want(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """Keep the value as what (node, port) last held, in place of the one before."""
+    """Keep the value as the last one of (node, port) and drop the one before."""
 
     node: str
     port: str
@@ -99,7 +99,7 @@ class Hold(NamedTuple):
 
 
 class Recall(NamedTuple):
-    """Store what (node, port) last held under `value`, from where it is freed like any other."""
+    """Store the last value of (node, port) under `value`; it is freed like any other."""
 
     value: Key
     node: str
@@ -124,7 +124,7 @@ class ToStream(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Tell another rank, which calls `arrived` with the same address, port and iteration.
+    """Send to another rank, which calls `arrived` with the same address, port and iteration.
 
     value: None when the port was not produced, and for marks of loops, whose port begins with `$`.
     """
@@ -137,13 +137,13 @@ class Send(NamedTuple):
 
 
 class Free(NamedTuple):
-    """Nobody needs the value any more. Comes exactly once for each value that was brought in."""
+    """Drop a stored value. Issued exactly once for each."""
 
     value: Key
 
 
 class EndWalk(NamedTuple):
-    """This rank's share is over. reason: done, stop, length or cancelled. counts: loop name -> iterations, added up."""
+    """This rank's share is over. reason: done, stop, length or cancelled. counts: iterations by loop name."""
 
     reason: str
     counts: dict[str, int]

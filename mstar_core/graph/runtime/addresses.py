@@ -1,6 +1,6 @@
-"""How values and marks are named between ranks: (address, port, iteration). Used by WalkState and its parts.
+"""Names of values and loop marks between ranks: (address, port, iteration).
 
-A port of a loop's address is a carried input port, `=port` handed out at its end, or a mark, which begins with `$`.
+A port at a loop's address is a carried input port, `=port` for a result of the loop, or a mark, which begins with `$`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ GO: Final = "$go"
 END: Final = "$end:"
 """Mark, followed by the reason: the loop ends before the iteration."""
 VERDICT: Final = "$"
-"""Mark, followed by stop, keep or skip: what the stop rule says about the iteration."""
+"""Mark, followed by stop, keep or skip: the stop rule's verdict on the iteration."""
 
 
 def address_of(walk: CompiledWalk, source: Source) -> tuple[int, str]:
-    """The address and port of a value that is sent."""
+    """Return the address and port under which a value of `source` is sent."""
     if source.kind is Kind.LOOP:
         return walk.address(source.at), "=" + source.port
     if source.kind is Kind.VAR:
@@ -28,7 +28,7 @@ def address_of(walk: CompiledWalk, source: Source) -> tuple[int, str]:
 
 
 def source_at(walk: CompiledWalk, address: int, port: str) -> Source:
-    """The source of a value that was sent; undoes `address_of`."""
+    """Return the source of a received value; the inverse of `address_of`."""
     tasks = len(walk.tasks)
     if address < tasks:
         return Source(Kind.TASK, address, port)
@@ -38,7 +38,7 @@ def source_at(walk: CompiledWalk, address: int, port: str) -> Source:
 
 
 def scope_of(walk: CompiledWalk, address: int, port: str, iteration: Iteration) -> tuple[int, Iteration]:
-    """The frame, and the path of its scope, that something sent belongs to."""
+    """Return the frame of a received value or mark, and the path of its scope."""
     tasks = len(walk.tasks)
     if address < tasks:
         return walk.tasks[address].frame, iteration

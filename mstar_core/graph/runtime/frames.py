@@ -1,4 +1,4 @@
-"""Open frames and loops of a run: the bookkeeping that WalkState moves along. Owned by WalkState."""
+"""Open scopes and loop runs: the bookkeeping of one WalkState."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mstar_core.graph.runtime.actions import Iteration, Ref
 
 
 class Pending(enum.Enum):
-    """A value that is not known yet (None is a value that is known to be absent)."""
+    """A value that is not known yet. None is a value that is known to be absent."""
 
     PENDING = "pending"
 
@@ -23,7 +23,8 @@ Slot = Ref | Pending | None
 class Scope:
     """One open frame: the root, or one iteration of a loop.
 
-    pending: parts that are not over. waiting: task -> inputs to come. missing: tasks that lack a required input.
+    pending: parts that have not finished. waiting: task -> number of inputs to come. missing: tasks that lack a
+    required input.
     """
 
     __slots__ = ("frame", "inputs", "loops", "missing", "path", "pending", "run", "waiting")
@@ -38,19 +39,40 @@ class Scope:
         self.missing: set[int] = set()
         self.loops: dict[int, LoopRun] = {}
 
+    @property
+    def loop_run(self) -> LoopRun:
+        """The loop whose iteration this scope is."""
+        assert self.run is not None, "only an iteration of a loop has one"
+        return self.run
+
 
 class LoopRun:
     """One run of a loop inside an open scope.
 
-    index: the iteration opened last. allowed: iterations up to this one may open. end: (iterations, reason).
-    values: per carried port, what the next iteration starts from (only where this rank owns it).
-    verdicts: iteration -> stop, keep or skip; -1 is the starting value. asked: a chunk or the engine's answer is due.
+    index: the last opened iteration. allowed: iterations up to this one may open. end: (iterations, reason).
+    values: for each carried port that this rank owns, the start of the next iteration. imports: values from outside.
+    last: results of the last iteration. verdicts: iteration -> stop, keep or skip; -1 is the starting value.
+    asked: an answer is due, from the stream or from the engine.
     """
 
     __slots__ = (
-        "allowed", "asked", "chunk", "end", "imports", "index", "inner", "last", "limit", "loop", "over", "owned",
-        "scope", "stream_ended", "values", "verdicts",
-    )  # fmt: skip
+        "allowed",
+        "asked",
+        "chunk",
+        "end",
+        "imports",
+        "index",
+        "inner",
+        "last",
+        "limit",
+        "loop",
+        "over",
+        "owned",
+        "scope",
+        "stream_ended",
+        "values",
+        "verdicts",
+    )
 
     def __init__(
         self, loop: CompiledLoop, scope: Scope, limit: int | None, owned: Sequence[bool], imports: list[Slot]
@@ -73,18 +95,18 @@ class LoopRun:
         self.stream_ended = False
 
     def value_of(self, port: str) -> Slot:
-        """What the carried input `port` holds for the next iteration."""
+        """Return the start of the next iteration for the carried input `port`."""
         for variable, value in zip(self.loop.variables, self.values, strict=True):
             if variable.port == port:
                 return value
         return None
 
     def owned_values(self) -> list[Slot]:
-        """What this rank's carried ports hold for the next iteration."""
+        """Return the carried values that this rank owns."""
         return [value for value, owned in zip(self.values, self.owned, strict=True) if owned]
 
     def result(self, number: int) -> Ref | None:
-        """What the loop hands out as its result `number`."""
+        """Return result `number` of the loop."""
         result = self.loop.results[number]
         value = self.last[number] if result.variable is None else self.value_of(result.variable)
         return None if isinstance(value, Pending) else value

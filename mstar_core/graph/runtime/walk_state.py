@@ -1,7 +1,7 @@
-"""Readiness: the state machine of one run of one walk for one request on one rank. Driven by the worker.
+"""State machine of one run of one walk for one request on one rank. Driven by the worker.
 
-Cost model: constant work per event and consumer; no value is touched, only its name. Everything that a rank is sent
-is awaited before its share ends, so values that crossed are always taken and freed.
+Cost model: constant work per event and consumer; it moves names of values, never values. A share ends only when
+everything that other ranks send to it has arrived, so values that cross ranks are always taken and freed.
 """
 
 from __future__ import annotations
@@ -10,28 +10,25 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from mstar_core.graph.compile.compiled import ROOT, CompiledLoop, Kind, Outlet, Source
-from mstar_core.graph.compile.cut import RankWalk, Route
-from mstar_core.graph.runtime.action_queue import Agenda
+from mstar_core.graph.compile.cut import Fanout, RankWalk
+from mstar_core.graph.runtime.action_queue import ActionQueue
 from mstar_core.graph.runtime.actions import Actions, Emit, EndWalk, Free, Held, Iteration, Key, Ref, Send, ToStream
 from mstar_core.graph.runtime.addresses import address_of, scope_of, source_at
-from mstar_core.graph.runtime.engine_loops import Residents
+from mstar_core.graph.runtime.engine_loops import EngineLoops
 from mstar_core.graph.runtime.frames import PENDING, LoopRun, Pending, Scope
-from mstar_core.graph.runtime.leading import Leading
-from mstar_core.graph.runtime.live_values import Values
-from mstar_core.graph.runtime.run_limits import MaxIters, Terms, branches_of, loop_limits
-from mstar_core.graph.runtime.starts import Starts
-from mstar_core.graph.runtime.stopping import Stopping
-from mstar_core.graph.runtime.tasks import Firings
+from mstar_core.graph.runtime.loop_control import LoopControl
+from mstar_core.graph.runtime.run_context import MaxIters, RunContext, branches_of, loop_limits
+from mstar_core.graph.runtime.task_inputs import TaskInputs
 from mstar_core.graph.spec.nodes import MAIN
 
-NOWHERE: Final = Route()
+NOWHERE: Final = Fanout()
 
 
 class WalkState:
-    """One run of one walk on one rank. Owned by the worker; every method answers with what to do next, in order.
+    """One run of one walk on one rank. Owned by the worker; every event returns the actions that follow, in order.
 
-    max_iters, given (names of the Run's inputs) and branches are the Run's and equal on all ranks.
-    It moves values and opens and closes scopes; what a task or a loop does next is asked of its parts.
+    max_iters, given (names of the Run's inputs) and branches are the Run's and equal on all ranks. WalkState moves
+    values and opens and closes scopes; its parts decide about the inputs of tasks and the iterations of loops.
     """
 
     def __init__(
@@ -47,14 +44,11 @@ class WalkState:
         self.given = frozenset(given)
         self.branches = branches_of(share.walk, tuple(branches))
         self.ended = False
-        terms = Terms(share, self.limits, self.given, self.branches)
-        self._agenda = Agenda()
-        self._values = Values(self._agenda)
-        self._firings = Firings(terms, self._values, self._agenda)
-        self._starts = Starts(terms, self._values, self._agenda)
-        self._stopping = Stopping(terms, self._starts, self._agenda)
-        self._leading = Leading(terms, self._stopping, self._agenda)
-        self._residents = Residents(terms, self._stopping, self._values, self._agenda)
+        context = RunContext(share, self.limits, self.given, self.branches)
+        self._queue = ActionQueue()
+        self._tasks = TaskInputs(context, self._queue)
+        self._control = LoopControl(context, self._queue)
+        self._engine_loops = EngineLoops(context, self._control, self._queue)
         self._reason = "done"
         self._counts: dict[str, int] = {}
         self._scopes: dict[tuple[int, Iteration], Scope] = {}
@@ -63,85 +57,85 @@ class WalkState:
     @property
     def alive(self) -> int:
         """Number of values that the caller still stores for this run."""
-        return len(self._values)
+        return self._queue.stored
 
     # events
 
     def start(self) -> Actions:
         """Begin. Called once, before any other event."""
-        self._agenda.later(self._open, ROOT, (), None)
-        return self._agenda.settle()
+        self._queue.later(self._open, ROOT, (), None)
+        return self._queue.settle()
 
     def done(self, task: int, iteration: Iteration, ports: Collection[str], stop: bool | None = None) -> Actions:
-        """A fired task ended. ports: outputs it produced. stop: what the loop's stop rule said, if it has one."""
+        """A fired task ended. ports: outputs it produced. stop: verdict of the loop's stop rule, if it has one."""
         keys = {port: Key(task, port, iteration) for port in ports}
         if self.ended:
             return [Free(key) for key in keys.values()]
         scope = self._scopes[self.walk.tasks[task].frame, iteration]
-        inputs = self._firings.end(task, iteration)
-        self._values.bring_in(keys.values())
+        inputs = self._tasks.end(task, iteration)
+        self._queue.store(keys.values())
         self._finish_task(scope, task, keys, "stop" if stop else "keep")
-        self._values.release_all([*inputs, *keys.values()])
-        return self._agenda.settle()
+        self._queue.release_all([*inputs, *keys.values()])
+        return self._queue.settle()
 
-    def resident_done(
+    def loop_done(
         self, loop: int, iteration: Iteration, reason: str, iterations: int, ports: Collection[str]
     ) -> Actions:
-        """A resident loop ended. ports: outputs of its last iteration, named (task, port, iteration + (last,))."""
+        """An engine loop ended. ports: outputs of its last iteration, named (task, port, iteration + (last,))."""
         task = self.walk.loops[loop].tasks[0]
         keys = {port: Key(task, port, (*iteration, iterations - 1)) for port in ports}
         if self.ended:
             return [Free(key) for key in keys.values()]
         run = self._loop_run(loop, iteration)
-        self._values.bring_in(keys.values())
-        self._firings.hold(self.walk.tasks[task], keys)
-        self._residents.take_end(run, reason, iterations, keys)
-        self._values.release_all(keys.values())
-        self._agenda.later(self._advance, run)
-        return self._agenda.settle()
+        self._queue.store(keys.values())
+        self._tasks.hold(self.walk.tasks[task], keys)
+        self._engine_loops.take_end(run, reason, iterations, keys)
+        self._queue.release_all(keys.values())
+        self._queue.later(self._advance, run)
+        return self._queue.settle()
 
     def tested(self, loop: int, iteration: Iteration, stop: bool) -> Actions:
         """Answer to AskStop."""
         if not self.ended:
             self._judge(self._loop_run(loop, iteration), -1, "stop" if stop else "keep")
-        return self._agenda.settle()
+        return self._queue.settle()
 
     def chunk(self, address: int, iteration: Iteration) -> Actions:
-        """Answer to Want: the chunk is there, stored under Key(address, "$chunk", iteration)."""
+        """Answer to Want: the chunk is stored under Key(address, "$chunk", iteration)."""
         key = Key(address, "$chunk", iteration)
         if self.ended:
             return [Free(key)]
-        self._values.bring_in([key])
-        self._chunk_came(address, iteration, key)
-        return self._agenda.settle()
+        self._queue.store([key])
+        self._take_chunk(address, iteration, key)
+        return self._queue.settle()
 
     def stream_ended(self, address: int, iteration: Iteration) -> Actions:
-        """Answer to Want: no chunk will come any more."""
+        """Answer to Want: the stream has no further chunk."""
         if not self.ended:
-            self._chunk_came(address, iteration, None)
-        return self._agenda.settle()
+            self._take_chunk(address, iteration, None)
+        return self._queue.settle()
 
     def arrived(self, address: int, port: str, iteration: Iteration, present: bool) -> Actions:
-        """What another rank sent. present: whether a value came along."""
+        """A message from another rank. present: whether it carried a value."""
         if self.ended:
             return [Free(Key(address, port, iteration))] if present else []
         if present:
-            self._values.bring_in([Key(address, port, iteration)])
+            self._queue.store([Key(address, port, iteration)])
         place = scope_of(self.walk, address, port, iteration)
         scope = self._scopes.get(place)
         if scope is None:
             self._early.setdefault(place, []).append((address, port, iteration, present))
         else:
-            self._take_in(scope, address, port, iteration, present)
-        return self._agenda.settle()
+            self._accept(scope, address, port, iteration, present)
+        return self._queue.settle()
 
     def cancel(self) -> Actions:
-        """Give up, at any time. What is still running answers as usual and is freed at once."""
+        """End the run at any time. Outputs of tasks that still run are freed as soon as they come."""
         if self.ended:
             return []
-        self._agenda.drop_steps()
+        self._queue.drop_steps()
         self._end_walk("cancelled")
-        return self._agenda.settle()
+        return self._queue.settle()
 
     # scopes
 
@@ -152,22 +146,22 @@ class WalkState:
         tasks, loops = self.share.frame_tasks[frame], self.share.frame_loops[frame]
         scope.pending = len(tasks) + len(loops) + 1
         for task in tasks:
-            self._firings.prepare(scope, self.walk.tasks[task])
+            self._tasks.prepare(scope, self.walk.tasks[task])
         for loop in loops:
-            scope.loops[loop] = self._starts.new_run(scope, self.walk.loops[loop])
+            scope.loops[loop] = self._control.new_run(scope, self.walk.loops[loop])
         if run is not None:
             run.inner = scope
             self._enter_loop(scope, run)
         for address, port, iteration, present in self._early.pop((frame, path), ()):
-            self._take_in(scope, address, port, iteration, present)
+            self._accept(scope, address, port, iteration, present)
         for task in tasks:
             self._count(scope, task)
         for loop in loops:
             self._begin_loop(scope.loops[loop])
-        self._agenda.later(self._finish_part, scope)
+        self._queue.later(self._finish_part, scope)
 
     def _finish_part(self, scope: Scope) -> None:
-        """One part of a scope is over; with the last one the scope closes."""
+        """Count one part of a scope as finished; the scope closes with the last one."""
         scope.pending -= 1
         if scope.pending:
             return
@@ -177,113 +171,113 @@ class WalkState:
             self._end_walk(self._reason)
         else:
             run.inner = None
-            self._agenda.later(self._advance, run)
+            self._queue.later(self._advance, run)
 
     def _end_walk(self, reason: str) -> None:
         self.ended = True
-        self._values.free_all()
+        self._queue.free_all()
         self._scopes.clear()
         self._early.clear()
-        self._agenda.act(EndWalk(reason, dict(self._counts)))
+        self._queue.act(EndWalk(reason, dict(self._counts)))
 
     # moving values
 
     def _deliver(self, scope: Scope, source: Source, ref: Ref | None, send: bool = True) -> None:
-        """Hand a value, or its absence, to everybody who takes it from this source."""
-        route = self.share.routes.get(source, NOWHERE)
-        for what, index, number in route.uses:
+        """Hand a value, or its absence, to all consumers of this source."""
+        fanout = self.share.fanouts.get(source, NOWHERE)
+        for what, index, number in fanout.uses:
             match what:
                 case "task":
-                    self._firings.give(scope, index, number, ref)
+                    self._tasks.give(scope, index, number, ref)
                     self._count(scope, index)
                 case "import":
                     self._give_import(scope.loops[index], number, ref)
                 case "start":
                     self._give_start(scope.loops[index], number, ref)
                 case "back":
-                    self._values.retain(ref)
-                    _loop_of(scope).values[number] = ref
+                    self._queue.retain(ref)
+                    scope.loop_run.values[number] = ref
                 case _:
-                    run = _loop_of(scope)
-                    self._values.retain(ref)
-                    self._values.release(run.last[number])
+                    run = scope.loop_run
+                    self._queue.retain(ref)
+                    self._queue.release(run.last[number])
                     run.last[number] = ref
-        if send and route.ranks:
+        if send and fanout.ranks:
             address, port = address_of(self.walk, source)
-            for rank in route.ranks:
-                self._agenda.act(Send(rank, address, port, scope.path, ref))
+            for rank in fanout.ranks:
+                self._queue.act(Send(rank, address, port, scope.path, ref))
 
-    def _take_in(self, scope: Scope, address: int, port: str, iteration: Iteration, present: bool) -> None:
+    def _accept(self, scope: Scope, address: int, port: str, iteration: Iteration, present: bool) -> None:
         """Take a value, its absence or a loop's mark from another rank."""
         if port.startswith("$"):
             run = scope.loops[address - len(self.walk.tasks)]
-            self._leading.take_mark(run, port, iteration[-1])
-            self._agenda.later(self._advance, run)
+            self._control.take_mark(run, port, iteration[-1])
+            self._queue.later(self._advance, run)
             return
         key = Key(address, port, iteration) if present else None
         self._deliver(scope, source_at(self.walk, address, port), key, send=False)
-        self._values.release(key)
+        self._queue.release(key)
 
     def _give_import(self, run: LoopRun, number: int, ref: Ref | None) -> None:
-        self._values.retain(ref)
+        self._queue.retain(ref)
         run.imports[number] = ref
         if run.inner is not None:
             self._deliver(run.inner, Source(Kind.IMPORT, run.loop.index, str(number)), ref)
-        self._agenda.later(self._advance, run)
+        self._queue.later(self._advance, run)
 
     def _give_start(self, run: LoopRun, number: int, ref: Ref | None) -> None:
         if run.inner is not None and run.index == 0:
             scope = run.inner
             self._deliver(scope, Source(Kind.VAR, run.loop.index, run.loop.variables[number].port), ref)
-            self._agenda.later(self._finish_part, scope)
+            self._queue.later(self._finish_part, scope)
         else:
-            self._values.retain(ref)
+            self._queue.retain(ref)
             run.values[number] = ref
-        self._stopping.test_start(run, number, ref)
-        self._agenda.later(self._advance, run)
+        self._control.test_start(run, number, ref)
+        self._queue.later(self._advance, run)
 
-    def _chunk_came(self, address: int, iteration: Iteration, key: Key | None) -> None:
+    def _take_chunk(self, address: int, iteration: Iteration, key: Key | None) -> None:
         tasks = len(self.walk.tasks)
         if address < tasks:
             task = self.walk.tasks[address]
             scope = self._scopes[task.frame, iteration]
             source = next(e.source for e in task.inputs if e.source.kind is Kind.CHUNK and e.source.at == address)
             self._deliver(scope, source, key)
-            self._values.release(key)
+            self._queue.release(key)
             return
         run = self._loop_run(address - tasks, iteration[:-1])
-        self._leading.take_chunk(run, key)
-        self._agenda.later(self._advance, run)
+        self._control.take_chunk(run, key)
+        self._queue.later(self._advance, run)
 
-    def _let_out(self, outlets: Sequence[Outlet], port: str, ref: Ref, iteration: Iteration) -> None:
+    def _emit(self, outlets: Sequence[Outlet], port: str, ref: Ref, iteration: Iteration) -> None:
         for outlet in outlets:
             if outlet.port == port:
                 if outlet.stream is not None:
-                    self._agenda.act(ToStream(ref, outlet.stream, iteration))
+                    self._queue.act(ToStream(ref, outlet.stream, iteration))
                 else:
-                    self._agenda.act(Emit(ref, port, outlet.modality, iteration))
+                    self._queue.act(Emit(ref, port, outlet.modality, iteration))
 
     # tasks
 
     def _count(self, scope: Scope, task: int) -> None:
-        if self._firings.count(scope, task):
-            self._agenda.later(self._skip, scope, task)
+        if self._tasks.count(scope, task):
+            self._queue.later(self._skip, scope, task)
 
     def _skip(self, scope: Scope, task: int) -> None:
         self._finish_task(scope, task, {}, "skip")
-        self._values.release_all(scope.inputs.pop(task).values())
+        self._queue.release_all(scope.inputs.pop(task).values())
 
     def _finish_task(self, scope: Scope, index: int, keys: Mapping[str, Key], verdict: str) -> None:
         task = self.walk.tasks[index]
-        self._firings.hold(task, keys)
+        self._tasks.hold(task, keys)
         for port, key in keys.items():
-            self._let_out(task.outlets, port, key, scope.path)
+            self._emit(task.outlets, port, key, scope.path)
         for port in task.wanted:
             self._deliver(scope, Source(Kind.TASK, index, port), keys.get(port))
         run = scope.run
         if run is not None and run.loop.stop_task == index:
             self._judge(run, scope.path[-1], verdict)
-        self._agenda.later(self._finish_part, scope)
+        self._queue.later(self._finish_part, scope)
 
     # loops
 
@@ -291,26 +285,26 @@ class WalkState:
         return self._scopes[self.walk.loops[loop].parent, outer].loops[loop]
 
     def _judge(self, run: LoopRun, iteration: int, verdict: str) -> None:
-        if self._stopping.note(run, iteration, verdict):
-            self._agenda.later(self._advance, run)
+        if self._control.judge(run, iteration, verdict):
+            self._queue.later(self._advance, run)
 
     def _begin_loop(self, run: LoopRun) -> None:
         """Give a loop the starting values that do not come from the walk itself."""
         for number, variable in enumerate(run.loop.variables):
             if run.owned[number] and variable.start.kind is Kind.RUN:
-                known = self._starts.from_run(run.loop, number)
-                recalled = self._starts.recall(run, number) if known is None and not run.loop.resident else None
+                known = self._control.from_run(run.loop, number)
+                recalled = self._control.recall(run, number) if known is None and not run.loop.runs_in_engine else None
                 self._give_start(run, number, known or recalled or Held(*variable.held))
-                self._values.release(recalled)
-        self._stopping.test_held(run)
-        self._agenda.later(self._advance, run)
+                self._queue.release(recalled)
+        self._control.test_held(run)
+        self._queue.later(self._advance, run)
 
     def _enter_loop(self, scope: Scope, run: LoopRun) -> None:
         """Bring carried values, imports and the chunk into a new iteration."""
         loop, first = run.loop, run.index == 0
         for number, variable in enumerate(loop.variables):
             source = Source(Kind.VAR, loop.index, variable.port)
-            known = self._starts.from_run(loop, number) if first else None
+            known = self._control.from_run(loop, number) if first else None
             if not run.owned[number]:
                 if known is not None:
                     self._deliver(scope, source, known, send=False)
@@ -321,7 +315,7 @@ class WalkState:
                 continue
             run.values[number] = PENDING
             self._deliver(scope, source, value, send=known is None)
-            self._values.release(value)
+            self._queue.release(value)
         for number, value in enumerate(run.imports):
             if not isinstance(value, Pending):
                 self._deliver(scope, Source(Kind.IMPORT, loop.index, str(number)), value)
@@ -329,35 +323,35 @@ class WalkState:
             chunk, run.chunk = run.chunk, PENDING
             if not isinstance(chunk, Pending):
                 self._deliver(scope, self._chunk_source(loop), chunk)
-                self._values.release(chunk)
+                self._queue.release(chunk)
 
     def _chunk_source(self, loop: CompiledLoop) -> Source:
         over = loop.loop.over
         return Source(Kind.CHUNK, self.walk.address(loop.index), over.into[1] if over is not None else "")
 
     def _advance(self, run: LoopRun) -> None:
-        """Open the next iteration of a loop, or end it, as soon as everything for that is known."""
+        """Open the next iteration of a loop, or end the loop, as soon as everything is known."""
         if run.over or run.inner is not None or self.ended:
             return
         if run.end is None:
-            if run.loop.resident:
-                self._residents.fire(run)
+            if run.loop.runs_in_engine:
+                self._engine_loops.fire(run)
             else:
-                self._leading.decide(run)
+                self._control.decide(run)
         following = run.index + 1
-        if run.end is not None and (run.loop.resident or following >= run.end[0]):
+        if run.end is not None and (run.loop.runs_in_engine or following >= run.end[0]):
             self._end_loop(run)
-        elif following <= run.allowed and not run.loop.resident:
+        elif following <= run.allowed and not run.loop.runs_in_engine:
             run.index = following
             self._open(run.loop.index, (*run.scope.path, following), run)
 
     def _end_loop(self, run: LoopRun) -> None:
-        """Hand out the results of a loop once nothing that was sent to it is on its way."""
+        """Hand out the results of a loop once everything that was sent to it has arrived."""
         if run.end is None or PENDING in run.owned_values() or PENDING in run.imports:
             return
         run.over = True
         if run.loop.results:
-            self._starts.keep_held(run)
+            self._control.keep_held(run)
         loop, scope, values, (count, reason) = run.loop, run.scope, run.owned_values(), run.end
         if self.share.leads(loop.index):
             self._counts[loop.name] = self._counts.get(loop.name, 0) + count
@@ -367,12 +361,7 @@ class WalkState:
             if self.share.owners[loop.index, "=" + result.port] == self.share.rank:
                 ref = run.result(number)
                 if ref is not None:
-                    self._let_out(result.outlets, result.port, ref, scope.path)
+                    self._emit(result.outlets, result.port, ref, scope.path)
                 self._deliver(scope, Source(Kind.LOOP, loop.index, result.port), ref)
-        self._values.release_all([*values, *run.imports, *run.last, run.chunk])
-        self._agenda.later(self._finish_part, scope)
-
-
-def _loop_of(scope: Scope) -> LoopRun:
-    assert scope.run is not None, "only a loop's body has a way back"
-    return scope.run
+        self._queue.release_all([*values, *run.imports, *run.last, run.chunk])
+        self._queue.later(self._finish_part, scope)

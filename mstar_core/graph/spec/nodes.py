@@ -1,4 +1,4 @@
-"""Nodes and their ports: what a component is, before any walk uses it. Read by every process."""
+"""Declaration of nodes and their ports. Read by every process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from mstar_core.errors import GraphError
+from mstar_core.errors import GraphError, did_you_mean
 
 
 class EngineKind(enum.StrEnum):
-    """How a node is run. KV_CACHE keeps a paged cache per request; STATELESS keeps nothing."""
+    """Engine that runs a node. KV_CACHE keeps a paged cache per request, STATELESS keeps nothing."""
 
     KV_CACHE = "kv_cache"
     STATELESS = "stateless"
@@ -21,13 +21,13 @@ KV_CACHE: Final = EngineKind.KV_CACHE
 STATELESS: Final = EngineKind.STATELESS
 
 STEP: Final = "$step"
-"""Input name: the iteration index of the enclosing loop, per request, kept on the device."""
+"""Input name: the iteration index of the enclosing loop, per request."""
 
 CLIENT: Final = "$client"
 """Edge target: the value leaves the graph as an output of the request."""
 
 MAIN: Final = "main"
-"""The cache branch that every request has."""
+"""Cache branch that every request has."""
 
 _PORT = re.compile(r"^(?P<dtype>[a-z]+\d+|any)(?:\[(?P<shape>[^\]]*)\])?(?P<optional>\?)?$")
 DTYPES: Final = frozenset({"i64", "i32", "i16", "u8", "b8", "f32", "f16", "bf16", "any"})
@@ -35,7 +35,7 @@ DTYPES: Final = frozenset({"i64", "i32", "i16", "u8", "b8", "f32", "f16", "bf16"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortType:
-    """A port's type, read from text such as `"i64[n]"` or `"f32[n,2048]?"`.
+    """Type of a port, parsed from text such as `"i64[n]"` or `"f32[n,2048]?"`.
 
     A dimension is a number (fixed) or a name (any size). `optional` ports may be absent.
     """
@@ -46,7 +46,7 @@ class PortType:
 
     @classmethod
     def parse(cls, text: str, where: str = "port") -> PortType:
-        """Read a port type. Raises GraphError naming `where`."""
+        """Parse a port type. Raises GraphError naming `where`."""
         match = _PORT.match(text.replace(" ", ""))
         if match is None or match["dtype"] not in DTYPES:
             raise GraphError(
@@ -76,9 +76,9 @@ class PortType:
 class KVSpec:
     """Shape of a node's cache. `page` overrides the deployment's page size (in tokens).
 
-    rows: most rows (candidates) whose caches exist at once on a branch, of all requests together, beside the caches
-    of their branches; 0 for a node that never runs several. A job of more rows is refused, unless its rows take turns
-    (see `Job.rows`).
+    rows: maximum number of candidates with a cache of their own on a branch, over all requests, beside the caches of
+    the branches; 0 for a node that never runs several. A job of more rows is refused, unless its rows run one after
+    another (see `Job.rows`).
     """
 
     layers: int
@@ -89,24 +89,24 @@ class KVSpec:
     rows: int = 0
 
     def slots(self, requests: int) -> int:
-        """Caches that may exist at once when so many requests run."""
+        """Return the maximum number of caches for so many concurrent requests."""
         return (requests + self.rows) * len(self.branches)
 
     def bytes_per_token(self, dtype_bytes: int) -> int:
-        """Cache bytes of one token over all layers, keys and values."""
+        """Return the cache bytes of one token over all layers, keys and values."""
         return 2 * self.layers * self.kv_heads * self.head_dim * dtype_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attend:
-    """How one use of a KV node attends and whether it appends to the cache.
+    """Attention of one use of a KV node, and whether it appends to the cache.
 
     mask: `causal` or `full` inside the segment; every earlier cached token is always visible.
     positions: `running` (one per token), `shared` (all tokens of the segment take one position), `given` (a port).
     write: whether keys and values are appended to the cache.
-    keep: how long what was appended lives; `loop` drops it when the innermost loop around the use ends.
-    tokens: tokens of the segment where the inputs do not tell (None = counted from the node's `sequence` ports).
-    extra: tokens that the node puts around those counted, such as the two markers of an image.
+    keep: lifetime of the appended tokens; `loop` drops them when the innermost loop around the use ends.
+    tokens: length of the segment if its inputs do not determine it (None = counted from the `sequence` ports).
+    extra: tokens that the node adds to those counted, such as the two markers of an image.
     """
 
     mask: Literal["causal", "full"] = "causal"
@@ -119,13 +119,13 @@ class Attend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """The node samples ids from its head into `port`, with the parameters named by `prefix`.
+    """Sampling of ids from a node's logits into `port`.
 
     prefix: `"talker_"` makes the engine read `talker_temperature` and so on from the request.
-    history: which ids count as seen for the repetition penalty (`all` = prompt and output, `output`, or `none`).
-    suppress: ids that are never drawn. vocabulary: the ids that can be drawn, ascending; empty = all. With it the
-    module's head has one row for each of them and no others: that is faster, and it differs from drawing among all
-    ids where the model would choose another one. Ids that are read (prompts) are not bound by it.
+    history: ids that count for the repetition penalty (`all` = prompt and output, `output`, or `none`).
+    suppress: ids that are never drawn. vocabulary: ids that can be drawn, ascending; empty = all. With it the module's
+    head has one row for each of these ids and no others, which is faster and changes the result if the model would
+    choose another id. Prompts may hold any id.
     """
 
     port: str
@@ -140,22 +140,22 @@ class NodeSpec:
     """One component of the graph, declared once and referred to by the object.
 
     ports: name -> port type text. batch_key: names of ports whose shapes must agree inside one batch.
-    capture_sizes: rows of a batch for which a GPU captures a node that draws no ids: the passes of its loops (KV), or
-    its whole forward (STATELESS). Empty: none. Nodes that draw ids have buckets of their own.
-    capture_tokens: (KV) packed tokens for which a GPU captures passes outside loops that see all of themselves, of a
-    node that draws no ids: prefixes. Empty: none.
+    capture_sizes: batch sizes for CUDA graphs of a node that does not sample: the passes of its loops (KV), or its
+    whole forward pass (STATELESS). Empty: none. Nodes that sample have buckets of their own.
+    capture_tokens: (KV) numbers of packed tokens for CUDA graphs of passes with a full mask outside loops (prefixes),
+    of a node that does not sample. Empty: none.
     of: for `on_branch` nodes, the node whose weights and ranks they share unless the config places them.
-    sequence: (KV) ports whose values are the tokens of a segment, in the order they are put together; ids count one
-    token each, features one per vector of the last axis. Empty: the only port that a use takes.
-    per: `row` runs once per row of a request; `request` runs once with all its rows, stacked on a first axis (port
-    types describe one row), and hands a value for rows out again along that axis.
-    row_ports: (KV) ports, in and out, that hold one value per row and not one per token: the module gets and gives
-    them stacked on a first axis, [rows of the step, ...], even for one row. Inputs that are not in `batch_key`, where
-    one is given, may differ in shape and then come as a list. Passes with such ports run whole, and together.
-    step_ports: (KV) inputs among them that hold one entry for each iteration of a loop on their first axis: a pass gets
-    that of its own iteration, as a list of one. A loop that carries nothing runs several iterations in one pass then.
-    ragged: (STATELESS) inputs whose shapes may differ within a batch, whatever `batch_key` says: they come as a list of
-    one tensor per row wherever they do differ.
+    sequence: (KV) ports whose values are the tokens of a segment, in this order. An id is one token, features are one
+    per vector of the last axis. Empty: the only port that a use takes.
+    per: `row` runs once per row of a request. `request` runs once with all rows stacked on a first axis (port types
+    describe one row) and splits outputs along that axis.
+    row_ports: (KV) inputs and outputs that hold one value per row instead of one per token. The module takes and
+    returns them stacked on a first axis, [rows of the step, ...], even for one row. If `batch_key` is given, inputs
+    outside it may differ in shape and then come as a list. Passes with such ports are never split, and batched.
+    step_ports: (KV) inputs among `row_ports` with one entry per iteration of a loop on their first axis. A pass gets
+    the entry of its own iteration, as a list of one. A loop that carries nothing then runs several iterations per pass.
+    ragged: (STATELESS) inputs whose shapes may differ within a batch, whatever `batch_key` says. If they differ, they
+    come as a list of one tensor per row.
     """
 
     name: str
@@ -181,17 +181,15 @@ class NodeSpec:
         return hash(self.name)
 
     def port(self, name: str) -> PortType:
-        """The type of the port called `name`. Raises GraphError when there is none."""
+        """Return the type of the port called `name`. Raises GraphError when there is none."""
         if name not in self.ports:
-            from mstar_core.errors import did_you_mean
-
             raise GraphError(
                 f"node {self.name!r} has no port {name!r}", hint=did_you_mean(name, self.ports), place=self.name
             )
         return PortType.parse(self.ports[name], where=f"{self.name}.{name}")
 
     def on_branch(self, name: str, branch: str) -> NodeSpec:
-        """The same component on another cache branch; it folds into this node unless the config places it."""
+        """Return the same component on another cache branch. It runs in this node unless the config places it."""
         return replace(self, name=name, branch=branch, of=self)
 
 
@@ -205,5 +203,5 @@ PARAM_PREFIX: Final = "$param:"
 
 
 def from_param(name: str) -> str:
-    """Input name that takes its value from the request's parameter: a number, a bool, or a choice's index (0-d)."""
+    """Return the input name of a request parameter: a number, a bool, or the index of a choice (0-d)."""
     return PARAM_PREFIX + name

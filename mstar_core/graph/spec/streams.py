@@ -1,23 +1,102 @@
-"""When a stream is ready: the chunk policies as arithmetic on item numbers. Used by the worker's stream buffers.
+"""Streams between partitions: their declaration, their chunk policies and the position of a consumer.
 
-No data here: the caller keeps the items, asks `pop` which of them a chunk takes, and may drop those before
-`oldest_needed`.
+A cursor computes with item numbers only: the caller keeps the items and may drop those before `oldest_needed`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from mstar_core.errors import GraphError
-from mstar_core.graph.spec.edges import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow
+from mstar_core.graph.spec.nodes import NodeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class FixedChunk:
+    """Ready when `size` items are buffered; a pop takes them all.
+
+    tail: handling of fewer than `size` items at the end (`drop`, or `flush` once).
+    after_end: `stop` ends the consumer's loop with the stream, `empty` goes on iterating with an absent port.
+    """
+
+    size: int
+    tail: Literal["drop", "flush"] = "flush"
+    after_end: Literal["stop", "empty"] = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """Ready when `window` items are buffered; a pop hands over `window` items and advances by `stride`.
+
+    first: size of the first chunk, at most `window`; a smaller one is ready earlier, with less context. Later chunks
+    are the same as without `first`.
+    first_from: name of a whole-number parameter that sets `first` per request, counted in strides.
+    """
+
+    window: int
+    stride: int
+    tail: Literal["drop", "flush"] = "drop"
+    after_end: Literal["stop", "empty"] = "stop"
+    first: int | None = None
+    first_from: str | None = None
+
+    def for_request(self, params: Mapping[str, object]) -> SlidingWindow:
+        """Return the policy of one request. params: its checked parameters."""
+        strides = params.get(self.first_from) if self.first_from is not None else None
+        return self if not isinstance(strides, int) else replace(self, first=min(strides * self.stride, self.window))
+
+
+@dataclass(frozen=True, slots=True)
+class LeftContext:
+    """Ready when `chunk` new items are buffered; a pop hands them over with up to `left` earlier items in front.
+
+    chunk_from, left_from: names of whole-number parameters that replace the numbers per request.
+    """
+
+    chunk: int
+    left: int
+    tail: Literal["drop", "flush"] = "flush"
+    after_end: Literal["stop", "empty"] = "stop"
+    chunk_from: str | None = None
+    left_from: str | None = None
+
+    def for_request(self, params: Mapping[str, object]) -> LeftContext:
+        """Return the policy of one request. params: its checked parameters."""
+        chunk = params.get(self.chunk_from) if self.chunk_from is not None else None
+        left = params.get(self.left_from) if self.left_from is not None else None
+        return replace(
+            self,
+            chunk=chunk if isinstance(chunk, int) else self.chunk,
+            left=left if isinstance(left, int) else self.left,
+        )
+
+
+ChunkPolicy = FixedChunk | SlidingWindow | LeftContext
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream of items into one port of a node in another partition.
+
+    into: (node, input port). chunk: when the consumer may run. accept: ids outside this range are dropped before
+    they are counted, so that special ids never enter a window. flush_if: name of a boolean parameter. When it is true,
+    the end of the stream hands over one final chunk with CHUNK_LAST true, whatever `tail` says. For a sliding window
+    that chunk holds the last whole strides, at most `window` items, even if an earlier chunk held them.
+    """
+
+    name: str
+    into: tuple[NodeSpec, str]
+    chunk: ChunkPolicy
+    accept: range | None = None
+    flush_if: str | None = None
 
 
 class Chunk(NamedTuple):
-    """Items start to stop (exclusive) of a stream. fresh: first item that no earlier chunk handed over.
+    """Items `start` to `stop` (exclusive) of a stream. fresh: first item that no earlier chunk held.
 
-    first: the stream's first chunk. last: its final flush, which holds the last items even if all were handed over.
+    first: whether it is the first chunk. last: whether it is the final flush, which may repeat items.
     """
 
     start: int
@@ -28,7 +107,7 @@ class Chunk(NamedTuple):
 
 
 def policy_for(policy: ChunkPolicy, params: Mapping[str, object]) -> ChunkPolicy:
-    """The policy of one request: sizes that come from parameters filled in. params: values by parameter name.
+    """Return the policy of one request with all sizes filled in. params: values by parameter name.
 
     Raises GraphError when a parameter is not a whole number in range.
     """
@@ -54,7 +133,7 @@ def _size(name: str | None, params: Mapping[str, object], default: int, least: i
 
 
 class ChunkCursor:
-    """Position of a stream's consumer for one request. Owned by the consumer's stream buffer.
+    """Position of a stream's consumer in one request. Owned by the consumer's stream buffer.
 
     flush: whether the parameter named by the stream's `flush_if` is true. Items are counted after `accept`.
     """
@@ -67,40 +146,40 @@ class ChunkCursor:
         self._whole = policy.window if isinstance(policy, SlidingWindow) else self._advance
         self._next = 0  # first item of the next whole chunk
         self._pushed = 0
-        self._popped = 0  # items below this one have been handed over
+        self._popped = 0  # items below this one are handed over
         self._flushed = False
         self._total: int | None = None
 
     def push(self, count: int = 1) -> None:
-        """Count items that came. Raises GraphError when they exceed the announced end."""
+        """Count new items. Raises GraphError when they exceed the announced end."""
         self._pushed += count
         self._check_total()
 
     def end(self, total: int) -> None:
-        """Announce that the stream holds `total` items; those not pushed yet may still come."""
+        """Announce that the stream holds `total` items; some of them may still come."""
         self._total = total
         self._check_total()
 
     @property
     def pushed(self) -> int:
-        """Items that came so far."""
+        """Number of items so far."""
         return self._pushed
 
     @property
     def finished(self) -> bool:
-        """Whether no chunk will ever come any more."""
+        """Whether no further chunk will come."""
         return self._complete and self._peek() is None
 
     @property
     def due(self) -> int:
-        """How many items make the next whole chunk ready; before that only the end of the stream can."""
+        """Number of items that makes the next whole chunk ready."""
         if not self._popped and isinstance(self._policy, SlidingWindow) and self._policy.first is not None:
             return self._policy.first
         return self._next + self._whole
 
     @property
     def ready(self) -> bool:
-        """Whether `pop` would give a chunk."""
+        """Whether `pop` would return a chunk."""
         return self._peek() is not None
 
     @property
@@ -117,7 +196,7 @@ class ChunkCursor:
                 return min(self._next, self._pushed)
 
     def pop(self) -> Chunk | None:
-        """Take the next chunk, or None when it is not there yet (or never will be: `finished`)."""
+        """Take the next chunk. Returns None when it is not ready, or `finished`."""
         chunk = self._peek()
         if chunk is None:
             return None
@@ -155,7 +234,7 @@ class ChunkCursor:
         return Chunk(max(0, start - left), stop, fresh, self._popped == 0, last)
 
     def _final(self) -> Chunk | None:
-        """The final flush: what is left, or for a forced flush of a sliding window its last whole strides."""
+        """Return the final flush: the remaining items, or the last whole strides of a sliding window if forced."""
         if self._flush and isinstance(self._policy, SlidingWindow):
             start, stop = self._final_start(self._policy), self._pushed // self._policy.stride * self._policy.stride
             stop = min(stop, start + self._policy.window)

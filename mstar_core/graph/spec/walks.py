@@ -1,17 +1,18 @@
-"""Walks: a named path through the graph, as data. Built by plugins; drawn, checked, cut and executed by others."""
+"""Walks: named paths through the graph, as data. Built by plugins; drawn, checked, compiled and run by the core."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mstar_core.graph.spec.edges import Edge, Stream
+from mstar_core.graph.spec.edges import Edge
 from mstar_core.graph.spec.nodes import Attend, NodeSpec
+from mstar_core.graph.spec.streams import Stream
 
 
 @dataclass(frozen=True, slots=True)
 class StopOn:
-    """Ends a loop when the port holds one of the ids. `unless` names a boolean parameter that switches this off."""
+    """Ends a loop when the port holds one of the ids. unless: boolean parameter that switches the rule off."""
 
     port: str
     ids: tuple[int, ...] = ()
@@ -30,7 +31,7 @@ StopRule = StopOn | StopWhen
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """One use of a node in a walk: which input ports it takes, where its outputs go, how it attends."""
+    """One use of a node in a walk: its input ports, the edges of its outputs and its attention."""
 
     spec: NodeSpec
     inputs: tuple[str, ...] = ()
@@ -44,7 +45,7 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Sequential:
-    """Parts in order; the order of execution comes from their edges."""
+    """Parts in reading order. Their edges determine the order of execution."""
 
     parts: tuple[Walk, ...]
 
@@ -54,7 +55,7 @@ class Sequential:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Parallel:
-    """Parts that do not wait for each other."""
+    """Parts that do not depend on each other."""
 
     parts: tuple[Walk, ...]
 
@@ -66,9 +67,9 @@ class Parallel:
 class Loop:
     """Repeats `body`. The limit is the Run's `max_iters`, never a number of the graph.
 
-    carry: output port -> input port of the next iteration. over: once per chunk of a stream.
-    stop: tested on the starting value too. fused: the engine iterates with no scheduler round trip.
-    outputs: edges of the last iteration's values.
+    carry: output port -> input port of the next iteration. over: iterate once per chunk of the stream.
+    stop: stop rule, tested on the starting value too. fused: the engine runs many iterations in one step. A fused body
+    is one node without a stream. outputs: edges of the last iteration's values.
     """
 
     name: str
@@ -90,7 +91,7 @@ Walk = GraphNode | Sequential | Parallel | Loop
 
 
 def parts_of(walk: Walk) -> tuple[Walk, ...]:
-    """Direct children of a walk's element."""
+    """Return the direct children of an element of a walk."""
     match walk:
         case GraphNode():
             return ()
@@ -101,7 +102,7 @@ def parts_of(walk: Walk) -> tuple[Walk, ...]:
 
 
 def graph_nodes(walk: Walk) -> Iterator[GraphNode]:
-    """Every node use of a walk, in the order written."""
+    """Yield every use of a node in a walk, in reading order."""
     if isinstance(walk, GraphNode):
         yield walk
     for part in parts_of(walk):
@@ -109,7 +110,7 @@ def graph_nodes(walk: Walk) -> Iterator[GraphNode]:
 
 
 def loops(walk: Walk) -> Iterator[Loop]:
-    """Every loop of a walk, outermost first."""
+    """Yield every loop of a walk, outermost first."""
     if isinstance(walk, Loop):
         yield walk
     for part in parts_of(walk):

@@ -147,7 +147,6 @@ def build(sizes: Sizes) -> BagelGraph:
                 "denoise",
                 Sequential(velocity, guided_step),
                 carry={"latents": "latents"},
-                fused=True,
                 outputs=(to_image,),
             ),
             GraphNode(vae_decoder, ("latents",), (GraphEdge("image", CLIENT, modality="image"),)),

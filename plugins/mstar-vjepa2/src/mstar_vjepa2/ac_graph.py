@@ -239,7 +239,7 @@ def _rollout(nodes: _Nodes, attend: Attend, emits: Emits, *, is_scored: bool) ->
         body = Sequential(_step(nodes, attend, scored), score)
         last = (*last, GraphEdge("best_index", CLIENT, modality="scalar"))
     return Sequential(
-        _encode(nodes, with_goal=is_scored), Loop("rollout_loop", body, carry=CARRY, fused=True, outputs=last)
+        _encode(nodes, with_goal=is_scored), Loop("rollout_loop", body, carry=CARRY, fused=not is_scored, outputs=last)
     )
 
 
@@ -280,7 +280,6 @@ def _plan(nodes: _Nodes, attend: Attend, *, is_told: bool) -> Walk:
         "cem_loop",
         Sequential(draw, roll, score, learn),
         carry={"mean": "mean", "std": "std"},
-        fused=True,
         outputs=result,
     )
     return Sequential(_encode(nodes, with_goal=True), search)

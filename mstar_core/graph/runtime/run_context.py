@@ -1,6 +1,6 @@
-"""The terms of one run of a walk: how often its loops may iterate and which cache branches each task covers.
+"""Constants of one run of a walk on one rank: its share, loop limits, inputs and cache branches.
 
-Made by WalkState when a run begins; the conductor asks for the limits to refuse a Run that could never end.
+Made by WalkState when a run begins.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ from mstar_core.graph.spec.nodes import KV_CACHE
 MaxIters = int | Mapping[str, int] | None
 
 
-class Terms(NamedTuple):
-    """What one run of a walk is held to on one rank.
-
-    limits: most iterations of each loop. given: names of the Run's inputs. branches: of each task (see `branches_of`).
-    """
+class RunContext(NamedTuple):
+    """limits: maximum iterations of each loop. given: names of the Run's inputs. branches: see `branches_of`."""
 
     share: RankWalk
     limits: Sequence[int | None]
@@ -29,7 +26,7 @@ class Terms(NamedTuple):
 
 
 def loop_limits(walk: CompiledWalk, max_iters: MaxIters) -> list[int | None]:
-    """The limit of each loop of a walk. Raises GraphError for unknown loops and for a loop that could never end."""
+    """Return the limit of each loop of a walk. Raises GraphError for unknown loops and for a loop without an end."""
     names = [loop.name for loop in walk.loops]
     if max_iters is None or isinstance(max_iters, int):
         if isinstance(max_iters, int) and len(names) > 1:
@@ -57,7 +54,7 @@ def loop_limits(walk: CompiledWalk, max_iters: MaxIters) -> list[int | None]:
 
 
 def branches_of(walk: CompiledWalk, branches: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
-    """Per task, the cache branches of one firing; None when the task has no branch in this run."""
+    """Return the cache branches that each task runs on; None for a task whose branch is not part of the run."""
     apart = {task.node.spec.branch for task in walk.tasks if task.node.spec.of is not None}
     found: list[tuple[str, ...] | None] = []
     for task in walk.tasks:
