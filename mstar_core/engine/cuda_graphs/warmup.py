@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mstar_core.engine.cuda_graphs.buckets import GraphCounts
+    from mstar_core.engine.cuda_graphs.cache import GraphCounts
     from mstar_core.engine.cuda_graphs.compilation import Compiling
 
 log = logging.getLogger(__name__)
