@@ -93,6 +93,12 @@ class Golden:
         return torch.cat([torch.full((count,), IMAGE), self.prompt(item)])
 
 
+ROOT = os.environ.get("MSTAR_GOLDEN")
+GOLDEN = Golden(Path(ROOT) / "pi05" if ROOT else Path(__file__).parent / "golden")
+ITEMS = tuple(range(GOLDEN.batch))
+"""Items of the set."""
+
+
 @dataclass(frozen=True)
 class Built:
     """A checkpoint with its bound spec and both nodes, on the CPU in float32.
@@ -256,8 +262,15 @@ def own_times(steps: int) -> Tensor:
 
 @pytest.fixture(scope="session")
 def golden() -> Golden:
-    root = os.environ.get("MSTAR_GOLDEN")
-    return Golden(Path(root) / "pi05" if root else Path(__file__).parent / "golden")
+    return GOLDEN
+
+
+@pytest.fixture
+def pair() -> tuple[int, int]:
+    """Two items of the set."""
+    if len(ITEMS) < 2:
+        pytest.skip(f"the set in {GOLDEN.folder} holds one item, and this test needs two")
+    return ITEMS[0], ITEMS[1]
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ from mstar_core.layers.quantize import quantize
 from mstar_pi05.nodes.expert import Modulation
 from mstar_pi05.nodes.flow import distinct_times, embedded, flow_times
 
-ITEMS = (0, 1)
+from .conftest import ITEMS
+
 STORED_TIMES = {"velocity": 5e-5, "actions": 2e-5, "condition": 1e-5}
 OWN_TIMES = {"velocity": 1e-3, "actions": 2e-4, "embedding": 3e-4}
 
@@ -86,33 +87,37 @@ def whole(run: Any, together: bool) -> list[torch.Tensor]:
     return actions
 
 
-def test_requests_at_different_steps_share_a_pass(golden: Any, run: Any) -> None:
+def test_requests_at_different_steps_share_a_pass(golden: Any, run: Any, pair: tuple[int, int]) -> None:
     """The second request begins three steps after the first and is read while the first flows."""
     steps, late = golden.steps, 3
-    run.prefill(0)
-    x = {0: golden.inputs["noise"][0], 1: golden.inputs["noise"][1]}
+    first, second = pair
+    starts, x = {first: 0, second: late}, {item: golden.inputs["noise"][item] for item in pair}
+    run.prefill(first)
     for tick in range(steps + late):
         if tick == late:
-            run.prefill(1)
-        rows = [(item, x[item], tick - late * item) for item in ITEMS if 0 <= tick - late * item < steps]
+            run.prefill(second)
+        rows = [(item, x[item], tick - begin) for item, begin in starts.items() if 0 <= tick - begin < steps]
         for (item, _, _), moved in zip(rows, run.step(rows, steps), strict=True):
             x[item] = moved
-    close(torch.stack([x[0], x[1]]), golden.expected["actions"], OWN_TIMES["actions"])
+    close(torch.stack([x[item] for item in pair]), golden.expected["actions"][list(pair)], OWN_TIMES["actions"])
 
 
-def test_requests_with_different_numbers_of_steps_share_a_pass(golden: Any, reference: Any, run: Any) -> None:
+def test_requests_with_different_numbers_of_steps_share_a_pass(
+    golden: Any, reference: Any, run: Any, pair: tuple[int, int]
+) -> None:
     """As each alone: the number of steps is each row's own."""
-    run.prefill(*ITEMS)
+    run.prefill(*pair)
     noise, horizon, cache = golden.inputs["noise"], golden.horizon, run.cache
     count = torch.tensor([4, 7]).repeat_interleave(horizon)
-    positions = torch.cat([golden.length(item) + torch.arange(horizon) for item in ITEMS])
+    positions = torch.cat([golden.length(item) + torch.arange(horizon) for item in pair])
     made = reference.acting(
-        kv=cache.plan((0, horizon), (1, horizon), writes=False), positions=positions, actions=noise.flatten(0, 1),
+        kv=cache.plan(*((item, horizon) for item in pair), writes=False), positions=positions,
+        actions=noise[list(pair)].flatten(0, 1),
         scale=torch.ones(2 * horizon, 32), offset=torch.zeros(2 * horizon, 32), num_steps=count,
         step=torch.full_like(count, 2),
     )["actions"].unflatten(0, (2, horizon))  # fmt: skip
-    for item, steps in zip(ITEMS, (4, 7), strict=True):
-        close(made[item], run.step([(item, noise[item], 2)], steps)[0], 1e-5)
+    for row, (item, steps) in enumerate(zip(pair, (4, 7), strict=True)):
+        close(made[row], run.step([(item, noise[item], 2)], steps)[0], 1e-5)
 
 
 def test_the_cache_is_untouched_after_the_loop(golden: Any, run: Any) -> None:

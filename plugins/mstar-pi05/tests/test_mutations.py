@@ -12,6 +12,8 @@ from torch.nn.functional import gelu
 from mstar_core.layers import linear
 from mstar_pi05.nodes import flow, gemma
 
+from .conftest import ITEMS
+
 TOLERANCE = 2e-4
 Patch = pytest.MonkeyPatch
 
@@ -141,12 +143,12 @@ def patch() -> Iterator[Patch]:
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each.__name__)
 def test_a_mistake_is_seen(mistake: Callable[[Patch, Any], None], golden: Any, run: Any, patch: Patch) -> None:
     mistake(patch, run)
-    run.prefill(0, 1)
-    apart = (torch.stack(run.flow(0, 1)) - golden.expected["actions"]).abs().max()
+    run.prefill(*ITEMS)
+    apart = (torch.stack(run.flow(*ITEMS)) - golden.expected["actions"]).abs().max()
     assert apart > TOLERANCE
 
 
 def test_without_a_mistake_the_same_path_passes(golden: Any, run: Any, patch: Patch) -> None:
     _timed(patch, run, flow_times(run))
-    run.prefill(0, 1)
-    assert (torch.stack(run.flow(0, 1)) - golden.expected["actions"]).abs().max() <= TOLERANCE
+    run.prefill(*ITEMS)
+    assert (torch.stack(run.flow(*ITEMS)) - golden.expected["actions"]).abs().max() <= TOLERANCE

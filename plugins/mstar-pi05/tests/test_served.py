@@ -15,6 +15,8 @@ from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.plugin.processor import Inputs, PromptRequest
 from mstar_core.plugin.spec_check import check_spec
 
+from .conftest import ITEMS
+
 OWN_TIMES = 2e-4
 
 
@@ -61,7 +63,7 @@ def check(outcome: Any, golden: Any, item: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("item", [0, 1])
+@pytest.mark.parametrize("item", ITEMS)
 def test_a_request_alone_equals_the_reference(item: int, ranks: int, golden: Any, reference: Any, nodes: Any) -> None:
     bench = served(golden, reference, nodes, RuntimeSettings(), ranks)
     (outcome,) = bench.ask(ask(item, golden))
@@ -82,7 +84,7 @@ def test_a_request_alone_equals_the_reference(item: int, ranks: int, golden: Any
 )
 def test_many_at_once_equal_the_reference(settings: RuntimeSettings, golden: Any, reference: Any, nodes: Any) -> None:
     bench = served(golden, reference, nodes, settings)
-    items = [0, 1, 1, 0, 1]
+    items = [ITEMS[number % len(ITEMS)] for number in (0, 1, 1, 0, 2)]
     for item, outcome in zip(items, bench.ask(*(ask(item, golden) for item in items)), strict=True):
         check(outcome, golden, item)
     assert bench.leaks() == []
@@ -90,10 +92,11 @@ def test_many_at_once_equal_the_reference(settings: RuntimeSettings, golden: Any
 
 def test_a_prefix_that_lost_its_pages_is_read_again(golden: Any, reference: Any, nodes: Any) -> None:
     """Pages for one request and a half: what was taken away is computed again and gives the same."""
-    longest = max(golden.length(item) for item in (0, 1))
+    longest = max(golden.length(item) for item in ITEMS)
     pages = -(-longest // 8) * 3 // 2
     bench = served(golden, reference, nodes, RuntimeSettings(page_size=8, pages=pages, max_seq_len=pages * 8))
-    for item, outcome in zip((0, 1, 0), bench.ask(*(ask(item, golden) for item in (0, 1, 0))), strict=True):
+    items = (*ITEMS, ITEMS[0])
+    for item, outcome in zip(items, bench.ask(*(ask(item, golden) for item in items)), strict=True):
         check(outcome, golden, item)
     assert bench.leaks() == []
 

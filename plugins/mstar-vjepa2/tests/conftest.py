@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.plugin import ModelSpec
 from mstar_core.plugin.model import ModelContext
 from mstar_core.plugin.processor import MediaPart
+from mstar_vjepa2.checkpoint.config import ActionFacts, BaseFacts, EncoderFacts, read_action, read_base
 from mstar_vjepa2.model import Vjepa2, Vjepa2Ac
 from mstar_vjepa2.plugin import mstar_models
 from mstar_vjepa2.tiny import write_ac, write_base
@@ -53,6 +55,19 @@ class Golden:
     @property
     def expected(self) -> dict[str, Tensor]:
         return self.tensors("expected")
+
+    @cached_property
+    def sizes(self) -> BaseFacts | ActionFacts:
+        """Sizes of the set's model, from its config.json."""
+        return read_action(self.folder) if "ac_predictor" in self.json("config.json") else read_base(self.folder)
+
+    @property
+    def encoder(self) -> EncoderFacts:
+        return self.sizes.encoder
+
+    def numbers(self, prefix: str) -> list[int]:
+        """Numbers at the ends of the expected tensors whose names begin with `prefix`."""
+        return sorted(int(name.removeprefix(prefix)) for name in self.expected if name.startswith(prefix))
 
 
 class RowsView:
@@ -120,19 +135,31 @@ def root() -> Path:
     return Path(given) / "vjepa2" if given else Path(__file__).parent / "golden"
 
 
+BASE_SET, AC_SET, PREPROCESS_SET = (Golden(root() / name) for name in ("base", "ac", "preprocess"))
+
+
+PLANS = sorted(path.name.removesuffix("_params.json") for path in AC_SET.folder.glob("*_params.json"))
+"""Planner cases of the AC set."""
+
+
+def rows(port: str) -> range:
+    """Rows of an input of the base set, one test each."""
+    return range(len(BASE_SET.given[port]))
+
+
 @pytest.fixture(scope="session")
 def base() -> Golden:
-    return Golden(root() / "base")
+    return BASE_SET
 
 
 @pytest.fixture(scope="session")
 def ac() -> Golden:
-    return Golden(root() / "ac")
+    return AC_SET
 
 
 @pytest.fixture(scope="session")
 def pre() -> Golden:
-    return Golden(root() / "preprocess")
+    return PREPROCESS_SET
 
 
 @pytest.fixture(scope="session")

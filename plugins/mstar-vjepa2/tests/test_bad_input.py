@@ -20,14 +20,21 @@ from safetensors.numpy import load
 
 from mstar_core.plugin.processor import MediaPart
 
-from .conftest import film, npy, picture
+from .conftest import AC_SET, BASE_SET, film, npy, picture
+from .server import AC as AC_SERVED
 from .server import Server, outcome_of
 from .test_ac_processor import MOVE, POSE, rolling
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 CLIP = film(8)
 CUT = MediaPart(modality="video", data=CLIP.data[: len(CLIP.data) // 3], name="a.mp4")
-SMALL = npy(np.zeros((4, 3, 16, 16), np.float32))
+BASE, AC = BASE_SET.encoder, AC_SET.encoder
+"""Encoders of the served models; the set gives their sizes."""
+
+SMALL = npy(np.zeros((4, 3, BASE.crop // 2, BASE.crop // 2), np.float32))
+MOST = AC_SET.sizes.most_frames
+TOKENS = BASE.tokens(min(8, BASE.clip_frames))
+"""Of the clip, all of whose frames are taken up to the model's own number."""
 
 
 def empty_png(width: int, height: int) -> MediaPart:
@@ -38,7 +45,7 @@ def empty_png(width: int, height: int) -> MediaPart:
 
 
 def nan_clip() -> MediaPart:
-    pixels = np.zeros((4, 3, 32, 32), np.float32)
+    pixels = np.zeros((4, 3, BASE.crop, BASE.crop), np.float32)
     pixels[0, 0, 0, 0] = math.nan
     return npy(pixels)
 
@@ -62,12 +69,13 @@ def check(server: Server, media: Any, params: dict[str, Any], status: int, field
         ([CLIP], {"fps": 2, "num_frames": 4}, 400, "fps", "both"),
         ([CLIP, CLIP], {}, 400, "video", "2 files"),
         ([empty_png(30_000, 30_000)], {}, 413, "image|files|file", "30000|pixels"),
-        ([SMALL], {}, 400, "tensor", r"\[frames, 3, 32, 32\]"),
+        ([SMALL], {}, 400, "tensor", rf"\[frames, 3, {BASE.crop}, {BASE.crop}\]"),
         ([nan_clip()], {}, 400, "tensor", "NaN"),
         ([CLIP], {"task": "rollout", "horizon": 0}, 400, "horizon", ">= 1"),
         ([CLIP], {"task": "rollout", "horizon": 257}, 400, "horizon", "<= 256"),
-        ([CLIP], {"layers": [4]}, 400, "layers", "has 3 blocks"),
-        ([CLIP], {"task": "predict", "context_mask": [64], "target_mask": [0]}, 400, "context_mask", "0 to 63"),
+        ([CLIP], {"layers": [BASE.vit.layers + 1]}, 400, "layers", f"has {BASE.vit.layers} blocks"),
+        ([CLIP], {"task": "predict", "context_mask": [TOKENS], "target_mask": [0]}, 400, "context_mask",
+         f"0 to {TOKENS - 1}"),
         ([CLIP], {"task": "predict", "context_mask": [-1], "target_mask": [0]}, 400, "context_mask", ">= 0"),
         ([CLIP], {"actions": [MOVE]}, 400, "actions", "unknown parameter"),
     ],
@@ -84,8 +92,8 @@ def test_a_wrong_clip_is_answered_by_its_field(
 
 def test_a_clip_of_more_tokens_than_a_sequence_holds_is_too_long(base_server: Server) -> None:
     limit = base_server.deployment.spec().max_seq_len
-    frames = 2 * (limit // 16 + 1)
-    pixels = np.zeros((frames, 3, 32, 32), np.uint8)
+    frames = BASE.tubelet * (limit // BASE.frame_tokens + 1)
+    pixels = np.zeros((frames, 3, BASE.crop, BASE.crop), np.uint8)
     check(base_server, [npy(pixels)], {}, 413, "num_frames", str(limit))
 
 
@@ -107,16 +115,20 @@ def test_a_clip_of_more_tokens_than_a_sequence_holds_is_too_long(base_server: Se
         ({"state_mode": "given"}, "states", "1 frames, needed are 2"),
         ({"horizon": 0}, "horizon", ">= 1"),
         ({"horizon": 3}, "actions", "hold 2 steps, needed are 3"),
-        ({"actions": [MOVE] * 9}, "horizon", "is 9, allowed is <= 8"),
+        ({"actions": [MOVE] * (MOST + 1)}, "horizon", f"is {MOST + 1}, allowed is <= {MOST}"),
         ({"context_frames": 2, "states": [POSE] * 2}, "context_frames", "2 frames, 1 were sent"),
-        ({"goal": [[0.0] * 64] * 15}, "goal", r"\[16, 64\]"),
+        ({"goal": [[0.0] * AC.vit.width] * (AC.frame_tokens - 1)}, "goal", rf"\[{AC.frame_tokens}, {AC.vit.width}\]"),
         ({"return": ["energies"]}, "goal", "needs a goal"),
         ({"return": ["pixels"]}, "return", "pixels"),
         ({"cost": "l3"}, "cost", "l1"),
         ({"extrinsics": [[0.0] * 6] * 2}, "extrinsics", "no effect"),
         ({"task": "plan", "goal_hidden_fill": 0.0, "topk": 9, "samples": 8}, "topk", "above samples 8"),
         ({"task": "plan", "goal_hidden_fill": 0.0, "topk": 1}, "topk", ">= 2"),
-        ({"task": "plan", "goal_hidden_fill": 0.0, "horizon": 9}, "horizon", "is 9, allowed is <= 8"),
+        (
+            {"task": "plan", "goal_hidden_fill": 0.0, "horizon": MOST + 1},
+            "horizon",
+            f"is {MOST + 1}, allowed is <= {MOST}",
+        ),
         ({"task": "plan", "goal_hidden_fill": 0.0, "maxnorm": 0}, "maxnorm", "> 0"),
         ({"task": "plan"}, "goal", "needs a goal"),
         ({"seed": -1}, "seed", ">= 0|0"),
@@ -164,7 +176,9 @@ def test_every_form_holds_the_same_numbers(dtype: str, base_server: Server) -> N
 
     raw, facts = asked("raw")
     wanted = np.frombuffer(raw, facts["dtype"]).reshape(facts["shape"])
-    assert (facts["dtype"], facts["crop"], facts["grid"]) == (dtype, 32, [4, 4, 4]) and wanted.shape == (4, 64)
+    times = TOKENS // BASE.frame_tokens
+    assert (facts["dtype"], facts["crop"], facts["grid"]) == (dtype, BASE.crop, [times, BASE.grid, BASE.grid])
+    assert wanted.shape == (times, BASE.vit.width)
     assert np.array_equal(np.load(io.BytesIO(asked("npy")[0])), wanted)
     assert np.array_equal(load(asked("safetensors")[0])["pooled"], wanted)
     assert np.allclose(json.loads(asked("json")[0]), wanted)
@@ -177,17 +191,24 @@ def test_the_examples_run(name: str, base_server: Server, ac_server: Server, tmp
     server, files = (base_server, ["clip.mp4"]) if name == "encode" else (ac_server, ["start.png", "goal.png"])
     words = [sys.executable, str(EXAMPLES / f"{name}.py"), *files, server.deployment.url]
     said = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120).stdout
-    wanted = {"encode": "4 times, 4 rows, 4 columns", "rollout": "nearest at the end", "plan": "action 1: move"}
+    times = TOKENS // BASE.frame_tokens
+    grid = f"{times} times, {BASE.grid} rows, {BASE.grid} columns"
+    wanted = {"encode": grid, "rollout": "nearest at the end", "plan": "action 1: move"}
     assert wanted[name] in said
 
 
 def test_candidates_that_never_fit_together_are_refused_before_they_begin(ac_server: Server) -> None:
-    """As many of eight frames are 1032 pages of 1024; without a goal they take turns, and what they cost is told."""
-    asked = {**rolling(8, 129), "return": ["final_only"]}
+    """Scored candidates need all their pages at once; without a goal they take turns, and usage reports their cost."""
+    pages, frame = AC_SERVED.settings["kv_cache"].pages, AC_SET.sizes.conditions + AC.frame_tokens
+    count = pages // MOST + 1
+    needed = count * MOST
+    asked = {**rolling(MOST, count), "return": ["final_only"]}
     answer = ac_server.post([picture(), picture()], {**asked, "return": ["energies"]}, streaming="false")
     assert answer.status_code == 413, answer.text
     said = answer.json()["error"]["message"]
-    assert re.search(r"never fit.*129 candidates need 1,?032 pages of 1,?024; ask for less", said), answer.text
+    wanted = f"never fit.*{count} candidates need {needed:,} pages of {pages:,}; ask for less"
+    assert re.search(wanted.replace(",", ",?"), said), answer.text
     assert ac_server.leaks() == []
     usage = ac_server.post([picture()], asked, streaming="false").json()["usage"]
-    assert (usage["encoder_tokens"], usage["predictor_tokens"], usage["steps"]) == (16, 1032 * 18, 8)
+    assert (usage["encoder_tokens"], usage["steps"]) == (AC.frame_tokens, MOST)
+    assert usage["predictor_tokens"] == needed * frame

@@ -62,6 +62,9 @@ def test_angles_in_pairs_are_noticed(base: Golden, base_nodes: dict[str, Any], m
 def test_another_rotation_is_noticed(
     wrong: Any, base: Golden, base_nodes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    head_dim = base.encoder.vit.width // base.encoder.vit.heads
+    if wrong is whole_head and 3 * rotary.lanes_per_axis(head_dim) == head_dim:
+        pytest.skip(f"heads of {head_dim} lanes have none that stay")
     monkeypatch.setattr(blocks, "rotate", wrong)
     assert encoder_gap(base, base_nodes) > FAR * NEAR
 

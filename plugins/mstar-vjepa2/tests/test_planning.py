@@ -12,14 +12,14 @@ from mstar_vjepa2.nodes import planning
 from mstar_vjepa2.nodes.planning import distance
 from mstar_vjepa2.params import COSTS
 
-from .conftest import Golden, gap
+from .conftest import PLANS, Golden, gap
 from .test_ac_predictor import ENERGY, latents, roll
 
 PLAN = 1e-5
 MOMENTA = ("momentum_mean", "momentum_std", "momentum_mean_gripper", "momentum_std_gripper")
 
 
-@pytest.mark.parametrize("case", ["cem", "cem2"])
+@pytest.mark.parametrize("case", PLANS)
 def test_a_plan_with_the_official_noise(case: str, ac: Golden, ac_nodes: dict[str, Any]) -> None:
     given, wanted, params = ac.given, ac.expected, ac.json(f"{case}_params.json")
     steps, limit = params["rollout"], params["maxnorm"]

@@ -12,15 +12,11 @@ from mstar_core.conformance.fake_api import RequestOutcome, SampleRequest
 from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.errors import RequestError
 
-from .conftest import SPECS, Golden, Ways, film, gap, npy, picture, png
+from .conftest import AC_SET, PREPROCESS_SET, SPECS, Golden, Ways, film, gap, npy, picture, png, rows
 from .test_ac_predictor import ENERGY, NEAR, ROLLED, STATE
 
 MOVE = [0.01, 0.0, 0.02, 0.0, 0.1, 0.0, 0.3]
 POSE = [0.3, 0.0, 0.2, 3.1, 0.0, 0.0, 0.5]
-
-
-TOKENS = 16
-"""Patches of a frame of the golden models."""
 
 
 GREY = 0.018
@@ -37,12 +33,19 @@ def ended(bench: Ways, *media: Any, outputs: tuple[str, ...] = ("tensor",), **pa
     return outcome
 
 
+def same_crop(pre: Golden, model: Golden) -> None:
+    """Skip unless the preprocessed frames have the size that the model takes."""
+    given, wanted = pre.json("config.json")["crop_size"], model.encoder.crop
+    if given != wanted:
+        pytest.skip(f"the set's preprocessed frames have {given} pixels, its {model.folder.name} model takes {wanted}")
+
+
 def only(outcome: RequestOutcome, port: str) -> Any:
     (value,) = outcome.of(port)
     return value
 
 
-@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize("row", rows("pixel_values_videos"))
 def test_a_clip_in_every_form(row: int, base: Golden, base_bench: Ways) -> None:
     given, wanted = base.given, base.expected
     clip = npy(given["pixel_values_videos"][row])
@@ -64,7 +67,8 @@ def test_clips_of_other_lengths(base: Golden, base_bench: Ways) -> None:
         single = ended(base_bench, npy(clip[:1]))
         assert gap(only(single, "encoder_hidden"), wanted["last_hidden_state_single_frame"][row]) < NEAR
         odd = wanted["last_hidden_state_odd_frames"][row]
-        cut = ended(base_bench, npy(clip[: 2 * len(odd) // TOKENS + 1]))
+        tubelets = len(odd) // base.encoder.frame_tokens
+        cut = ended(base_bench, npy(clip[: base.encoder.tubelet * tubelets + 1]))
         assert gap(only(cut, "encoder_hidden"), odd) < NEAR
 
 
@@ -86,24 +90,28 @@ def test_what_masks_choose(base: Golden, base_bench: Ways) -> None:
         assert gap(only(ahead, "predicted_hidden"), wanted["predicted_future"][row]) < NEAR
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_pictures_are_what_the_reference_makes_of_them(index: int, pre: Golden, base_bench: Ways) -> None:
-    """Sent as files: a pixel may differ by a grey level, so what comes of them is near and no more."""
+@pytest.mark.parametrize("index", PREPROCESS_SET.numbers("base_"))
+def test_pictures_are_what_the_reference_makes_of_them(index: int, pre: Golden, base: Golden, base_bench: Ways) -> None:
+    """A pixel of an image file may differ by one grey level, so the encoder's outputs are only close."""
+    same_crop(pre, base)
     sent = [png(frame) for frame in pre.given[f"frames_{index}"]]
     found = only(ended(base_bench, *sent, num_frames=len(sent)), "encoder_hidden")
     wanted = only(ended(base_bench, npy(pre.expected[f"base_{index}"])), "encoder_hidden")
     assert gap(found, wanted) < GREY * 4
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_frames_of_an_arm_are_what_the_reference_makes_of_them(index: int, pre: Golden, ac_bench: Ways) -> None:
+@pytest.mark.parametrize("index", PREPROCESS_SET.numbers("ac_"))
+def test_frames_of_an_arm_are_what_the_reference_makes_of_them(
+    index: int, pre: Golden, ac: Golden, ac_bench: Ways
+) -> None:
+    same_crop(pre, ac)
     sent = [png(frame) for frame in pre.given[f"frames_{index}"]]
     clip = pre.expected[f"ac_{index}"].transpose(0, 1).contiguous()
     found, wanted = (only(ended(ac_bench, *media), "encoder_hidden") for media in (sent, [npy(clip)]))
     assert gap(found, wanted) < NEAR
 
 
-@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize("row", rows("pixel_values_videos"))
 def test_masked_prediction_and_rollout(row: int, base: Golden, base_bench: Ways) -> None:
     given, wanted = base.given, base.expected
     clip = npy(given["pixel_values_videos"][row])
@@ -133,10 +141,11 @@ def test_requests_of_mixed_kinds_at_once(base: Golden, base_bench: Ways) -> None
         assert gap(only(first, "encoder_hidden"), wanted["last_hidden_state"][row]) < NEAR
 
 
-def test_a_video_file_end_to_end(base_bench: Ways) -> None:
-    whole = ended(base_bench, film(16), num_frames=4)
-    assert only(whole, "encoder_hidden").shape[0] == 4 // 2 * TOKENS
-    again = ended(base_bench, film(16), num_frames=4)
+def test_a_video_file_end_to_end(base: Golden, base_bench: Ways) -> None:
+    frames = 2 * base.encoder.tubelet
+    whole = ended(base_bench, film(16), num_frames=frames)
+    assert only(whole, "encoder_hidden").shape[0] == 2 * base.encoder.frame_tokens
+    again = ended(base_bench, film(16), num_frames=frames)
     assert np.array_equal(only(again, "encoder_hidden"), only(whole, "encoder_hidden"))
 
 
@@ -166,7 +175,7 @@ def start(ac: Golden, frames: int = 1) -> Any:
     return npy(ac.given["clip"][0].transpose(0, 1)[:frames].contiguous())
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", range(len(AC_SET.given["roll_actions"])))
 def test_one_candidate_is_rolled_out_in_its_cache(number: int, ac: Golden, ac_bench: Ways) -> None:
     given, wanted = ac.given, ac.expected
     outcome = ended(
@@ -194,10 +203,10 @@ def test_given_states_and_final_frames(ac: Golden, ac_bench: Ways) -> None:
     given, wanted = ac.given, ac.expected
     steps = given["roll_actions"].shape[1]
     outcome = ended(
-        ac_bench, start(ac), task="rollout", actions=given["roll_actions"][2].tolist(), state_mode="given",
-        states=given["roll_given_states"][2, :steps].tolist(), **{"return": ["final_only"]},
+        ac_bench, start(ac), task="rollout", actions=given["roll_actions"][-1].tolist(), state_mode="given",
+        states=given["roll_given_states"][-1, :steps].tolist(), **{"return": ["final_only"]},
     )  # fmt: skip
-    assert gap(only(outcome, "next_frame"), wanted["roll_given_latents"][2, -1:]) < ROLLED
+    assert gap(only(outcome, "next_frame"), wanted["roll_given_latents"][-1, -1:]) < ROLLED
 
 
 def test_an_uploaded_goal_is_encoded_with_the_start(ac: Golden, ac_bench: Ways) -> None:
@@ -213,15 +222,17 @@ def test_an_uploaded_goal_is_encoded_with_the_start(ac: Golden, ac_bench: Ways) 
 
 def test_rollouts_of_different_lengths_share_a_worker(ac: Golden, ac_bench: Ways) -> None:
     given, wanted = ac.given, ac.expected
+    candidates, horizon = given["roll_actions"].shape[:2]
+    cases = [(n % candidates, 1 + n % horizon) for n in range(7)]
     asks = [
         SampleRequest(media=[start(ac)], outputs=("tensor",), params={
-            "task": "rollout", "actions": given["roll_actions"][n % 3, : 1 + n % 4].tolist(),
+            "task": "rollout", "actions": given["roll_actions"][candidate, :steps].tolist(),
             "states": given["roll_state0"][0].tolist()})
-        for n in range(7)
+        for candidate, steps in cases
     ]  # fmt: skip
-    for n, outcome in enumerate(ac_bench.ask(*asks)):
+    for (candidate, steps), outcome in zip(cases, ac_bench.ask(*asks), strict=True):
         assert outcome.status == "finished", outcome.cause
-        assert gap(np.concatenate(outcome.of("next_frame")), wanted["roll_latents"][n % 3, : 1 + n % 4]) < ROLLED
+        assert gap(np.concatenate(outcome.of("next_frame")), wanted["roll_latents"][candidate, :steps]) < ROLLED
 
 
 @pytest.mark.parametrize("turns", range(1, 9))

@@ -14,10 +14,11 @@ from mstar_core.conformance.nodes import RuntimeSettings
 from mstar_core.conformance.runtime import LocalRuntime
 from mstar_vjepa2.nodes.encoder import Encoder
 from mstar_vjepa2.nodes.rotary import Rotary3D
+from mstar_vjepa2.params import FEW_CANDIDATES
 
-from .conftest import SPECS, Golden, Ways, gap, npy
+from .conftest import AC_SET, PLANS, SPECS, Golden, Ways, gap, npy
 from .test_ac_predictor import ENERGY, ROLLED, STATE
-from .test_served import TOKENS, ended, only, served, start
+from .test_served import ended, only, served, start
 
 PLAN = 1e-5
 """Of a plan, its mean and its spread; source: the golden folder's README."""
@@ -77,13 +78,13 @@ def test_states_may_be_given_for_every_candidate(ac: Golden, ac_bench: Ways) -> 
     assert gap(by_candidate(outcome.of("energies"))[..., 0], wanted["roll_given_energies_per_step"]) < ENERGY
 
 
-@pytest.mark.parametrize("repeat", [1, 2])
+@pytest.mark.parametrize("repeat", AC_SET.numbers("grid_energies_repeat"))
 def test_a_landscape_of_many_candidates_is_told_by_energies(repeat: int, ac: Golden, ac_bench: Ways) -> None:
     actions = ac.given["grid_actions"].expand(-1, repeat, -1).tolist()
     outcome = ended(ac_bench, start(ac), **rolled(ac, actions=actions, goal=goal(ac)))
     energies = by_candidate(outcome.of("energies"))[..., 0]
     assert gap(energies[:, -1], ac.expected[f"grid_energies_repeat{repeat}"]) < ENERGY
-    assert not outcome.of("next_frame"), "latents of so many are sent when they are asked for"
+    assert bool(outcome.of("next_frame")) == (len(actions) <= FEW_CANDIDATES), "latents of many are sent on request"
 
 
 def test_each_candidate_may_start_from_a_pose_of_its_own(ac: Golden, ac_bench: Ways) -> None:
@@ -102,7 +103,7 @@ def search(ac: Golden, name: str, **more: Any) -> dict[str, Any]:
     return {**params, **named, **given, **more}
 
 
-@pytest.mark.parametrize("name", ["cem", "cem2"])
+@pytest.mark.parametrize("name", PLANS)
 def test_a_plan_is_that_of_the_official_planner(name: str, ac: Golden, ac_bench: Ways) -> None:
     wanted = ac.expected
     outcome = ended(ac_bench, start(ac), **search(ac, name))
@@ -112,7 +113,7 @@ def test_a_plan_is_that_of_the_official_planner(name: str, ac: Golden, ac_bench:
     assert gap(only(outcome, "best_energy"), wanted[f"{name}_energies"][-1:].min()[None]) < ENERGY
 
 
-@pytest.mark.parametrize("name", ["cem", "cem2"])
+@pytest.mark.parametrize("name", PLANS)
 def test_every_planning_step_can_be_followed(name: str, ac: Golden, ac_bench: Ways) -> None:
     wanted = ac.expected
     outcome = ended(ac_bench, start(ac), **search(ac, name, **{"return": ["energies"]}))
@@ -152,28 +153,35 @@ def test_a_goal_may_be_a_picture_or_its_latents(ac: Golden, ac_bench: Ways) -> N
 def test_a_plan_goes_on_from_earlier_frames(ac: Golden, ac_bench: Ways) -> None:
     """Its best candidate has the energy that a rollout from the same frames gives it."""
     given = ac.given
-    past = {"context_frames": 2, "states": given["ctx_states"][0].tolist()}
-    plan = plain_plan(ac, goal=goal(ac), actions=given["ctx_actions"][0, :1].tolist(), **past)
-    outcome = ended(ac_bench, start(ac, 2), **{**plan, "return": ["energies"]})
+    frames = given["ctx_states"].shape[1]
+    past = {"context_frames": frames, "states": given["ctx_states"][0].tolist()}
+    before = given["ctx_actions"][0, : frames - 1].tolist()
+    plan = plain_plan(ac, goal=goal(ac), actions=before, **past)
+    outcome = ended(ac_bench, start(ac, frames), **{**plan, "return": ["energies"]})
     last, energies = outcome.of("candidates")[-1], outcome.of("energies")[-1][:, 0]
-    moves = [[given["ctx_actions"][0, 0].tolist(), *each] for each in last.tolist()]
-    again = ended(ac_bench, start(ac, 2), task="rollout", actions=moves, goal=goal(ac), **past)
+    moves = [[*before, *each] for each in last.tolist()]
+    again = ended(ac_bench, start(ac, frames), task="rollout", actions=moves, goal=goal(ac), **past)
     assert gap(again.of("energies")[-1][:, 0], energies) < ENERGY
 
 
 def test_any_mixture_of_requests_equals_each_alone(ac: Golden, ac_bench: Ways) -> None:
     given = ac.given
+    seen, known, past = given["clip"].shape[2], given["tf_actions"].shape[1], given["ctx_states"].shape[1]
     few = {**rolled(ac), "actions": given["roll_actions"][:2, :3].tolist()}
     taught = {"actions": given["tf_actions"][0].tolist(), "states": given["tf_states"][0].tolist()}
-    context = {"context_frames": 2, "actions": given["ctx_actions"].tolist(), "states": given["ctx_states"][0].tolist()}
-    asks = [
-        SampleRequest(media=[start(ac, frames)], params=params, outputs=("tensor",))
-        for frames, params in [
-            (6, {}), (1, rolled(ac)), (1, rolled(ac, goal=goal(ac))), (1, few), (4, {"task": "predict", **taught}),
-            (2, {"task": "rollout", **context}), (1, plain_plan(ac, goal=goal(ac), seed=3)),
-            (1, rolled(ac, goal=goal(ac), cost="cosine")), (1, rolled(ac, normalize_reps=False)),
-        ]
-    ]  # fmt: skip
+    context = {"actions": given["ctx_actions"].tolist(), "states": given["ctx_states"][0].tolist()}
+    requests = [
+        (seen, {}),
+        (1, rolled(ac)),
+        (1, rolled(ac, goal=goal(ac))),
+        (1, few),
+        (known, {"task": "predict", **taught}),
+        (past, {"task": "rollout", "context_frames": past, **context}),
+        (1, plain_plan(ac, goal=goal(ac), seed=3)),
+        (1, rolled(ac, goal=goal(ac), cost="cosine")),
+        (1, rolled(ac, normalize_reps=False)),
+    ]
+    asks = [SampleRequest(media=[start(ac, frames)], params=params, outputs=("tensor",)) for frames, params in requests]
     for ask, outcome in zip(asks, ac_bench.ask(*asks), strict=True):
         assert outcome.status == "finished", outcome.cause
         alone = ended(ac_bench, *ask.media, outputs=tuple(ask.outputs), **ask.params)
@@ -213,14 +221,15 @@ def test_requests_whose_candidates_do_not_fit_together_are_all_answered(
 
 
 def test_what_candidates_share_is_computed_once(ac: Golden, ac_folder: Path) -> None:
-    bench, past, given = served("vjepa2_ac", ac_folder), 2, ac.given
+    bench, given = served("vjepa2_ac", ac_folder), ac.given
+    past, frame_tokens = given["ctx_states"].shape[1], ac.sizes.conditions + ac.encoder.frame_tokens
     frames, rows = [], []
 
     def look(module: Any, inputs: Any) -> None:
         if isinstance(module, Encoder):
             frames.append(len(inputs[0]))
         elif isinstance(module, Rotary3D) and inputs and inputs[0].dim() == 1 and len(inputs) == 3:
-            rows.append(len(inputs[0]) // (TOKENS + 2))
+            rows.append(len(inputs[0]) // frame_tokens)
 
     watch = register_module_forward_pre_hook(look)
     outcome = ended(
@@ -246,14 +255,15 @@ def test_candidates_and_plans_on_two_ranks(ac: Golden, ac_folder: Path) -> None:
 
 
 def test_a_deployment_that_takes_longer_rollouts_runs_them(ac: Golden, ac_folder: Path) -> None:
-    frames = 37
+    frames = ac.sizes.most_frames + 29
     spec = SPECS["vjepa2_ac"].bound(ac_folder, {"max_latent_frames": frames})
     bench = LocalRuntime(spec, ac_folder, RuntimeSettings(max_seq_len=spec.max_seq_len))
-    actions = ac.given["roll_actions"][:2].tile(1, 10, 1)[:, :frames].tolist()
+    known = ac.given["roll_actions"].shape[1]
+    actions = ac.given["roll_actions"][:2].tile(1, -(-frames // known), 1)[:, :frames].tolist()
     outcome = ended(bench, start(ac), **rolled(ac, actions=actions))
     made = frames_of(outcome)
     assert made.shape[1] == frames and np.isfinite(made).all()
-    assert gap(made[:, :4], ac.expected["roll_latents"][:2]) < ROLLED
+    assert gap(made[:, :known], ac.expected["roll_latents"][:2]) < ROLLED
     assert bench.leaks() == []
 
 
