@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Final, Literal, Self
 
-from mstar_core.client.array import array_of
+from mstar_core.client.arrays import array_of
 
 if TYPE_CHECKING:
-    from mstar_core.client.array import Array
+    from mstar_core.client.arrays import Array
 
 SAMPLE_BYTES: Final = 2
 FULL_SCALE: Final = 32768.0

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from mstar_core.client.array import array_of
+from mstar_core.client.arrays import array_of
 
 if TYPE_CHECKING:
-    from mstar_core.client.array import Array
+    from mstar_core.client.arrays import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from mstar_core.client.array import npy_of
+from mstar_core.client.arrays import npy_of
 
 Medium = str | os.PathLike[str] | bytes | bytearray | memoryview | tuple[str, bytes]
 """A path, the bytes of a file, or (name, bytes)."""

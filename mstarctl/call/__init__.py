@@ -1,1 +1,1 @@
-"""One request from the command line: what is sent, where the answer goes, how fast it came. Used by `mstarctl call`."""
+"""Parts of `mstarctl call`: the request, the output of the answer, timing and its report."""

@@ -1,4 +1,4 @@
-"""What one request sends, checked against what the deployment says that it reads. Made by the command."""
+"""Request of `mstarctl call`, checked against the inputs that the deployment accepts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.client import ApiClient, Line
+from mstar_core.codec import NPY_MAGIC, read_npy
 from mstar_core.errors import ConfigError, UsageError
-from mstarctl.call.arrays import read_npy
 
 STATE_NAMES: Final = ("robot_state", "states")
-"""Parameters that take the state of what a model moves."""
+"""Parameters that take the state of a robot, by preference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A served model as its api describes it. parameters: names that it takes."""
+    """A served model as its api describes it. parameters: their names."""
 
     name: str
     inputs: tuple[str, ...]
@@ -30,7 +30,7 @@ class Card:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Card:
-        """From one entry of GET /v1/models."""
+        """Build from one entry of GET /v1/models."""
         return cls(
             name=str(facts["id"]),
             inputs=tuple(facts["input_modalities"]),
@@ -42,7 +42,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request, ready to be sent as often as is wanted. files: name and content. outputs: modalities."""
+    """One request, which may be sent many times. files: name and content. outputs: modalities."""
 
     outputs: tuple[str, ...]
     text: str | None = None
@@ -51,19 +51,19 @@ class Ask:
     request_id: str | None = None
 
     def send(self, client: ApiClient) -> Iterator[Line]:
-        """Send it; the lines of its answer as they come. Raises what the api tells of."""
+        """Send the request and return the lines of its answer as they arrive. Raises the error that the api reports."""
         return client.generate(
             outputs=self.outputs, text=self.text, files=self.files, params=self.params, request_id=self.request_id
         )
 
 
 def parse_params(texts: Sequence[str]) -> dict[str, Any]:
-    """`k=v` words; a value that is JSON is taken as such, everything else as text. Raises UsageError."""
+    """Parse `k=v` words. A value is parsed as JSON if possible, else taken as text. Raises UsageError."""
     made: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise UsageError(f"--param {text!r} is no KEY=VALUE", hint="--param temperature=0.5")
+            raise UsageError(f"--param must be KEY=VALUE, not {text!r}", hint="--param temperature=0.5")
         try:
             made[key.strip()] = json.loads(value)
         except ValueError:
@@ -72,15 +72,15 @@ def parse_params(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def read_files(card: Card, kind: str, paths: Sequence[Path] | None) -> Iterator[tuple[str, bytes]]:
-    """Files of one modality. Raises UsageError when the model does not read it, ConfigError for a file that cannot."""
+    """Read files of one modality. Raises UsageError if the model does not accept it, ConfigError if unreadable."""
     if paths and kind not in card.inputs:
-        raise UsageError(f"{card.name} does not read {kind}", hint=f"it reads {', '.join(card.inputs)}")
+        raise UsageError(f"{card.name} does not accept {kind} input", hint=f"it accepts {', '.join(card.inputs)}")
     for path in paths or ():
         yield path.name, read_bytes(path, kind)
 
 
 def read_bytes(path: Path, key: str) -> bytes:
-    """The content of a file. Raises ConfigError."""
+    """Read a file. Raises ConfigError."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -88,31 +88,31 @@ def read_bytes(path: Path, key: str) -> bytes:
 
 
 def state_param(card: Card, path: Path) -> dict[str, Any]:
-    """The state in a file as the parameter that the model takes it under. Raises UsageError, ConfigError."""
+    """Read a state file as the model's state parameter. Raises UsageError, ConfigError."""
     name = next((name for name in STATE_NAMES if name in card.parameters), None)
     if name is None:
-        raise UsageError(f"{card.name} takes no state", hint="leave --state out")
+        raise UsageError(f"{card.name} does not accept a state", hint="omit --state")
     return {name: read_state(path)}
 
 
 def read_state(path: Path) -> Any:
-    """Numbers of a file: JSON lists, a NumPy file, or numbers between commas and blanks. Raises ConfigError."""
+    """Read numbers from JSON lists, a .npy file, or text separated by commas or spaces. Raises ConfigError."""
     data = read_bytes(path, "state")
     try:
-        if data.startswith(b"\x93NUMPY"):
-            return read_npy(data)
+        if data.startswith(NPY_MAGIC):
+            return read_npy(data).to_lists()
         text = data.decode("utf-8")
         if path.suffix == ".json" or text.lstrip().startswith("["):
             return _numbers(json.loads(text))
         return [float(word) for word in re.split(r"[\s,;]+", text.strip())]
     except (ValueError, UnicodeDecodeError) as error:
-        hint = "write JSON lists, a .npy file, or numbers with commas between"
-        raise ConfigError(f"{path} holds no state", str(error), hint, file=str(path), key="state") from error
+        hint = "write JSON lists, a .npy file, or numbers separated by commas"
+        raise ConfigError(f"{path} contains no state", str(error), hint, file=str(path), key="state") from error
 
 
 def _numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [_numbers(item) for item in value]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} must be a finite number")
     return value

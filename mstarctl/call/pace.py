@@ -1,4 +1,4 @@
-"""A control loop: one request a tick at a fixed rate, and what became of every deadline. Used by `call --rate`."""
+"""Control loop of `call --rate`: one request per tick at a fixed rate, with a count of missed deadlines."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mstar_core.errors import MstarError
 
 @dataclass(slots=True, kw_only=True)
 class Paced:
-    """What happened. Times in seconds. A tick's answer is due before the next tick.
+    """Result of a control loop. Times in seconds. The answer of a tick is due before the next tick.
 
-    late: answers that came after the next tick. skipped: ticks that passed while an answer was waited for; nothing was
-    sent for them. errors: requests that failed, by code. gap_s: the longest time between two answers.
+    late: answers that arrived after the next tick. skipped: ticks without a request, because another was in flight.
+    errors: failed requests by code. gap_s: the longest time between two answers.
     """
 
     rate_hz: float
@@ -28,7 +28,7 @@ class Paced:
 
     @property
     def ticks(self) -> int:
-        """All ticks so far."""
+        """Number of ticks so far."""
         return self.sent + self.skipped
 
     @property
@@ -41,11 +41,11 @@ class Paced:
 
     @property
     def missed(self) -> int:
-        """Deadlines without an answer in time."""
+        """Number of deadlines without an answer in time."""
         return self.late + self.skipped + self.failed
 
     def quantile_s(self, share: float) -> float | None:
-        """The latency that so many answers kept (nearest rank); None without answers."""
+        """Return a quantile of the latency (nearest rank); None without answers."""
         ordered = sorted(self.latencies_s)
         return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
@@ -59,9 +59,9 @@ def keep_pace(
     sleep: Callable[[float], None] = time.sleep,
     show: Callable[[Paced], None] = lambda paced: None,
 ) -> Paced:
-    """Send at every tick that comes while nothing is under way; never two at once, as a robot has one state.
+    """Send at every tick unless a request is in flight: a robot has one state, so requests never overlap.
 
-    The first failure is raised: nothing is measured by repeating what cannot work. Later ones are counted.
+    A failure of the first request is raised, because repeating it measures nothing. Later failures are counted.
     """
     paced, period = Paced(rate_hz=rate_hz), 1.0 / rate_hz
     begun = answered = clock()

@@ -1,4 +1,4 @@
-"""Figures of a call: counted while lines arrive, said on stderr, given as data on stdout."""
+"""Figures of a call: counted while lines arrive, narrated on stderr, printed as data on stdout."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from mstar_core.client import Line
 from mstarctl.call.pace import Paced
 from mstarctl.call.sink import Sink
 from mstarctl.output import Printer, duration_text
+from mstarctl.output.units import counted
 
-EVERY_S: Final = 0.1
+REDRAW_S: Final = 0.1
 
 
 @dataclass(slots=True)
 class Tally:
-    """What is known of a request from its lines and a clock. Times in seconds since it was sent."""
+    """Counts and times of one request, from its lines and a clock. Times in seconds since it was sent."""
 
     started: float
     chunks: int = 0
@@ -27,7 +28,7 @@ class Tally:
     is_done: bool = False
 
     def add(self, line: Line) -> None:
-        """Take one line."""
+        """Count one line."""
         self.total_s = time.monotonic() - self.started
         if line.modality in ("start", "done"):
             self.facts |= line.metadata
@@ -39,7 +40,7 @@ class Tally:
 
 
 class Progress:
-    """One line on stderr that counts, on a terminal; elsewhere the first chunk only."""
+    """Progress line on stderr: redrawn on a terminal; elsewhere one line for the first chunk."""
 
     def __init__(self, printer: Printer, *, is_streamed: bool) -> None:
         self._printer = printer
@@ -49,21 +50,21 @@ class Progress:
         self._has_said = False
 
     def show(self, tally: Tally, sink: Sink) -> None:
-        """Draw what there is, at most ten times a second."""
+        """Draw the progress, at most ten times per second."""
         if tally.chunks and not self._is_drawn and not self._has_said:
             self._has_said = True
             self._printer.say(f"first {sink.kind} after {duration_text(tally.first_s or 0.0)}")
-        self.draw(f"{tally.chunks} chunks  {sink.amount}  {duration_text(tally.total_s)}")
+        self.draw(f"{counted(tally.chunks, 'chunk')}  {sink.amount}  {duration_text(tally.total_s)}")
 
     def show_paced(self, paced: Paced) -> None:
-        """The same for a control loop."""
+        """Draw the progress of a control loop."""
         self.draw(f"{paced.sent} sent  {paced.missed} missed  {duration_text(paced.total_s)}")
 
     def draw(self, text: str) -> None:
-        """One line in place of the last."""
+        """Draw a line over the previous one."""
         now = time.monotonic()
         if self._is_drawn and now >= self._next:
-            self._next, self._has_drawn = now + EVERY_S, True
+            self._next, self._has_drawn = now + REDRAW_S, True
             print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
@@ -74,7 +75,7 @@ class Progress:
 
 
 def report(tally: Tally, sink: Sink, who: dict[str, Any], printer: Printer) -> None:
-    """Figures of one request. who: deployment, model, weights."""
+    """Print the figures of one request. who: deployment, model, weights."""
     factor = tally.total_s / sink.seconds if sink.seconds else None
     facts = tally.facts
     item: dict[str, Any] = {
@@ -99,13 +100,13 @@ def report(tally: Tally, sink: Sink, who: dict[str, Any], printer: Printer) -> N
         printer.warn(warning)
     if item["text"]:
         printer.say(f"text: {sink.text}")
-    first = "nothing came" if tally.first_s is None else f"time to first {sink.kind} {duration_text(tally.first_s)}"
+    first = "no output" if tally.first_s is None else f"time to first {sink.kind} {duration_text(tally.first_s)}"
     speed = "" if factor is None else f", real-time factor {factor:.2f}"
-    took = f"{tally.chunks} chunk{'' if tally.chunks == 1 else 's'}, {sink.amount} in {duration_text(tally.total_s)}"
+    took = f"{counted(tally.chunks, 'chunk')}, {sink.amount} in {duration_text(tally.total_s)}"
     name = who["deployment"]
     printer.say(f"{name}: {took} ({first}{speed}; finish: {item['finish_reason']}, seed {item['seed']})")
     if sink.kind == "audio" and not tally.chunks:
-        printer.warn("no sound came: the model ended before its first window; try another --param seed=N")
+        printer.warn("no audio was produced: the model ended before its first window; try another --param seed=N")
     if sink.path is None:
         return
     for path in sink.files:
@@ -114,7 +115,7 @@ def report(tally: Tally, sink: Sink, who: dict[str, Any], printer: Printer) -> N
 
 
 def report_pace(paced: Paced, who: dict[str, Any], printer: Printer) -> None:
-    """Figures of a control loop."""
+    """Print the figures of a control loop."""
     achieved = len(paced.latencies_s) / paced.total_s if paced.total_s else 0.0
     item: dict[str, Any] = {
         "name": who["deployment"],
@@ -138,11 +139,12 @@ def report_pace(paced: Paced, who: dict[str, Any], printer: Printer) -> None:
     }
     share = 100 * paced.missed / paced.ticks if paced.ticks else 0.0
     lines = [
-        f"{who['deployment']}  {paced.ticks} ticks at {paced.rate_hz:g} Hz (due within {item['period_ms']:g} ms)",
+        f"{who['deployment']}  {counted(paced.ticks, 'tick')} at {paced.rate_hz:g} Hz, "
+        f"due within {item['period_ms']:g} ms",
         f"  missed    {paced.missed} ({share:.1f} %): late {paced.late}, skipped {paced.skipped}, "
         f"failed {paced.failed}",
         f"  latency   p50 {item['p50_ms']} ms  p99 {item['p99_ms']} ms  max {item['max_ms']} ms",
-        f"  answers   {len(paced.latencies_s)}, {achieved:.2f} a second; longest gap {item['longest_gap_ms']} ms",
+        f"  answers   {len(paced.latencies_s)}, {achieved:.2f} per second; longest gap {item['longest_gap_ms']} ms",
     ]
     lines += [f"  {count} x {code}" for code, count in paced.errors.items()]
     printer.item("pace", item, lines)

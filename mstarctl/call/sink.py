@@ -1,6 +1,6 @@
-"""Where an answer goes: a WAV file that grows, pictures, arrays, text, or stdout. Owned by the command, closed by it.
+"""Output of an answer: a growing WAV file, images, arrays, text, or stdout. Owned and closed by the command.
 
-A file is opened with the first output, so that a refused request leaves what was there before.
+A file is opened with the first output, so that a refused request does not overwrite an existing file.
 """
 
 from __future__ import annotations
@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 
 from mstar_core.client import Line, WavFile
+from mstar_core.codec import RawArray, npy_header
 from mstar_core.errors import ConfigError, UsageError
-from mstarctl.call.arrays import nested, npy
 from mstarctl.call.tensors import TensorFile
+from mstarctl.output.units import counted
 
+T = TypeVar("T")
 STDOUT: Final = "-"
 SUFFIXES: Final = {
     "audio": (".wav", ".pcm"),
@@ -28,23 +30,23 @@ SUFFIXES: Final = {
     "tensor": (".npy", ".json", ".bin", ".safetensors"),
     "scalar": (".npy", ".json", ".bin", ".safetensors"),
 }
-"""File endings by modality, the usual one first. Latents under `video` are arrays."""
+"""File endings by modality, the default first. Latents sent as `video` are arrays."""
 
 
 def chosen_output(name: str, outputs: Sequence[str], out: str | None) -> str:
-    """The modality to ask for: the model's first, or the first that --out's ending can hold. Raises UsageError."""
+    """Return the modality to request: the model's first, or the first that fits --out's ending. Raises UsageError."""
     suffix = Path(out).suffix.lower() if out not in (None, STDOUT) and out is not None else ""
     if not any(suffix in endings for endings in SUFFIXES.values()):
         return outputs[0]
     fitting = [kind for kind in outputs if suffix in SUFFIXES.get(kind, ())]
     if not fitting:
         ways = ", ".join(f"{kind} ({' '.join(SUFFIXES.get(kind, ()))})" for kind in outputs)
-        raise UsageError(f"{name} gives nothing for a {suffix} file", hint=f"it gives {ways}")
+        raise UsageError(f"{name} has no output for a {suffix} file", hint=f"its outputs: {ways}")
     return fitting[0]
 
 
 class Sink:
-    """Takes output lines. kind: the modality that is written; lines of another are left out. text: what was said."""
+    """Writes output lines. kind: the modality to write; lines of others are skipped. text: all text of the answer."""
 
     def __init__(self, kind: str, path: Path | None) -> None:
         self.kind = kind
@@ -60,7 +62,7 @@ class Sink:
 
     @classmethod
     def of(cls, kind: str, out: str | None, name: str) -> Sink:
-        """The sink of one modality. Text goes to stdout unless --out names a file. Raises ConfigError."""
+        """Return the sink of one modality. Text goes to stdout unless --out names a file. Raises ConfigError."""
         if out == STDOUT or out is None and kind == "text":
             return cls(kind, None)
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
@@ -70,7 +72,7 @@ class Sink:
 
     @property
     def seconds(self) -> float:
-        """Seconds of sound so far, 0 for everything else."""
+        """Seconds of audio so far, 0 for other modalities."""
         if self._sound is None:
             return 0.0
         rate, channels = self._sound
@@ -78,14 +80,14 @@ class Sink:
 
     @property
     def amount(self) -> str:
-        """How much there is, for people."""
+        """Size so far, as text."""
         if self.kind == "audio":
             return f"{self.seconds:.1f} s of audio"
         files = f" in {len(self.files)} files" if len(self.files) > 1 else ""
-        return f"{self.size_bytes} bytes{files}"
+        return f"{counted(self.size_bytes, 'byte')}{files}"
 
     def add(self, line: Line) -> None:
-        """Write one output line. Raises ConfigError when the file cannot be written."""
+        """Write one output line. Raises ConfigError if the file cannot be written."""
         if line.modality == "text":
             self.text += line.data.decode("utf-8", "replace")
         if line.modality != self.kind:
@@ -116,7 +118,7 @@ class Sink:
             file.flush()
 
     def _add_whole(self, line: Line) -> None:
-        """Pictures and arrays are one file each, or all one of safetensors; a large array comes in parts."""
+        """Write an image or array: a file each, or one safetensors file for all. A large array arrives in parts."""
         self._parts.append(line.data)
         if int(line.metadata.get("part", 0)) + 1 < int(line.metadata.get("parts", 1)):
             return
@@ -127,9 +129,10 @@ class Sink:
         path = self._next_path()
         suffix, shape, dtype = path.suffix.lower(), line.metadata.get("shape"), str(line.metadata.get("dtype"))
         if shape is not None and suffix == ".npy":
-            data = npy(data, shape, dtype)
+            data = _converted(dtype, lambda: npy_header(shape, dtype)) + data
         elif shape is not None and suffix == ".json":
-            data = json.dumps(nested(data, shape, dtype)).encode() + b"\n"
+            numbers = _converted(dtype, RawArray(data, tuple(shape), dtype).to_lists)
+            data = json.dumps(numbers).encode() + b"\n"
         with _create(path) as file:
             file.write(data)
         self.files.append(path)
@@ -137,11 +140,11 @@ class Sink:
     def _next_path(self) -> Path:
         path = self.path
         if path is None:
-            raise AssertionError("stdout takes bytes as they come")
+            raise AssertionError("stdout takes bytes as they arrive")
         return path if not self.files else path.with_stem(f"{path.stem}-{len(self.files) + 1}")
 
     def begin(self) -> None:
-        """Begin a file that may stay empty: an answer without any text or sound."""
+        """Create the file of an answer that may have no text or audio."""
         if self.kind in ("audio", "text"):
             self._open()
 
@@ -158,7 +161,7 @@ class Sink:
         return self._file
 
     def close(self) -> None:
-        """Make the file whole. stdout stays open."""
+        """Complete the file. stdout stays open."""
         if self._tensors is not None and self._tensors.arrays and self.path is not None:
             with _create(self.path) as made:
                 self._tensors.write(made)
@@ -178,15 +181,27 @@ class Sink:
 
 
 def check_writable(path: Path) -> None:
-    """Raises ConfigError before anything is sent when the answer could not be kept."""
+    """Raise ConfigError if the answer cannot be written. Called before the request is sent."""
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder", hint="name a file with --out", file=str(path), key="out")
+        raise ConfigError(f"{path} is a directory", hint="name a file with --out", file=str(path), key="out")
     if not path.parent.is_dir():
         raise ConfigError(
-            f"{path} cannot be written", f"there is no folder {path.parent}", f"mkdir -p {path.parent}", key="out"
+            f"{path} cannot be written",
+            f"the directory {path.parent} does not exist",
+            f"mkdir -p {path.parent}",
+            key="out",
         )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"{path} cannot be written", "permission denied", "choose another file with --out", key="out")
+
+
+def _converted(dtype: str, make: Callable[[], T]) -> T:
+    """Call an encoder. Raises ConfigError if the file format does not support the dtype."""
+    try:
+        return make()
+    except ValueError as error:
+        hint = "write raw bytes: --out FILE.bin"
+        raise ConfigError(f"{dtype} cannot be written in this format", str(error), hint, key="out") from error
 
 
 def _create(path: Path) -> BinaryIO:

@@ -22,7 +22,8 @@ from mstar_core.plugin import Plugins
 from mstarctl.commands.doctor_gpu import gpu_findings
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.output import Column, Printer, size_text
-from mstarctl.start.devices import gpu_names, torch_version
+from mstarctl.start.devices import torch_version
+from mstarctl.start.gpus import gpu_names
 
 COLUMNS = (Column("CHECK", "name"), Column("STATE", "state"), Column("DETAIL", "detail"))
 LEAST_PYTHON: Final = (3, 11)

@@ -1,8 +1,13 @@
-"""The checks of `mstarctl doctor` that matter to GPUs. Each that fails names the package and the command."""
+"""GPU checks of `mstarctl doctor`. A failed check names the package and the command that installs it."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +16,7 @@ from mstar_core.host.kernels import AOT_DIR, is_prebuilt, kernel_names, prebuilt
 from mstar_core.plugin import Plugins
 from mstarctl.commands.finding import FAILED, NA, OK, WARN, Finding
 from mstarctl.output import size_text
-from mstarctl.start.accelerator import Gpu, find_tool, gpus, missing_modules, torch_cuda, version_of
+from mstarctl.start.gpus import Gpu, gpus
 
 LITTLE_MEMORY: Final = 4 << 30
 UNUSED: Final = "; unused without a GPU"
@@ -20,14 +25,14 @@ FIXES: Final = {
     "ninja": "pip install ninja",
     "cc": "apt-get install gcc",
 }
-"""Command that brings each tool."""
+"""Command that installs each tool."""
 
 LIBRARIES: Final = ("flashinfer", "tvm_ffi")
-"""What the attention kernels are loaded through."""
+"""Packages that load the attention kernels."""
 
 
 def gpu_findings(present: list[Gpu] | None = None) -> Iterator[Finding]:
-    """Every check; without a GPU nothing here can fail. present: the GPUs, asked of the driver when left out."""
+    """Run every check; none can fail without a GPU. present: the GPUs; None: those of the driver."""
     found = gpus() if present is None else present
     yield from _memory(found)
     yield _torch(found)
@@ -42,7 +47,7 @@ def gpu_findings(present: list[Gpu] | None = None) -> Iterator[Finding]:
 
 def _memory(found: list[Gpu]) -> Iterator[Finding]:
     if not found:
-        yield Finding(name="gpu driver", state=NA, detail="no driver answers; ranks run on the CPU")
+        yield Finding(name="gpu driver", state=NA, detail="no driver found; ranks run on the CPU")
     else:
         yield Finding(name="gpu driver", state=OK, detail=found[0].driver)
     for index, gpu in enumerate(found):
@@ -82,18 +87,18 @@ def _flashinfer(found: list[Gpu]) -> Finding:
 
 
 def missing_kernels(plugins: Plugins | None = None) -> Iterator[str]:
-    """Attention kernels of the installed models that no folder of prebuilt ones holds."""
+    """Yield the attention kernels of installed models that are not prebuilt."""
     folder = prebuilt_folder()
     for dim in sorted(_head_dims(plugins)):
         yield from (name for name in kernel_names(dim) if not is_prebuilt(folder, name))
 
 
 def _head_dims(plugins: Plugins | None) -> set[int]:
-    """Head sizes of every installed model whose code is part of this version."""
+    """Return the head sizes of every installed model that has code in this version."""
     try:
         models = (plugins or Plugins.discover()).models()
     except MstarError:
-        return set()  # the check of the plugins says why
+        return set()  # the check of the plugins reports it
     specs = [model for model in models if model.model is not None]
     return {node.kv.head_dim for spec in specs for node in spec.nodes if node.kv is not None}
 
@@ -114,7 +119,7 @@ def _prebuilt(found: list[Gpu], missing: list[str]) -> Finding:
 
 
 def _tools(found: list[Gpu], missing: list[str]) -> Iterator[Finding]:
-    """cc compiles Triton's launchers at the first use of each kernel; nvcc and ninja what is not prebuilt."""
+    """Check compilers: cc builds Triton's launchers, nvcc and ninja build kernels that are not prebuilt."""
     for tool in ("cc", "nvcc", "ninja"):
         path = find_tool(tool) or (find_tool("gcc") or find_tool("clang") if tool == "cc" else None)
         needed = bool(found) and (tool == "cc" or bool(missing))
@@ -136,3 +141,36 @@ def _adapters() -> Finding:
     names = sorted(path.name for path in rdma.iterdir()) if rdma.is_dir() else []
     detail = (", ".join(names) + ": not used by this version") if names else "no adapter"
     return Finding(name="rdma", state=NA, detail=detail)
+
+
+def torch_cuda() -> str | None:
+    """Return the CUDA version of the installed torch, "" for a build without CUDA, None if unknown."""
+    spec = find_spec("torch")  # finding a top-level package does not import it
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"^cuda\b[^=\n]*=\s*(?:'([^']*)'|None)", text, re.MULTILINE)
+    return None if found is None else found.group(1) or ""
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the installed version of a package, None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def missing_modules(*names: str) -> list[str]:
+    """Return the top-level modules that are not installed."""
+    return [name for name in names if find_spec(name) is None]
+
+
+def find_tool(name: str) -> str | None:
+    """Return the path of a compiler tool, on PATH or in a CUDA toolkit."""
+    homes = [home for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home]
+    folders = [str(Path(home) / "bin") for home in homes]
+    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(folders))

@@ -10,7 +10,7 @@ from mstar_core.host.gpu_locks import gpu_holder
 from mstarctl.client import Known
 from mstarctl.output import duration_text, size_text
 from mstarctl.output.table import escape
-from mstarctl.start.accelerator import gpus
+from mstarctl.start.gpus import gpus
 
 PROCESS: Final = ("state", "pid", "incarnation", "restarts", "phase", "phases_s", "facts")
 SECONDS: Final = ("age_s", "audio_s", "ahead_s")

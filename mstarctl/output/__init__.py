@@ -1,4 +1,4 @@
-"""What commands print: data on stdout in the asked-for form, narration and errors on stderr."""
+"""Output of commands: data on stdout in the format of -o, narration and errors on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors as operators read them: what, why, what to try, which log; class and code. Called by main."""
+"""Text of errors: what failed, why, what to try, the log, code and exit code. Called by main."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEAREST = ("did you mean ", "choose one of: ")
 
 
 def render_error(error: MstarError, *, width: int = 0) -> str:
-    """The lines of an error. width: column where the class and code end; 0 puts them two spaces after the title."""
+    """Return the text of an error. width: column where the code ends; with 0 it follows the title after two spaces."""
     title, hint = error.title, error.hint
     if hint.startswith(_NEAREST[0]):
         title, hint = f"{title}; {hint}", ""
@@ -46,13 +46,13 @@ def _place(error: MstarError) -> str:
 
 
 def state_dir() -> Path:
-    """Where files that outlive a deployment go: logs and saved tracebacks."""
+    """Return the directory of files that outlive a deployment: logs and saved tracebacks."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "mstar"
 
 
 def save_traceback(error: BaseException) -> Path | None:
-    """Write the traceback of an internal error to a file of the user. None when no folder can be written."""
+    """Save the traceback of an internal error. Returns its file, or None if no directory is writable."""
     text = f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')}  {sys.version.split()[0]}  {' '.join(sys.argv[:2])}\n"
     text += "".join(traceback.format_exception(error))
     for folder in (state_dir() / "crashes", Path(tempfile.gettempdir())):

@@ -1,4 +1,4 @@
-"""Facts of an event in short words, for `mstarctl events` and `top` alike. Pure functions."""
+"""Short text for the facts of an event, shared by `mstarctl events` and `top`. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SUBJECTS: Final = ("request", "child", "node")
 
 
 def facts_text(facts: dict[str, Any]) -> str:
-    """`r-7f11 96 pages (pool full)`: whom it is about, the rest as `key value`, the reason. Zeros say nothing."""
+    """Format facts as `r-7f11 96 pages (pool full)`: the subject, `key value` pairs, the reason. Zeros are omitted."""
     if "phase" in facts and "after" in facts:
         return _phase_text(facts)
     words = [str(facts[key]) for key in SUBJECTS if facts.get(key) not in (None, "")]
@@ -27,7 +27,7 @@ def facts_text(facts: dict[str, Any]) -> str:
 
 
 def _phase_text(facts: dict[str, Any]) -> str:
-    """`worker-0 enters device (cpu)   spawn took 5.1 s`: a step of a start, and how long the one before was."""
+    """Format a phase of a start and the previous one's duration: `worker-0 enters device (cpu)   spawn took 5.1 s`."""
     detail, took = facts.get("detail"), facts.get("after_s")
     text = f"{facts.get('child', '')} enters {facts['phase']}" + (f" ({detail})" if detail else "")
     return escape(text + (f"   {facts['after']} took {duration_text(float(took))}" if took else "")).strip()

@@ -1,4 +1,4 @@
-"""The global flags, filled in while the command line is parsed and read by every command through its Printer."""
+"""Global flags of the command line. The parser sets them; every command reads them through its Printer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORMATS: Final = ("table", "wide", "json", "yaml", "name")
 
 @dataclass(slots=True, kw_only=True)
 class GlobalOptions:
-    """The flags that every verb takes, before or after its name. Lives in the context of one command line."""
+    """Flags that every command takes, before or after its name. Owned by the context of one command line."""
 
     output: str = "table"
     color: bool = True
@@ -25,6 +25,6 @@ class GlobalOptions:
     socket: Path | None = None
 
     def is_coloured(self, stream: TextIO | None = None) -> bool:
-        """Whether colour may be written to `stream` (stdout): a terminal, no --no-color, no NO_COLOR."""
+        """Return whether `stream` (stdout) takes colour: a terminal, without --no-color and NO_COLOR."""
         target = sys.stdout if stream is None else stream
         return self.color and not os.environ.get("NO_COLOR") and target.isatty() and os.environ.get("TERM") != "dumb"

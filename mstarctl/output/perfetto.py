@@ -1,4 +1,4 @@
-"""A trace in the trace-event form that Perfetto and chrome://tracing open: one process a row group, times in µs."""
+"""Trace-event file of a request for Perfetto and chrome://tracing: one row group per process, times in µs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mstarctl.output.waterfall import where_of
 
 
 def trace_events(trace: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON object of a trace as GET /v1/requests/ID/trace gives it. Every span is a complete event (`X`)."""
+    """Convert the response of GET /v1/requests/ID/trace. Every span becomes a complete event (`X`)."""
     request = trace["request"]
     processes = {name: index for index, name in enumerate(dict.fromkeys(str(s["process"]) for s in trace["spans"]), 1)}
     threads: dict[tuple[str, str], int] = {}

@@ -1,4 +1,4 @@
-"""How a command speaks: items in the asked-for form on stdout, narration on stderr. Made by each command."""
+"""Printer of a command: items on stdout in the format of -o, narration on stderr. Created by each command."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mstarctl.output.table import Column, render_table
 
 @dataclass(slots=True)
 class Printer:
-    """Writes one command's output. stdout and stderr default to the process's own at the time of writing."""
+    """Writes the output of one command. stdout and stderr are those of the process at the time of writing."""
 
     options: GlobalOptions = field(default_factory=GlobalOptions)
 
     @classmethod
     def of(cls, context: typer.Context) -> Printer:
-        """The printer of the running command: `Printer.of(ctx)`."""
+        """Return the printer of the running command."""
         return cls(context.obj if isinstance(context.obj, GlobalOptions) else GlobalOptions())
 
     @property
@@ -44,22 +44,22 @@ class Printer:
         truncated: int = 0,
         empty: str = "",
     ) -> None:
-        """A list of objects, each with a `name`. empty: narration when there is none. Values in base units for json."""
+        """Print a list of objects, each with a `name` and values in base units. empty: narration for an empty list."""
         if self.format == "name":
             for item in items:
                 self.text(f"{kind}/{item['name']}")
         elif self.is_machine:
             self.data({"kind": kind, "items": list(items), "truncated": truncated})
         elif not items:
-            self.say(empty or f"no {kind}")
+            self.say(empty or f"no {kind}s")
         else:
             for line in render_table(items, columns, is_wide=self.format == "wide"):
                 self.text(line)
             if truncated:
-                self.say(f"{truncated} more are not shown")
+                self.say(f"{truncated} more {'is' if truncated == 1 else 'are'} not shown")
 
     def item(self, kind: str, item: Mapping[str, Any], text: str | Sequence[str]) -> None:
-        """One object; `text` is its form for people."""
+        """Print one object. text: its human-readable form."""
         if self.format == "name":
             self.text(f"{kind}/{item['name']}")
         elif self.is_machine:
@@ -69,7 +69,7 @@ class Printer:
                 self.text(line)
 
     def data(self, value: Any, named: str = "") -> None:
-        """A document as JSON, or as YAML or by its name (`named`, kind/name) when that was asked for."""
+        """Print a document as JSON, or, as -o says, as YAML or by its name (`named`, kind/name)."""
         if self.format == "name" and named:
             self.text(named)
             return
@@ -80,7 +80,7 @@ class Printer:
             self.text(json.dumps(plain, indent=2, ensure_ascii=False))
 
     def line(self, value: Any, named: str) -> None:
-        """One of many objects as it comes, for `--watch` and `-f`: a line of NDJSON, a YAML document, or its name."""
+        """Print one object of a stream, for `--watch` and `-f`: a line of NDJSON, a YAML document, or its name."""
         if self.format == "name":
             self.text(named, is_flushed=True)
         elif self.format == "yaml":
@@ -89,40 +89,40 @@ class Printer:
             self.text(json.dumps(plain_data(value), ensure_ascii=False), is_flushed=True)
 
     def text(self, line: str, *, is_flushed: bool = False) -> None:
-        """One line of data."""
+        """Print one line of data."""
         try:
             print(line, file=sys.stdout, flush=is_flushed)
         except BrokenPipeError as closed:
-            raise typer.Exit from closed  # the reader (`head`) has seen enough
+            raise typer.Exit from closed  # the reader, such as `head`, closed the pipe
 
     def say(self, line: str) -> None:
-        """One line of narration; silent with -q."""
+        """Print one line of narration; nothing with -q."""
         if not self.options.quiet:
             print(line, file=sys.stderr, flush=True)
 
     def detail(self, line: str) -> None:
-        """One line of narration for -v."""
+        """Print one line of narration with -v."""
         if self.options.verbose:
             self.say(line)
 
     def warn(self, line: str) -> None:
-        """A warning; shown with -q too."""
+        """Print a warning, also with -q."""
         print(f"{self.paint('warning:', 'yellow', sys.stderr)} {line}", file=sys.stderr, flush=True)
 
     def problem(self, text: str) -> None:
-        """An error that does not end the command; shown with -q too."""
+        """Print an error that does not end the command, also with -q."""
         print(text, file=sys.stderr, flush=True)
 
     def paint(self, text: str, colour: str, stream: TextIO | None = None) -> str:
-        """`text` in one of the 16 colours when the stream takes colour."""
+        """Return `text` in one of the 16 colours if the stream takes colour."""
         return typer.style(text, fg=colour) if self.options.is_coloured(stream) else text
 
     def confirm(self, question: str) -> None:
-        """Ask before something that cannot be undone. Raises UsageError when nobody can answer, Abort on no."""
+        """Ask for confirmation. Raises UsageError if stdin is not a terminal, Abort if the answer is no."""
         if self.options.assume_yes:
             return
         if not sys.stdin.isatty():
-            raise UsageError(f"this asks {question!r} and stdin is no terminal", hint="pass --yes")
+            raise UsageError(f"the command must ask {question!r}, but stdin is not a terminal", hint="pass --yes")
         typer.confirm(question, abort=True, err=True)
 
 
@@ -134,7 +134,7 @@ def _yaml(plain: Any) -> str:
 
 
 def plain_data(value: Any) -> Any:
-    """Builtin types of any value: structs, dataclasses, paths, sets and enums included."""
+    """Convert a value to builtin types, including structs, dataclasses, paths, sets and enums."""
     import msgspec
 
     return msgspec.to_builtins(value, str_keys=True, enc_hook=str)

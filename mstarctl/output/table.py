@@ -1,4 +1,4 @@
-"""Tables as lines of text: pure layout, cell widths measured, control characters shown escaped."""
+"""Text tables: pure layout by terminal cell widths, with control characters escaped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MISSING = "-"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table. key: the item's field. is_wide: shown with `-o wide` only."""
+    """One column of a table. key: the item's field. is_wide: shown only with `-o wide`."""
 
     title: str
     key: str
@@ -21,7 +21,7 @@ class Column:
 
 
 def render_table(items: Sequence[Mapping[str, Any]], columns: Sequence[Column], *, is_wide: bool = False) -> list[str]:
-    """Lines of a table with a header. Values are shown by `cell_text`; the last column is not padded."""
+    """Return the lines of a table with a header. `cell_text` formats the values; the last column is not padded."""
     shown = [column for column in columns if is_wide or not column.is_wide]
     rows = [[column.title for column in shown]]
     rows += [[cell_text(item.get(column.key)) for column in shown] for item in items]
@@ -38,7 +38,7 @@ def _line(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) 
 
 
 def cell_text(value: Any) -> str:
-    """One cell: `-` for nothing, lists joined by commas, control characters escaped."""
+    """Format one cell: `-` for an empty value, lists joined by commas, control characters escaped."""
     if value is None or value == "" or value == [] or value == ():
         return MISSING
     if isinstance(value, bool):
@@ -51,14 +51,14 @@ def cell_text(value: Any) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that cannot drive the terminal: control and direction characters become escapes."""
+    """Escape control and direction characters, so that the text cannot control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def cell_width(text: str) -> int:
-    """Terminal cells that `text` takes: two for wide characters, none for combining ones."""
+    """Return the width of `text` in terminal cells: two for wide characters, none for combining ones."""
     if text.isascii():
         return len(text)
     return sum(_char_width(char) for char in text)

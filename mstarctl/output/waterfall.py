@@ -1,4 +1,4 @@
-"""One request as a waterfall of text: a row a place, its spans over time, figures at the end. Pure functions."""
+"""Text waterfall of one request: one row per process, node and kind, with spans over time. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mstarctl.output.table import cell_width, escape
-from mstarctl.output.units import duration_text, size_text
+from mstarctl.output.units import counted, duration_text, size_text
 
 MARKS: Final = {"compute": "#", "queue": "-", "transfer": ":", "stall": "~"}
 FREE: Final = "."
@@ -17,7 +17,7 @@ NARROWEST: Final = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaterfallRow:
-    """One place and what happened there. spans: (start, end) in ms. note: figures for people."""
+    """Spans of one process, node, walk and kind. spans: (start, end) in ms. note: totals as text."""
 
     where: str
     what: str
@@ -29,11 +29,11 @@ class WaterfallRow:
 
 
 def waterfall(trace: Mapping[str, Any], width: int = 120) -> list[str]:
-    """Lines of a trace as GET /v1/requests/ID/trace gives it: a head, then a row a place by the time it began."""
+    """Draw the response of GET /v1/requests/ID/trace: a headline, then rows in order of their start."""
     rows = rows_of(trace)
     lines = [head_line(trace["request"])]
     if not rows:
-        return [*lines, "nothing was measured of it yet"]
+        return [*lines, "no spans have been recorded yet"]
     total = max(max(row.end_ms for row in rows), float(trace["request"].get("age_s") or 0.0) * 1000, 1e-6)
     wheres, whats = max(cell_width(row.where) for row in rows), max(cell_width(row.what) for row in rows)
     digits = len(f"{total:.0f}")
@@ -46,12 +46,12 @@ def waterfall(trace: Mapping[str, Any], width: int = 120) -> list[str]:
         bar = bar_of(row, total, cells)
         lines.append(f"{where:<{wheres}}  {row.what:<{whats}}  {bar}  {times}  {row.note}".rstrip())
     if trace.get("spans_cut"):
-        lines.append(f"{trace['spans_cut']} early spans are in the sums alone")
+        lines.append(f"{counted(trace['spans_cut'], 'early span')} counted in the sums only")
     return lines
 
 
 def head_line(request: Mapping[str, Any]) -> str:
-    """`r-7f3a  qwen3_omni  audio+text -> text+audio   1842 ms   TTFT 231   312 tokens   5.4 s audio (RTF 0.34)`"""
+    """Return `r-7f3a  qwen3_omni  audio -> text   1842 ms   TTFT 231   312 tokens   5.4 s audio (RTF 0.34)`."""
     way = f"{'+'.join(request['inputs']) or '?'} -> {'+'.join(request['outputs']) or '?'}"
     parts = [escape(str(request["id"])), str(request["model"]), way, f"{float(request['age_s']) * 1000:.0f} ms"]
     if request.get("ended") is None:
@@ -60,7 +60,7 @@ def head_line(request: Mapping[str, Any]) -> str:
         parts.append(f"{request['state']}{': ' + str(request['error']) if request.get('error') else ''}")
     parts += [f"TTFT {request['ttft_ms']:.0f}"] if request.get("ttft_ms") is not None else []
     parts += [f"TTFA {request['ttfa_ms']:.0f}"] if request.get("ttfa_ms") is not None else []
-    parts += [f"{request['tokens']} tokens"] if request.get("tokens") else []
+    parts += [counted(request["tokens"], "token")] if request.get("tokens") else []
     if request.get("audio_s"):
         rtf = f" (RTF {request['rtf']:.2f})" if request.get("rtf") is not None else ""
         parts.append(f"{request['audio_s']:.1f} s audio{rtf}")
@@ -68,7 +68,7 @@ def head_line(request: Mapping[str, Any]) -> str:
 
 
 def rows_of(trace: Mapping[str, Any]) -> list[WaterfallRow]:
-    """A row for each place and kind: from the sums, and from spans that are still open."""
+    """Build the rows from the sums and from spans that are still open."""
     spans: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
     for span in trace["spans"]:
         spans.setdefault(_place(span), []).append(span)
@@ -106,7 +106,7 @@ def _row(
 
 
 def where_of(process: str) -> str:
-    """`worker-1` is `rank 1`."""
+    """Return the display name of a process: `rank 1` for `worker-1`."""
     return process.replace("worker-", "rank ", 1) if process.startswith("worker-") else process
 
 
@@ -129,12 +129,12 @@ def _note(
     if kind == "queue" and ttft and start < ttft:
         parts.append(f"{100 * min(busy, ttft) / ttft:.0f} % of TTFT")
     if open_ms:
-        parts.append("goes on")
+        parts.append("still running")
     return "  ".join(parts)
 
 
 def bar_of(row: WaterfallRow, total_ms: float, cells: int) -> str:
-    """The row's spans as one bar; what is too short for a cell still gets one."""
+    """Draw the spans of a row as one bar. A span shorter than a cell still takes one."""
     mark, line = MARKS.get(row.kind, "#"), [FREE] * cells
     for first, last in _cells(row.spans, total_ms, cells):
         line[first : last + 1] = mark * (last - first + 1)

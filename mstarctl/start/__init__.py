@@ -1,1 +1,1 @@
-"""What `up` does, step by step: devices, plan, checks of this version, launch, progress, cause of a failure."""
+"""Steps of `up`: options, devices, plan, checks of this host, launch and progress."""

@@ -1,4 +1,4 @@
-"""The call that `up` suggests: words that the model which was started can answer."""
+"""Example `mstarctl call` that `up` prints for the model it has started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECEIVED: Final = {
 
 
 def example_call(model: ModelSpec) -> str:
-    """Options of `mstarctl call` for the model's first sample; empty where it has none."""
+    """Return options of `mstarctl call` for the model's first sample; empty if it has none."""
     if not model.samples:
         return ""
     sample = model.samples[0]

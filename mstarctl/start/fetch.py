@@ -1,4 +1,4 @@
-"""Fetches a model's weights into the cache and shows how far that is. Used by `models fetch`."""
+"""Download of a model's weights into the cache, in a child process. Used by `models fetch`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from mstar_core.plugin import ModelSpec
 
 CHILD: Final = "mstarctl.start.fetch_child"
 Show = Callable[[int, int, str], None]
-"""Called with bytes done, bytes in all, and the file."""
+"""Progress callback: bytes done, bytes in total, the file."""
 
 
 def fetch_weights(model: ModelSpec, *, is_tiny: bool, cache_dir: Path | None, show: Show) -> Path:
-    """The folder with the weights, complete. What an earlier call left unfinished is taken up where it ended.
+    """Return the directory of the complete weights. An unfinished download is resumed.
 
-    Raises WeightsError for a model that brings no code for it, and what the plugin's own code raises.
+    Raises WeightsError for a model without a download, and the error that the plugin's code raises.
     """
     target = model.tiny if is_tiny else model.resolve
     if target is None:
-        what = "embedded default checkpoint" if is_tiny else "official weights that this version can fetch"
-        raise WeightsError(f"{model.name} has no {what}", hint="download them and use up --weights DIR", phase="fetch")
+        what = "embedded default checkpoint" if is_tiny else "official weights that this version can download"
+        raise WeightsError(
+            f"{model.name} has no {what}", hint="download the weights and use up --weights DIR", phase="fetch"
+        )
     cache = None if cache_dir is None else str(cache_dir.expanduser().absolute())
     asked = {
         "target": target,
@@ -39,7 +41,7 @@ def fetch_weights(model: ModelSpec, *, is_tiny: bool, cache_dir: Path | None, sh
         [sys.executable, "-m", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as child:
         if child.stdin is None or child.stdout is None:
-            raise AssertionError("both pipes were asked for")
+            raise AssertionError("Popen was called with both pipes")
         child.stdin.write(json.dumps(asked))
         child.stdin.close()
         end: dict[str, Any] = {}
@@ -53,7 +55,7 @@ def fetch_weights(model: ModelSpec, *, is_tiny: bool, cache_dir: Path | None, sh
 def _object(line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError:  # a library's own words
+    except ValueError:  # printed by a library
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -63,7 +65,7 @@ def _ended(end: dict[str, Any], status: int) -> Path:
         return Path(end["folder"])
     facts = end.get("error")
     if facts is None:
-        raise WeightsError("the weights could not be fetched", f"the process ended with exit status {status}")
+        raise WeightsError("the weights could not be downloaded", f"the process ended with exit status {status}")
     error = WeightsError(facts["title"], facts["detail"], facts["hint"], code=facts["code"])
     error.exit_code = ExitCode(facts["exit"])
     raise error

@@ -1,7 +1,7 @@
-"""Fetches weights in a process of its own: a plugin's code may import anything. Run by `models fetch`.
+"""Child process of `models fetch`: it runs a plugin's download code, which may import anything.
 
-`python -m mstarctl.start.fetch_child`, with {"target", "arguments"} on stdin; one JSON object a line on stdout:
-{"done", "total", "file"} while it goes on, then {"folder"} or {"error"}.
+`python -m mstarctl.start.fetch_child`, with {"target", "cache", "tiny_folder"} on stdin. It prints JSON lines:
+{"done", "total", "file"} as progress, then {"folder"} or {"error"}.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REPORT_S: Final = 0.1
 
 
 class ProgressReporter:
-    """Tells how far a download is, at most ten times a second."""
+    """Prints the progress of a download, at most ten times per second."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -28,21 +28,21 @@ class ProgressReporter:
         now = time.monotonic()
         if now >= self._next or done >= total:
             self._next = now + REPORT_S
-            tell({"done": done, "total": total, "file": file})
+            send({"done": done, "total": total, "file": file})
 
 
-def tell(line: dict[str, Any]) -> None:
-    """One line to whoever started this."""
+def send(line: dict[str, Any]) -> None:
+    """Print one JSON line for the parent process."""
     print(json.dumps(line), flush=True)
 
 
-def tell_error(title: str, detail: str, hint: str = "", code: str = "weights", status: int = 3) -> None:
-    """How it failed. status: the exit code of the command."""
-    tell({"error": {"title": title, "detail": detail, "hint": hint, "code": code, "exit": status}})
+def send_error(title: str, detail: str, hint: str = "", code: str = "weights", status: int = 3) -> None:
+    """Report a failure. status: exit code of the command."""
+    send({"error": {"title": title, "detail": detail, "hint": hint, "code": code, "exit": status}})
 
 
 def fetch(target: str, cache: str | None, tiny_folder: str | None) -> Path:
-    """Call a plugin's function: one that makes the miniature in a folder, or one that finds official weights."""
+    """Call a plugin's function: it creates the embedded checkpoint in a directory, or downloads official weights."""
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)
     if tiny_folder is not None:
@@ -51,14 +51,14 @@ def fetch(target: str, cache: str | None, tiny_folder: str | None) -> Path:
 
 
 def main() -> None:
-    """Entry point. Always exits with 0 once it has told how it ended."""
+    """Entry point. The exit status is 0 whenever a result was reported."""
     asked = json.load(sys.stdin)
     try:
-        tell({"folder": str(fetch(asked["target"], asked["cache"], asked["tiny_folder"]))})
+        send({"folder": str(fetch(asked["target"], asked["cache"], asked["tiny_folder"]))})
     except MstarError as error:
-        tell_error(error.title, error.detail, error.hint, error.code, int(error.exit_code))
-    except Exception as error:  # noqa: BLE001  the isolation boundary of one plugin's function
-        tell_error("the weights could not be fetched", f"{type(error).__name__}: {error}")
+        send_error(error.title, error.detail, error.hint, error.code, int(error.exit_code))
+    except Exception as error:  # noqa: BLE001  isolation boundary of a plugin's function
+        send_error("the weights could not be downloaded", f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

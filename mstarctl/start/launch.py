@@ -1,4 +1,4 @@
-"""Starts a deployment's supervisor as a process of its own, and waits for what becomes of it. Used by `up`."""
+"""Launch of a deployment's supervisor in its own process, and the wait for its start. Used by `up`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mstarctl.client.log_lines import place_of_last_error
 SUPERVISOR: Final = "mstar_core.supervisor"
 POLL_S: Final = 0.1
 END_S: Final = 60.0
-"""How long a supervisor may take to end its children once it has decided to."""
+"""Longest time that a supervisor takes to end its children."""
 
 READY: Final = ("ready", "degraded", "unhealthy", "draining")
 
@@ -33,7 +33,7 @@ Watch = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A supervisor that was started here. Its process is our child for as long as we live."""
+    """A supervisor that this process has started; it is a child of this process."""
 
     spec: DeploymentSpec
     run: RunDirectory
@@ -49,10 +49,10 @@ class Started:
 
 
 def launch(spec: DeploymentSpec, run: RunDirectory, module: str = SUPERVISOR) -> Started:
-    """Make the run directory and the log folder, and start the supervisor by name, detached from this terminal."""
+    """Create the run and log directories, and start the supervisor by name, detached from this terminal."""
     run.create(None if spec.admin_group is None else group_id(spec.admin_group))
     spec = msgspec.structs.replace(spec, log_dir=str(new_log_dir(spec.name)))
-    path = Path(spec.log_dir) / "start.json"  # another start of the name clears the run directory
+    path = Path(spec.log_dir) / "start.json"  # not in the run directory, which another start of the name clears
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(spec.encode())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(word for word in map(_absolute, sys.path) if word)}
@@ -72,14 +72,14 @@ def _absolute(word: str) -> str:
 
 
 def wait_ready(started: Started, watch: Watch, *, until_known: bool = False) -> dict[str, Any]:
-    """Follow a start until it is ready and return the snapshot. Raises the cause when it fails.
+    """Follow a start until it is ready and return the snapshot. Raises the cause if it fails.
 
     watch: called with each snapshot. until_known: return as soon as the supervisor answers.
     """
     with AdminClient.of(started.run) as admin:
         while not started.has_ended:
             snapshot = _ask(admin)
-            # Another start of the same name may have been first: its socket answers, ours ends in a moment.
+            # If another start of the same name came first, its socket answers and our supervisor ends soon.
             if snapshot is not None and snapshot["deployment"]["pid"] == started.process.pid:
                 watch(snapshot)
                 state = snapshot["deployment"]["state"]
@@ -95,12 +95,12 @@ def wait_ready(started: Started, watch: Watch, *, until_known: bool = False) -> 
 def _ask(admin: AdminClient) -> dict[str, Any] | None:
     try:
         return admin.snapshot()
-    except Unreachable:  # its socket is not there yet, or no longer: the process tells which
+    except Unreachable:  # the socket is not there yet, or is gone; the process state tells which
         return None
 
 
 def wait_end(started: Started) -> None:
-    """Wait for the supervisor's process. Raises Unreachable when it does not end in time."""
+    """Wait for the supervisor's process. Raises Unreachable if it does not end in time."""
     try:
         started.process.wait(END_S)
     except subprocess.TimeoutExpired as error:
@@ -110,11 +110,11 @@ def wait_end(started: Started) -> None:
 
 
 def failure_of(started: Started) -> MstarError:
-    """Why a deployment ended, as the error that is shown last."""
+    """Return the error of a deployment that ended."""
     outcome = read_outcome(started.log_dir)
     if outcome is None:
         status = started.process.poll()
-        detail = f"its exit status is {status} and it left no outcome"
+        detail = f"its exit status is {status}, and it recorded no outcome"
         return StartError(
             "the supervisor ended", detail, phase="spawn", log=place_of_last_error(started.log_dir / "supervisor.log")
         )
@@ -122,7 +122,7 @@ def failure_of(started: Started) -> MstarError:
 
 
 def outcome_error(outcome: dict[str, Any], log_dir: Path) -> MstarError:
-    """The error that an outcome stands for: cause, place, numbers, what to try, log with line, exit code."""
+    """Return the error of a recorded outcome: cause, process and phase, detail, hint, log line, exit code."""
     cause = outcome.get("cause") or {}
     title = str(cause.get("message") or outcome.get("reason") or "the deployment ended")
     where = f"in {cause['name']}, phase {cause['phase']}" if cause.get("name") and cause.get("phase") else ""

@@ -1,4 +1,7 @@
-"""From what was typed to a DeploymentSpec that will start, or the error that says why not. Called by `up`."""
+"""Planner of `up`: turns its options into a DeploymentSpec, or raises the error that says why it cannot start.
+
+It refuses what this version does not support, and checks names, ports, weights and GPUs of this host.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -24,57 +28,25 @@ from mstar_core.config import (
 )
 from mstar_core.config.deployment import Plan
 from mstar_core.config.graph_view import graph_of
-from mstar_core.errors import ConfigError, UsageError, WeightsError
+from mstar_core.errors import ConfigError, PluginError, UsageError, WeightsError, did_you_mean
 from mstar_core.host.groups import group_id
 from mstar_core.host.ports import check_port, port_claimant
 from mstar_core.host.run_dir import RunDirectory, check_name
 from mstar_core.plugin import ModelSpec, Plugins
-from mstarctl.start.accelerator import gpu_processes, gpus
-from mstarctl.start.devices import Devices, choose_devices, count_gpus, torch_version
-from mstarctl.start.limits import check_code, check_placement, check_transport, unused_options, weights_cautions
-from mstarctl.start.room import check_free, check_memory, concurrent_requests, free_bytes, gpu_keys, weights_bytes
+from mstarctl.output.durations import parse_duration
+from mstarctl.start.capacity import check_free, check_memory, concurrent_requests, free_bytes, weights_bytes
+from mstarctl.start.devices import Devices, choose_devices, torch_version
+from mstarctl.start.gpus import count_gpus, gpu_keys, gpu_processes, gpus
+from mstarctl.start.options import UpOptions
 from mstarctl.version import client_version
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What the command line asks for. None: not given, so that the file's value or the default holds."""
-
-    target: str | None
-    config: Path | None = None
-    name: str | None = None
-    host: str | None = None
-    port: int | None = None
-    gpus: str | None = None
-    device: str | None = None
-    weights: Path | None = None
-    cache_dir: Path | None = None
-    sets: Sequence[str] = ()
-    api_keys: tuple[str, ...] = ()
-    timeout_s: float | None = None
-    stall_s: float = 120.0
-    log_level: str = "INFO"
-    transport: str = "SHM"
-    run_root: Path | None = None
-    upload_dir: Path | None = None
-    log_stats: bool = False
-    stats_file: Path | None = None
-    bind_when_ready: bool = False
-    remote_media: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    strict_model: bool = False
-    admin_group: str | None = None
-    mooncake_port: int | None = None
-    transfer_device: str | None = None
-    nvtx: bool = False
-    argv: tuple[str, ...] = ()
+LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
+TRANSPORTS: Final = ("SHM", "TCP", "RDMA")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A deployment that passed every check that can be made before a process exists. spec.log_dir is still empty."""
+    """A deployment that passed every check possible before a process exists. spec.log_dir is still empty."""
 
     model: ModelSpec
     config: ResolvedConfig
@@ -85,21 +57,28 @@ class Planned:
     walk_count: int
 
 
-def make_planned(wanted: Wanted) -> Planned:
-    """Find the model, read its file, place it, check this host. Raises the MstarError that `up` shows."""
-    transport = check_transport(wanted.transport)
+def make_planned(options: UpOptions, *, api_keys: tuple[str, ...] = (), argv: tuple[str, ...] = ()) -> Planned:
+    """Find the model, read its file, place it, check this host. Raises the MstarError that `up` shows.
+
+    api_keys: of the options and of their file. argv: the command line, recorded for `describe`.
+    """
+    if options.rust_frontend or options.rust_frontend_bin is not None:
+        raise UsageError("--rust-frontend is not supported", "mstarctl has one front end", "omit the option")
+    stall_s = parse_duration(options.stall, "--stall")
+    log_level = check_log_level(options.log_level)
+    transport = check_transport(options.protocol)
     plugins = Plugins.discover()
-    target = find_target(wanted, plugins)
-    config = resolve_target(target, overrides(wanted))
+    target = find_target(options, plugins)
+    config = resolve_target(target, overrides(options))
     model = target.spec
     check_code(model)
-    devices = choose_devices(wanted.device, wanted.gpus, count_gpus(), torch_version())
+    devices = choose_devices(options.device, options.gpus, count_gpus(), torch_version())
     plan = make_plan(model, config, devices.names, plugins)
     check_placement(model, config, plan)
-    run = run_directory(config.name, wanted.run_root)
+    run = run_directory(config.name, options.run_root)
     check_host(run, config)
-    if wanted.admin_group is not None:
-        group_id(wanted.admin_group)
+    if options.admin_group is not None:
+        group_id(options.admin_group)
     folder = None if config.is_tiny else weights_folder(config.weights)
     needed = weights_bytes(None if folder is None else Path(folder), config.quantization)
     claimed = claim_gpus(config, plan, needed)
@@ -116,7 +95,7 @@ def make_planned(wanted: Wanted) -> Planned:
         plan=plan,
         folder=folder,
         weights_source="tiny" if config.is_tiny else "folder" if config.weights else "official",
-        cache_dir=None if wanted.cache_dir is None else str(wanted.cache_dir.expanduser().absolute()),
+        cache_dir=absolute(options.cache_dir),
         model_kwargs=dict(config.model_kwargs),
         max_seq_len=config.max_seq_len,
         max_concurrent_requests=concurrency,
@@ -128,29 +107,23 @@ def make_planned(wanted: Wanted) -> Planned:
         token_budget=config.token_budget,
         wait_spin_us=config.wait_spin_us,
         transport=transport,
-        api=msgspec.structs.replace(config.api, api_keys=wanted.api_keys),
-        log_level=wanted.log_level,
-        admin_group=wanted.admin_group,
-        stall_s=wanted.stall_s,
+        api=msgspec.structs.replace(config.api, api_keys=api_keys),
+        log_level=log_level,
+        admin_group=options.admin_group,
+        stall_s=stall_s,
         config_file=str(target.config.path.absolute()) if target.config.path is not None else config.config_file,
-        argv=wanted.argv,
+        argv=argv,
         versions={"mstarctl": client_version(), entry.distribution: entry.version},
         settings={**settings.values, "max_concurrent_requests": concurrency},
         sources=dict(settings.sources),
         gpus=claimed,
-        upload_dir=uploads_folder(wanted.upload_dir),
-        log_stats=wanted.log_stats or wanted.stats_file is not None,
-        stats_file=stats_path(wanted.stats_file),
+        upload_dir=uploads_folder(options.upload_dir),
+        log_stats=options.log_stats or options.stats_file is not None,
+        stats_file=stats_path(options.stats_file),
         needed_bytes=needed,
         free_bytes=free_bytes(claimed, present),
-        nvtx=wanted.nvtx,
-        unused=unused_options(
-            transport,
-            [rank.device for rank in plan.ranks],
-            port=wanted.mooncake_port,
-            network=wanted.transfer_device,
-            is_marked=wanted.nvtx,
-        ),
+        nvtx=options.nvtx,
+        unused=unused_options(options, transport, [rank.device for rank in plan.ranks]),
         cautions=weights_cautions(model, config),
         graph=msgspec.to_builtins(graph_of(model, plan)),
     )
@@ -166,71 +139,154 @@ def make_planned(wanted: Wanted) -> Planned:
     )
 
 
-def find_target(wanted: Wanted, plugins: Plugins) -> Target:
-    """The model and the file. A MODEL and a --config must agree; the file decides when it stands alone."""
-    if wanted.target is None:
-        if wanted.config is None:
-            raise UsageError("nothing to start was named", hint="mstarctl up MODEL; mstarctl models ls lists them")
-        return find(str(wanted.config), plugins)
-    target = find(wanted.target, plugins)
-    if wanted.config is None:
+def find_target(options: UpOptions, plugins: Plugins) -> Target:
+    """Return the model and its file. MODEL and --config must agree; a file alone names its model."""
+    if options.target is None:
+        if options.config is None:
+            raise UsageError(
+                "no model or file was given", hint="mstarctl up MODEL; mstarctl models ls lists the models"
+            )
+        return find(str(options.config), plugins)
+    target = find(options.target, plugins)
+    if options.config is None:
         return target
-    return Target(spec=target.spec, config=read_file(wanted.config), is_tiny=target.is_tiny)
+    return Target(spec=target.spec, config=read_file(options.config), is_tiny=target.is_tiny)
 
 
-def overrides(wanted: Wanted) -> list[Override]:
-    """What the command line puts over the file, --set first, so that a flag of its own wins."""
-    made = [parse_set(text) for text in wanted.sets]
-    flags = {
-        "name": ("--name", wanted.name),
-        "weights": ("--weights", None if wanted.weights is None else str(wanted.weights)),
-        "api.host": ("--host", wanted.host),
-        "api.port": ("--port", wanted.port),
-        "api.timeout_s": ("--timeout", wanted.timeout_s),
-        "api.bind_when_ready": ("--bind-when-ready", True if wanted.bind_when_ready else None),
-        "api.remote_media": ("--allow-remote-media", list(dict.fromkeys(wanted.remote_media)) or None),
-        "api.cors_origins": ("--cors-origin", list(dict.fromkeys(wanted.cors_origins)) or None),
-        "api.tls_cert": ("--tls-cert", absolute(wanted.tls_cert)),
-        "api.tls_key": ("--tls-key", absolute(wanted.tls_key)),
-        "api.strict_model": ("--strict-model", True if wanted.strict_model else None),
+def overrides(options: UpOptions) -> list[Override]:
+    """Return the values that override the file's. --set comes first, so that a dedicated option wins."""
+    timeout_s = None if options.timeout is None else parse_duration(options.timeout, "--timeout")
+    given = {
+        "name": ("--name", options.name),
+        "weights": ("--weights", None if options.weights is None else str(options.weights)),
+        "api.host": ("--host", options.host),
+        "api.port": ("--port", options.port),
+        "api.timeout_s": ("--timeout", timeout_s),
+        "api.bind_when_ready": ("--bind-when-ready", options.bind_when_ready or None),
+        "api.remote_media": ("--allow-remote-media", list(dict.fromkeys(options.remote_media or ())) or None),
+        "api.cors_origins": ("--cors-origin", list(dict.fromkeys(options.cors_origins or ())) or None),
+        "api.tls_cert": ("--tls-cert", absolute(options.tls_cert)),
+        "api.tls_key": ("--tls-key", absolute(options.tls_key)),
+        "api.strict_model": ("--strict-model", options.strict_model or None),
     }
-    return made + [
-        Override(key=key, value=value, source=flag) for key, (flag, value) in flags.items() if value is not None
+    return [parse_set(text) for text in options.sets or ()] + [
+        Override(key=key, value=value, source=flag) for key, (flag, value) in given.items() if value is not None
     ]
 
 
+def check_log_level(text: str) -> str:
+    """Return the log level in capitals. Raises UsageError."""
+    level = text.upper()
+    if level not in LEVELS:
+        raise UsageError(f"unknown log level {text!r}", hint=did_you_mean(level, LEVELS))
+    return level
+
+
+def check_transport(protocol: str) -> str:
+    """Return the protocol in capitals. Raises UsageError if it is unknown or not supported by this version."""
+    name = protocol.upper()
+    if name not in TRANSPORTS:
+        raise UsageError(f"unknown tensor protocol {protocol!r}", hint=did_you_mean(name, TRANSPORTS))
+    if name != "SHM":
+        raise UsageError(
+            f"--tensor-comm-protocol {name} is not supported by this version",
+            "all ranks are on this host and exchange tensors through shared memory",
+            "use SHM, the default, or omit the option",
+        )
+    return name
+
+
+def check_code(model: ModelSpec) -> None:
+    """Raise PluginError for a model whose plugin declares only its graph."""
+    if model.model is None or model.processor is None:
+        raise PluginError(
+            f"{model.name}: this version has no code for the model (the plugin declares only its graph)",
+            hint=f"mstarctl models graph {model.name} shows the graph; mstarctl models ls lists models that can run",
+            plugin=model.plugin, code="no_model_code",
+        )  # fmt: skip
+
+
+def check_placement(model: ModelSpec, config: ResolvedConfig, plan: Plan) -> None:
+    """Raise ConfigError for tensor parallelism, and for a KV node whose walks run on different ranks."""
+    for group in config.node_groups:
+        if group.tp_size > 1:
+            raise group.place.error(
+                f"tensor parallelism is not supported by this version ({group.key}.tp_size is {group.tp_size})",
+                f"{group.key}.tp_size",
+                hint="use tp_size 1",
+            )  # fmt: skip
+    for node in model.nodes:
+        placements = [placement for placement in plan.placements if placement.node == node.name]
+        if node.kv is None or len({placement.replicas for placement in placements}) < 2:
+            continue
+        where = "; ".join(f"{', '.join(p.walks or ('other walks',))} on {_ranks(p.replicas)}" for p in placements)
+        raise ConfigError(
+            f"node {node.name!r} has a KV cache, but its walks are placed on different ranks", where,
+            "this version cannot move a KV cache between ranks: place all walks of the node on the same ranks",
+            key="node_groups", file=config.config_file, line=None,
+        )  # fmt: skip
+
+
+def _ranks(replicas: tuple[tuple[int, ...], ...]) -> str:
+    ranks = [str(rank) for replica in replicas for rank in replica]
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks)}"
+
+
+def unused_options(options: UpOptions, transport: str, devices: Sequence[str]) -> tuple[str, ...]:
+    """Return a sentence for each given option that has no effect; `up` warns of it and `describe` lists it.
+
+    devices: of the ranks.
+    """
+    given = {"--mooncake-port": options.mooncake_port, "--tcp-transfer-device": options.transfer_device}
+    unused = [
+        f"{flag} {value} has no effect: tensors move through shared memory ({transport}), which uses no network"
+        for flag, value in given.items()
+        if value is not None
+    ]
+    if options.nvtx and not any(device.startswith("cuda") for device in devices):
+        unused.append("--enable-nvtx has no effect: every rank computes on the CPU, and NVTX marks work on GPUs")
+    return tuple(unused)
+
+
+def weights_cautions(model: ModelSpec, config: ResolvedConfig) -> tuple[str, ...]:
+    """Return warnings about the weights: official weights that were not trained for the options."""
+    is_official = not config.is_tiny and not config.weights
+    caution = model.misfit(config.model_kwargs) if is_official and model.misfit is not None else ""
+    return (caution,) if caution else ()
+
+
 def absolute(path: Path | None) -> str | None:
-    """A file as processes that run elsewhere find it."""
+    """Return an absolute path, for processes with another working directory."""
     return None if path is None else str(path.expanduser().absolute())
 
 
 def run_directory(name: str, root: Path | None) -> RunDirectory:
-    """Where the deployment will live."""
+    """Return the run directory of a deployment. root: its parent, None for the default."""
     return RunDirectory.of(name) if root is None else RunDirectory(root.expanduser().absolute() / check_name(name))
 
 
 def uploads_folder(given: Path | None) -> str | None:
-    """The folder for request media. Raises ConfigError when nothing can be written there."""
+    """Return the directory for request media. Raises ConfigError if it is not writable."""
     folder = absolute(given)
     if folder is not None and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
-        why = "it is no folder" if not os.path.isdir(folder) else "permission denied"
+        why = "it is not a directory" if not os.path.isdir(folder) else "permission denied"
         raise ConfigError(f"--upload-dir {given} cannot be written", why, f"mkdir -p {folder}", key="upload_dir")
     return folder
 
 
 def stats_path(given: Path | None) -> str | None:
-    """The file for one line a request. Raises ConfigError when it cannot be written."""
+    """Return the file for request statistics. Raises ConfigError if it is not writable."""
     path = absolute(given)
     if path is not None and not os.access(path if os.path.exists(path) else os.path.dirname(path), os.W_OK):
         raise ConfigError(
-            f"--log-stats-file {given} cannot be written", "no such folder, or permission denied",
-            "name a file in a folder of yours", key="stats_file",
+            f"--log-stats-file {given} cannot be written", "the directory does not exist, or permission is denied",
+            "name a file in a directory that you can write", key="stats_file",
         )  # fmt: skip
     return path
 
 
 def weights_folder(given: str | None) -> str | None:
-    """The folder as an absolute path, for processes that run elsewhere. Raises WeightsError when it is none."""
+    """Return the weights directory as an absolute path. Raises WeightsError if it cannot be read."""
     if given is None:
         return None
     folder = Path(given).expanduser().absolute()
@@ -238,14 +294,17 @@ def weights_folder(given: str | None) -> str | None:
     try:
         facts = folder.stat()
     except PermissionError as error:
-        why = f"a folder above it is closed to this user, uid {os.getuid()}"
+        why = f"this user, uid {os.getuid()}, may not enter a parent directory"
         raise WeightsError(f"{given} cannot be read", why, advice, file=str(folder)) from error
     except OSError:
         facts = None
     if facts is None or not stat.S_ISDIR(facts.st_mode):
         why = "it does not exist" if facts is None else "it is a file"
         raise WeightsError(
-            f"{given} is no folder with weights", why, "--weights takes the folder of a checkpoint", file=str(folder)
+            f"{given} is not a directory with weights",
+            why,
+            "--weights takes the directory of a checkpoint",
+            file=str(folder),
         )
     if not os.access(folder, os.R_OK | os.X_OK):
         why = f"owner uid {facts.st_uid}, mode {facts.st_mode & 0o7777:o}; this user is uid {os.getuid()}"
@@ -254,7 +313,7 @@ def weights_folder(given: str | None) -> str | None:
 
 
 def check_host(run: RunDirectory, config: ResolvedConfig) -> None:
-    """Name and port are free. Raises ConfigError or StartError before anything is written."""
+    """Raise ConfigError or StartError if the name or the port is taken. Nothing has been written yet."""
     pid = run.holder()
     if pid is not None:
         raise run.running_error(pid)
@@ -263,7 +322,7 @@ def check_host(run: RunDirectory, config: ResolvedConfig) -> None:
 
 
 def claim_gpus(config: ResolvedConfig, plan: Plan, needed: int) -> dict[str, str]:
-    """Device -> key of its lock, for the supervisor to take. Raises StartError for a GPU that is in use or too full."""
+    """Return the lock key of each device, for the supervisor. Raises StartError for a GPU in use or too full."""
     devices = [rank.device for rank in plan.ranks]
     if not any(device.startswith("cuda") for device in devices):
         return {}

@@ -1,4 +1,4 @@
-"""How a start looks: a line a process, redrawn on a terminal, a line a phase elsewhere. Layout is pure functions."""
+"""Progress view of a start: one line per process, redrawn on a terminal; one line per phase elsewhere."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ BYTES: Final = ("fetch", "weights")
 BAR_CELLS: Final = 20
 SUPERVISOR: Final = "supervisor"
 REPEAT_S: Final = 5.0
-"""On no terminal, a long phase says how far it is so often."""
+"""Interval of progress lines in a long phase, if stderr is not a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRow:
-    """One process of a start. who: rank or name; what: its nodes or address."""
+    """One process of a start. who: rank or name. what: its nodes or address."""
 
     who: str
     what: str
@@ -35,7 +35,7 @@ class ProcessRow:
 
     @property
     def amount(self) -> str:
-        """`41.8 MiB/62.1 GiB`, or `17/24`."""
+        """Progress as `41.8 MiB/62.1 GiB` or `17/24`."""
         if self.total <= 0:
             return ""
         if self.phase in BYTES:
@@ -44,7 +44,7 @@ class ProcessRow:
 
 
 def rows_of(snapshot: dict[str, Any]) -> list[ProcessRow]:
-    """The rows of a snapshot: ranks with their nodes, the api with its address, everything else by name."""
+    """Return the rows of a snapshot: ranks with their nodes, the api with its address, other processes by name."""
     nodes = {f"worker-{rank['rank']}": " ".join(rank["nodes"]) for rank in snapshot["ranks"].values()}
     endpoint = snapshot["deployment"]["endpoint"]
     rows = []
@@ -67,7 +67,7 @@ def rows_of(snapshot: dict[str, Any]) -> list[ProcessRow]:
 
 
 def row_line(row: ProcessRow, widths: tuple[int, int], rate: float = 0.0, *, is_ascii: bool = False) -> str:
-    """One row as text. rate: units a second, 0 when it is not known."""
+    """Format one row. rate: units per second, 0 if unknown."""
     head = f"  {row.who:<{widths[0]}}  {row.what:<{widths[1]}}  {row.phase}"
     parts = [head]
     if row.total > 0 and not row.is_ready:
@@ -80,18 +80,18 @@ def row_line(row: ProcessRow, widths: tuple[int, int], rate: float = 0.0, *, is_
 
 
 def bar(share: float, cells: int = BAR_CELLS, *, is_ascii: bool = False) -> str:
-    """A bar of so many cells."""
+    """Draw a progress bar of `cells` cells."""
     full = round(share * cells)
     return "#" * full + "." * (cells - full) if is_ascii else "━" * full + "╌" * (cells - full)
 
 
 def widths_of(rows: Sequence[ProcessRow]) -> tuple[int, int]:
-    """Widths of the two name columns."""
+    """Return the widths of the two name columns."""
     return max((cell_width(row.who) for row in rows), default=0), max((cell_width(row.what) for row in rows), default=0)
 
 
 def ready_line(snapshot: dict[str, Any]) -> str:
-    """`ready in 48.1 s (weights 21, kv 1)`; phases under 50 ms are left out."""
+    """Return `ready in 48.1 s (weights 21, kv 1)`; phases under 50 ms are omitted."""
     head = snapshot["deployment"]
     phases = [f"{name} {_seconds(s)}" for name, s in head.get("phases_s", {}).items() if s >= 0.05 and name != "ready"]
     took = duration_text(float(head["ready_s"] or head["age_s"]))
@@ -104,12 +104,12 @@ def _seconds(value: float) -> str:
 
 @dataclass(slots=True)
 class Rates:
-    """Progress a second of each row, smoothed. Owned by one view."""
+    """Smoothed progress per second of each row. Owned by one view."""
 
     seen: dict[str, tuple[str, int, float, float]] = field(default_factory=dict)
 
     def of(self, row: ProcessRow, now: float) -> float:
-        """Units a second since the phase began to move."""
+        """Return units per second since the first progress of the phase."""
         phase, done, at, rate = self.seen.get(row.who, ("", 0, now, 0.0))
         if phase != row.phase or row.done < done:
             self.seen[row.who] = (row.phase, row.done, now, 0.0)
@@ -122,7 +122,7 @@ class Rates:
 
 
 class TerminalView:
-    """Redraws the rows in place. `close` leaves the last picture standing."""
+    """Redraws the rows in place on a terminal."""
 
     def __init__(self, stream: TextIO, width: int) -> None:
         self._stream = stream
@@ -131,7 +131,7 @@ class TerminalView:
         self._rates = Rates()
 
     def show(self, snapshot: dict[str, Any]) -> None:
-        """Draw a snapshot over the last one."""
+        """Draw a snapshot over the previous one."""
         rows = rows_of(snapshot)
         if not rows:
             return
@@ -147,14 +147,14 @@ class TerminalView:
 
 
 class PlainView:
-    """One line when a process enters a phase, and every few seconds in a long one. For pipes and log files."""
+    """Prints a line when a process enters a phase, and every few seconds in a long phase. For pipes and log files."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._said: dict[str, tuple[str, float, int]] = {}
 
     def show(self, snapshot: dict[str, Any]) -> None:
-        """Say what is new in a snapshot."""
+        """Print the changes of a snapshot."""
         rows, now = rows_of(snapshot), time.monotonic()
         for row in rows:
             phase, at, done = self._said.get(row.who, ("", 0.0, -1))
@@ -171,7 +171,7 @@ class SilentView:
     """Shows nothing (-q)."""
 
     def show(self, snapshot: dict[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 View = TerminalView | PlainView | SilentView

@@ -17,7 +17,7 @@ from safetensors.numpy import load
 from mstar_core.api.errors import Stalled
 from mstar_core.api.output.numbers import MOST_JSON, NumberForm, packed, widened
 from mstar_core.api.output.queue import OutputItem, OutputQueue, Spool
-from mstar_core.client.array import array_of
+from mstar_core.client.arrays import array_of
 from mstar_core.errors import RequestError
 from mstar_core.messages.flow import Output, Outputs
 from mstar_core.messages.requests import NewRequest

@@ -35,7 +35,7 @@ def test_the_import_loads_the_standard_library_and_the_client_alone(fresh_python
     assert {
         module
         for module in ours
-        if not module.startswith(("mstar_core.client", "mstar_core.errors", "mstar_core.version"))
+        if not module.startswith(("mstar_core.client", "mstar_core.codec", "mstar_core.errors", "mstar_core.version"))
     } == set()
 
 

@@ -15,7 +15,7 @@ import pytest
 from mstar_core.api.output.numbers import Form, NumberForm, packed
 from mstar_core.api.output.queue import OutputItem
 from mstar_core.client import AudioBuffer, AudioChunk, TensorChunk
-from mstar_core.client.array import array_of
+from mstar_core.client.arrays import array_of
 from mstar_core.client.calls import cancel_call, generate_call, transcribe_call
 from mstar_core.client.media import files_of, tensor_files
 from mstar_core.errors import TransportError, UsageError
@@ -135,7 +135,7 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
         array_of(NUMBERS.tobytes(), {"shape": [2, 4], "dtype": "float32"})
     with pytest.raises(TransportError, match="3 bytes"):
         array_of(b"abc", {"dtype": "int16"})
-    with pytest.raises(TransportError, match="holds a, b, not c"):
+    with pytest.raises(TransportError, match="contains a, b, not c"):
         array_of(safetensors(a=NUMBERS, b=NUMBERS), {"format": "safetensors", "name": "c"})
     with pytest.raises(TransportError, match="'zip' cannot be read"):
         array_of(b"", {"format": "zip"})

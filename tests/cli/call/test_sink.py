@@ -14,8 +14,8 @@ import torch
 from safetensors import safe_open
 
 from mstar_core.client import Line
+from mstar_core.codec import npy_header
 from mstar_core.errors import ConfigError, UsageError
-from mstarctl.call.arrays import nested, npy, read_npy
 from mstarctl.call.ask import Card, parse_params, read_files, read_state, state_param
 from mstarctl.call.sink import Sink, chosen_output
 
@@ -92,19 +92,10 @@ def test_what_is_no_plain_array_is_not_put_into_a_safetensors_file(tmp_path: Pat
     assert not (tmp_path / "a.safetensors").exists()
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 2), (1, 2, 3), ()])
-def test_npy_round_trips_and_equals_numpy(shape: tuple[int, ...], tmp_path: Path) -> None:
-    array = np.random.default_rng(0).random(shape).astype(np.float32)
-    data = npy(array.tobytes(), shape, "float32")
-    assert len(data) % 64 == array.nbytes % 64
-    assert read_npy(data) == array.tolist() == nested(array.tobytes(), shape, "float32")
-    np.save(tmp_path / "b.npy", array)
-    assert read_npy((tmp_path / "b.npy").read_bytes()) == array.tolist()
-
-
-def test_a_dtype_that_numpy_lacks_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="bfloat16"):
-        npy(b"", (0,), "bfloat16")
+@pytest.mark.parametrize("ending", [".npy", ".json"])
+def test_a_dtype_that_the_file_format_lacks_is_refused_by_name(ending: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="bfloat16 cannot be written in this format"):
+        written("action", tmp_path / f"a{ending}", (b"\0\0", {"shape": [1], "dtype": "bfloat16"}))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +109,7 @@ def test_the_ending_chooses_the_output(out: str | None, kind: str) -> None:
 def test_an_ending_for_nothing_that_the_model_gives_is_refused() -> None:
     with pytest.raises(UsageError) as refused:
         chosen_output("pi05", ("action",), "hello.wav")
-    assert "pi05 gives nothing for a .wav file" in refused.value.title and "action (.npy" in refused.value.hint
+    assert "pi05 has no output for a .wav file" in refused.value.title and "action (.npy" in refused.value.hint
 
 
 @pytest.mark.parametrize(
@@ -126,7 +117,7 @@ def test_an_ending_for_nothing_that_the_model_gives_is_refused() -> None:
     [
         ("s.json", b"[[0.5, 1], [2, 3]]", [[0.5, 1], [2, 3]]),
         ("s.txt", b" 0.5, 1\n2;3 ", [0.5, 1.0, 2.0, 3.0]),
-        ("s.npy", npy(struct.pack("<2f", 0.5, 2.0), (2,), "float32"), [0.5, 2.0]),
+        ("s.npy", npy_header((2,), "float32") + struct.pack("<2f", 0.5, 2.0), [0.5, 2.0]),
     ],
 )
 def test_a_state_is_read_in_three_forms(name: str, content: bytes, wanted: Any, tmp_path: Path) -> None:
@@ -154,9 +145,9 @@ def test_what_is_no_state_is_refused_naming_the_file(name: str, content: bytes, 
 
 def test_a_model_that_takes_no_state_says_so(tmp_path: Path) -> None:
     talker = Card(name="orpheus", inputs=("text",), outputs=("audio",), parameters=frozenset({"voice"}))
-    with pytest.raises(UsageError, match="takes no state"):
+    with pytest.raises(UsageError, match="does not accept a state"):
         state_param(talker, tmp_path / "s.txt")
-    with pytest.raises(UsageError, match="does not read image"):
+    with pytest.raises(UsageError, match="does not accept image"):
         list(read_files(talker, "image", [tmp_path / "a.png"]))
     with pytest.raises(ConfigError, match="cannot be read"):
         list(read_files(POLICY, "image", [tmp_path / "a.png"]))

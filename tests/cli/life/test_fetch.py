@@ -55,6 +55,6 @@ def test_progress_and_errors_of_a_plugin_s_code_come_through(tmp_path: Path, mon
     folder = fetch_weights(spec, is_tiny=False, cache_dir=tmp_path, show=lambda *each: seen.append(each))
     assert folder == tmp_path and seen[-1] == (10, 10, "a.bin")
     spec = dataclasses.replace(spec, resolve="slow_weights:broken")
-    with pytest.raises(WeightsError, match="could not be fetched") as failed:
+    with pytest.raises(WeightsError, match="could not be downloaded") as failed:
         fetch_weights(spec, is_tiny=False, cache_dir=None, show=lambda *each: None)
     assert "ZeroDivisionError: a bug" in failed.value.detail

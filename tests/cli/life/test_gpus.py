@@ -14,8 +14,8 @@ import pytest
 
 from mstar_core.errors import ExitCode
 from mstar_core.host.gpu_locks import FOLDER_VARIABLE, acquire_gpus, release
-from mstarctl.start.accelerator import Gpu, parse_processes, parse_smi
-from mstarctl.start.room import concurrent_requests, free_bytes, gpu_keys, visible_gpus, weights_bytes
+from mstarctl.start.capacity import concurrent_requests, free_bytes, weights_bytes
+from mstarctl.start.gpus import Gpu, gpu_keys, parse_processes, parse_smi, visible_gpus
 from tests.cli.life.conftest import own_port
 
 Cli = Callable[..., Any]
@@ -70,13 +70,13 @@ def test_weights_that_cannot_fit_name_who_holds_the_memory(tool: Cli, two_gpus: 
     assert said.code == ExitCode.START_FAILED, said.err
     assert "orpheus does not fit on 1 GPU" in said.err
     assert "weights need 58.9 GiB; 46.2 GiB of 79.1 GiB are free" in said.err
-    assert f"27.4 GiB are held by pid {os.getpid()} (" in said.err and "--gpus 1" in said.err
+    assert f"27.4 GiB are used by pid {os.getpid()} (" in said.err and "--gpus 1" in said.err
     assert tool("up", "orpheus", "--weights", str(folder), "--gpus", "1", "--dry-run", *own_port()).code == 0
 
 
 def test_gpus_out_of_range_are_counted(tool: Cli, two_gpus: Path) -> None:
     said = tool("up", "orpheus:tiny", "--gpus", "5", "--dry-run", *own_port())
-    assert (said.code, "there is no GPU 5" in said.err, "0 to 1" in said.err) == (ExitCode.INVALID, True, True)
+    assert (said.code, "GPU 5 does not exist" in said.err, "0 to 1" in said.err) == (ExitCode.INVALID, True, True)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""What `up` refuses before anything is started, and how it says so."""
+"""Refusals and warnings of `up` before anything is started."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -17,7 +18,8 @@ import pytest
 from mstar_core.errors import ConfigError, ExitCode, PluginError, UsageError
 from mstar_core.host.run_dir import deployments
 from mstarctl.start.devices import choose_devices
-from mstarctl.start.limits import unused_options
+from mstarctl.start.options import UpOptions
+from mstarctl.start.plan import unused_options
 from tests.cli.life.conftest import own_port
 from tests.fakes.ports import free_port
 
@@ -29,30 +31,30 @@ Cli = Callable[..., Any]
     [
         (["orpheuss"], ExitCode.NOT_FOUND, "did you mean 'orpheus'?"),
         (["orpheus:tinny"], ExitCode.NOT_FOUND, "did you mean 'tiny'?"),
-        (["bagel"], ExitCode.INVALID, "bagel: the model code is not part of this version (the plugin declares its"),
-        (["orpheus_tp2"], ExitCode.INVALID, "tensor parallelism is not part of this version"),
+        (["bagel"], ExitCode.INVALID, "bagel: this version has no code for the model (the plugin declares only its"),
+        (["orpheus_tp2"], ExitCode.INVALID, "tensor parallelism is not supported by this version"),
         (["orpheus_pd_disaggregated"], ExitCode.INVALID, "prefill on rank 0; decode on rank 1"),
         (["orpheus", "--device", "cuda"], ExitCode.INVALID, "no GPU was found"),
         (["orpheus", "--gpus", "0"], ExitCode.INVALID, "no GPU was found"),
-        (["orpheus", "--weights", "nowhere"], ExitCode.INVALID, "nowhere is no folder with weights"),
+        (["orpheus", "--weights", "nowhere"], ExitCode.INVALID, "nowhere is not a directory with weights"),
         (["orpheus:tiny", "--weights", "."], ExitCode.INVALID, "exclude each other"),
         (["orpheus", "--set", "kv_cache.page=3"], ExitCode.INVALID, "page"),
         (["orpheus", "--name", "a/b"], ExitCode.INVALID, "name is 'a/b'"),
-        (["orpheus", "--tensor-comm-protocol", "RDMA"], ExitCode.USAGE, "RDMA is not part of this version"),
+        (["orpheus", "--tensor-comm-protocol", "RDMA"], ExitCode.USAGE, "RDMA is not supported by this version"),
         (["orpheus", "--tensor-comm-protocol", "tcp"], ExitCode.USAGE, "all ranks are on this host"),
         (["orpheus", "--tensor-comm-protocol", "SMH"], ExitCode.USAGE, "did you mean 'SHM'?"),
         (["orpheus", "--mooncake-port", "70000"], ExitCode.USAGE, "70000 is not in the range"),
-        (["orpheus", "--rust-frontend"], ExitCode.USAGE, "there is one front end"),
+        (["orpheus", "--rust-frontend"], ExitCode.USAGE, "mstarctl has one front end"),
         (["orpheus", "--stall", "soon"], ExitCode.USAGE, "--stall is 'soon'"),
-        (["orpheus", "--log-level", "loud"], ExitCode.USAGE, "no log level 'loud'"),
+        (["orpheus", "--log-level", "loud"], ExitCode.USAGE, "unknown log level 'loud'"),
         (["orpheus", "--api-key-file", "nowhere"], ExitCode.INVALID, "cannot be read"),
         (["orpheus", "--upload-dir", "nowhere"], ExitCode.INVALID, "--upload-dir nowhere cannot be written"),
         (["orpheus", "--log-stats-file", "no/f"], ExitCode.INVALID, "--log-stats-file no/f cannot be written"),
-        ([], ExitCode.USAGE, "nothing to start was named"),
+        ([], ExitCode.USAGE, "no model or file was given"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_run_is_refused_with_the_reason(tool: Cli, argv: list[str], code: ExitCode, words: str) -> None:
+def test_up_refuses_with_a_reason(tool: Cli, argv: list[str], code: ExitCode, words: str) -> None:
     said = tool("up", *argv, *own_port())
     assert (said.code, words in said.err) == (code, True), said.err
     assert list(deployments()) == []
@@ -60,23 +62,25 @@ def test_what_cannot_run_is_refused_with_the_reason(tool: Cli, argv: list[str], 
 
 @pytest.mark.parametrize("key", [[], ["--api-key", "secret"]], ids=["open", "with a key"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.0.0.1"])
-def test_an_api_for_all_addresses_without_a_key_is_warned_of(tool: Cli, host: str, key: list[str]) -> None:
+def test_an_open_api_without_a_key_gives_a_warning(tool: Cli, host: str, key: list[str]) -> None:
     said = tool("up", "orpheus:tiny", "--dry-run", "--host", host, "--port", str(free_port()), *key)
     assert said.code == ExitCode.DONE, said.err
     is_open = host != "127.0.0.1" and not key
     shown = f"[{host}]" if ":" in host else host
-    assert (f"warning: anyone who reaches {shown}:" in said.err) is is_open, said.err
+    assert (re.search(rf"warning: {re.escape(shown)}:\d+ is open to every host", said.err) is not None) is is_open, (
+        said.err
+    )
     assert ("see --api-key and --host 127.0.0.1" in said.err) is is_open and "warning" not in said.out
 
 
 @pytest.mark.parametrize(("mode", "is_open"), [(0o600, False), (0o640, True), (0o604, True)])
-def test_a_key_file_that_others_may_read_is_warned_of(tool: Cli, tmp_path: Path, mode: int, *, is_open: bool) -> None:
+def test_a_key_file_readable_by_others_gives_a_warning(tool: Cli, tmp_path: Path, mode: int, *, is_open: bool) -> None:
     keys = tmp_path / "the keys"
     keys.write_text("secret\n")
     keys.chmod(mode)
     said = tool("up", "orpheus:tiny", "--dry-run", "--port", str(free_port()), "--api-key-file", str(keys))
     assert said.code == ExitCode.DONE, said.err
-    assert (f"the keys has mode {mode:04o}: others may read its keys; chmod 600 '{keys}'" in said.err) is is_open
+    assert (f"the keys has mode {mode:04o}: other users may read its keys; chmod 600 '{keys}'" in said.err) is is_open
     assert "secret" not in said.err + said.out
 
 
@@ -105,7 +109,7 @@ for path in sys.argv[1:]:
 
 
 def test_weights_that_this_user_may_not_read_are_named_with_owner_and_mode() -> None:
-    """In a process of its own: root, whom no mode keeps out, becomes somebody else first."""
+    """The check runs in a child process that drops root, because no mode excludes root."""
     top = Path(tempfile.mkdtemp(prefix="mst-"))
     top.chmod(0o755)
     shut = top / "shut"
@@ -120,7 +124,7 @@ def test_weights_that_this_user_may_not_read_are_named_with_owner_and_mode() -> 
         shutil.rmtree(top)
     own, below = said.stdout.splitlines()
     assert own.startswith(f"{shut} cannot be read: owner uid {os.getuid()}, mode 0; this user is uid ")
-    assert below.startswith(f"{shut / 'below'} cannot be read: a folder above it is closed to this user")
+    assert below.startswith(f"{shut / 'below'} cannot be read: this user, uid 65534, may not enter a parent directory")
 
 
 def test_a_dry_run_shows_the_plan_and_starts_nothing(tool: Cli, runtime: Path) -> None:
@@ -131,7 +135,7 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(tool: Cli, runtime: Path) -
     assert list(runtime.iterdir()) == []
 
 
-def test_an_open_address_without_a_key_is_warned_of(tool: Cli) -> None:
+def test_a_key_removes_the_warning_of_an_open_address(tool: Cli) -> None:
     open_to_all = tool("up", "orpheus:tiny", "--dry-run", *own_port())
     with_key = tool("up", "orpheus:tiny", "--dry-run", "--api-key", "secret", *own_port())
     assert "--api-key" in open_to_all.err
@@ -161,7 +165,7 @@ def test_weights_that_were_not_made_for_a_robot_are_said_with_what_to_name(tool:
 
 def test_marks_have_an_effect_where_a_rank_is_on_a_gpu() -> None:
     def unused(*devices: str) -> tuple[str, ...]:
-        return unused_options("SHM", devices, port=None, network=None, is_marked=True)
+        return unused_options(UpOptions(nvtx=True), "SHM", devices)
 
     assert unused("cpu", "cuda:0") == ()
     assert "every rank computes on the CPU" in unused("cpu")[0]
