@@ -12,7 +12,7 @@ from torch import Tensor
 from mstar_core.engine.base import Handle, LoopSpec
 from mstar_core.engine.kv.engine import KVCacheEngine
 from mstar_core.graph.spec.nodes import Attend
-from tests.engine.recorded import RecordedCaptures
+from tests.engine.recorded import RecordingCache
 from tests.engine.test_iterations_ahead import Taught
 from tests.engine.test_kv_rows import context, near, roll
 from tests.engine.test_pass_graphs import FLOWING, READ, captured, flow, flows
@@ -65,7 +65,7 @@ class Device:
 def engine_on(device: Device, **changes: Any) -> KVCacheEngine:
     return make_engine(**({
         "spec": FLOWING, "module": Acting(), "vocab": 0, "lookahead": 1, "token_budget": 512, "to_host": device,
-        "graphs": (1,), "captures": RecordedCaptures(),
+        "graphs": (1,), "captures": RecordingCache(),
     } | changes))  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def test_a_module_that_names_nothing_sends_nothing() -> None:
 
 def test_requests_that_come_while_a_flow_runs_share_the_next_one() -> None:
     """They come one by one; without a bound on what is in flight each would get a replay of its own."""
-    device, captures, late = Device(), RecordedCaptures(), 7
+    device, captures, late = Device(), RecordingCache(), 7
     engine = engine_on(device, captures=captures, max_seq_len=64)
     flows(engine, [0], lookahead=1)
     captured(engine)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mstar_core.engine.base import Done, Handle, LoopSpec
 from mstar_core.graph.spec.nodes import Attend
-from tests.engine.recorded import RecordedCaptures
+from tests.engine.recorded import RecordingCache
 from tests.engine.test_kv_rows import CARRY, START, context
 from tests.engine.tiny_engine import WIDTH, Driver
 from tests.engine.tiny_world import FRAME, TRIAL, WORLD, TinyWorld, make_world, numbers
@@ -155,7 +155,7 @@ def test_requests_whose_rows_do_not_fit_together_follow_each_other(lookahead: in
 
 def test_rows_enter_by_and_by_although_an_older_request_waits_for_slots() -> None:
     """Where steps are captured a look takes few rows; those behind them have their slots all the same."""
-    found = play(graphs=(1,), captures=RecordedCaptures())
+    found = play(graphs=(1,), captures=RecordingCache())
     found.begin(0, Trial(rows=6, steps=1, rest=1, frames=1))
     found.begin(1, Trial(rows=5, steps=2, rest=1))
     found.run()
@@ -267,7 +267,7 @@ def trial_of(chance: random.Random) -> Trial:
 @pytest.mark.parametrize("seed", range(40))
 def test_any_mixture_comes_to_its_end(seed: int, is_captured: bool) -> None:
     chance = random.Random(seed)
-    changes: dict[str, Any] = {"graphs": (1,), "captures": RecordedCaptures()} if is_captured else {}
+    changes: dict[str, Any] = {"graphs": (1,), "captures": RecordingCache()} if is_captured else {}
     found = play(
         chance.randint(0, 1), num_pages=chance.choice([24, 30, 44, 200]), token_budget=chance.choice([3, 9, 64]),
         page_size=chance.choice([3, 3, 4]), **changes,
