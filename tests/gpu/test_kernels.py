@@ -18,6 +18,7 @@ from mstar_core.engine.attention.segments import PackedPrompts
 from mstar_core.engine.cache.page_pool import PagePool
 from mstar_core.engine.cache.page_table import PageTables
 from mstar_core.engine.cache.slots import Slots
+from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.node import NodeGraphs
 from mstar_core.engine.sampling import rng, sampler
 from mstar_core.layers.linear import fuse_projections
@@ -107,17 +108,20 @@ def norms(cuda: torch.device, rows: int, width: int) -> None:
 
 
 def later(cuda: torch.device, rows: int, tokens: int) -> None:
-    """Whole steps in fixed shapes with nobody in them, as a start runs the ones that it captures later."""
+    """Whole padded steps in fixed shapes, as a start compiles the steps that it captures later."""
     module, vocab = WideLM(vocab=1001).to(cuda, torch.bfloat16), 1001
     fuse_projections(module)
     assert WIDE.kv is not None
     slots, tables = Slots(rows + 1, 128, vocab, cuda), PageTables(PagePool(16, 16), rows + 1, 128)
     attention = backend("flashinfer", make_pools(WIDE.kv, 16, 16, torch.bfloat16, cuda), 16)
-    graphs = NodeGraphs(WIDE, module, attention, slots, tables, id_port="tokens", vocab=vocab, token_budget=tokens)
+    cache = GraphCache(cuda)
+    graphs = NodeGraphs(
+        WIDE, module, attention, slots, tables, id_port="tokens", vocab=vocab, token_budget=tokens, cache=cache
+    )
+    assert graphs.decode is not None and graphs.prefill is not None
     graphs.decode.plan([rows])
-    graphs.decode.compile_later()
-    graphs.prompts.plan([tokens], tokens)
-    graphs.prompts.compile_later()
+    graphs.prefill.plan([tokens], tokens)
+    cache.compile_queued()
     assert not slots.device_stopped[:-1].any() and not slots.device_seen[:-1].any()
 
 

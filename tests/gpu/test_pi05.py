@@ -98,7 +98,7 @@ def test_reading_a_cached_prefix_in_one_kernel_equals_the_torch_form(
     none = np.zeros(0, dtype=np.int64)
     with torch.inference_mode():
         kernel.prepare(none, none, tables)
-        graph, out = GraphCache(cuda).graph(lambda: kernel.attend(0, query, key, value))
+        graph, out = GraphCache(cuda).capture(lambda: kernel.attend(0, query, key, value))
         assert out is not None
         for order in (np.arange(given), np.arange(given)[::-1].copy()):
             for form in (kernel, plain):
@@ -387,7 +387,7 @@ def test_products_that_hold_their_weights_equal_plain_ones(
         )
 
     with torch.inference_mode():
-        graph, found = GraphCache(cuda).graph(run)
+        graph, found = GraphCache(cuda).capture(run)
         assert found is not None
         for _ in range(2):
             x.normal_()
