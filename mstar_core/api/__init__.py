@@ -1,1 +1,1 @@
-"""The api process: HTTP in front, messages behind. Started by the supervisor; imports nothing until asked."""
+"""The api process: serves HTTP and exchanges messages with the other processes. Imports nothing eagerly."""

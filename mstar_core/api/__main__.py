@@ -1,4 +1,4 @@
-"""`python -m mstar_core.api`. Imports nothing at the top: pool processes import this module too."""
+"""Entry point of `python -m mstar_core.api`. Imports nothing at the top: pool processes import this module too."""
 
 from __future__ import annotations
 

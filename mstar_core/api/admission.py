@@ -1,4 +1,4 @@
-"""Who may run: a number of slots and a bounded queue in order of arrival. Owned by the api's service."""
+"""Admission queue: concurrency slots, a bounded FIFO queue and a memory budget for bodies. Owned by the service."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Final
 from mstar_core.errors import Overloaded
 
 RECENT: Final = 32
-"""Ends of requests that the drain rate is taken from."""
+"""Number of recently finished requests that determine the drain rate."""
 
 UNKNOWN_WAIT_S: Final = 5
 LONGEST_WAIT_S: Final = 60
 
 
 class AdmissionQueue:
-    """Places for requests. A place is held from arrival to end; a slot from its turn to its end.
+    """Slots and queue places of requests. A request holds a place until it ends, and a slot while it runs.
 
     Invariant: running + waiting + preparing == places held, running <= slots.
     """
@@ -28,7 +28,7 @@ class AdmissionQueue:
     def __init__(
         self, slots: int, queue: int, clock: Callable[[], float] = time.monotonic, *, per_key: int = 0
     ) -> None:
-        """per_key: places that one api key may hold at once; 0 is no limit."""
+        """per_key: places that one API key may hold at once; 0: no limit."""
         self.slots = slots
         self.queue = queue
         self.per_key = per_key
@@ -41,31 +41,31 @@ class AdmissionQueue:
 
     @property
     def waiting(self) -> int:
-        """Requests that hold a place and no slot."""
+        """Return the number of requests that hold a place but no slot."""
         return self.places - self.running
 
     @property
     def is_free(self) -> bool:
-        """Whether who comes now gets a slot without waiting for it: then nobody else waits either."""
+        """Return whether a new request gets a slot immediately; implies that no request waits."""
         return self.running < self.slots
 
     def check(self, key: str = "", count: int = 1) -> None:
-        """Raise Overloaded when `count` places are not left; before a body is read for nothing."""
+        """Raise Overloaded if fewer than `count` places are left. Called before the body is read."""
         if self.per_key and self._held[key] + count > self.per_key:
             raise Overloaded(
-                f"the API key may have {self.per_key} requests at once", hint="send it again later",
+                f"the API key already has {self.per_key} requests in progress, its limit", hint="retry later",
                 retry_after_s=self.retry_after_s(), code="key_limit",
             )  # fmt: skip
         if self.places + count > self.slots + self.queue:
             raise Overloaded(
                 "the queue is full",
-                hint=f"{self.running} requests run and {self.waiting} wait; send it again later",
+                hint=f"{self.running} requests are running and {self.waiting} are waiting; retry later",
                 retry_after_s=self.retry_after_s(),
             )
 
     @contextmanager
     def place(self, key: str = "") -> Iterator[Place]:
-        """Take a place for one request. Gives it back, with the slot, however the block ends. Raises Overloaded."""
+        """Take a place for one request, and release it with its slot at the end of the block. Raises Overloaded."""
         self.check(key)
         self.places += 1
         self._held[key] += 1
@@ -81,7 +81,7 @@ class AdmissionQueue:
             self._ends.append(self._clock())
 
     def retry_after_s(self) -> int:
-        """Seconds until those who wait now are likely through, from how fast the recent requests ended; 1 to 60."""
+        """Estimate when the current backlog is done, from the recent drain rate: 1 to 60 seconds."""
         if len(self._ends) < 2:
             return UNKNOWN_WAIT_S
         span = max(self._clock() - self._ends[0], 1e-3)
@@ -102,9 +102,9 @@ class AdmissionQueue:
 
 
 class BodyMemory:
-    """Bytes of the bodies of all requests together, from their first byte to the end of their answers.
+    """Memory budget for the bodies of all requests, held from their first byte to the end of their responses.
 
-    Owned by the service. Without it a few dozen clients could fill the memory with bodies that are each allowed.
+    Owned by the service. A few dozen clients could otherwise exhaust memory with bodies of an allowed size.
     """
 
     def __init__(self, limit_bytes: int, retry_after_s: Callable[[], int]) -> None:
@@ -113,29 +113,29 @@ class BodyMemory:
         self._retry_after_s = retry_after_s
 
     def take(self, size: int) -> None:
-        """Count some bytes. Raises Overloaded, and counts nothing, where they are too many."""
+        """Reserve some bytes. Raises Overloaded, without reserving, if the budget is exhausted."""
         if self.size_bytes + size > self._limit_bytes:
             raise Overloaded(
-                "the bodies of other requests fill the memory for bodies",
-                hint=f"{self._limit_bytes >> 20} MiB are held at once; send it again later",
+                "the memory for request bodies is exhausted",
+                hint=f"at most {self._limit_bytes >> 20} MiB are held at once; retry later",
                 retry_after_s=self._retry_after_s(),
             )
         self.size_bytes += size
 
     def give(self, size: int) -> None:
-        """Their request is over."""
+        """Release bytes of a finished request."""
         self.size_bytes -= size
 
 
 class Place:
-    """One request's place. `run` waits for its turn; `enter` and `leave` may be called any number of times."""
+    """The place of one request. `enter` and `leave` are idempotent."""
 
     def __init__(self, admission: AdmissionQueue) -> None:
         self._admission = admission
         self._turn: asyncio.Future[None] | None = None
 
     def enter(self) -> asyncio.Future[None]:
-        """Get in line for a slot, behind those who came before; done at once where one `is_free`."""
+        """Queue for a slot; the future is done immediately if a slot `is_free`."""
         if self._turn is None:
             self._turn = self._admission._enter()
         return self._turn
@@ -145,7 +145,7 @@ class Place:
         await asyncio.shield(self.enter())
 
     def leave(self) -> None:
-        """Give the slot, or the turn in the queue, back."""
+        """Release the slot or the position in the queue."""
         turn, self._turn = self._turn, None
         if turn is None:
             return

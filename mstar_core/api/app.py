@@ -1,4 +1,4 @@
-"""The HTTP application: routes, and the one wrapper that all of them share. Built by main, served in its loop."""
+"""Sanic application: the routes and the wrapper that all of them share. Built and served by `main`."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from mstar_core.process.logs import request_scope
 
 HEADER_BYTES: Final = 32 * 1024
 KEEP_ALIVE_S: Final = 120
-"""Longer than the idle time of common clients, so that the client is the one who closes."""
+"""Longer than the idle timeout of common clients, so that the client closes the connection first."""
 
 HEADERS_S: Final = 60
 DRAIN_BYTES: Final = 16 << 20
-"""How much of a refused body is still read, so that its sender sees the answer and not a reset connection."""
+"""Bytes of a refused body that are still read, so that the client sees the response instead of a connection reset."""
 
 NO_LIMIT_S: Final = 7 * 24 * 3600
-"""Sanic's own limit on answers; the deadline of each request governs."""
+"""Disables Sanic's response timeout; each request has its own deadline."""
 
 log = logging.getLogger("mstar.api")
 
 
 class Application(Sanic[Any, Any]):
-    """Sanic without the signals of its own that nobody listens to: ten per request, a tenth of what one costs."""
+    """Sanic without dispatch of signals that have no listener: ten per request, a tenth of its CPU time."""
 
     def dispatch(self, event: str, **given: Any) -> Coroutine[Any, Any, Any]:
-        """Tell who listens to `event`. Of those of a request nobody does, and Sanic finds that out slowly."""
+        """Dispatch `event` only if it has listeners; Sanic's own lookup is slow."""
         return _unheard() if event.startswith("http.") else super().dispatch(event, **given)
 
 
@@ -56,21 +56,24 @@ async def _unheard() -> None:
 
 
 def make_app(service: Service) -> Sanic[Any, Any]:
-    """The application over a service. Its name is unique, since Sanic keeps a list of all applications."""
+    """Build the application of a service. Its name is unique because Sanic registers all applications globally."""
     app: Sanic[Any, Any] = Application(
         f"mstar-{secrets.token_hex(8)}", configure_logging=False, error_handler=_Errors(service)
     )
-    Http.HEADER_CEILING = HEADER_BYTES  # Sanic's own is half of what we promise; it is read when the next line is done
+    Http.HEADER_CEILING = (
+        HEADER_BYTES  # Sanic's default is half of the documented limit; checked when the next line ends
+    )
     app.config.update(
         {
             "ACCESS_LOG": False,
             "MOTD": False,
-            "TOUCHUP": False,  # it rewrites Sanic's own functions at start, once per process, and fails the second time
+            "TOUCHUP": False,  # touch-up rewrites Sanic's functions once per process and fails the second time
             "KEEP_ALIVE_TIMEOUT": KEEP_ALIVE_S,
             "REQUEST_TIMEOUT": HEADERS_S,
             "RESPONSE_TIMEOUT": NO_LIMIT_S,
             "REQUEST_MAX_HEADER_SIZE": HEADER_BYTES,
-            "REQUEST_MAX_SIZE": service.deployment.api.max_body_bytes + DRAIN_BYTES,  # our own count says it first
+            "REQUEST_MAX_SIZE": service.deployment.api.max_body_bytes
+            + DRAIN_BYTES,  # the exchange enforces the limit first
             "FALLBACK_ERROR_FORMAT": "json",
             "WEBSOCKET_MAX_SIZE": MESSAGE_BYTES,
             "WEBSOCKET_PING_INTERVAL": PING_S,
@@ -108,14 +111,14 @@ def _add(app: Sanic[Any, Any], service: Service, route: HttpRoute, handler: Hand
 
     if route.is_socket:
         handle.is_websocket = True  # type: ignore[attr-defined]  # how Sanic knows that no answer need come back
-    reads = ["HEAD"] if route.method == "GET" and not route.is_socket else []  # Sanic leaves the body out
+    reads = ["HEAD"] if route.method == "GET" and not route.is_socket else []  # Sanic omits the body
     app.add_route(handle, route.path, methods=[route.method, *reads], name=route.name, stream=True)
     if service.deployment.api.cors_origins:
         app.add_route(preflight, route.path, methods=["OPTIONS"], name=f"{route.name}_preflight")
 
 
 async def _guarded(exchange: Exchange, route: HttpRoute, handler: Handler) -> HTTPResponse | None:
-    # The isolation boundary of one request: whatever happens in a handler becomes one answer, one line, one count.
+    # Isolation boundary of one request: every exception of a handler becomes one response, one log line, one count.
     with request_scope(exchange.request_id):
         return await _answered(exchange, route, handler)
 
@@ -146,9 +149,9 @@ async def _answered(exchange: Exchange, route: HttpRoute, handler: Handler) -> H
         log.exception("a handler failed")
         return _failed(exchange, error)
     finally:
-        exchange.flush()  # Sanic ends a body that its handler did not end
+        exchange.flush()  # Sanic ends a body that the handler did not end
         service.held.give(exchange.held_bytes)
-        # For the loop's next turn: an answer that is whole is sent in this one, and need not wait for its line.
+        # Runs in the next loop iteration: a complete response is sent in this one and need not wait for its log line.
         asyncio.get_running_loop().call_soon(_note, exchange, route, service.clock() - exchange.started)
 
 
@@ -164,14 +167,16 @@ def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
         exchange.service.feed.counts["refused"] += 1
     if exchange.has_begun:
         if exchange.code in ("internal_error", "stalled"):
-            exchange.abort(drops=exchange.code == "stalled")  # no error event went out: only a cut connection tells
+            exchange.abort(
+                drops=exchange.code == "stalled"
+            )  # no error event was sent: only an aborted connection signals the failure
         return None
     return exchange.json(reply.native_body if exchange.is_native else reply.body, reply.status, reply.headers)
 
 
 def _note(exchange: Exchange, route: HttpRoute, total_s: float) -> None:
     if route.is_socket and exchange.has_begun:
-        return  # its handler notes each of its requests
+        return  # the handler logs each of its requests
     metrics = exchange.service.metrics
     metrics.requests.labels(route.name, exchange.code).inc()
     if route.reads_body:
@@ -188,7 +193,7 @@ def _note(exchange: Exchange, route: HttpRoute, total_s: float) -> None:
 
 
 class _Errors(ErrorHandler):
-    """Answers for what never reached a handler of ours: unknown paths, wrong verbs, broken HTTP."""
+    """Error responses for requests that reach no handler: unknown paths, wrong methods, broken HTTP."""
 
     def __init__(self, service: Service) -> None:
         super().__init__()
@@ -210,15 +215,15 @@ def _http_error(request: Request, exception: Exception) -> Exception:
     match exception:
         case SanicNotFound():
             hint = did_you_mean(request.path, [route.path for route in ROUTES if "<" not in route.path])
-            return NotFound(f"there is no {request.path[:80]}", hint=hint)
+            return NotFound(f"{request.path[:80]} does not exist", hint=hint)
         case SanicMethodNotAllowed():
             return MethodNotAllowed(
-                f"{request.path[:80]} does not take {request.method[:16]}", code="method_not_allowed"
+                f"{request.path[:80]} does not support {request.method[:16]}", code="method_not_allowed"
             )
         case PayloadTooLarge():
-            return TooLarge("the header or the body is too large", code="body_too_large")
+            return TooLarge("the headers or the body are too large", code="body_too_large")
         case RequestTimeout():
-            return SlowUpload("the request came too slowly")
+            return SlowUpload("the request arrived too slowly")
         case RequestCancelled():
             return RequestError("the connection was closed", code="cancelled")
         case SanicException() if exception.status_code < 500:

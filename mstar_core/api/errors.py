@@ -1,4 +1,4 @@
-"""How an error looks to a client: status, type, code and one sentence. Used by every route."""
+"""Errors of the HTTP API and their responses: status, type, code and message. Used by every route."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from mstar_core.messages.requests import ErrorInfo
 
 
 class Unauthorized(RequestError):
-    """No key, or a wrong one."""
+    """The API key is missing or wrong."""
 
     status = 401
     code = "invalid_api_key"
 
 
 class Forbidden(RequestError):
-    """A page of a place that nobody named may not speak to the server."""
+    """The browser origin may not connect."""
 
     status = 403
     code = "origin_not_allowed"
 
 
 class UpgradeRequired(RequestError):
-    """A path for WebSockets was asked for by plain HTTP."""
+    """A plain HTTP request for a WebSocket path."""
 
     status = 426
     code = "upgrade_required"
@@ -49,20 +49,20 @@ class SlowUpload(RequestError):
 
 
 class UnsupportedType(RequestError):
-    """A body type, or a kind of media, that nothing here reads."""
+    """An unsupported body type or media type."""
 
     status = 415
     code = "unsupported_content_type"
 
 
 class Stalled(Cancelled):
-    """The client did not read its answer."""
+    """The client stopped reading its response."""
 
     code = "stalled"
 
 
 class PeerError(MstarError):
-    """An error that another process put into words; status, code and param are its own."""
+    """An error reported by another process, with its status, code and param."""
 
     def __init__(self, info: ErrorInfo) -> None:
         super().__init__(info.message, info.detail, code=info.code, field=info.param)
@@ -77,7 +77,7 @@ RETRY_AFTER_S: Final = {"starting": 5, "draining": 30, "worker_lost": 2, "unavai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReply:
-    """What the client gets. message: one sentence, without paths, prompts or tracebacks."""
+    """Error response. message: one sentence, without paths, prompts or tracebacks."""
 
     status: int
     type: str
@@ -88,16 +88,16 @@ class ErrorReply:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The OpenAI error object."""
+        """Return the OpenAI error object."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     @property
     def native_body(self) -> dict[str, Any]:
-        """The body of /generate: the older key beside the object."""
+        """Return the body of /generate: the error object and the older `detail` key."""
         return {"detail": self.message, **self.body}
 
     def metadata(self, request_id: str) -> dict[str, Any]:
-        """Metadata of an error line in a stream that has begun."""
+        """Return the metadata of the error line of a stream."""
         return {
             "status": self.status,
             "code": self.code,
@@ -108,7 +108,7 @@ class ErrorReply:
 
 
 def reply_of(error: BaseException, request_id: str) -> ErrorReply:
-    """The reply for an error. What is not ours, or says nothing a client may read, gives only the request id."""
+    """Return the response for an error. Foreign errors and unsafe messages give only the request id."""
     if not isinstance(error, MstarError):
         return _internal(request_id)
     status = error.status
@@ -130,7 +130,7 @@ def reply_of(error: BaseException, request_id: str) -> ErrorReply:
 
 
 def _internal(request_id: str, code: str = "internal_error", part: str = "api") -> ErrorReply:
-    message = f"the request failed in {part}; its id is {request_id}"
+    message = f"the request failed in {part}; request id: {request_id}"
     return ErrorReply(status=500, type="server_error", code=code, message=message)
 
 
@@ -139,7 +139,7 @@ def _is_safe(text: str) -> bool:
 
 
 def _line(text: str, limit: int) -> str:
-    """One line, not long: it may hold words of the client, such as the name of a parameter."""
+    """Return text as one line of limited length; it may quote input, such as a parameter name."""
     return "".join(char if char.isprintable() else " " for char in text[:limit])
 
 
@@ -156,19 +156,21 @@ def _headers(error: MstarError) -> dict[str, str]:
 
 
 def unsupported_endpoint(route: str, mapped: list[str]) -> NotFound:
-    """The loaded model does not serve `route`."""
+    """Return the error for a route that the loaded model does not support."""
     return NotFound(
-        f"the loaded model does not serve {route}", hint=f"it serves {', '.join(mapped)}", code="unsupported_endpoint"
+        f"the loaded model does not support {route}",
+        hint=f"supported routes: {', '.join(mapped)}",
+        code="unsupported_endpoint",
     )
 
 
 def storage_full(error: OSError) -> Unavailable:
-    """The run directory takes no more bytes: the disk is full, cannot be written, or has no names left."""
+    """Return the error for a run directory that cannot be written: disk full, no permission, no inodes."""
     return Unavailable(
-        "the server cannot keep the bytes of this request", str(error), "send it again later", code="storage_full"
+        "the server cannot store the data of this request", str(error), "retry later", code="storage_full"
     )
 
 
 def lost(cause: str) -> WorkerLost:
-    """A process that held the request is gone."""
-    return WorkerLost(cause, hint="send the request again", cause=cause)
+    """Return the error for a lost process that held the request."""
+    return WorkerLost(cause, hint="retry the request", cause=cause)

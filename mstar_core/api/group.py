@@ -1,7 +1,7 @@
-"""The n answers of one request: each runs as a request of its own, and the first that fails ends them all.
+"""The `n` answers of one request: each runs as its own request, and the first failure cancels all of them.
 
-Made by routes with `n`. Item 0 carries the client's id; the others carry it with a slash and their number behind, which
-no client can send.
+Created by routes with `n`. Item 0 has the client's id. The other ids end in a slash and their number, which clients
+cannot send.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from mstar_core.api.requests import MAX_SEED
 from mstar_core.api.service import Completion, Service, Session
 
 PIECES: Final = 4
-"""Pieces of an item that may wait between its outbox and the writer; what is more waits in the outbox."""
+"""Parts of an item that may wait between its output queue and the writer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPart:
-    """Outputs of one item. done: its end; nothing of the item follows."""
+    """Outputs of one item. done: set in the last part of the item."""
 
     index: int
     chunks: Sequence[OutputChunk] = ()
@@ -34,7 +34,7 @@ class GroupPart:
 
 
 class Group:
-    """Items that run side by side. Read `pieces` to its end; then `done` holds how each one ended."""
+    """Items that run concurrently. Read `pieces` to the end; `done` then holds the completion of each item."""
 
     def __init__(self, service: Service, calls: Sequence[ParsedRequest], exchange: Exchange) -> None:
         self.calls = calls
@@ -47,19 +47,19 @@ class Group:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the client should be told, each thing once."""
+        """Return the distinct warnings of all items."""
         told = [w for s in self.sessions.values() for w in s.warnings]
         told += [w for done in self.done.values() for w in done.warnings]
         return tuple(dict.fromkeys(told))
 
     @property
     def left_s(self) -> float:
-        """Seconds to the deadline, which all items share."""
+        """Return the seconds to the common deadline."""
         return self._exchange.started + self.calls[0].timeout_s - self._service.clock()
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Of all items: the prompt counts once, what was made counts for each."""
+        """Return the total usage: the prompt counts once, completions count for each item."""
         first, *others = [self.done[index].usage for index in sorted(self.done)]
         total = _copied(first)
         for each in others:
@@ -70,7 +70,7 @@ class Group:
         return total
 
     async def pieces(self) -> AsyncIterator[GroupPart | None]:
-        """What comes, as it comes; None each time that nothing came for a while. Raises what ended an item."""
+        """Yield parts as they arrive, and None after each keep-alive interval without one. Raises an item's error."""
         while len(self.done) < len(self.calls):
             try:
                 async with asyncio.timeout(self._service.keepalive_s):
@@ -85,14 +85,14 @@ class Group:
             yield found
 
     async def run(self, index: int) -> None:
-        """Run one item to its end. Its failure goes into the queue, like everything else of it."""
+        """Run one item to its end. Failures go through the queue as well."""
         try:
             await self._run(index)
-        except Exception as error:  # noqa: BLE001  isolation boundary: one item; `pieces` raises it
+        except Exception as error:  # noqa: BLE001 isolation boundary: one item; `pieces` raises it
             await self._queue.put(error)
 
     def close(self) -> None:
-        """No item runs any more."""
+        """Free the shared inputs after all items have ended."""
         self._shared.close()
 
     async def _run(self, index: int) -> None:
@@ -111,9 +111,9 @@ class Group:
 
 @asynccontextmanager
 async def open_group(exchange: Exchange, call: ParsedRequest, count: int) -> AsyncIterator[Group]:
-    """Run `count` items of a call for the length of the block; its end, however it comes, ends those that still run.
+    """Run `count` items of a request for the duration of the block; its end cancels the items that still run.
 
-    Raises Overloaded when they cannot all be taken; before anything runs.
+    Raises Overloaded before anything runs if not all items can be admitted.
     """
     service = exchange.service
     service.check_open(exchange.key, count)
@@ -129,7 +129,7 @@ async def open_group(exchange: Exchange, call: ParsedRequest, count: int) -> Asy
 
 
 def item_of(call: ParsedRequest, index: int) -> ParsedRequest:
-    """The call of item `index`: seed + index, and for all but the first an id that nobody else can have."""
+    """Return the request of item `index`: seed + index, and a unique id unless it is the first."""
     if not index:
         return call
     seed = (call.seed + index) % (MAX_SEED + 1)

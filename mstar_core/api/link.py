@@ -1,6 +1,6 @@
-"""The api's end of all links to other processes: one mailbox, one courier, tensors. Runs on the api's event loop.
+"""Message link of the api: mailbox, courier and tensor transport. Runs on the api's event loop.
 
-One message that cannot be handled costs its own request and nothing else.
+A message that cannot be handled fails only its own request.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from mstar_core.transport import Courier, Mailbox, Malformed, OutboxLimits, Spin
 from mstar_core.transport.dtypes import Array
 
 TURN_S: Final = 0.1
-"""How often the life towards the supervisor gets its turn, and telemetry goes out."""
+"""Interval of heartbeats and telemetry."""
 
 MESSAGE_BYTES: Final = 64 << 20
 
@@ -48,7 +48,7 @@ log = logging.getLogger("mstar.api.link")
 
 
 class Link:
-    """Sends requests to the conductor and hands what comes back to the outboxes. Owned by the api process."""
+    """Sends requests to the conductor and distributes outputs to the output queues. Owned by the api process."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Link:
         *,
         spin: Spin | None = None,
     ) -> None:
-        """Opens the mailbox; raises TransportError when that cannot be done. spin: roused by what is of a request."""
+        """Open the mailbox. Raises TransportError. spin: busy-poll window, restarted by request messages."""
         self.deployment = DeploymentState()
         self.outboxes: dict[int, OutputQueue] = {}
         self.on_stop: Callable[[str], None] | None = None
@@ -93,14 +93,14 @@ class Link:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to receive, and to say hello."""
+        """Start to receive, and announce the process."""
         self._loop = loop
         self._courier.attach(loop)
         self._mailbox.attach(loop, self._receive)
         self._turn()
 
     def close(self) -> None:
-        """Leave. Safe to call twice."""
+        """Close all sockets and transports. Safe to call twice."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -111,43 +111,43 @@ class Link:
 
     @property
     def loans(self) -> int:
-        """Tensors that were lent and have not come back."""
+        """Return the number of tensors on loan."""
         return self._tensors.live
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of tensors that were lent so far."""
+        """Return the bytes of all tensors sent so far."""
         return self._tensors.sent_bytes
 
     def put(self, array: Array) -> TensorRef:
-        """Lend an array to whoever runs the request. Raises ArenaFull."""
+        """Lend an array to the processes that run the request. Raises ArenaFull."""
         return self._tensors.put(array, CONDUCTOR)
 
     def release(self, refs: Sequence[TensorRef]) -> None:
-        """The request of these tensors is over, whoever still holds them."""
+        """Free the tensors of a finished request, whichever process still holds them."""
         for ref in refs:
             loan = loan_of(ref)
             if loan is not None:
                 self._tensors.release(loan.slot, loan.generation)
 
     def submit(self, request: NewRequest) -> None:
-        """Hand a request to the conductor. Raises WorkerLost when it is not there, TransportError when it is stuck."""
+        """Send a request to the conductor. Raises WorkerLost if it is gone, TransportError if its queue is full."""
         try:
             sent = self._courier.send(CONDUCTOR, request)
         except (OverflowError, TypeError) as error:
-            raise TransportError("the request cannot be written", str(error)) from error
+            raise TransportError("the request cannot be serialized", str(error)) from error
         if not sent:
-            raise lost("the conductor is not there")
+            raise lost("the conductor is not available")
 
     def cancel(self, handle: int, why: str) -> None:
-        """Tell the conductor that nobody waits for this request any more."""
+        """Tell the conductor to cancel a request."""
         try:
             self._courier.send(CONDUCTOR, CancelRequest(handle=handle, why=why))
         except MstarError as error:
-            log.error("a cancel could not be sent: %s", error)
+            log.error("a cancellation could not be sent: %s", error)
 
     def note_change(self) -> None:
-        """A request came or went: tell the supervisor when the last one of a drain is over."""
+        """Handle a change in the number of requests: report a drain as finished after the last one."""
         if self.deployment.is_draining and not len(self._registry) and not self._drained_told:
             self._drained_told = True
             self._tell(Drained(in_flight=0))
@@ -156,11 +156,11 @@ class Link:
         try:
             self._courier.send(SUPERVISOR, message)
         except MstarError as error:
-            log.error("the supervisor could not be told: %s", error)
+            log.error("a message to the supervisor could not be sent: %s", error)
 
     def _turn(self) -> None:
         assert self._loop is not None
-        self.life.beat(self._clock())  # no work_ready: an api makes no steps that could stop
+        self.life.beat(self._clock())  # without work_ready: the api has no steps that could stall
         self._tell_gauges()
         self._check_stop()
         self._timer = self._loop.call_later(TURN_S, self._turn)
@@ -183,7 +183,7 @@ class Link:
     def _receive(self, batch: Sequence[Envelope | Malformed]) -> None:
         for envelope in batch:
             if isinstance(envelope, Malformed):
-                log.error("a message could not be read: %s", envelope.error)
+                log.error("a message could not be decoded: %s", envelope.error)
                 continue
             try:
                 self._handle(envelope)
@@ -226,7 +226,7 @@ class Link:
             case Telemetry():
                 self._metrics.take_telemetry(message.values)
             case _:
-                log.error("%s sent a message that the api does not take: %s", envelope.sender, type(message).__name__)
+                log.error("%s sent a message that the api does not accept: %s", envelope.sender, type(message).__name__)
 
     def _outputs(self, message: Outputs) -> None:
         freed: dict[str, list[tuple[int, int]]] = {}
@@ -237,8 +237,8 @@ class Link:
             else:
                 try:
                     self._output(message.worker, output, live)
-                except Exception:  # isolation boundary: one output of a message that carries those of many requests
-                    log.exception("an output of %s was not taken", message.worker)
+                except Exception:  # isolation boundary: one output of a message with outputs of many requests
+                    log.exception("an output of %s was not accepted", message.worker)
                     live.fail(EngineError("an output was lost", node=message.worker))
             loan = loan_of(output.ref)
             if loan is not None:
@@ -254,7 +254,7 @@ class Link:
             self._metrics.late.inc()
             return
         try:
-            # What came in the message is this message's own: it need not be copied to be kept.
+            # Inline data belongs to this message, so it can be kept without a copy.
             is_inline = isinstance(output.ref, InlineTensor)
             array = self._tensors.get(output.ref) if is_inline else self._tensors.copy(output.ref)
         except MstarError as error:
@@ -329,9 +329,9 @@ CONDUCTOR: Final = "conductor"
 
 @dataclass(slots=True)
 class DeploymentState:
-    """State of the deployment as last told by the supervisor. Owned by the link.
+    """Deployment state as reported by the supervisor. Owned by the link.
 
-    state: starting, ready, draining, unhealthy. down: processes that are gone, with the sentence that says why.
+    state: starting, ready, draining, unhealthy. down: cause by name of lost process.
     """
 
     state: str = "starting"
@@ -342,19 +342,19 @@ class DeploymentState:
     down: dict[str, str] = field(default_factory=dict)
 
     def problem(self) -> MstarError | None:
-        """Why a request cannot be taken now; None when it can."""
+        """Return why requests are refused; None if they are accepted."""
         if self.is_draining or self.state == "draining":
-            return Unavailable("the deployment is draining", hint="it takes no new requests", code="draining")
+            return Unavailable("the deployment is draining", hint="new requests are not accepted", code="draining")
         if self.down and CONDUCTOR not in self.up:
-            return WorkerLost(self.down.get(CONDUCTOR, "the conductor is gone"), hint="it is being restarted")
+            return WorkerLost(self.down.get(CONDUCTOR, "the conductor is gone"), hint="it is restarting")
         if self.state == "starting":
             cause = next(iter(self.down.values()), "")
             if cause:
-                return WorkerLost(cause, hint="it is being restarted")
+                return WorkerLost(cause, hint="it is restarting")
             phase = f", phase {self.phase}" if self.phase else ""
             return Unavailable(f"the deployment is starting{phase}", hint=self.reason, code="starting")
         if self.state != "ready":
             return Unavailable(f"the deployment is {self.state}", hint=self.reason, code="unavailable")
         if CONDUCTOR not in self.up:
-            return Unavailable("the conductor is not there yet", code="starting")
+            return Unavailable("the conductor has not started yet", code="starting")
         return None

@@ -1,4 +1,4 @@
-"""The api process: takes its port, joins the deployment, serves until it is told to stop. Started by the supervisor."""
+"""The api process: binds its port, joins the deployment and serves until stopped. Started by the supervisor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from mstar_core.process.system import keep_freed_memory, keep_start, prepare_pro
 from mstar_core.transport import Spin
 
 CLOSE_S: Final = 5.0
-"""How long answers that are being written may still take once the process stops."""
+"""Grace period for responses in progress when the process stops."""
 
 BACKLOG: Final = 1024
 
@@ -46,7 +46,7 @@ log = logging.getLogger("mstar.api")
 
 
 class ApiProcess:
-    """Everything of the process, made in order by `start` and freed in the reverse order by `close`."""
+    """Resources of the process. `start` creates them in order; `close` frees them in reverse order."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class ApiProcess:
         make_process: MakeProcess = ProcessorProcess,
         spin: Spin | None = None,
     ) -> None:
-        """Take the port and open the mailbox, before anything is loaded. Raises StartError, TransportError.
+        """Bind the port and open the mailbox before anything is loaded. Raises StartError, TransportError.
 
-        spin: that of the event loop, which requests rouse.
+        spin: busy-poll window of the event loop; requests restart it.
         """
         if model.processor is None:
             raise PluginError(
@@ -92,16 +92,16 @@ class ApiProcess:
 
     @property
     def is_serving(self) -> bool:
-        """Whether connections are taken."""
+        """Return whether connections are accepted."""
         return self._server is not None and self._server.is_serving
 
     @property
     def port(self) -> int:
-        """The port that was taken."""
+        """Return the bound port."""
         return int(self.socket.getsockname()[1])
 
     async def start(self) -> None:
-        """Join the deployment, start the pool, serve. Raises what the processor raises."""
+        """Join the deployment, start the pool and serve. Raises errors of the processor."""
         keep_freed_memory()
         loop = asyncio.get_running_loop()
         self.stopped = loop.create_future()
@@ -121,22 +121,22 @@ class ApiProcess:
         self.life.phase("ready", facts={"port": self.port, "host": self.spec.api.host})
 
     def stop(self, reason: str) -> None:
-        """Ask the process to end."""
+        """Request the end of the process."""
         if self.stopped is not None and not self.stopped.done():
             self.stopped.set_result(reason)
 
     async def close(self) -> None:
-        """Refuse, end what still runs with an error, close sockets, free everything. Also after a failed start."""
+        """Refuse new requests, fail running ones, close sockets and free everything. Also used after a failed start."""
         self.link.deployment.is_draining = True
         for live in self.registry:
-            live.fail(Unavailable("the deployment stops", hint="send the request again later", code="draining"))
+            live.fail(Unavailable("the deployment is stopping", hint="retry later", code="draining"))
         await self.registry.wait_empty(CLOSE_S)
         if self._server is not None:
             self._server.close()
             for connection in list(self._server.connections):
                 dismiss(connection)
                 connection.abort()
-            await self._server.wait_closed()  # from Python 3.12 on this waits for every connection
+            await self._server.wait_closed()  # waits for every connection since Python 3.12
         if self._app is not None:
             Sanic.unregister_app(self._app)
         self.socket.close()
@@ -152,7 +152,7 @@ class ApiProcess:
         return self._app
 
     async def _detokenizer(self) -> Callable[[], Detokenizer] | None:
-        # Text goes out id by id, so its processor lives here too; models without text need none in this process.
+        # Detokenization runs in this process, so models with text output load their processor here as well.
         if self.model.output("text") is None or self.model.processor is None:
             return None
         processor: Any = await asyncio.to_thread(
@@ -163,7 +163,7 @@ class ApiProcess:
 
     def _spawn_serve(self, app: Sanic[Any, Any]) -> None:
         task = asyncio.ensure_future(self._serve(app))
-        task.add_done_callback(lambda done: self.stop("the port could not be served") if done.exception() else None)
+        task.add_done_callback(lambda done: self.stop("the port cannot be served") if done.exception() else None)
 
     async def _serve(self, app: Sanic[Any, Any]) -> None:
         self._server = await app.create_server(
@@ -176,7 +176,7 @@ class ApiProcess:
 
 
 def load_model(spec: DeploymentSpec) -> ModelSpec:
-    """The deployment's model, adapted to its checkpoint. Raises PluginError."""
+    """Return the deployment's model, bound to its checkpoint. Raises PluginError."""
     load_plugin = importlib.import_module("mstar_core.plugin.loader").load_plugin
     models: Sequence[ModelSpec] = load_plugin(spec.plugin)
     for model in models:
@@ -187,7 +187,7 @@ def load_model(spec: DeploymentSpec) -> ModelSpec:
 
 
 async def serve(process: ApiProcess) -> str:
-    """Run until stopped. Returns why."""
+    """Run until stopped. Returns the reason."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, process.stop, signal.Signals(number).name)
@@ -201,7 +201,7 @@ async def serve(process: ApiProcess) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m mstar_core.api SPEC --incarnation N --supervisor ENDPOINT`."""
+    """Run `python -m mstar_core.api SPEC --incarnation N --supervisor ENDPOINT`."""
     parser = argparse.ArgumentParser(prog="mstar_core.api", description="The api process of a deployment.")
     parser.add_argument("spec", type=Path)
     parser.add_argument("--incarnation", type=int, required=True)
@@ -214,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(spec: DeploymentSpec, incarnation: int, supervisor: str) -> int:
-    """Serve a deployment until it stops. Every error is written to the run directory before the process ends."""
+    """Serve a deployment until it stops. Errors are written to the run directory before the process ends."""
     with guarded_process("api", incarnation, spec):
         spin = Spin(wait_spin_s(spec))
         process = ApiProcess(spec, incarnation, supervisor, load_model(spec), spin=spin)

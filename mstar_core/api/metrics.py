@@ -1,4 +1,4 @@
-"""The api's Prometheus series. Owned by the service; no label ever holds a client's text."""
+"""Prometheus metrics of the api. Owned by the service. Labels never contain client text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mstar_core.observe.step_histograms import READINGS
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
 TELL_S: Final = 1.0
-"""How often the supervisor is told of them."""
+"""Interval of reports to the supervisor."""
 
 
 class Metrics:
-    """One registry per api, so that two in one process (tests) do not meet. `told`: what the supervisor makes."""
+    """Metrics of one api process. The registry is not global, so that several apis can run in one process (tests)."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -63,16 +63,17 @@ class Metrics:
         self.registry.register(self._told)
 
     def ended(self, news: RequestNews) -> None:
-        """A request is over: note its first sound, and how long its sound took it."""
+        """Record the audio metrics of a finished request."""
         if news.ttfa_s is not None:
             self.ttfa_s.observe(news.ttfa_s)
         if news.state == "finished" and news.audio_s and news.started is not None and news.ended is not None:
             self.real_time_factor.observe((news.ended - news.started) / news.audio_s)
 
     def take_telemetry(self, values: Mapping[str, float]) -> None:
-        """Keep what the supervisor tells: `node.NAME.READING`, `component.NAME.READING`, `deployment.READING`.
+        """Store readings sent by the supervisor: `node.NAME.READING`, `component.NAME.READING`, `deployment.READING`.
 
-        READING: `pages_STATE`, `KIND_HOW` (of steps), or one of _NODE, _COMPONENT, _DEPLOYMENT; others have no family.
+        READING is `pages_STATE`, `KIND_HOW` (steps), or a key of _NODE, _COMPONENT or _DEPLOYMENT. Other readings are
+        ignored.
         """
         for name, value in values.items():
             kind, _, rest = name.partition(".")
@@ -96,7 +97,7 @@ class Metrics:
             self._told.put("mstar_graph_steps", (node, kind, how), value)
 
     def news(self, now: float) -> list[MetricSample]:
-        """Samples of the series made here that changed since the last call, at most once a second."""
+        """Return the samples that changed since the last call, at most once per second."""
         if now < self._next_tell:
             return []
         self._next_tell = now + TELL_S
@@ -109,7 +110,7 @@ class Metrics:
         return changed
 
     def text(self) -> bytes:
-        """The exposition."""
+        """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 

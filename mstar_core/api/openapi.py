@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description of a deployment's api, made from the types that its routes read and write."""
+"""OpenAPI 3.1 description of a deployment, generated from the request and response types, and its HTML page."""
 
 from __future__ import annotations
 
@@ -23,23 +23,32 @@ Json = dict[str, Any]
 REF: Final = "#/components/schemas/{name}"
 STOP: Final = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 COMMON: Final[Mapping[str, Json]] = {
-    "seed": {"type": "integer", "minimum": 0, "maximum": MAX_SEED, "description": "same seed, same answer"},
-    "max_output_tokens": {"type": "integer", "minimum": 1, "description": "most tokens to make"},
-    "max_completion_tokens": {"type": "integer", "minimum": 1, "description": "counts after max_output_tokens"},
-    "max_tokens": {"type": "integer", "minimum": 1, "description": "counts after max_completion_tokens"},
-    "temperature": {"type": "number", "minimum": 0, "description": "0 is greedy"},
-    "top_p": {"type": "number", "description": "nucleus mass"},
-    "top_k": {"type": "integer", "description": "most likely ids to draw from"},
-    "repetition_penalty": {"type": "number", "description": "1 is off"},
-    "ignore_eos": {"type": "boolean", "description": "for load tests: go on to the limit"},
+    "seed": {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": MAX_SEED,
+        "description": "the same seed gives the same output",
+    },
+    "max_output_tokens": {"type": "integer", "minimum": 1, "description": "maximum number of tokens to generate"},
+    "max_completion_tokens": {"type": "integer", "minimum": 1, "description": "used if max_output_tokens is absent"},
+    "max_tokens": {"type": "integer", "minimum": 1, "description": "used if max_completion_tokens is absent"},
+    "temperature": {"type": "number", "minimum": 0, "description": "0 selects greedy decoding"},
+    "top_p": {"type": "number", "description": "probability mass of nucleus sampling"},
+    "top_k": {"type": "integer", "description": "number of most likely tokens to sample from"},
+    "repetition_penalty": {"type": "number", "description": "1 disables it"},
+    "ignore_eos": {"type": "boolean", "description": "for load tests: generate up to the limit"},
     "stop": {
         "anyOf": [STOP, {"type": "array", "items": STOP, "maxItems": MAX_STOPS}],
-        "description": "strings that end the text; they are not part of it",
+        "description": "strings that end the text; they are not part of the output",
     },
-    "timeout_s": {"type": "number", "exclusiveMinimum": 0, "description": "seconds to the deadline, queue included"},
+    "timeout_s": {
+        "type": "number",
+        "exclusiveMinimum": 0,
+        "description": "seconds to the deadline, including time in the queue",
+    },
     "priority": {"type": "number", "description": "accepted"},
 }
-"""Names that every model accepts; one that a model has no use for gives a warning."""
+"""Parameters that every model accepts; unused ones give a warning."""
 
 HEADERS: Final = (
     ("X-Request-ID", {"type": "string", "pattern": "^[!-.0-~]{1,128}$"}, "the client's own id"),
@@ -48,7 +57,7 @@ HEADERS: Final = (
 
 
 def describe(deployment: DeploymentSpec, spec: ModelSpec, routes: Sequence[HttpRoute]) -> Json:
-    """The description of what this deployment serves. routes: those that its model maps; OpenAPI knows no sockets."""
+    """Return the description of a deployment. routes: those that its model supports; WebSockets are omitted."""
     routes = [route for route in routes if not route.is_socket]
     names = components(routes)
     schemas = {**names}
@@ -64,7 +73,7 @@ def describe(deployment: DeploymentSpec, spec: ModelSpec, routes: Sequence[HttpR
         "info": {
             "title": f"{deployment.name}: {spec.title}",
             "version": deployment.versions.get("mstarctl", "0"),
-            "description": "The api of one deployment. Errors of every route have one form.",
+            "description": "API of one deployment. All routes use the same error format.",
         },
         "paths": _paths(routes, schemas, has_keys=bool(keys)),
         "components": {"schemas": schemas, **({"securitySchemes": keys} if keys else {})},
@@ -72,14 +81,14 @@ def describe(deployment: DeploymentSpec, spec: ModelSpec, routes: Sequence[HttpR
 
 
 def components(routes: Iterable[HttpRoute]) -> dict[str, Json]:
-    """Schemas of all types that routes name, and of those inside them, by name."""
+    """Return the schemas of all types that routes refer to, directly or indirectly, by name."""
     kinds = {kind for route in routes for kind in (route.body, route.answer) if kind is not None} | {ErrorBody}
     ordered = sorted(kinds, key=lambda kind: kind.__name__)
     return dict(msgspec.json.schema_components(ordered, ref_template=REF)[1])
 
 
 def with_parameters(schema: Json, parameters: Mapping[str, Json], *, is_strict: bool) -> Json:
-    """A request's schema with everything else that its route accepts: parameters, and fields without effect."""
+    """Return a request schema extended by model parameters and by accepted fields that have no effect."""
     properties = dict(schema["properties"])
     for name, each in parameters.items():
         properties.setdefault(name, each)
@@ -138,7 +147,7 @@ def _body(route: HttpRoute, kind: str, schemas: Mapping[str, Json]) -> Json:
 
 
 def _field(schema: Json) -> Json:
-    """The same in a form, where a list is written as JSON."""
+    """Return the schema of a form field, where lists and objects are JSON text."""
     kind = schema.get("type")
     is_list = kind in ("array", "object") or (isinstance(kind, list) and {"array", "object"} & set(kind))
     if not is_list and not any(each.get("type") in ("array", "object") for each in schema.get("anyOf", ())):
@@ -153,7 +162,7 @@ def _responses(route: HttpRoute) -> Json:
     for kind in route.gives:
         is_text = kind.startswith("text/") and kind != EVENTS
         content[kind] = {"schema": {"type": "string"} if is_text else {}}
-    made: Json = {"200": {"description": "the answer", "content": content}}
+    made: Json = {"200": {"description": "the response", "content": content}}
     for status in (*route.errors, *((405,) if URLENCODED in route.takes else ())):
         made[str(status)] = {"description": _phrase(status), "content": _error(route, status)}
     return made
@@ -178,11 +187,11 @@ STYLE: Final = (
 
 
 def docs_html(document: Mapping[str, Any]) -> str:
-    """The page."""
+    """Return the description as one HTML page that loads nothing and runs no scripts."""
     info = document["info"]
     schemas = document["components"]["schemas"]
     body = [f"<h1>{_text(info['title'])}</h1>", f"<p>Version {_text(info['version'])}. {_text(info['description'])}"]
-    body.append('The same for programs: <a href="openapi.json">openapi.json</a>.</p>')
+    body.append('Machine-readable version: <a href="openapi.json">openapi.json</a>.</p>')
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             body += _page_operation(path, method, operation, schemas)
@@ -196,11 +205,11 @@ def docs_html(document: Mapping[str, Any]) -> str:
 def _page_operation(path: str, method: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[str]:
     yield f"<h2><code>{method.upper()} {_text(path)}</code></h2><p>{_text(operation['summary'])}.</p>"
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
-        yield f"<p>Takes <code>{_text(kind)}</code>: {_type(content['schema'])}</p>"
+        yield f"<p>Request <code>{_text(kind)}</code>: {_type(content['schema'])}</p>"
     for status, answer in operation["responses"].items():
         if status == "200":
             for kind, content in answer["content"].items():
-                yield f"<p>Gives <code>{_text(kind)}</code>: {_type(content['schema'])}</p>"
+                yield f"<p>Response <code>{_text(kind)}</code>: {_type(content['schema'])}</p>"
     errors = ", ".join(status for status in operation["responses"] if status != "200")
     if errors:
         yield f"<p>Errors: {_text(errors)}.</p>"
@@ -228,7 +237,7 @@ def _default(schema: Mapping[str, Any]) -> str:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """A type in few words, as HTML."""
+    """Return a short description of a type, as HTML."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f'<a href="#{_text(name)}">{_text(name)}</a>'

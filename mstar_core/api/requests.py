@@ -1,4 +1,4 @@
-"""Requests of this process: those alive by handle and id, and what became of the last ones. Owned by the service."""
+"""Request registry: live requests by handle and id, recent outcomes, ids and seeds. Owned by the service."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from typing import Any, Final, TypeVar
 from mstar_core.errors import Duplicate, MstarError, RequestError, TimedOut
 
 REMEMBERED: Final = 4096
-"""Ended requests that GET /v1/requests/{id} still knows."""
+"""Number of finished requests that GET /v1/requests/{id} remembers."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
 class LiveRequest:
-    """A request from arrival to end. Owned by the handler that opened it; others only call `fail`.
+    """A request from arrival to end. Owned by its handler; other code only calls `fail`.
 
-    key: which api key sent it. group: the id of the request that it is an item of, its own for most. deadline:
-    monotonic. state: preprocessing, queued, running. is_sent: the conductor knows it. is_over: the conductor said so.
+    key: the API key that sent it. group: id of the request that it is an item of, by default its own. deadline:
+    monotonic time. state: preprocessing, queued, running. is_sent: the conductor has received it. is_over: the
+    conductor has finished it.
     """
 
     handle: int
@@ -47,7 +48,7 @@ class LiveRequest:
     _failed: asyncio.Future[None] | None = None
 
     def fail(self, error: MstarError) -> None:
-        """End the request with `error`, wherever its handler waits. The first error counts."""
+        """Fail the request with `error` at whatever its handler waits for. Later errors are ignored."""
         if self.error is not None:
             return
         self.error = error
@@ -57,7 +58,7 @@ class LiveRequest:
             self.on_fail(error)
 
     async def until(self, work: Awaitable[T], clock: Callable[[], float] = time.monotonic) -> T:
-        """Wait for `work`, but not past the deadline nor past `fail`. Raises TimedOut or the error; `work` is ended."""
+        """Await `work` until the deadline or `fail`, then cancel it. Raises TimedOut or the error."""
         if self.error is not None:
             raise self.error
         loop = asyncio.get_running_loop()
@@ -82,7 +83,7 @@ class LiveRequest:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ReceivingRequest:
-    """A request whose body is read. task: its handler. is_cancelled: by its id, not by a closed connection."""
+    """A request whose body is being received. task: its handler. is_cancelled: by id, not by a closed connection."""
 
     request_id: str
     route: str
@@ -92,20 +93,20 @@ class ReceivingRequest:
     is_cancelled: bool = False
 
     def cancel(self) -> None:
-        """End it where it waits."""
+        """Cancel the handler."""
         self.is_cancelled = True
         self.task.cancel()
 
 
 def timed_out(live: LiveRequest) -> TimedOut:
-    """The request's deadline has passed."""
+    """Return the error for a passed deadline."""
     allowed = round(live.deadline - live.started, 3)
-    return TimedOut(f"the request did not end within {allowed:g} s", hint="send a larger timeout_s")
+    return TimedOut(f"the request did not finish within {allowed:g} s", hint="increase timeout_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
-    """What became of a request. status: finished, failed or cancelled."""
+    """Result of a request. status: finished, failed or cancelled."""
 
     request_id: str
     route: str
@@ -118,7 +119,7 @@ class RequestOutcome:
 
 
 class Registry:
-    """The requests of one life of the api."""
+    """Registry of the requests of one incarnation of the api."""
 
     def __init__(self, incarnation: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._incarnation = incarnation
@@ -140,7 +141,7 @@ class Registry:
     def open(
         self, request_id: str, *, route: str, key: str, started: float, deadline: float, group: str = ""
     ) -> Iterator[LiveRequest]:
-        """Hold a request in the registry for the block. Raises Duplicate when its id is in flight."""
+        """Register a request for the duration of the block. Raises Duplicate if its id is in flight."""
         if request_id in self._by_id or any(live.group == request_id for live in self._by_handle.values()):
             raise Duplicate(
                 "a request with this id is in flight",
@@ -164,9 +165,10 @@ class Registry:
 
     @contextmanager
     def arriving(self, request_id: str, *, route: str, key: str) -> Iterator[ReceivingRequest]:
-        """Hold a request whose body is still read, under the id of its header; until it is opened, or the block ends.
+        """Register a request under its header id while its body is received: until it is opened or the block ends.
 
-        In a task. Of two with one id the later is held: both may not be opened anyway.
+        Must run in a task. Of two requests with the same id the later one is registered; at most one of them can be
+        opened.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -188,42 +190,42 @@ class Registry:
                 )  # fmt: skip
 
     def arrives(self, request_id: str, key: str) -> ReceivingRequest | None:
-        """The request of a client's id whose body is still read, if that key sends it."""
+        """Return the request with a client id whose body is being received, if `key` sent it."""
         return self._arriving.get((request_id, key))
 
     async def wait_empty(self, timeout_s: float) -> None:
-        """Wait until no request is left, but not longer than `timeout_s`."""
+        """Wait at most `timeout_s` until no request is left."""
         if self._by_handle:
             self._empty = asyncio.get_running_loop().create_future()
             await asyncio.wait({self._empty}, timeout=timeout_s)
 
     def get(self, handle: int) -> LiveRequest | None:
-        """The live request of a handle; None for one that ended (its messages are late)."""
+        """Return the live request of a handle; None if it has ended."""
         return self._by_handle.get(handle)
 
     def find(self, request_id: str, key: str) -> LiveRequest | None:
-        """The live request of a client's id, or the first item of it that still runs, if that key sent it."""
+        """Return the live request of a client id, or its first running item, if `key` sent it."""
         return next(iter(self.items(request_id, key)), None)
 
     def items(self, request_id: str, key: str) -> list[LiveRequest]:
-        """Every live item of a client's id, if that key sent it."""
+        """Return all live items of a client id that `key` sent."""
         return [live for live in self._by_handle.values() if live.group == request_id and live.key == key]
 
     def remember(self, outcome: RequestOutcome) -> None:
-        """Keep what became of a request, in place of the oldest."""
+        """Store the outcome of a request and drop the oldest one."""
         self._ended.pop(outcome.request_id, None)
         self._ended[outcome.request_id] = outcome
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
     def outcome(self, request_id: str, key: str) -> RequestOutcome | None:
-        """What became of a request that ended, if that key sent it."""
+        """Return the outcome of a finished request, if `key` sent it."""
         found = self._ended.get(request_id)
         return found if found is not None and found.key == key else None
 
 
 HANDLE_BITS: Final = 40
-"""Handles of one incarnation of the api; the incarnation stands above them, so none is ever used twice."""
+"""Bits of the request number in a handle; the incarnation is stored above them, so no handle is ever reused."""
 
 MAX_SEED: Final = 2**63 - 1
 _CROCKFORD: Final = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -232,47 +234,47 @@ _CLIENT_ID: Final = re.compile(r"[\x21-\x2e\x30-\x7e]{1,128}")  # printable ASCI
 
 
 def make_handle(incarnation: int, number: int) -> int:
-    """The handle of the `number`-th request of this life."""
+    """Return the handle of the `number`-th request of an incarnation."""
     return (incarnation << HANDLE_BITS) | number
 
 
 def new_request_id() -> str:
-    """`req-` and 26 characters: 48 bits of time, so that ids sort by age, then 80 random bits."""
+    """Return `req-` and 26 characters: 48 bits of time, so that ids sort by age, then 80 random bits."""
     number = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
     return "req-" + "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
 
 
 def check_request_id(value: str, field: str = "request_id") -> str:
-    """The client's own id. Raises RequestError when it cannot be one."""
+    """Validate a client id. Raises RequestError."""
     if _CLIENT_ID.fullmatch(value) is None:
         allowed = "1 to 128 printable ASCII characters without space and '/'"
-        raise RequestError(f"{field} is not usable as an id", hint=f"send {allowed}", field=field, allowed=allowed)
+        raise RequestError(f"{field} is not a valid id", hint=f"use {allowed}", field=field, allowed=allowed)
     return value
 
 
 def trace_id_of(parent: str | None) -> str:
-    """The trace that the header `traceparent` names (W3C Trace Context), a new one where it names none."""
+    """Return the trace id of a `traceparent` header (W3C Trace Context), or a new one."""
     found = _PARENT.fullmatch(parent or "")
     return found[1] if found is not None else secrets.token_hex(16)
 
 
 def unescaped(name: str) -> str:
-    """A name out of a path, its percent escapes undone: clients escape what may well stand in an id."""
+    """Return a path segment with percent escapes decoded; clients may escape characters of an id."""
     return urllib.parse.unquote(name)
 
 
 def seed_of(request_id: str) -> int:
-    """The seed of a request that names none: stable for its id."""
+    """Return the default seed of a request, derived from its id."""
     digest = hashlib.md5(request_id.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:4], "little")
 
 
 def check_seed(value: Any) -> int:
-    """Read a seed, also as text. Raises RequestError outside 0 to 2^63-1."""
+    """Parse a seed, given as a number or text. Raises RequestError outside 0 to 2^63-1."""
     number = _whole(value)
     if number is None or not 0 <= number <= MAX_SEED:
         allowed = "an integer from 0 to 2^63-1"
-        raise RequestError(f"seed is not {allowed}", field="seed", allowed=allowed)
+        raise RequestError(f"seed must be {allowed}", field="seed", allowed=allowed)
     return number
 
 

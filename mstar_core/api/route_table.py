@@ -1,4 +1,4 @@
-"""Every route: path, handler, who may call it, what it takes and gives. Read by the app and by the OpenAPI document."""
+"""Route table: path, handler, access, request and response types of every route. Used by the app and OpenAPI."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ EVENTS: Final = "text/event-stream"
 MSGPACK: Final = "application/msgpack"
 SOUNDS: Final = ("audio/wav", "audio/pcm", "audio/flac", "audio/mpeg", "audio/ogg", EVENTS)
 ASKED: Final = (400, 401, 404, 408, 409, 413, 415, 422, 429, 499, 500, 503, 504)
-"""Statuses of errors that a request for work may meet."""
+"""Error statuses of inference requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRoute:
-    """One path. needs: the model's mapping that it depends on. is_open: no key is asked for. is_socket: a WebSocket.
+    """One route. needs: the mapping that the model must have. is_open: requires no API key. is_socket: a WebSocket.
 
-    body: what a request holds, by the content types in `takes`; files: its uploads, by field, and whether one may come
-    several times. answer: the whole answer in JSON; gives: other content types. errors: statuses it may answer with.
+    body: type of the request body, sent as one of the content types in `takes`. files: upload fields, and whether each
+    may be repeated. answer: type of the JSON response. gives: other content types of responses. errors: possible error
+    statuses.
     """
 
     method: str
@@ -77,44 +78,44 @@ class HttpRoute:
 ROUTES: Final = (
     HttpRoute(
         method="POST", path="/generate", handler=generate, name="generate", is_native=True, reads_body=True,
-        summary="Any modalities in, any out; streamed by default", body=GenerateRequest, takes=(FORM, URLENCODED, JSON),
+        summary="Any modalities in and out; streamed by default", body=GenerateRequest, takes=(FORM, URLENCODED, JSON),
         files={"files": True}, answer=Generated, gives=("application/x-ndjson", "application/x-mstar-frames"),
         errors=ASKED,
     ),
     HttpRoute(
         method="POST", path=ENDPOINTS["chat"], handler=chat, name="chat", needs="chat", reads_body=True,
-        summary="Answer a conversation", body=ChatRequest, takes=(JSON,), answer=ChatCompletion, gives=(EVENTS,),
+        summary="Create a chat completion", body=ChatRequest, takes=(JSON,), answer=ChatCompletion, gives=(EVENTS,),
         errors=ASKED,
     ),
     HttpRoute(
         method="POST", path=ENDPOINTS["speech"], handler=speech, name="speech", needs="speech", reads_body=True,
-        summary="Speak a text", body=SpeechRequest, takes=(JSON,), gives=SOUNDS, errors=ASKED,
+        summary="Convert text to speech", body=SpeechRequest, takes=(JSON,), gives=SOUNDS, errors=ASKED,
     ),
     HttpRoute(
         method="POST", path=ENDPOINTS["image"], handler=image, name="image", needs="image", reads_body=True,
-        summary="Paint from a text", body=ImageRequest, takes=(JSON,), answer=Images, errors=ASKED,
+        summary="Generate images from text", body=ImageRequest, takes=(JSON,), answer=Images, errors=ASKED,
     ),
     HttpRoute(
         method="POST", path=ENDPOINTS["image_edit"], handler=image_edit, name="image_edit", needs="image_edit",
-        reads_body=True, summary="Change images by a text", body=ImageRequest, takes=(FORM,), files={"image": True},
+        reads_body=True, summary="Edit images by a prompt", body=ImageRequest, takes=(FORM,), files={"image": True},
         answer=Images, errors=ASKED,
     ),
     HttpRoute(
         method="POST", path=ENDPOINTS["transcription"], handler=transcription, name="transcription",
-        needs="transcription", reads_body=True, summary="Write down what is said", body=TranscriptionRequest,
+        needs="transcription", reads_body=True, summary="Transcribe speech", body=TranscriptionRequest,
         takes=(FORM,), files={"file": False}, answer=Transcription, gives=("text/plain", EVENTS), errors=ASKED,
     ),
     HttpRoute(
         method="GET", path=ENDPOINTS["robot_policy"], handler=robot_policy, name="robot_policy", needs="robot_policy",
-        is_socket=True, summary="Observations of a robot in, actions out", takes=("WebSocket",), gives=(MSGPACK,),
+        is_socket=True, summary="Robot observations in, actions out", takes=("WebSocket",), gives=(MSGPACK,),
     ),
     HttpRoute(
         method="GET", path="/", handler=robot_policy, name="robot_policy_root", needs="robot_policy", is_socket=True,
-        summary="The same, where openpi's clients look for it", takes=("WebSocket",), gives=(MSGPACK,),
+        summary="The same at the path that openpi clients use", takes=("WebSocket",), gives=(MSGPACK,),
     ),
     HttpRoute(
         method="GET", path="/healthz", handler=healthz, name="healthz", needs="robot_policy", is_open=True,
-        summary="Whether the port answers", gives=("text/plain",), errors=(),
+        summary="Whether the port responds", gives=("text/plain",), errors=(),
     ),
     HttpRoute(
         method="GET", path="/v1/models", handler=models, name="models", summary="The served model, as a list",
@@ -126,11 +127,11 @@ ROUTES: Final = (
     ),
     HttpRoute(
         method="GET", path="/v1/requests/<name:str>", handler=request_state, name="request", answer=RequestState,
-        summary="What a request does, or what became of it", errors=(401, 404),
+        summary="State or outcome of a request", errors=(401, 404),
     ),
     HttpRoute(
         method="POST", path="/v1/requests/<name:str>/cancel", handler=cancel, name="cancel", answer=CancelState,
-        summary="End a request", errors=(401, 404),
+        summary="Cancel a request", errors=(401, 404),
     ),
     HttpRoute(
         method="GET", path="/health", handler=health, name="health", is_open=True, answer=Health, errors=(503,),
@@ -138,12 +139,15 @@ ROUTES: Final = (
     ),
     HttpRoute(
         method="GET", path="/ready", handler=ready, name="ready", is_open=True, answer=Ready, errors=(503,),
-        summary="Whether a request would be taken now",
+        summary="Whether requests are accepted",
     ),
-    HttpRoute(method="GET", path="/version", handler=version, name="version", answer=Version, summary="What serves"),
+    HttpRoute(
+        method="GET", path="/version", handler=version, name="version", answer=Version,
+        summary="Versions of the server and the model",
+    ),
     HttpRoute(
         method="GET", path="/metrics", handler=metrics, name="metrics", gives=("text/plain",),
-        summary="Prometheus series",
+        summary="Prometheus metrics",
     ),
     HttpRoute(
         method="GET", path="/openapi.json", handler=openapi_document, name="openapi", gives=(JSON,),
@@ -151,12 +155,12 @@ ROUTES: Final = (
     ),
     HttpRoute(
         method="GET", path="/docs", handler=docs_page, name="docs", gives=("text/html",),
-        summary="This description, to read",
+        summary="This description as a web page",
     ),
 )  # fmt: skip
 
 
 def shown_path(path: str) -> str:
-    """A path as people and OpenAPI write it: `/v1/models/{name}`."""
+    """Return a path in OpenAPI notation: `/v1/models/{name}`."""
     head, *parts = path.split("<")
     return head + "".join(f"{{{part.partition(':')[0]}}}{part.partition('>')[2]}" for part in parts)

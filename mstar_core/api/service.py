@@ -1,4 +1,4 @@
-"""A request from its checked words to its last output: admission, preprocessing, conductor. Used by routes."""
+"""Life cycle of a request: admission, preprocessing, submission to the conductor, outputs. Used by the routes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from mstar_core.plugin.spec import ModelSpec
 
 KEEPALIVE_S: Final = 15.0
 BODIES: Final = 8
-"""How many bodies of the largest size all requests may hold together."""
+"""The memory budget for bodies, in bodies of the maximum size."""
 
 log = logging.getLogger("mstar.api")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """How a request ended well. times_ms: queue, ttft, total."""
+    """How a request finished. times_ms: queue, ttft, total."""
 
     finish_reason: str
     usage: dict[str, Any]
@@ -53,7 +53,7 @@ class Completion:
 
 
 class Session:
-    """One running request, for its handler: read `chunks` to their end, then `done`."""
+    """A running request, as seen by its handler: read `chunks` to the end, then call `done`."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class Session:
         self._ending: Ending | None = None
 
     async def chunks(self, keepalive_s: float | None = None) -> AsyncIterator[list[OutputChunk]]:
-        """What is ready, as it comes; an empty list each `keepalive_s` in which nothing came.
+        """Yield chunks as they become ready, and an empty list after each `keepalive_s` without output.
 
-        Raises TimedOut, Cancelled, WorkerLost and whatever else ended the request, after the chunks before it.
+        Raises TimedOut, Cancelled, WorkerLost or another error that ended the request, after all earlier chunks.
         """
         pace = self._service.keepalive_s if keepalive_s is None else keepalive_s
         while self._ending is None:
@@ -89,7 +89,7 @@ class Session:
             self._note_first(items[0].modality if items else "")
             self._ending = self._outbox.ending
             if self.presenter.is_stopped:
-                self._ending = self._ending or Ending(reason="stop")  # leaving the block cancels what still runs
+                self._ending = self._ending or Ending(reason="stop")  # the end of the block cancels the request
             if self._ending is not None:
                 chunks += self.presenter.flush()
             is_silent = not items and self._ending is None
@@ -97,7 +97,7 @@ class Session:
                 yield chunks
 
     def done(self) -> Completion:
-        """The end of a request whose chunks were all read."""
+        """Return the completion of the request. Call it after all chunks were read."""
         assert self._ending is not None
         prompt = self._inputs.prompt_tokens
         media: Counter[str] = Counter()
@@ -110,7 +110,7 @@ class Session:
         usage |= self._inputs.usage
         warnings = self.warnings
         if "audio" in self.call.outputs and not self.presenter.samples:
-            warnings = (*warnings, "the answer is too short for any sound; the audio is empty")
+            warnings = (*warnings, "the output is too short to contain audio; the audio is empty")
         now = self._service.clock()
         first = self.presenter.first_at or now
         times = {"queue_ms": self._queued_s, "ttft_ms": first - self.live.started, "total_ms": now - self.live.started}
@@ -139,7 +139,7 @@ class Session:
 
 
 class Service:
-    """What the routes share. Owned by the api process."""
+    """State shared by the routes. Owned by the api process."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Service:
         self.keepalive_s = keepalive_s
         self.clock = clock
         self.created = int(time.time())
-        self.description: dict[str, Any] = {}  # filled by the app, which knows the routes
+        self.description: dict[str, Any] = {}  # set by the app, which knows the routes
         self.page = ""
         self.uploads = deployment.uploads
         self.sampled = SampledPorts.by(model)
@@ -177,7 +177,7 @@ class Service:
         self.limits = media_limits(api)
         self._detokenizer = detokenizer
         self.burst = WriteBatch()
-        self.feed = RequestTelemetry(clock, lambda: f"all {self.admission.slots} slots are taken")
+        self.feed = RequestTelemetry(clock, lambda: f"all {self.admission.slots} slots are in use")
         self.feed.on_end = metrics.ended
         link.gauges, link.news = self._gauges, self.feed.take
         metrics.inflight.set_function(lambda: self.admission.running)
@@ -198,7 +198,7 @@ class Service:
         }
 
     def check_open(self, key: str = "", count: int = 1) -> None:
-        """Raise Unavailable, WorkerLost or Overloaded when `count` new requests would not be taken."""
+        """Raise Unavailable, WorkerLost or Overloaded if `count` new requests would be refused."""
         problem = self.link.deployment.problem()
         if problem is not None:
             raise problem
@@ -208,10 +208,11 @@ class Service:
     async def open(
         self, call: ParsedRequest, *, key: str, started: float, shared: SharedInputs | None = None
     ) -> AsyncIterator[Session]:
-        """Run a request for the length of the block: its end, however it comes, frees everything it held.
+        """Run a request for the duration of the block, and free everything it holds at the end.
 
-        shared: what the processor makes of its prompt, where it is one item of several.
-        Raises Duplicate, Overloaded, Unavailable, TimedOut, Cancelled, and what preprocessing finds wrong.
+        shared: inputs shared by the items of one request.
+
+        Raises Duplicate, Overloaded, Unavailable, TimedOut, Cancelled, and errors of preprocessing.
         """
         self.check_open(key)
         self.link.spin.rouse()
@@ -248,7 +249,7 @@ class Service:
             observation=call.observation, params=call.params, outputs=frozenset(call.outputs), seed=call.seed,
             max_seq_len=self.deployment.max_seq_len, limits=self.limits,
         )  # fmt: skip
-        # A task that has nothing to wait for costs two turns of the loop.
+        # A task that has nothing to wait for would still take two iterations of the event loop.
         inputs = self.pool.at_once(prompt) if shared is None and self.admission.is_free else None
         if inputs is None:
             asked = self.pool.prompt(prompt) if shared is None else shared.of(prompt, self.pool.prompt)
@@ -282,7 +283,7 @@ class Service:
             return lent
 
         problem = self.link.deployment.problem()
-        if problem is not None and problem.code != "draining":  # it was admitted before the drain began
+        if problem is not None and problem.code != "draining":  # admitted before the drain began
             raise problem
         segments = [SegmentRef(kind=s.kind, length=s.length, inputs=lend(s.arrays)) for s in inputs.segments]
         request = NewRequest(
@@ -306,7 +307,7 @@ class Service:
 
     @contextmanager
     def _noted(self, live: LiveRequest, call: ParsedRequest) -> Iterator[None]:
-        # The one place where a request ends: its outcome is written down, and the conductor told if it still works.
+        # Every request ends here: its outcome is recorded, and the conductor is told to cancel it if it still runs.
         error: BaseException | None = None
         self.feed.opened(live, call)
         try:
@@ -339,7 +340,7 @@ class Service:
 
 
 def cancel_cause(error: BaseException | None) -> str:
-    """Why a request that was still running is cancelled, in the words of CancelRequest."""
+    """Return the `why` of CancelRequest for the error that ended a running request."""
     match error:
         case None:
             return "stop"
@@ -356,15 +357,15 @@ def cancel_cause(error: BaseException | None) -> str:
 
 
 def lowered(call: ParsedRequest, inputs: Inputs) -> tuple[str, ...]:
-    """What to say of an output limit that the processor lowered, unless the processor said it."""
+    """Return a warning if the processor lowered the output limit without a warning of its own."""
     asked, given = getattr(call.params, "max_output_tokens", None), inputs.max_output_tokens
     if asked is None or given is None or given >= asked or any("max_output_tokens" in told for told in inputs.warnings):
         return ()
-    return (f"max_output_tokens was lowered from {asked} to {given}, the room left",)
+    return (f"max_output_tokens was lowered from {asked} to {given}, the space left in the context",)
 
 
 def media_limits(api: ApiConfig) -> MediaLimits:
-    """The deployment's limits of media as their readers take them."""
+    """Return the media limits of a deployment."""
     return MediaLimits(
         image_pixels=api.max_image_pixels, image_side=api.max_image_side, audio_s=api.max_audio_s,
         video_s=api.max_video_s, video_frames=api.max_video_frames, video_width=api.max_video_width,
@@ -373,12 +374,12 @@ def media_limits(api: ApiConfig) -> MediaLimits:
 
 
 def plain_params(params: Any, inputs: Inputs) -> dict[str, Any]:
-    """Parameters by name as they travel: those that the processor went on with, with its output limit."""
+    """Return the parameters as sent to the conductor: those returned by the processor, with its output limit."""
     chosen = inputs.params if inputs.params is not None else params
     values = {field.name: getattr(chosen, field.name) for field in dataclasses.fields(chosen)}
     if inputs.max_output_tokens is not None and "max_output_tokens" in values:
         values["max_output_tokens"] = inputs.max_output_tokens
     for name, value in values.items():
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
-            raise RequestError(f"{name} is a number with too many digits", field=name)
+            raise RequestError(f"{name} has too many digits", field=name)
     return values

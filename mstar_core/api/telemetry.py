@@ -1,4 +1,4 @@
-"""What the api tells the supervisor of requests: who came, what for, times, sound, the end. No client text."""
+"""Request telemetry for the supervisor: requests, modalities, times, audio, outcomes. Contains no client text."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ if TYPE_CHECKING:
 STATES: Final = {"preprocessing": "prepare", "queued": "queue", "running": "run"}
 PREPARE: Final = "prepare"
 ADMISSION: Final = "admission"
-"""Steps of the api, named as nodes are in spans."""
+"""Names of the api's steps in spans, used like node names."""
 
 PROGRESS_S: Final = 0.5
-"""How often a request that only makes more of the same is told of: a line of it costs as much as sending a chunk."""
+"""Interval of progress reports of a running request; one costs as much CPU time as sending a chunk."""
 
 PENDING: Final = 4096
-"""Ended requests, and spans, that are kept until the next batch."""
+"""Limit of finished requests, and of spans, kept until the next batch."""
 
 
 @dataclass(slots=True, kw_only=True)
 class WatchedRequest:
-    """One live request. prepared, admitted: when its input was ready and when it got a slot; 0.0 before.
+    """Telemetry state of a live request. prepared, admitted: when its inputs were ready and when it got a slot; 0.0
+    before.
 
-    due: when its progress is told next.
+    due: when its progress is reported next.
     """
 
     live: LiveRequest
@@ -45,22 +46,22 @@ class WatchedRequest:
     due: float = 0.0
 
     def is_due(self, state: str, now: float) -> bool:
-        """Whether something may be new that is worth telling now."""
+        """Return whether the request may have changed since the last report."""
         told, presenter = self.told, self.presenter
         if told is None or told.state != state:
             return True
         if presenter is None:
-            return False  # most of a long queue: nothing can be new
+            return False  # most requests of a long queue: nothing can have changed
         is_first = told.ttft_s is None and presenter.first_at is not None
         return is_first or (told.ttfa_s is None and presenter.first_sound_at is not None) or now >= self.due
 
 
 @dataclass(slots=True)
 class RequestTelemetry:
-    """Requests of this process, as telemetry tells of them. Owned by the service; emptied by the link.
+    """Telemetry of the requests of this process. Owned by the service; the link sends it.
 
-    counts: how many requests finished, failed, were cancelled, were refused. why: what those in the queue wait for.
-    on_end: told of each request that is over.
+    counts: requests finished, failed, cancelled and refused. why: what queued requests wait for. on_end: called for
+    each finished request.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -74,36 +75,36 @@ class RequestTelemetry:
     _keys: int = 0
 
     def opened(self, live: LiveRequest, call: ParsedRequest) -> None:
-        """A request came."""
+        """Start to track a request."""
         inputs = list(dict.fromkeys(modality for modality, _ in call.order)) or [part.modality for part in call.media]
         self._watched[live.handle] = WatchedRequest(live=live, inputs=inputs, outputs=list(call.outputs))
 
     def prepared(self, live: LiveRequest) -> None:
-        """Its input is ready; it waits for a slot."""
+        """Record that the inputs are ready and the request is queued."""
         watched = self._watched[live.handle]
         watched.prepared = self.clock()
         self._span(live, "compute", PREPARE, live.started, watched.prepared)
 
     def admitted(self, live: LiveRequest) -> None:
-        """It got a slot."""
+        """Record that the request got a slot."""
         watched = self._watched[live.handle]
         watched.admitted = self.clock()
         self._span(live, "queue", ADMISSION, watched.prepared, watched.admitted)
 
     def shown(self, live: LiveRequest, presenter: OutputEncoder, prompt_tokens: int) -> None:
-        """Its answer goes through this presenter."""
+        """Attach the output encoder of a request, which counts its outputs."""
         watched = self._watched[live.handle]
         watched.presenter, watched.prompt_tokens, watched.due = presenter, prompt_tokens, 0.0
 
     def ended(self, live: LiveRequest, status: str, code: str) -> None:
-        """It is over. status: finished, failed or cancelled; code: of its error."""
+        """Record the end of a request. status: finished, failed or cancelled; code: of its error."""
         watched = self._watched.pop(live.handle, None)
         self.counts[status] += 1
         if watched is None:
             return
         usage = live.result.get("usage", {})
         cached = usage.get("prompt_tokens_details", {}).get("cached_tokens")
-        # A whole picture: the supervisor may have heard nothing of a request that was short.
+        # The report is complete, because a short request may not have been reported before.
         news = self._news(
             watched, status, ended=self.clock(), error=code, tokens=usage.get("completion_tokens"), cached=cached
         )
@@ -115,7 +116,7 @@ class RequestTelemetry:
             self.dropped += 1
 
     def take(self) -> tuple[list[RequestNews], list[Span]]:
-        """News and spans since the last call. What was told before and is as it was is left out."""
+        """Return news and spans since the last call, without requests that did not change."""
         news, self._ended = self._ended, []
         spans, self._spans = self._spans, []
         now = self.clock()

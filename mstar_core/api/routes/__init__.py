@@ -1,1 +1,1 @@
-"""One file per route, or per few that belong together."""
+"""Route handlers, one module per route or group of related routes."""

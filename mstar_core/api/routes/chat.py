@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: messages in, one answer or several out; whole, or as server-sent events."""
+"""POST /v1/chat/completions: messages in, one or several answers out, as JSON or server-sent events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STREAMED = "pcm16"
 
 
 async def chat(exchange: Exchange) -> HTTPResponse | None:
-    """Answer one request. The answer is whole when a response comes back, streamed already when None does."""
+    """Handle one request. Returns the whole response, or None if it was streamed."""
     service = exchange.service
     service.check_open(exchange.key)
     asked, rest = await read_body(exchange, ChatRequest)
@@ -55,7 +55,7 @@ async def _call(exchange: Exchange, asked: ChatRequest, rest: dict[str, Any]) ->
             read = await read_messages(asked.messages, spec, exchange.limits, service.fetcher)
     except TimeoutError as error:
         raise TimedOut(
-            f"the request did not end within {params.timeout_s:g} s", hint="send a larger timeout_s"
+            f"the request did not finish within {params.timeout_s:g} s", hint="increase timeout_s"
         ) from error
     return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=read.text, texts=tuple(read.texts),
@@ -68,7 +68,7 @@ def _outputs(spec: ModelSpec, asked: ChatRequest) -> tuple[str, ...]:
     wanted = [name.strip().lower() for name in asked.modalities or ()]
     made = check_outputs(spec, wanted or ["text"], "modalities")
     if "audio" in made and "text" not in made and spec.output("text") is not None:
-        return ("text", *made)  # what is spoken is also written
+        return ("text", *made)  # audio output always comes with its text
     return made
 
 
@@ -76,8 +76,8 @@ def _format(asked: ChatRequest) -> AudioFormat:
     name = asked.audio.format if asked.audio is not None else None
     if asked.stream and name not in (None, STREAMED):
         raise RequestError(
-            f"audio.format is {str(name)[:40]!r}, a stream is {STREAMED}", field="audio.format", allowed=STREAMED,
-            code="unsupported_parameter",
+            f"audio.format is {str(name)[:40]!r}, but streams support only {STREAMED}",
+            field="audio.format", allowed=STREAMED, code="unsupported_parameter",
         )  # fmt: skip
     return audio_format(name or (STREAMED if asked.stream else "wav"), "audio.format", CHAT_FORMATS)
 

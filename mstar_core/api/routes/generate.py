@@ -1,4 +1,4 @@
-"""POST /generate: any modalities in, any out; streamed as lines or frames, or whole."""
+"""POST /generate: any modalities in, any out; streamed as lines or frames, or as one JSON object."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OWN: Final = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GenerateOptions:
-    """What /generate itself reads of a form."""
+    """Fields of /generate that are not model parameters."""
 
     is_streamed: bool
     is_full: bool
@@ -52,7 +52,7 @@ class GenerateOptions:
 
 
 async def generate(exchange: Exchange) -> HTTPResponse | None:
-    """Answer one request; the answer is out when this returns."""
+    """Handle one request. The response was sent when this returns."""
     service = exchange.service
     service.check_open(exchange.key)
     with uploads_in(service.uploads) as uploads:
@@ -72,14 +72,14 @@ async def generate(exchange: Exchange) -> HTTPResponse | None:
 def _wanted(exchange: Exchange, form: Form) -> GenerateOptions:
     fields = form.fields
     if "streaming" in fields and "stream" in fields:
-        raise RequestError("streaming and stream are the same field", hint="send one of them", field="stream")
+        raise RequestError("streaming and stream are the same field", hint="send only one of them", field="stream")
     value = fields.get("streaming", fields.get("stream"))
     is_streamed = True if value is None else parse_bool(value)
     if is_streamed is None:
-        raise RequestError("streaming is neither true nor false", field="streaming", allowed="true, false")
+        raise RequestError("streaming must be true or false", field="streaming", allowed="true, false")
     events = fields.get("stream_events")
     if events not in (None, "data", "full"):
-        raise RequestError("stream_events is neither data nor full", field="stream_events", allowed="data, full")
+        raise RequestError("stream_events must be data or full", field="stream_events", allowed="data, full")
     is_binary = FRAMES in (exchange.request.headers.get("accept") or "")
     return GenerateOptions(is_streamed, is_binary or events == "full", Frames() if is_binary else Ndjson())
 
@@ -91,12 +91,12 @@ async def _call(exchange: Exchange, form: Form, uploads: UploadedFiles) -> Parse
     asked = check_params(spec, _given(fields), rules_of(exchange, outputs))
     text = fields.get("text")
     if text is not None and not isinstance(text, str):
-        raise RequestError("text is not a string", field="text")
+        raise RequestError("text must be a string", field="text")
     check_size("text", len((text or "").encode()), exchange.limits)
     media = await _media([*form.files, *await _json_files(fields.get("files"), exchange, uploads)])
     if not (text or "").strip() and not media and getattr(asked.params, "prompt_token_ids", None) is None:
         field, hint = ("files", "send files") if spec.input("text") is None else ("text", "send text or files")
-        raise RequestError("there is no input", hint=hint, field=field, code="missing_field")
+        raise RequestError("the request has no input", hint=hint, field=field, code="missing_field")
     order = check_order(spec, _names(fields.get("input_modalities"), "input_modalities"), text, media)
     return ParsedRequest(
         request_id=exchange.request_id, route=exchange.route, text=text, media=media, order=order, outputs=outputs,
@@ -109,7 +109,7 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
     if isinstance(kwargs, str):
         kwargs = parse_object(kwargs, "model_kwargs") if kwargs.strip() else {}
     if kwargs is not None and not isinstance(kwargs, dict):
-        raise RequestError("model_kwargs is not a JSON object", field="model_kwargs", code="invalid_json")
+        raise RequestError("model_kwargs must be a JSON object", field="model_kwargs", code="invalid_json")
     return {**{name: value for name, value in fields.items() if name not in OWN}, **(kwargs or {})}
 
 
@@ -118,7 +118,7 @@ def _names(value: Any, field: str) -> list[str] | None:
         return None
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        raise RequestError(f"{field} is not a list of names", hint="send them with commas between", field=field)
+        raise RequestError(f"{field} must be a list of names", hint="separate the names with commas", field=field)
     return [item.strip().lower() for item in items if item.strip()] or None
 
 
@@ -126,7 +126,7 @@ async def _json_files(value: Any, exchange: Exchange, uploads: UploadedFiles) ->
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise RequestError("files is not a list of objects", hint='send [{"name", "data"}]', field="files")
+        raise RequestError("files must be a list of objects", hint='send [{"name", "data"}]', field="files")
     if len(value) > exchange.limits.files:
         raise TooLarge(f"the request has more than {exchange.limits.files} files", code="too_many_files")
     return [("files", await _json_file(item, uploads)) for item in value]
@@ -134,7 +134,7 @@ async def _json_files(value: Any, exchange: Exchange, uploads: UploadedFiles) ->
 
 async def _json_file(item: dict[str, Any], uploads: UploadedFiles) -> UploadedFile:
     if not isinstance(item.get("data"), str):
-        raise RequestError("a file has no base64 data", field="files")
+        raise RequestError("a file has no base64 `data`", field="files")
     data = await decoded("files", item["data"])
     upload = uploads.new(str(item.get("name") or ""), "")
     await asyncio.to_thread(upload.write, data)
@@ -146,7 +146,7 @@ async def _media(files: Sequence[tuple[str, UploadedFile]]) -> list[MediaPart]:
     parts = []
     for field, upload in files:
         if field not in ("files", "files[]"):
-            raise RequestError(f"{field[:40]} is not a field for files", hint="send them as files", field=field[:40])
+            raise RequestError(f"{field[:40]} is not a file field", hint="upload files as `files`", field=field[:40])
         parts.append(await part_of_upload("files", upload))
     return parts
 
@@ -154,7 +154,7 @@ async def _media(files: Sequence[tuple[str, UploadedFile]]) -> list[MediaPart]:
 async def _whole(exchange: Exchange, session: Session, wanted: GenerateOptions) -> HTTPResponse:
     chunks = [chunk async for ready in session.chunks() for chunk in ready]
     done = session.done()
-    asyncio.get_running_loop().call_soon(session.count, done)  # the answer goes out first
+    asyncio.get_running_loop().call_soon(session.count, done)  # sends the response first
     exchange.warn(done.warnings)
     if wanted.form.content_type == FRAMES:
         lines = [*chunk_lines(wanted.form, joined_chunks(chunks)), _done_line(session, done, wanted.form)]

@@ -1,4 +1,4 @@
-"""GET /health, /ready, /version, /metrics: what monitors and load balancers read."""
+"""GET /health, /ready, /version, /metrics: endpoints for monitoring and load balancers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ API_VERSION = 1
 
 
 async def health(exchange: Exchange) -> HTTPResponse:
-    """Whether every process is alive."""
+    """Return whether every process is alive."""
     deployment = exchange.service.link.deployment
     gone = next(iter(deployment.down.items()), None)
     if deployment.state == "unhealthy" or gone is not None:
@@ -29,7 +29,7 @@ async def health(exchange: Exchange) -> HTTPResponse:
 
 
 async def ready(exchange: Exchange) -> HTTPResponse:
-    """Whether a request would be taken now."""
+    """Return whether a request would be accepted now."""
     problem = exchange.service.link.deployment.problem()
     if problem is None:
         return exchange.json({"status": "ready", "model": exchange.service.deployment.name})
@@ -42,7 +42,7 @@ async def ready(exchange: Exchange) -> HTTPResponse:
 
 
 async def version(exchange: Exchange) -> HTTPResponse:
-    """Versions of what serves."""
+    """Return the versions of the server, the model and its plugin."""
     service = exchange.service
     versions = service.deployment.versions
     distribution = next((name for name in versions if name != "mstarctl"), "")
@@ -62,5 +62,5 @@ async def version(exchange: Exchange) -> HTTPResponse:
 
 
 async def metrics(exchange: Exchange) -> HTTPResponse:
-    """The Prometheus exposition."""
+    """Return the metrics in the Prometheus text format."""
     return exchange.whole(exchange.service.metrics.text(), CONTENT_TYPE)

@@ -1,4 +1,4 @@
-"""POST /v1/images/generations and /v1/images/edits: a text, or images and a text, in; images out."""
+"""POST /v1/images/generations and /v1/images/edits: a prompt, optionally with images, in; images out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IMAGE_FIELDS: Final = ("image", "image[]")
 
 
 async def image(exchange: Exchange) -> HTTPResponse:
-    """Paint from a text."""
+    """Generate images from a prompt."""
     exchange.service.check_open(exchange.key)
     asked, rest = await read_body(exchange, ImageRequest)
     exchange.name(asked.request_id)
@@ -39,11 +39,11 @@ async def image(exchange: Exchange) -> HTTPResponse:
 
 
 async def image_edit(exchange: Exchange) -> HTTPResponse:
-    """Change images by a text."""
+    """Edit images by a prompt."""
     service = exchange.service
     service.check_open(exchange.key)
     if exchange.content_type.partition(";")[0].strip().lower() != "multipart/form-data":
-        raise UnsupportedType("the body is not a form", hint="send it as multipart/form-data")
+        raise UnsupportedType("the body must be a form", hint="send multipart/form-data")
     with uploads_in(service.uploads) as uploads:
         form = await read_form(exchange, exchange.content_type, exchange.limits, uploads)
         exchange.name(form.fields.get("request_id"))
@@ -73,9 +73,9 @@ def _call(exchange: Exchange, asked: ImageRequest, rest: dict[str, Any], media: 
     spec = exchange.service.model
     check_name(exchange, asked.model)
     if asked.stream:
-        raise RequestError("stream is not supported", hint="leave it out", field="stream", code="unsupported_parameter")
+        raise RequestError("stream is not supported", hint="omit it", field="stream", code="unsupported_parameter")
     if not asked.prompt.strip():
-        raise RequestError("prompt is empty", hint="say what to paint", field="prompt")
+        raise RequestError("prompt is empty", hint="describe the image", field="prompt")
     check_size("prompt", len(asked.prompt.encode()), exchange.limits)
     outputs = ("image", *(kind for kind in spec.surface(exchange.route).beside if kind != "image"))
     given, warnings = _sized(spec, exchange.route, asked.size, rest)
@@ -90,7 +90,7 @@ def _call(exchange: Exchange, asked: ImageRequest, rest: dict[str, Any], media: 
 def _sized(
     spec: ModelSpec, route: str, size: str | None, rest: dict[str, Any]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """`size` as width and height, where the model takes those; they win over it where they are given."""
+    """Apply `size` as width and height if the model has these parameters; explicit width and height win."""
     if size in (None, "auto") or "size" in mapped_fields(spec, route):
         return rest, ()
     names = {param.name for param in param_specs(spec.params)}
@@ -104,20 +104,29 @@ async def _images(spec: ModelSpec, form: Form) -> list[MediaPart]:
     for field, _ in form.files:
         if field not in IMAGE_FIELDS:
             code = "unsupported_parameter" if field == "mask" else "invalid_value"
-            raise RequestError(f"{field[:40]} is not taken here", hint="send image", field=field[:40], code=code)
+            raise RequestError(
+                f"{field[:40]} is not supported by this route",
+                hint="upload images as `image`",
+                field=field[:40],
+                code=code,
+            )
     if "mask" in form.fields:
-        raise RequestError("mask is not supported", hint="leave it out", field="mask", code="unsupported_parameter")
+        raise RequestError("mask is not supported", hint="omit it", field="mask", code="unsupported_parameter")
     if not form.files:
-        raise RequestError("image is missing", hint="upload it as image", field="image", code="missing_field")
+        raise RequestError("image is missing", hint="upload it as `image`", field="image", code="missing_field")
     reads = spec.input("image")
     most = reads.max_count if isinstance(reads, Image) else None
     if most is not None and len(form.files) > most:
-        raise RequestError(f"the model reads {most} image, {len(form.files)} came", field="image", allowed=str(most))
+        raise RequestError(
+            f"the request has {len(form.files)} images, but the model accepts at most {most}",
+            field="image",
+            allowed=str(most),
+        )
     return [await part_of_upload("image", upload, "image") for _, upload in form.files]
 
 
 def json_or_text(value: Any) -> Any:
-    """A field of a form: JSON where it reads as such, else the text that it is."""
+    """Return a form field as JSON if it parses as such, otherwise as text."""
     try:
         return parse_json(value) if isinstance(value, str) else value
     except RequestError:
@@ -129,7 +138,7 @@ async def _image(
 ) -> MadeImage:
     file = next((chunk.data for chunk in chunks if chunk.modality == "image"), None)
     if file is None:
-        raise EngineError("the model gave no image")
+        raise EngineError("the model returned no image")
     if asked.output_format != "png":
         service = exchange.service
         file = await service.pool.recode(file, asked.output_format, service.limits)

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: what is served, with the schema of its parameters."""
+"""GET /v1/models and /v1/models/{id}: the served model and the schema of its parameters. Paths of mapped routes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from mstar_core.plugin.spec import ModelSpec
 
 
 async def models(exchange: Exchange) -> HTTPResponse:
-    """The one model, as a list."""
+    """Return the model as a list of one."""
     return exchange.json({"object": "list", "data": [_card(exchange)]})
 
 
 async def model(exchange: Exchange) -> HTTPResponse:
-    """The model, under any of its names."""
+    """Return the model by any of its names."""
     name = exchange.path_name
     names = model_names(exchange)
     if name not in names:
-        raise NotFound(f"there is no model {name[:80]!r}", hint=did_you_mean(name, names), code="model_not_found")
+        raise NotFound(
+            f"the model {name[:80]!r} does not exist", hint=did_you_mean(name, names), code="model_not_found"
+        )
     return exchange.json(_card(exchange))
 
 
@@ -59,9 +61,9 @@ ENDPOINTS: Final[Mapping[str, str]] = {
     "transcription": "/v1/audio/transcriptions",
     "robot_policy": "/v1/robot/policy",
 }
-"""Mapping -> path."""
+"""Paths by mapping name."""
 
 
 def mapped_endpoints(spec: ModelSpec) -> list[str]:
-    """The inference routes that a model serves."""
+    """Return the paths of the inference routes that a model supports."""
     return ["/generate", *(path for name, path in ENDPOINTS.items() if name in spec.routes)]

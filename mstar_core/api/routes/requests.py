@@ -1,4 +1,4 @@
-"""GET /v1/requests/{id} and POST /v1/requests/{id}/cancel: a request seen from outside."""
+"""GET /v1/requests/{id} and POST /v1/requests/{id}/cancel: state and cancellation of requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mstar_core.errors import Cancelled, NotFound
 
 
 async def request_state(exchange: Exchange) -> HTTPResponse:
-    """What a request does, or what became of it."""
+    """Return the state of a live request or the outcome of a finished one."""
     name = exchange.path_name
     registry = exchange.service.registry
     live = registry.find(name, exchange.key)
@@ -30,7 +30,7 @@ async def request_state(exchange: Exchange) -> HTTPResponse:
 
 
 async def cancel(exchange: Exchange) -> HTTPResponse:
-    """End a request; one that has ended already is no error."""
+    """Cancel a request. Has no effect on finished requests."""
     name = exchange.path_name
     registry = exchange.service.registry
     items = registry.items(name, exchange.key)
@@ -49,9 +49,11 @@ async def cancel(exchange: Exchange) -> HTTPResponse:
 
 
 def unknown() -> NotFound:
-    """Nobody of that name, or another key's: the two look the same from outside."""
+    """Return the error for an unknown id, which is also used for requests of other API keys."""
     return NotFound(
-        "there is no request of this id", hint="ids are remembered for a while only", code="request_not_found"
+        "there is no request with this id",
+        hint="finished requests are remembered only for a while",
+        code="request_not_found",
     )
 
 

@@ -1,4 +1,4 @@
-"""WebSocket / and /v1/robot/policy: observations in, chunks of actions out, as openpi's clients speak. GET /healthz."""
+"""WebSocket / and /v1/robot/policy: observations in, action chunks out, in the protocol of openpi. GET /healthz."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from mstar_core.process.logs import request_scope
 
 OUTPUT: Final = "action"
 PACKING: Final = frozenset(("shape", "dtype", "name", "format"))
-"""Facts of an output that the message's array tells by itself."""
+"""Metadata that is implied by the array in the message."""
 
 log = logging.getLogger("mstar.api")
 
 
 async def healthz(exchange: Exchange) -> HTTPResponse:
-    """Whether the port answers: what robots' clients poll."""
+    """Return whether the port responds; polled by robot clients."""
     return exchange.whole(b"OK\n", "text/plain; charset=utf-8")
 
 
 async def robot_policy(exchange: Exchange) -> HTTPResponse | None:
-    """Serve one robot until it goes. Refusals before the handshake are answers of plain HTTP."""
+    """Serve one robot until it disconnects. Refusals before the handshake are plain HTTP responses."""
     problem = exchange.service.link.deployment.problem()
     if problem is not None:
         raise problem
@@ -45,7 +45,7 @@ async def robot_policy(exchange: Exchange) -> HTTPResponse | None:
     try:
         await _converse(exchange, socket, given)
     except asyncio.CancelledError:
-        # The client has gone, and with it whoever could be answered. Sanic would answer a cancelled task by HTTP.
+        # The client is gone, so no response is possible. Sanic would respond to a cancelled task by HTTP.
         return None
     return None
 
@@ -79,7 +79,7 @@ async def _infer(
     exchange: Exchange, message: bytes | str, given: Mapping[str, Any], request_id: str, started: float
 ) -> dict[str, Any]:
     if isinstance(message, str):
-        raise RequestError("the message is a text", hint="send a binary msgpack map", field="observation")
+        raise RequestError("the message is text", hint="send a binary msgpack map", field="observation")
     asked = _asked(exchange, given, request_id)
     call = ParsedRequest(
         request_id=request_id, route=exchange.route, text=None, observation=message, outputs=(OUTPUT,),
@@ -93,10 +93,10 @@ async def _infer(
 
 
 def answer_of(chunks: list[OutputChunk], done: Completion, request_id: str) -> dict[str, Any]:
-    """The message for the outputs of one inference: actions [steps, values] and times, and what is told of them."""
+    """Return the message of one inference: actions [steps, values], times, and metadata of the outputs."""
     arrays = [array_of(chunk) for chunk in chunks if chunk.modality == OUTPUT]
     if not arrays:
-        raise RequestError("the model gave no actions", field="observation")
+        raise RequestError("the model returned no actions", field="observation")
     facts = {name: value for name, value in chunks[0].metadata.items() if name not in PACKING}
     times = done.times_ms
     return {
@@ -119,14 +119,14 @@ def array_of(chunk: OutputChunk) -> np.ndarray:
 
 
 def _given(exchange: Exchange) -> dict[str, str]:
-    """Parameters of every inference on a connection, from the path's query: a message has no room for them."""
+    """Return the parameters of all inferences on a connection, from the query string of the path."""
     query: Mapping[str, list[str]] = exchange.request.get_args(keep_blank_values=True)
     twice = next((name for name, values in query.items() if len(values) > 1), None)
     if twice is not None:
-        raise RequestError(f"{twice[:40]} is there twice", hint="send it once", field=twice[:40])
+        raise RequestError(f"{twice[:40]} is given more than once", hint="send it once", field=twice[:40])
     if "output_format" in query:
         raise RequestError(
-            "output_format has no meaning here", hint="actions come as arrays of the message", field="output_format",
+            "output_format is not supported here", hint="actions are sent as msgpack arrays", field="output_format",
             code="unsupported_parameter",
         )  # fmt: skip
     return {name: values[0] for name, values in query.items()}
@@ -139,7 +139,7 @@ def _asked(exchange: Exchange, given: Mapping[str, Any], request_id: str) -> Req
 
 
 async def _fail(exchange: Exchange, socket: WebSocket, error: Exception, request_id: str) -> tuple[str, int]:
-    """Tell the client and close; the code and the status that are noted."""
+    """Report the error and close the connection. Returns the code and status to log."""
     reply = reply_of(error, request_id)
     if not isinstance(error, MstarError):
         log.error("an observation failed", exc_info=error)
@@ -148,7 +148,7 @@ async def _fail(exchange: Exchange, socket: WebSocket, error: Exception, request
         exchange.service.feed.counts["refused"] += 1
     try:
         await socket.fail(reply.message, reply.code)
-    except Exception:  # noqa: BLE001  the connection broke or is not read: nobody is left to tell
+    except Exception:  # noqa: BLE001 the connection is broken or not read, so the error cannot be reported
         exchange.abort()
     return reply.code, reply.status
 

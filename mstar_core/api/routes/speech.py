@@ -1,4 +1,4 @@
-"""POST /v1/audio/speech: text in, sound out; a whole file, a stream in the same format, or server-sent events."""
+"""POST /v1/audio/speech: text in, audio out; a whole file, a stream in the same format, or server-sent events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mstar_core.errors import MstarError, RequestError, TooLarge
 
 
 async def speech(exchange: Exchange) -> HTTPResponse | None:
-    """Answer one request. The answer is whole when a response comes back, streamed already when None does."""
+    """Handle one request. Returns the whole response, or None if it was streamed."""
     service = exchange.service
     service.check_open(exchange.key)
     asked, rest = await read_body(exchange, SpeechRequest)
@@ -58,11 +58,11 @@ def _call(exchange: Exchange, asked: SpeechRequest, rest: dict[str, Any]) -> Par
 
 def _input(text: str, limit: int) -> str:
     if not text.strip():
-        raise RequestError("input is not a text", hint=f"send 1 to {limit} characters", field="input")
+        raise RequestError("input is empty", hint=f"send 1 to {limit} characters", field="input")
     if len(text) > limit:
         raise TooLarge(
-            f"input has {len(text)} characters, allowed are {limit}",
-            hint="send it in parts",
+            f"input has {len(text)} characters, the limit is {limit}",
+            hint="split the text into several requests",
             field="input",
             code="body_too_large",
         )
@@ -92,7 +92,7 @@ async def _stream(exchange: Exchange, session: Session, form: AudioFormat) -> No
         await exchange.write(await _end(encoder, form), kind)
         session.count(session.done())
     except MstarError as error:
-        if exchange.has_begun:  # a body of sound has no place for an error: only a cut connection is clear
+        if exchange.has_begun:  # an audio body cannot carry an error: only an aborted connection signals it
             exchange.abort(drops=error.code == "stalled")
         raise
     await exchange.end()

@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions: sound in, its words out; JSON, plain text, or server-sent events."""
+"""POST /v1/audio/transcriptions: audio in, its transcript out as JSON, plain text or server-sent events."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ TIMED = ("verbose_json", "srt", "vtt")
 
 
 async def transcription(exchange: Exchange) -> HTTPResponse | None:
-    """Answer one request. The answer is whole when a response comes back, streamed already when None does."""
+    """Handle one request. Returns the whole response, or None if it was streamed."""
     service = exchange.service
     service.check_open(exchange.key)
     if exchange.content_type.partition(";")[0].strip().lower() != "multipart/form-data":
-        raise UnsupportedType("the body is not a form", hint="send it as multipart/form-data")
+        raise UnsupportedType("the body must be a form", hint="send multipart/form-data")
     with uploads_in(service.uploads) as uploads:
         form = await read_form(exchange, exchange.content_type, exchange.limits, uploads)
         exchange.name(form.fields.get("request_id"))
@@ -39,8 +39,8 @@ async def transcription(exchange: Exchange) -> HTTPResponse | None:
         file = await _file(form)
     if asked.response_format in TIMED:
         raise RequestError(
-            f"response_format {asked.response_format} needs times, which the model does not give",
-            hint="send json or text", field="response_format", code="unsupported_parameter",
+            f"response_format {asked.response_format} needs timestamps, which the model does not provide",
+            hint="use json or text", field="response_format", code="unsupported_parameter",
         )  # fmt: skip
     call = _call(exchange, asked, {name: json_or_text(value) for name, value in rest.items()}, file)
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
@@ -54,11 +54,13 @@ async def transcription(exchange: Exchange) -> HTTPResponse | None:
 async def _file(form: Form) -> MediaPart:
     for field, _ in form.files:
         if field != "file":
-            raise RequestError(f"{field[:40]} is not taken here", hint="send file", field=field[:40])
+            raise RequestError(
+                f"{field[:40]} is not supported by this route", hint="upload the audio as `file`", field=field[:40]
+            )
     if len(form.files) != 1:
-        what = "file is missing" if not form.files else f"file came {len(form.files)} times"
+        what = "file is missing" if not form.files else f"file was sent {len(form.files)} times"
         code = "missing_field" if not form.files else "invalid_value"
-        raise RequestError(what, hint="upload one sound as file", field="file", code=code)
+        raise RequestError(what, hint="upload one audio file as `file`", field="file", code=code)
     return await part_of_upload("file", form.files[0][1], "audio")
 
 
@@ -75,7 +77,7 @@ def _call(exchange: Exchange, asked: TranscriptionRequest, rest: dict[str, Any],
 
 
 def instruction(spec: ModelSpec, asked: TranscriptionRequest) -> str | None:
-    """The words that go with the sound: the model's own, then the client's prompt unless a parameter takes it."""
+    """Return the text that accompanies the audio: the model's instruction, and the prompt if no parameter maps it."""
     surface = spec.surface("transcription")
     mapped = mapped_fields(spec, "transcription")
     words = surface.instruction_without_language or surface.instruction.replace("{language}", "").strip()

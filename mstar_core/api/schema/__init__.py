@@ -1,1 +1,1 @@
-"""What clients send and get, as types: routes read and write them, /openapi.json and docs/http-api.md show them."""
+"""Request and response types of the HTTP API. Used by the routes, /openapi.json and docs/http-api.md."""

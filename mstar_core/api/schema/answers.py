@@ -1,4 +1,4 @@
-"""Parts of answers that several routes share: usage and errors. Written by routes."""
+"""Response types shared by several routes: usage and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 
 
 class PromptTokens(msgspec.Struct, kw_only=True):
-    """Prompt tokens by kind. Media from a cache counts as cached."""
+    """Prompt tokens by kind. Cached media counts as cached."""
 
     cached_tokens: int = 0
     text_tokens: int = 0
@@ -27,9 +27,9 @@ class CompletionTokens(msgspec.Struct, kw_only=True):
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    """What a request used; the stop token is counted, not shown."""
+    """Token usage of a request. The stop token is counted but not returned."""
 
-    prompt_tokens: Annotated[int, Meta(description="what the language model reads, media included")]
+    prompt_tokens: Annotated[int, Meta(description="tokens that the language model reads, media included")]
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokens
@@ -37,7 +37,7 @@ class Usage(msgspec.Struct, kw_only=True):
 
 
 class NativeUsage(Usage, kw_only=True):
-    """Usage on /generate. Times in milliseconds from arrival."""
+    """Usage on /generate. Times are in milliseconds since arrival."""
 
     images: int = 0
     audio_seconds: float = 0.0
@@ -49,7 +49,7 @@ class NativeUsage(Usage, kw_only=True):
 
 
 class ErrorObject(msgspec.Struct, kw_only=True):
-    """What was wrong, where, and what would be right."""
+    """Error of a request: what is wrong, where, and what is allowed."""
 
     message: str
     type: str
@@ -58,7 +58,7 @@ class ErrorObject(msgspec.Struct, kw_only=True):
 
 
 class ErrorBody(msgspec.Struct, kw_only=True):
-    """Every error of every route."""
+    """Error response of every route."""
 
     error: ErrorObject
-    detail: Annotated[str, Meta(description="the message again, on /generate")] | msgspec.UnsetType = msgspec.UNSET
+    detail: Annotated[str, Meta(description="the message again, on /generate only")] | msgspec.UnsetType = msgspec.UNSET

@@ -1,4 +1,4 @@
-"""POST /v1/audio/speech and POST /v1/audio/transcriptions."""
+"""Types of POST /v1/audio/speech and POST /v1/audio/transcriptions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from mstar_core.api.schema.answers import Usage
 
 
 class SpeechRequest(msgspec.Struct, kw_only=True):
-    """Other fields are parameters of the model."""
+    """Speech request. Other fields are parameters of the model."""
 
-    input: Annotated[str, Meta(description="the text to speak, or to answer; see `speech` in /v1/models")]
-    voice: Annotated[Any, Meta(description="a name in any case, or {id: name}; the model's own when absent")] = None
+    input: Annotated[str, Meta(description="the text to speak or to answer; see `speech` in /v1/models")]
+    voice: Annotated[Any, Meta(description="a name in any case, or {id: name}; default: the model's own")] = None
     model: Annotated[str, Meta(description="any name of the served model")] | None = None
     response_format: Annotated[
         Any, Meta(description="`wav`, `pcm` (PCM16 little endian), `flac`, `mp3` or `opus` (Ogg)")
@@ -23,12 +23,12 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
     stream_format: Annotated[Literal["audio", "sse"], Meta(description="`sse` sends events and implies stream")] = (
         "audio"
     )
-    instructions: Annotated[str, Meta(description="accepted; a warning says that it has no effect")] | None = None
-    request_id: Annotated[str, Meta(description="the client's own id, as the header X-Request-ID")] | None = None
+    instructions: Annotated[str, Meta(description="accepted with a warning; has no effect")] | None = None
+    request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
 
 
 class SpeechUsage(msgspec.Struct, kw_only=True):
-    """Tokens read and made."""
+    """Input and output tokens."""
 
     input_tokens: int
     output_tokens: int
@@ -36,14 +36,14 @@ class SpeechUsage(msgspec.Struct, kw_only=True):
 
 
 class SpeechDelta(msgspec.Struct, kw_only=True):
-    """A piece of sound in the format asked for."""
+    """Event with a piece of audio in the requested format."""
 
     audio: Annotated[str, Meta(description="base64")]
     type: Literal["speech.audio.delta"] = "speech.audio.delta"
 
 
 class SpeechDone(msgspec.Struct, kw_only=True):
-    """The last event."""
+    """Last event of a speech stream."""
 
     usage: SpeechUsage
     warnings: list[str]
@@ -51,35 +51,37 @@ class SpeechDone(msgspec.Struct, kw_only=True):
 
 
 class TranscriptionRequest(msgspec.Struct, kw_only=True):
-    """A form with the sound as `file`. Other fields are parameters of the model."""
+    """Transcription request: a form with the audio as `file`. Other fields are parameters of the model."""
 
     model: Annotated[str, Meta(description="any name of the served model")] | None = None
-    language: Annotated[str, Meta(max_length=64, description="of the speech, a code or a name")] | None = None
-    prompt: Annotated[str, Meta(description="words that help the model")] | None = None
+    language: Annotated[str, Meta(max_length=64, description="language of the speech, as a code or a name")] | None = (
+        None
+    )
+    prompt: Annotated[str, Meta(description="text that helps the model, such as names and terms")] | None = None
     response_format: Annotated[
         Literal["json", "text", "verbose_json", "srt", "vtt"],
-        Meta(description="`verbose_json`, `srt` and `vtt` need times, which no model here gives"),
+        Meta(description="`verbose_json`, `srt` and `vtt` need timestamps, which no model provides"),
     ] = "json"
-    stream: Annotated[bool, Meta(description="answer as server-sent events")] = False
-    request_id: Annotated[str, Meta(description="the client's own id, as the header X-Request-ID")] | None = None
+    stream: Annotated[bool, Meta(description="respond with server-sent events")] = False
+    request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
 
 
 class Transcription(msgspec.Struct, kw_only=True):
-    """A whole answer."""
+    """Transcript."""
 
     text: str
     usage: Usage
 
 
 class TranscriptDelta(msgspec.Struct, kw_only=True):
-    """More text."""
+    """Event with more text."""
 
     delta: str
     type: Literal["transcript.text.delta"] = "transcript.text.delta"
 
 
 class TranscriptDone(msgspec.Struct, kw_only=True):
-    """The last event, with the whole text."""
+    """Last event of a transcription stream, with the whole text."""
 
     text: str
     usage: Usage

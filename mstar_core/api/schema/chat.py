@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: messages in, choices out."""
+"""Types of POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from mstar_core.api.schema.answers import Usage
 
 
 class MediaUrl(msgspec.Struct, kw_only=True):
-    """Where media is: a `data:` URL, or an http(s) URL of a host that the server allows."""
+    """Location of media: a `data:` URL, or an http(s) URL of a host that the server allows."""
 
     url: str
 
 
 class TextPart(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
-    """A text."""
+    """Text part of a message."""
 
     text: str
 
 
 class ImagePart(msgspec.Struct, kw_only=True, tag_field="type", tag="image_url"):
-    """An image."""
+    """Image part of a message."""
 
     image_url: MediaUrl | str
 
 
 class VideoPart(msgspec.Struct, kw_only=True, tag_field="type", tag="video_url"):
-    """A video."""
+    """Video part of a message."""
 
     video_url: MediaUrl | str
 
 
 class AudioUrlPart(msgspec.Struct, kw_only=True, tag_field="type", tag="audio_url"):
-    """A sound, or a video whose sound is meant."""
+    """Audio part of a message; of a video the audio track is used."""
 
     audio_url: MediaUrl | str
 
 
 class InputAudio(msgspec.Struct, kw_only=True):
-    """A sound in the message itself."""
+    """Audio sent within the message."""
 
     data: Annotated[str, Meta(description="base64 of a file")]
-    format: Annotated[str, Meta(description="a label only; the kind is read from the content")] = "wav"
+    format: Annotated[str, Meta(description="a label only; the format is detected from the content")] = "wav"
 
 
 class InputAudioPart(msgspec.Struct, kw_only=True, tag_field="type", tag="input_audio"):
-    """A sound in the message itself."""
+    """Audio part sent within the message."""
 
     input_audio: InputAudio
 
@@ -57,42 +57,42 @@ ContentPart = TextPart | ImagePart | VideoPart | AudioUrlPart | InputAudioPart
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """One message. The parts keep the order given."""
+    """Message of a chat. The order of the parts is kept."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[ContentPart] | None = None
 
 
 class AudioWish(msgspec.Struct, kw_only=True):
-    """How an answer that is spoken sounds."""
+    """Options of audio output."""
 
     voice: Annotated[Any, Meta(description="a name in any case, or {id: name}")] = None
-    format: Annotated[str, Meta(description="wav, mp3, flac, opus or pcm16; streams are pcm16")] | None = None
+    format: Annotated[str, Meta(description="wav, mp3, flac, opus or pcm16; streams support only pcm16")] | None = None
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream tells beside the answer."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
 
 class ChatRequest(msgspec.Struct, kw_only=True):
-    """Other fields are parameters of the model."""
+    """Chat request. Other fields are parameters of the model."""
 
     messages: Annotated[
-        list[ChatMessage], Meta(min_length=1, description="in order; the model's own template lays them out")
+        list[ChatMessage], Meta(min_length=1, description="in order; formatted by the chat template of the model")
     ]
     model: Annotated[str, Meta(description="any name of the served model")] | None = None
-    stream: Annotated[bool, Meta(description="answer as server-sent events")] = False
+    stream: Annotated[bool, Meta(description="respond with server-sent events")] = False
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Meta(ge=1, description="answers to make; answer i has seed + i")] = 1
-    modalities: Annotated[list[str], Meta(description="what the answer holds; text alone when absent")] | None = None
-    audio: Annotated[AudioWish, Meta(description="of a spoken answer")] | None = None
-    request_id: Annotated[str, Meta(description="the client's own id, as the header X-Request-ID")] | None = None
+    n: Annotated[int, Meta(ge=1, description="number of answers; answer i uses seed + i")] = 1
+    modalities: Annotated[list[str], Meta(description="output modalities; default: text")] | None = None
+    audio: Annotated[AudioWish, Meta(description="options of audio output")] | None = None
+    request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
 
 
 class AnswerAudio(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The sound of an answer. It is not kept: expires_at is when it was made."""
+    """Audio of an answer. It is not stored: expires_at is the time of its creation."""
 
     id: str
     data: Annotated[str, Meta(description="base64: a whole file, or PCM16 in a stream")] | UnsetType = UNSET
@@ -101,7 +101,7 @@ class AnswerAudio(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class AnswerPart(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A part of an answer with images."""
+    """Part of an answer with images."""
 
     type: Literal["text", "image_url"]
     text: str | UnsetType = UNSET
@@ -109,7 +109,7 @@ class AnswerPart(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class AnswerMessage(msgspec.Struct, kw_only=True):
-    """One answer. content is a list of parts where it holds images."""
+    """Answer. content is a list of parts if it contains images."""
 
     role: Literal["assistant"] = "assistant"
     content: str | list[AnswerPart] | None = None
@@ -127,7 +127,7 @@ class Choice(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
-    """A whole answer. system_fingerprint is `seed-` with the seed of the first answer."""
+    """Chat completion. system_fingerprint is `seed-` followed by the seed of the first answer."""
 
     id: str
     created: int
@@ -139,7 +139,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is new. An image comes as one data URL in `content`, alone in its delta."""
+    """New content. An image is sent as one data URL in `content`, in a delta of its own."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -147,7 +147,7 @@ class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
-    """One answer of a stream."""
+    """Delta of one of the n answers."""
 
     index: int
     delta: Delta
@@ -156,7 +156,7 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
-    """One event of a stream. With include_usage the last one has no choices and the usage."""
+    """Event of a stream. With include_usage, the last event has usage and no choices."""
 
     id: str
     created: int

@@ -1,4 +1,4 @@
-"""The server's own routes: /generate, models, requests, health."""
+"""Types of /generate, models, requests and health."""
 
 from __future__ import annotations
 
@@ -11,40 +11,43 @@ from mstar_core.api.schema.answers import ErrorObject, NativeUsage
 
 
 class NamedFile(msgspec.Struct, kw_only=True):
-    """A file in a JSON body."""
+    """File in a JSON body."""
 
     data: Annotated[str, Meta(description="base64")]
     name: Annotated[str, Meta(description="a label only")] = ""
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
-    """A form or a JSON object. Other fields are parameters of the model, as in model_kwargs."""
+    """Generate request: a form or a JSON object. Other fields are parameters of the model, as in model_kwargs."""
 
     text: Annotated[str, Meta(description="the prompt")] | None = None
     files: (
-        Annotated[list[NamedFile], Meta(description="uploads, in order; their kind comes from their content")] | None
+        Annotated[list[NamedFile], Meta(description="uploads, in order; their modality is detected from the content")]
+        | None
     ) = None
-    input_modalities: Annotated[str | list[str], Meta(description="order in which the segments are read")] | None = None
+    input_modalities: Annotated[str | list[str], Meta(description="order of the input segments")] | None = None
     output_modalities: (
-        Annotated[str | list[str], Meta(description="what to make; by default text, or the model's first")] | None
+        Annotated[str | list[str], Meta(description="default: text, or the first modality of the model")] | None
     ) = None
-    streaming: Annotated[bool, Meta(description="answer while it is made")] = True
+    streaming: Annotated[bool, Meta(description="stream the response while it is generated")] = True
     stream: Annotated[bool, Meta(description="the same as streaming")] | None = None
     model_kwargs: Annotated[dict[str, Any], Meta(description="parameters of the model")] | None = None
-    request_id: Annotated[str, Meta(description="the client's own id, as the header X-Request-ID")] | None = None
-    stream_events: Annotated[Literal["data", "full"], Meta(description="`full` adds a start and a done line")] = "data"
+    request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
+    stream_events: Annotated[Literal["data", "full"], Meta(description="`full` adds a start line and a done line")] = (
+        "data"
+    )
     model: Annotated[str, Meta(description="any name of the served model")] | None = None
 
 
 class OutputEntry(msgspec.Struct, kw_only=True):
-    """One output. data: base64."""
+    """Output. data: base64."""
 
     data: str
     metadata: dict[str, Any]
 
 
 class Generated(msgspec.Struct, kw_only=True):
-    """A whole answer. outputs: by modality."""
+    """Response of /generate without streaming. outputs: by modality."""
 
     request_id: str
     outputs: dict[str, list[OutputEntry]]
@@ -73,14 +76,14 @@ class ModelCard(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """One entry: a deployment serves one model."""
+    """List of one model: a deployment serves one model."""
 
     data: list[ModelCard]
     object: Literal["list"] = "list"
 
 
 class RequestState(msgspec.Struct, kw_only=True):
-    """What a request does, or what became of it."""
+    """State of a live request or outcome of a finished one."""
 
     id: str
     status: Literal["preprocessing", "queued", "running", "finished", "failed", "cancelled"]
@@ -95,14 +98,14 @@ class RequestState(msgspec.Struct, kw_only=True):
 
 
 class CancelState(msgspec.Struct, kw_only=True):
-    """Whether the cancel came in time."""
+    """Result of a cancellation."""
 
     id: str
     status: Literal["cancelled", "finished"]
 
 
 class Health(msgspec.Struct, kw_only=True):
-    """Whether every process is alive."""
+    """Health of the deployment: whether every process is alive."""
 
     status: Literal["healthy", "starting", "draining", "unhealthy"]
     phase: str | UnsetType = UNSET
@@ -111,7 +114,7 @@ class Health(msgspec.Struct, kw_only=True):
 
 
 class Ready(msgspec.Struct, kw_only=True):
-    """Whether a request would be taken now."""
+    """Readiness of the deployment: whether a request would be accepted now."""
 
     status: Literal["ready", "unavailable"]
     model: str | UnsetType = UNSET
@@ -122,7 +125,7 @@ class Ready(msgspec.Struct, kw_only=True):
 
 
 class PluginVersion(msgspec.Struct, kw_only=True):
-    """What the model comes from."""
+    """Plugin that provides the model."""
 
     name: str
     distribution: str
@@ -130,7 +133,7 @@ class PluginVersion(msgspec.Struct, kw_only=True):
 
 
 class Version(msgspec.Struct, kw_only=True):
-    """Versions of what serves. started_at: seconds since the epoch."""
+    """Versions of the server and the model. started_at: seconds since the epoch."""
 
     version: str
     api: int
