@@ -42,14 +42,17 @@ KINDS: Final = {
 STAGES: Final = (
     ("socket", ("write (asyncio/selector_events.py", "_write_send (asyncio/selector_events.py")),
     ("sanic", ("sanic/",)),
-    ("limit, framing and turn of a write", ("api/http/exchange.py", "api/http/chunked.py", "asyncio/timeouts.py")),
+    (
+        "limit, framing and turn of a write",
+        ("api/http/exchange.py", "api/http/sanic_protocol.py", "asyncio/timeouts.py"),
+    ),
     ("metrics", ("prometheus_client/", "observe/exposition.py", "api/metrics.py")),
     ("telemetry", ("api/telemetry.py", "observe/")),
     ("encoding", ("api/output/line_formats.py", "api/http/sse.py", "api/output/audio.py", "base64.py", "_delta (")),
-    ("presenter", ("api/output/encode.py",)),
+    ("output encoder", ("api/output/encode.py",)),
     ("mailbox and copy of the tensor", ("transport/",)),
     ("decode and link", ("api/link.py", "messages/wire.py")),
-    ("outbox and route", ("api/output/queue.py", "api/service.py", "api/routes/")),
+    ("output queue and route", ("api/output/queue.py", "api/service.py", "api/routes/")),
     ("event loop", ("asyncio/", "selectors.py")),
 )
 """Stage -> parts of frames; the innermost frame that names one decides."""

@@ -26,7 +26,7 @@ from bench.serving.figures import ROOT, head
 RESULTS: Final = ROOT / "bench" / "results" / "api"
 AGAINST_FAKES: Final = (
     "access", "admission", "cuts", "errors", "faults", "fetch", "fuzz", "media_limits", "messages", "multipart",
-    "outbox", "pool", "storage", "streams",
+    "output_queue", "pool", "storage", "streams",
 )  # fmt: skip
 AGAINST_PROCESSES: Final = ("bad_input", "ends", "faults", "soak")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
@@ -14,12 +13,12 @@ from sanic.exceptions import MethodNotAllowed as SanicMethodNotAllowed
 from sanic.exceptions import NotFound as SanicNotFound
 from sanic.exceptions import PayloadTooLarge, RequestCancelled, RequestTimeout, SanicException
 from sanic.handlers import ErrorHandler
-from sanic.http.http1 import Http
 from sanic.response import HTTPResponse
 
 from mstar_core.api.errors import MethodNotAllowed, SlowUpload, reply_of, unsupported_endpoint
 from mstar_core.api.http.access import check_key, preflight_headers
 from mstar_core.api.http.exchange import Exchange, new_exchange, take_header_id
+from mstar_core.api.http.sanic_protocol import Application, limit_headers
 from mstar_core.api.http.websocket import MESSAGE_BYTES, PING_S
 from mstar_core.api.openapi import describe, docs_html
 from mstar_core.api.requests import ReceivingRequest
@@ -43,26 +42,12 @@ NO_LIMIT_S: Final = 7 * 24 * 3600
 log = logging.getLogger("mstar.api")
 
 
-class Application(Sanic[Any, Any]):
-    """Sanic without dispatch of signals that have no listener: ten per request, a tenth of its CPU time."""
-
-    def dispatch(self, event: str, **given: Any) -> Coroutine[Any, Any, Any]:
-        """Dispatch `event` only if it has listeners; Sanic's own lookup is slow."""
-        return _unheard() if event.startswith("http.") else super().dispatch(event, **given)
-
-
-async def _unheard() -> None:
-    return None
-
-
 def make_app(service: Service) -> Sanic[Any, Any]:
     """Build the application of a service. Its name is unique because Sanic registers all applications globally."""
     app: Sanic[Any, Any] = Application(
         f"mstar-{secrets.token_hex(8)}", configure_logging=False, error_handler=_Errors(service)
     )
-    Http.HEADER_CEILING = (
-        HEADER_BYTES  # Sanic's default is half of the documented limit; checked when the next line ends
-    )
+    limit_headers(HEADER_BYTES)
     app.config.update(
         {
             "ACCESS_LOG": False,
@@ -72,8 +57,8 @@ def make_app(service: Service) -> Sanic[Any, Any]:
             "REQUEST_TIMEOUT": HEADERS_S,
             "RESPONSE_TIMEOUT": NO_LIMIT_S,
             "REQUEST_MAX_HEADER_SIZE": HEADER_BYTES,
-            "REQUEST_MAX_SIZE": service.deployment.api.max_body_bytes
-            + DRAIN_BYTES,  # the exchange enforces the limit first
+            # The exchange enforces the limit first.
+            "REQUEST_MAX_SIZE": service.deployment.api.max_body_bytes + DRAIN_BYTES,
             "FALLBACK_ERROR_FORMAT": "json",
             "WEBSOCKET_MAX_SIZE": MESSAGE_BYTES,
             "WEBSOCKET_PING_INTERVAL": PING_S,

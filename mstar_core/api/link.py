@@ -63,7 +63,7 @@ class Link:
     ) -> None:
         """Open the mailbox. Raises TransportError. spin: busy-poll window, restarted by request messages."""
         self.deployment = DeploymentState()
-        self.outboxes: dict[int, OutputQueue] = {}
+        self.output_queues: dict[int, OutputQueue] = {}
         self.on_stop: Callable[[str], None] | None = None
         self.on_ready: Callable[[], None] | None = None
         self.gauges: Callable[[], dict[str, float]] = dict
@@ -249,8 +249,8 @@ class Link:
             self._courier.send(owner, TensorFreed(slots=slots))
 
     def _output(self, worker: str, output: Output, live: LiveRequest) -> None:
-        outbox = self.outboxes.get(output.handle)
-        if outbox is None:
+        output_queue = self.output_queues.get(output.handle)
+        if output_queue is None:
             self._metrics.late.inc()
             return
         try:
@@ -263,19 +263,19 @@ class Link:
             return
         dtype = output.ref.dtype if output.ref.dtype == BFLOAT16 else None
         item = OutputItem(modality=output.modality, port=output.port, array=array, meta=output.meta, dtype=dtype)
-        outbox.put(worker, output.seq, item)
+        output_queue.put(worker, output.seq, item)
 
     def _finished(self, message: RequestFinished) -> None:
-        live, outbox = self._registry.get(message.handle), self.outboxes.get(message.handle)
-        if live is None or outbox is None:
+        live, output_queue = self._registry.get(message.handle), self.output_queues.get(message.handle)
+        if live is None or output_queue is None:
             self._metrics.late.inc()
             return
         live.is_over = True
         ending = Ending(reason=message.reason, counts=message.counts, cached_tokens=message.cached_tokens)
-        outbox.finish(ending, message.emitted)
+        output_queue.finish(ending, message.emitted)
         for worker in message.emitted:
             if worker in self.deployment.down:
-                outbox.worker_down(worker, self.deployment.down[worker])
+                output_queue.worker_down(worker, self.deployment.down[worker])
 
     def _failed(self, message: RequestFailed) -> None:
         live = self._registry.get(message.handle)
@@ -310,8 +310,8 @@ class Link:
             for live in self._registry:
                 if live.is_sent and not live.is_over:
                     live.fail(lost(message.cause))
-        for outbox in self.outboxes.values():
-            outbox.worker_down(message.name, message.cause)
+        for output_queue in self.output_queues.values():
+            output_queue.worker_down(message.name, message.cause)
         self._tensors.reclaim(message.name, message.incarnation)
 
     def _service_state(self, message: ServiceState) -> None:

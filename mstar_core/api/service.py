@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from mstar_core.api.admission import AdmissionQueue, BodyMemory, Place
 from mstar_core.api.errors import Stalled, reply_of
-from mstar_core.api.http.chunked import WriteBatch
+from mstar_core.api.http.sanic_protocol import WriteBatch
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
 from mstar_core.api.output.encode import OutputChunk, OutputEncoder
@@ -60,16 +60,16 @@ class Session:
         service: Service,
         call: ParsedRequest,
         live: LiveRequest,
-        outbox: OutputQueue,
-        presenter: OutputEncoder,
+        queue: OutputQueue,
+        encoder: OutputEncoder,
         inputs: Inputs,
     ) -> None:
         self.call = call
         self.live = live
-        self.presenter = presenter
+        self.encoder = encoder
         self.warnings = (*call.warnings, *inputs.warnings, *lowered(call, inputs))
         self._service = service
-        self._outbox = outbox
+        self._queue = queue
         self._inputs = inputs
         self._queued_s = service.clock() - live.started
         self._ending: Ending | None = None
@@ -84,14 +84,14 @@ class Session:
             left = self.live.deadline - self._service.clock()
             if left <= 0:
                 raise timed_out(self.live)
-            items = await self._outbox.take(min(pace, left))
-            chunks = await self.presenter.chunks(items) if items else []
+            items = await self._queue.take(min(pace, left))
+            chunks = await self.encoder.chunks(items) if items else []
             self._note_first(items[0].modality if items else "")
-            self._ending = self._outbox.ending
-            if self.presenter.is_stopped:
+            self._ending = self._queue.ending
+            if self.encoder.is_stopped:
                 self._ending = self._ending or Ending(reason="stop")  # the end of the block cancels the request
             if self._ending is not None:
-                chunks += self.presenter.flush()
+                chunks += self.encoder.flush()
             is_silent = not items and self._ending is None
             if chunks or (is_silent and self._service.clock() < self.live.deadline):
                 yield chunks
@@ -104,18 +104,18 @@ class Session:
         for segment in self._inputs.segments:
             media[segment.kind] += segment.length
         usage = usage_of(
-            self._service.model, self._service.sampled, self.presenter, prompt_tokens=prompt,
+            self._service.model, self._service.sampled, self.encoder, prompt_tokens=prompt,
             cached_tokens=self._ending.cached_tokens, counts=self._ending.counts, media=media,
         )  # fmt: skip
         usage |= self._inputs.usage
         warnings = self.warnings
-        if "audio" in self.call.outputs and not self.presenter.samples:
+        if "audio" in self.call.outputs and not self.encoder.samples:
             warnings = (*warnings, "the output is too short to contain audio; the audio is empty")
         now = self._service.clock()
-        first = self.presenter.first_at or now
+        first = self.encoder.first_at or now
         times = {"queue_ms": self._queued_s, "ttft_ms": first - self.live.started, "total_ms": now - self.live.started}
         done = Completion(
-            finish_reason="stop" if self.presenter.is_stopped else self._ending.reason,
+            finish_reason="stop" if self.encoder.is_stopped else self._ending.reason,
             usage=usage,
             warnings=warnings,
             times_ms={name: value * 1000 for name, value in times.items()},
@@ -133,7 +133,7 @@ class Session:
     def _note_first(self, modality: str) -> None:
         if modality and "first" not in self.live.result:
             self.live.result["first"] = modality
-            at = self.presenter.first_at
+            at = self.encoder.first_at
             if at is not None:
                 self._service.metrics.ttft_s.labels(modality).observe(at - self.live.started)
 
@@ -223,7 +223,7 @@ class Service:
             ) as live,
             self._noted(live, call),
             self.admission.place(key) as place,
-            self._outbox(live) as outbox,
+            self._open_queue(live) as output_queue,
         ):
             refs: list[TensorRef] = []
             try:
@@ -232,12 +232,12 @@ class Service:
                 self._submit(call, live, inputs, refs)
                 detokenizer = self._detokenizer() if self._detokenizer is not None and "text" in call.outputs else None
                 stops = StopStrings(call.stops) if call.stops else None
-                presenter = OutputEncoder(
+                encoder = OutputEncoder(
                     self.model, self.pool.postprocess, detokenizer, self.metrics, self.clock, stops=stops,
                     numbers=NumberForm.of(call.params), facts=inputs.metadata,
                 )  # fmt: skip
-                self.feed.shown(live, presenter, inputs.prompt_tokens)
-                yield Session(self, call, live, outbox, presenter, inputs)
+                self.feed.shown(live, encoder, inputs.prompt_tokens)
+                yield Session(self, call, live, output_queue, encoder, inputs)
             finally:
                 self.link.release(refs)
 
@@ -250,7 +250,7 @@ class Service:
             max_seq_len=self.deployment.max_seq_len, limits=self.limits,
         )  # fmt: skip
         # A task that has nothing to wait for would still take two iterations of the event loop.
-        inputs = self.pool.at_once(prompt) if shared is None and self.admission.is_free else None
+        inputs = self.pool.run_inline(prompt) if shared is None and self.admission.is_free else None
         if inputs is None:
             asked = self.pool.prompt(prompt) if shared is None else shared.of(prompt, self.pool.prompt)
             return await live.until(self._admitted(asked, place, live), self.clock)
@@ -295,15 +295,15 @@ class Service:
         live.is_sent = True
 
     @contextmanager
-    def _outbox(self, live: LiveRequest) -> Iterator[OutputQueue]:
-        outbox = OutputQueue(Spool(self.uploads))
-        self.link.outboxes[live.handle] = outbox
-        live.on_fail = outbox.fail
+    def _open_queue(self, live: LiveRequest) -> Iterator[OutputQueue]:
+        output_queue = OutputQueue(Spool(self.uploads))
+        self.link.output_queues[live.handle] = output_queue
+        live.on_fail = output_queue.fail
         try:
-            yield outbox
+            yield output_queue
         finally:
-            del self.link.outboxes[live.handle]
-            outbox.close()
+            del self.link.output_queues[live.handle]
+            output_queue.close()
 
     @contextmanager
     def _noted(self, live: LiveRequest, call: ParsedRequest) -> Iterator[None]:

@@ -38,7 +38,7 @@ class WatchedRequest:
     live: LiveRequest
     inputs: list[str]
     outputs: list[str]
-    presenter: OutputEncoder | None = None
+    encoder: OutputEncoder | None = None
     prompt_tokens: int = 0
     prepared: float = 0.0
     admitted: float = 0.0
@@ -47,13 +47,13 @@ class WatchedRequest:
 
     def is_due(self, state: str, now: float) -> bool:
         """Return whether the request may have changed since the last report."""
-        told, presenter = self.told, self.presenter
+        told, encoder = self.told, self.encoder
         if told is None or told.state != state:
             return True
-        if presenter is None:
+        if encoder is None:
             return False  # most requests of a long queue: nothing can have changed
-        is_first = told.ttft_s is None and presenter.first_at is not None
-        return is_first or (told.ttfa_s is None and presenter.first_sound_at is not None) or now >= self.due
+        is_first = told.ttft_s is None and encoder.first_at is not None
+        return is_first or (told.ttfa_s is None and encoder.first_sound_at is not None) or now >= self.due
 
 
 @dataclass(slots=True)
@@ -91,10 +91,10 @@ class RequestTelemetry:
         watched.admitted = self.clock()
         self._span(live, "queue", ADMISSION, watched.prepared, watched.admitted)
 
-    def shown(self, live: LiveRequest, presenter: OutputEncoder, prompt_tokens: int) -> None:
+    def shown(self, live: LiveRequest, encoder: OutputEncoder, prompt_tokens: int) -> None:
         """Attach the output encoder of a request, which counts its outputs."""
         watched = self._watched[live.handle]
-        watched.presenter, watched.prompt_tokens, watched.due = presenter, prompt_tokens, 0.0
+        watched.encoder, watched.prompt_tokens, watched.due = encoder, prompt_tokens, 0.0
 
     def ended(self, live: LiveRequest, status: str, code: str) -> None:
         """Record the end of a request. status: finished, failed or cancelled; code: of its error."""
@@ -134,9 +134,9 @@ class RequestTelemetry:
         self, watched: WatchedRequest, state: str, *, ended: float | None = None, error: str | None = None,
         tokens: int | None = None, cached: int | None = None,
     ) -> RequestNews:  # fmt: skip
-        live, presenter = watched.live, watched.presenter
-        first = None if presenter is None else presenter.first_at
-        sound = None if presenter is None else presenter.first_sound_at
+        live, encoder = watched.live, watched.encoder
+        first = None if encoder is None else encoder.first_at
+        sound = None if encoder is None else encoder.first_sound_at
         return RequestNews(
             handle=live.handle,
             id=live.request_id,
@@ -149,7 +149,7 @@ class RequestTelemetry:
             error=error,
             ttft_s=None if first is None else round(first - live.started, 6),
             ttfa_s=None if sound is None else round(sound - live.started, 6),
-            audio_s=None if presenter is None or not presenter.samples else round(presenter.audio_seconds, 4),
+            audio_s=None if encoder is None or not encoder.samples else round(encoder.audio_seconds, 4),
             prompt_tokens=watched.prompt_tokens or None,
             cached_tokens=cached,
             tokens=tokens,

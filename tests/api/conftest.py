@@ -55,8 +55,8 @@ class Api:
 
     @property
     def service_is_clean(self) -> bool:
-        """No request, place, slot, outbox or lent tensor is left."""
-        return not len(self.process.registry) and not self.process.link.outboxes and not self.process.link.loans
+        """No request, place, slot, output_queue or lent tensor is left."""
+        return not len(self.process.registry) and not self.process.link.output_queues and not self.process.link.loans
 
 
 Started = Callable[..., AbstractAsyncContextManager[Api]]

@@ -116,7 +116,11 @@ async def _serve(process: ApiProcess, pipe: Connection) -> None:
         if pipe.recv() == "stop":
             stopped.set()
             return
-        held = {"requests": len(process.registry), "outboxes": len(process.link.outboxes), "loans": process.link.loans}
+        held = {
+            "requests": len(process.registry),
+            "output_queues": len(process.link.output_queues),
+            "loans": process.link.loans,
+        }
         uploads = len(os.listdir(process.spec.uploads))
         pipe.send({**held, "uploads": uploads, "tasks": len(asyncio.all_tasks()), "lags_s": list(lags)})
         lags.clear()

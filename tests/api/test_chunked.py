@@ -6,8 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+import sanic
+from sanic.http import Http
+from sanic.server.protocols.base_protocol import SanicProtocol
 
-from mstar_core.api.http.chunked import APART_BYTES, LARGE_BYTES, ChunkedBody, WriteBatch
+from mstar_core.api.http.sanic_protocol import LARGE_BYTES, RELEASE, UNCOPIED_BYTES, ChunkedBody, WriteBatch
 
 
 class Connection:
@@ -83,7 +86,15 @@ async def test_a_connection_that_cannot_be_written_costs_no_other_its_part() -> 
 
 async def test_a_large_part_is_written_from_where_it_lies_behind_what_was_held_back() -> None:
     connection = Connection()
-    body, large = ChunkedBody(connection, WriteBatch()), bytes(APART_BYTES)
+    body, large = ChunkedBody(connection, WriteBatch()), bytes(UNCOPIED_BYTES)
     assert body.write(b"a") and body.write(memoryview(large))
     assert b"".join(connection.written) == b"1\r\na\r\n40000\r\n" + large + b"\r\n"
     assert any(isinstance(part, memoryview) and part.obj is large for part in connection.written)
+
+
+def test_the_fast_paths_are_written_for_the_installed_release_of_sanic() -> None:
+    """Review `sanic_protocol` against a new release before changing `RELEASE`."""
+    assert sanic.__version__.startswith(f"{RELEASE}.")
+    names = {"request_body", "request_bytes_left", "response_func", "recv_buffer", "expecting_continue", "protocol"}
+    assert names <= set(Http.__slots__) and callable(Http.http1_response_chunked) and Http.HEADER_CEILING
+    assert "_can_write" in SanicProtocol.__slots__

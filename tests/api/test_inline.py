@@ -91,7 +91,7 @@ async def test_an_api_without_a_processor_of_its_own_serves_by_its_processes(
 async def test_a_processor_that_fails_to_say_leaves_the_request_to_a_process(caplog: pytest.LogCaptureFixture) -> None:
     async with pool_of() as pool:
         assert pid_of(await pool.prompt(PromptRequest(text=WRONG))) in pool.pids
-    assert "whether a request is quick" in caplog.text
+    assert "whether a request runs inline" in caplog.text
 
 
 async def test_requests_of_either_way_are_served(started: Started) -> None:

@@ -177,20 +177,20 @@ async def test_what_a_form_cannot_hold_is_an_error_of_the_request(started: Start
 
 
 async def test_a_few_large_outputs_wait_for_a_client_that_reads(tmp_path: Any) -> None:
-    outbox = OutputQueue(Spool(tmp_path, limit=1000), queue_bytes=100)
+    output_queue = OutputQueue(Spool(tmp_path, limit=1000), queue_bytes=100)
     for seq in range(8):
-        outbox.put("worker-0", seq, item(np.full(500, seq, dtype=np.uint16), "bfloat16"))
+        output_queue.put("worker-0", seq, item(np.full(500, seq, dtype=np.uint16), "bfloat16"))
     taken: list[OutputItem] = []
-    while outbox.waits:
-        taken += await outbox.take(1.0, limit_bytes=1)
+    while output_queue.waits:
+        taken += await output_queue.take(1.0, limit_bytes=1)
         await asyncio.sleep(0)
     assert [int(each.array[0]) for each in taken] == list(range(8)) and taken[-1].dtype == "bfloat16"
     for seq in range(8, 20):
-        outbox.put("worker-0", seq, item(np.full(500, seq, dtype=np.uint16)))
+        output_queue.put("worker-0", seq, item(np.full(500, seq, dtype=np.uint16)))
     with pytest.raises(Stalled):
         while True:
-            await outbox.take(1.0)
-    outbox.close()
+            await output_queue.take(1.0)
+    output_queue.close()
 
 
 @pytest.mark.parametrize("dtype", [None, "float16", "bfloat16"])

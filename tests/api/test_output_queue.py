@@ -1,4 +1,4 @@
-"""The outbox of a request: order, one end, bounded memory."""
+"""The output_queue of a request: order, one end, bounded memory."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def item(value: int, size: int = 4) -> OutputItem:
     return OutputItem(modality="audio", port="pcm", array=np.full(size, value, dtype=np.int32))
 
 
-async def drain(outbox: OutputQueue) -> list[int]:
+async def drain(output_queue: OutputQueue) -> list[int]:
     got: list[int] = []
-    while taken := await outbox.take(0):
+    while taken := await output_queue.take(0):
         got += [int(one.array[0]) for one in taken]
     return got
 
@@ -35,79 +35,79 @@ def test_any_order_of_arrival_is_the_order_of_numbers(order: list[int], finish_a
     import tempfile
 
     async def play(folder: Path) -> None:
-        outbox = OutputQueue(Spool(folder), queue_bytes=queue_bytes, queue_items=3)
+        output_queue = OutputQueue(Spool(folder), queue_bytes=queue_bytes, queue_items=3)
         for index, number in enumerate([*order, -1]):
             if index == finish_at:
-                outbox.finish(END, {"w": 8})
+                output_queue.finish(END, {"w": 8})
             if number >= 0:
-                outbox.put("w", number, item(number))
-                outbox.put("w", number, item(99))
-        assert outbox.ending is None
-        assert await drain(outbox) == list(range(8))
-        assert outbox.ending == END
-        assert outbox.doubled == 8
-        outbox.close()
+                output_queue.put("w", number, item(number))
+                output_queue.put("w", number, item(99))
+        assert output_queue.ending is None
+        assert await drain(output_queue) == list(range(8))
+        assert output_queue.ending == END
+        assert output_queue.doubled == 8
+        output_queue.close()
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(play(Path(folder)))
 
 
 async def test_an_end_counts_the_outputs_of_every_worker(tmp_path: Path) -> None:
-    outbox = OutputQueue(Spool(tmp_path))
-    outbox.finish(END, {"a": 1, "b": 1})
-    outbox.put("a", 0, item(1))
-    assert await drain(outbox) == [1]
-    assert outbox.ending is None
-    outbox.put("b", 0, item(2))
-    assert await drain(outbox) == [2]
-    assert outbox.ending == END
+    output_queue = OutputQueue(Spool(tmp_path))
+    output_queue.finish(END, {"a": 1, "b": 1})
+    output_queue.put("a", 0, item(1))
+    assert await drain(output_queue) == [1]
+    assert output_queue.ending is None
+    output_queue.put("b", 0, item(2))
+    assert await drain(output_queue) == [2]
+    assert output_queue.ending == END
 
 
 async def test_a_failure_is_told_after_what_came_before_it_and_hides_what_comes_later(tmp_path: Path) -> None:
-    outbox = OutputQueue(Spool(tmp_path))
-    outbox.put("a", 0, item(1))
-    outbox.fail(EngineError("broken"))
-    outbox.fail(WorkerLost("later"))
-    outbox.put("a", 1, item(2))
-    outbox.finish(END, {"a": 2})
-    assert [int(one.array[0]) for one in await outbox.take(0)] == [1]
+    output_queue = OutputQueue(Spool(tmp_path))
+    output_queue.put("a", 0, item(1))
+    output_queue.fail(EngineError("broken"))
+    output_queue.fail(WorkerLost("later"))
+    output_queue.put("a", 1, item(2))
+    output_queue.finish(END, {"a": 2})
+    assert [int(one.array[0]) for one in await output_queue.take(0)] == [1]
     for _ in range(2):
         with pytest.raises(EngineError):
-            await outbox.take(0)
-    assert outbox.ending is None
+            await output_queue.take(0)
+    assert output_queue.ending is None
 
 
 async def test_a_failure_after_the_whole_answer_came_changes_nothing(tmp_path: Path) -> None:
-    outbox = OutputQueue(Spool(tmp_path))
-    outbox.put("a", 0, item(1))
-    outbox.finish(END, {"a": 1})
-    outbox.fail(WorkerLost("the conductor died a moment later"))
-    assert await drain(outbox) == [1]
-    assert outbox.ending == END
+    output_queue = OutputQueue(Spool(tmp_path))
+    output_queue.put("a", 0, item(1))
+    output_queue.finish(END, {"a": 1})
+    output_queue.fail(WorkerLost("the conductor died a moment later"))
+    assert await drain(output_queue) == [1]
+    assert output_queue.ending == END
 
 
 async def test_beyond_the_spool_the_reader_has_stalled(tmp_path: Path) -> None:
-    outbox = OutputQueue(Spool(tmp_path, limit=4096), queue_bytes=1024, queue_items=4)
+    output_queue = OutputQueue(Spool(tmp_path, limit=4096), queue_bytes=1024, queue_items=4)
     for number in range(100):
-        outbox.put("a", number, item(number, 64))
+        output_queue.put("a", number, item(number, 64))
     got: list[int] = []
     with pytest.raises(MstarError) as stalled:
         while True:
-            got += [int(one.array[0]) for one in await outbox.take(0)]
+            got += [int(one.array[0]) for one in await output_queue.take(0)]
     assert stalled.value.code == "stalled"
     assert got == list(range(len(got))) and 16 <= len(got) < 100
-    outbox.close()
+    output_queue.close()
     assert not os.listdir(tmp_path)
 
 
 async def test_an_end_that_comes_before_its_outputs_is_no_silence(tmp_path: Path) -> None:
-    outbox = OutputQueue(Spool(tmp_path))
-    taking = asyncio.create_task(outbox.take(60.0))
+    output_queue = OutputQueue(Spool(tmp_path))
+    taking = asyncio.create_task(output_queue.take(60.0))
     await asyncio.sleep(0)
-    outbox.finish(END, {"worker-0": 1})
+    output_queue.finish(END, {"worker-0": 1})
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not taking.done()
-    outbox.put("worker-0", 0, item(0))
+    output_queue.put("worker-0", 0, item(0))
     assert len(await taking) == 1
-    outbox.close()
+    output_queue.close()

@@ -12,13 +12,12 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from mstar_core.api.preprocess.pipe import KEPT_BYTES, MEMORY_BYTES, SMALL_BYTES, MessageMemory, PoolPipe, pickled
+from mstar_core.api.preprocess.pipe import KEPT_BYTES, MEMORY_BYTES, MessageMemory, PoolPipe
 from mstar_core.plugin.processor import PromptRequest
 from tests.api.test_pool import pool_of
 
 MIB = 1 << 20
-SIZES = (0, SMALL_BYTES - 200, SMALL_BYTES + 1, MIB - 100, MIB + 1, KEPT_BYTES + 5, 20 * MIB)
-QUICK = 64 * MIB
+SIZES = (0, 1000, MIB - 100, MIB + 1, KEPT_BYTES + 5, 20 * MIB)
 
 
 @pytest.fixture
@@ -40,20 +39,26 @@ def test_messages_of_every_size_arrive_both_ways(ends: tuple[PoolPipe, PoolPipe]
     ours, theirs = ends
     for number in range(3):
         value: dict[str, Any] = {"data": os.urandom(size), "array": np.arange(size // 8), "number": number}
-        assert ours.put(value) and theirs.waits_at_most(QUICK)
-        got, is_alone = theirs.receive()
-        assert is_alone and got["data"] == value["data"] and np.array_equal(got["array"], value["array"])
+        assert ours.put(value)
+        note = theirs.note()
+        got = theirs.load(note)
+        assert (
+            note.is_in_memory
+            and note.size >= size
+            and got["data"] == value["data"]
+            and np.array_equal(got["array"], value["array"])
+        )
         theirs.send(got)
-        back, _ = ours.receive()
+        back = ours.receive()
         assert back["data"] == value["data"] and back["number"] == number
         got["array"][:1] = 7  # it is the reader's own
-    assert not theirs.waits_at_most(QUICK)
+    assert not theirs.poll()
 
 
 def test_a_value_stays_as_it_was_when_the_next_message_comes(ends: tuple[PoolPipe, PoolPipe]) -> None:
     ours, theirs = ends
     ours.put(np.zeros(MIB, np.uint8))
-    first, _ = theirs.receive()
+    first = theirs.receive()
     ours.put(np.ones(MIB, np.uint8))
     theirs.receive()
     assert not first.any()
@@ -65,7 +70,7 @@ def test_memory_of_a_large_message_is_given_back(ends: tuple[PoolPipe, PoolPipe]
     for _ in range(2):
         ours.put(bytes(30 * MIB))
         assert taken_bytes(ours) >= 30 * MIB
-        assert len(theirs.receive()[0]) == 30 * MIB
+        assert len(theirs.receive()) == 30 * MIB
         assert taken_bytes(ours) <= KEPT_BYTES
 
 
@@ -76,10 +81,11 @@ def test_a_message_that_is_too_large_goes_through_the_pipe(ends: tuple[PoolPipe,
     assert taken_bytes(ours) <= KEPT_BYTES
     sender = threading.Thread(target=ours.send, args=(value,))
     sender.start()
-    assert theirs.poll(10) and not theirs.waits_at_most(QUICK)
-    assert theirs.receive() == (value, True)
+    assert theirs.poll(10)
+    note = theirs.note()
+    assert not note.is_in_memory and theirs.load(note) == value
     sender.join()
-    assert ours.put(b"next") and theirs.receive() == (b"next", True)
+    assert ours.put(b"next") and theirs.receive() == b"next"
 
 
 def test_a_system_without_memory_is_no_error(ends: tuple[PoolPipe, PoolPipe], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,20 +96,7 @@ def test_a_system_without_memory_is_no_error(ends: tuple[PoolPipe, PoolPipe], mo
     monkeypatch.setattr(os, "posix_fallocate", full)
     assert not ours.put(bytes(MIB))
     ours.send(b"small")
-    assert theirs.receive() == (b"small", True)
-
-
-def test_small_messages_that_go_together_leave_the_memory_alone(ends: tuple[PoolPipe, PoolPipe]) -> None:
-    ours, theirs = ends
-    ours.send_small([pickled(1), pickled(2)])
-    for number in (1, 2):
-        value, is_alone = theirs.receive()
-        assert (value, is_alone) == (number, False)
-        theirs.send(bytes(SMALL_BYTES - 200), is_alone=is_alone)  # both lie there before the first is read
-    assert taken_bytes(theirs) == 0
-    for _ in range(2):
-        assert ours.waits_at_most(SMALL_BYTES)
-        assert len(ours.receive()[0]) == SMALL_BYTES - 200
+    assert theirs.receive() == b"small"
 
 
 def test_what_cannot_be_pickled_is_told_and_the_next_message_goes(ends: tuple[PoolPipe, PoolPipe]) -> None:
@@ -112,7 +105,7 @@ def test_what_cannot_be_pickled_is_told_and_the_next_message_goes(ends: tuple[Po
         ours.put((bytes(9 * MIB), lambda: None))
     assert not theirs.poll(0) and taken_bytes(ours) <= KEPT_BYTES
     ours.put("next")
-    assert theirs.receive()[0] == "next"
+    assert theirs.receive() == "next"
 
 
 def test_no_descriptor_is_left_over() -> None:
@@ -139,6 +132,6 @@ async def test_a_process_gets_and_gives_messages_of_every_size(size: int) -> Non
 async def test_a_job_that_cannot_be_sent_fails_alone(size: int) -> None:
     async with pool_of() as pool:
         with pytest.raises((AttributeError, TypeError, PicklingError)):
-            await pool._job("postprocess", bytes(size), lambda: None)
+            await pool._run("postprocess", bytes(size), lambda: None)
         assert pool.busy == 0
         assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3

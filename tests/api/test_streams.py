@@ -41,6 +41,6 @@ async def test_clients_that_do_not_listen_hold_nobody_back(record_property: Call
     assert cancels == ["stalled"] * 2, "those who do not read are cut"
     lags = sorted(held.pop("lags_s"))
     assert lags[len(lags) * 9 // 10] < LAG_S, "the loop is not blocked; single lags are the machine's"
-    assert held == {"requests": 0, "outboxes": 0, "loans": 0, "uploads": 0, "tasks": held["tasks"]}
+    assert held == {"requests": 0, "output_queues": 0, "loans": 0, "uploads": 0, "tasks": held["tasks"]}
     assert after < before + STREAMS // 2, "no descriptor is kept for each stream"
     record_property("streams_beside_stalled_ones", STREAMS)

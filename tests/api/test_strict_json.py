@@ -63,7 +63,7 @@ def test_a_broken_text_is_refused_with_the_same_words(value: Any, draw: st.DataO
     ],
 )
 def test_a_key_that_stands_twice_is_found(text: str) -> None:
-    with pytest.raises(RequestError, match="stands twice"):
+    with pytest.raises(RequestError, match="is duplicated"):
         parse_json(text)
 
 

@@ -46,13 +46,13 @@ def test_a_request_is_told_of_when_something_is_new_and_not_otherwise() -> None:
 
     clock.now, request.state = 12.0, "running"
     feed.admitted(request)
-    presenter: Any = SimpleNamespace(first_at=None, first_sound_at=None, samples=0, audio_seconds=0.0)
-    feed.shown(request, presenter, 15)
+    encoder: Any = SimpleNamespace(first_at=None, first_sound_at=None, samples=0, audio_seconds=0.0)
+    feed.shown(request, encoder, 15)
     (running,), (waited,) = feed.take()
     assert (running.state, running.waited_s, running.prompt_tokens, running.why) == ("run", 1.5, 15, "")
     assert (waited.kind, waited.node) == ("queue", "admission")
-    presenter.first_at = presenter.first_sound_at = 12.25
-    presenter.samples, presenter.audio_seconds = 100, 0.5
+    encoder.first_at = encoder.first_sound_at = 12.25
+    encoder.samples, encoder.audio_seconds = 100, 0.5
     (speaking,), _ = feed.take()
     assert (speaking.ttft_s, speaking.ttfa_s, speaking.audio_s) == (2.25, 2.25, 0.5)
 
@@ -62,15 +62,15 @@ def test_a_stream_that_goes_on_is_told_of_at_its_pace_and_what_is_first_at_once(
     feed, request = RequestTelemetry(clock), live()
     request.state = "running"
     feed.opened(request, CALL)
-    presenter: Any = SimpleNamespace(first_at=10.0, first_sound_at=None, samples=0, audio_seconds=0.0)
-    feed.shown(request, presenter, 15)
+    encoder: Any = SimpleNamespace(first_at=10.0, first_sound_at=None, samples=0, audio_seconds=0.0)
+    feed.shown(request, encoder, 15)
     assert len(feed.take()[0]) == 1
     told = []
     for turn in range(1, 21):
         clock.now = 10.0 + turn * 0.1
-        presenter.samples, presenter.audio_seconds = turn, turn * 0.1
+        encoder.samples, encoder.audio_seconds = turn, turn * 0.1
         if turn == 2:
-            presenter.first_sound_at = 10.15
+            encoder.first_sound_at = 10.15
         told += [turn for _ in feed.take()[0]]
     assert told[:2] == [2, 7], "the first sound at once, then half a second of silence"
     assert len(told) == 4

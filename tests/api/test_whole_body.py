@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mstar_core.api.http.body import SPOOL_BYTES, WHOLE_BYTES
-from mstar_core.api.http.whole_body import FIRST_BYTES, WholeBody
+from mstar_core.api.http.sanic_protocol import FIRST_BYTES, WholeBody
 from mstar_core.errors import Overloaded
 from tests.api.conftest import Api, Started
 from tests.fakes import media

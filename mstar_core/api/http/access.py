@@ -1,4 +1,6 @@
-"""Which browsers may call: origins that the operator named, and no others. Used by every answer."""
+"""Access rules: API keys and CORS origins. Checked before every route that is not open; CORS headers go on every
+response.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ MAX_AGE_S: Final = 600
 
 
 def cors_headers(allowed: Sequence[str], origin: str | None) -> dict[str, str]:
-    """What an answer says to the browser of `origin`; nothing without --cors-origin.
+    """Return the CORS headers of a response to `origin`; none without --cors-origin.
 
-    Credentials of the browser (cookies) are never allowed, so that `*` gives away nothing but what anyone may have.
+    Credentials (cookies) are never allowed, so `*` exposes only what any client can read.
     """
     if not allowed:
         return {}
@@ -28,12 +30,12 @@ def cors_headers(allowed: Sequence[str], origin: str | None) -> dict[str, str]:
 
 
 def is_plain(text: str) -> bool:
-    """Whether a header of the client may be sent back: printable ASCII alone."""
+    """Return whether a client header may be echoed: printable ASCII only."""
     return text.isascii() and text.isprintable()
 
 
 def preflight_headers(wanted: str | None) -> dict[str, str]:
-    """What a browser asks before it sends a request. wanted: the headers that it would send."""
+    """Return the headers of a preflight response. wanted: request headers that the browser asks for."""
     return {
         "Access-Control-Allow-Methods": METHODS,
         "Access-Control-Allow-Headers": wanted if wanted and is_plain(wanted) else ASKABLE,
@@ -42,13 +44,13 @@ def preflight_headers(wanted: str | None) -> dict[str, str]:
 
 
 def check_key(keys: Sequence[str], headers: Mapping[str, str]) -> str:
-    """A digest of the key that came with the request, "" when none is needed. Raises Unauthorized.
+    """Return a digest of the API key of a request, or "" if no keys are configured. Raises Unauthorized.
 
-    Every known key is compared, each in constant time, so that the time tells nothing.
+    Compares every known key in constant time, so that timing reveals nothing.
     """
     if not keys:
         return ""
-    given = _given(headers).encode(errors="surrogateescape")  # bytes that are no text are a wrong key
+    given = _given(headers).encode(errors="surrogateescape")  # undecodable bytes are a wrong key
     matches = [hmac.compare_digest(given, key.encode()) for key in keys]
     if not given or not any(matches):
         raise Unauthorized("the API key is missing or wrong", hint="send it as 'Authorization: Bearer KEY'")

@@ -1,4 +1,4 @@
-"""Request bodies: multipart, urlencoded, JSON; read as they come, bounded in size, number and time. Used by routes."""
+"""Request bodies: multipart, urlencoded and JSON, streamed, with limits on size, count and rate. Used by routes."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from mstar_core.api.http.strict_json import parse_object
 from mstar_core.errors import RequestError, TooLarge
 
 SPOOL_BYTES: Final = 1 << 20
-"""An upload over this size goes to a file."""
+"""Larger uploads are spooled to a file."""
 
 WHOLE_BYTES: Final = 32 << 20
-"""A form up to this size is received into memory of its own, and its files stay there: a clip of 64 frames is 12.6 MB,
-and a file that was written for it would be read again at once. A larger one is read as it comes.
+"""Forms up to this size are received into one buffer, and their files stay in memory. A clip of 64 frames has 12.6 MB,
+and spooling it would only read it again. Larger forms are parsed as they arrive.
 """
 
 SKIPPED_BYTES: Final = 1 << 20
-"""How much is read of a body that means nothing to its route."""
+"""Limit of a body that its route ignores."""
 
 FLOOR_WINDOW_S: Final = 30.0
 FLOOR_BYTES_PER_S: Final = 16 * 1024
 YIELD_BYTES: Final = 256 * 1024
 KWARGS_BYTES: Final = 32 << 20
 INLINE_JSON_BYTES: Final = 512 * 1024
-"""JSON up to this size is parsed on the loop (a few milliseconds), larger on a thread."""
+"""JSON up to this size is parsed on the event loop (a few milliseconds), larger JSON on a thread."""
 
 
 class ByteStream(Protocol):
-    """Where the body comes from; None ends it."""
+    """Source of a body; `read` returns None at the end."""
 
     async def read(self) -> bytes | None: ...
 
 
 class BodyStream(ByteStream, Protocol):
-    """One that also gives the whole body, behind some room, where it is small enough for that and nothing was read."""
+    """A source that can also return the whole body, behind `room` reserved bytes, if it is small and unread."""
 
     async def whole_body(self, most: int, room: int) -> bytearray | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyLimits:
-    """Sizes in bytes."""
+    """Limits of a body. text, body: bytes; files: count."""
 
     body: int
     text: int
@@ -58,7 +58,7 @@ class BodyLimits:
 
 
 class UploadedFile:
-    """One file of a request: its pieces in memory while it is small, then a nameless file. Owned by `UploadedFiles`.
+    """An uploaded file: in memory while small, then in an unnamed temporary file. Owned by `UploadedFiles`.
 
     name: the client's label, never a path.
     """
@@ -73,7 +73,7 @@ class UploadedFile:
         self._file: IO[bytes] | None = None
 
     def write(self, data: bytes) -> None:
-        """Append some bytes. Raises Unavailable (`storage_full`) when the disk takes no more."""
+        """Append bytes. Raises Unavailable (`storage_full`) if the disk is full."""
         self.size += len(data)
         if self.size <= self._most_in_memory:
             self._pieces.append(data)
@@ -89,7 +89,7 @@ class UploadedFile:
             raise storage_full(error) from error
 
     def finish(self) -> None:
-        """All bytes are written: what is still buffered has to fit too. Raises as `write` does."""
+        """Flush the file. Raises like `write`."""
         try:
             if self._file is not None:
                 self._file.flush()
@@ -98,18 +98,18 @@ class UploadedFile:
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether it is so small that it never went to a file."""
+        """Return whether the upload was never written to a file."""
         return self._file is None
 
     def head(self, size: int = 64) -> bytes:
-        """The first bytes."""
+        """Return the first bytes."""
         if self._file is None:
             return self.read()[:size]
         self._file.seek(0)
         return self._file.read(size)
 
     def read(self) -> bytes:
-        """All bytes. Touches the disk unless it is in memory, so call it on a thread then."""
+        """Return all bytes. Reads the disk unless the upload is in memory; then call it on a thread."""
         if self._file is None:
             if len(self._pieces) != 1:
                 self._pieces = [b"".join(self._pieces)]
@@ -118,25 +118,25 @@ class UploadedFile:
         return self._file.read()
 
     def close(self) -> None:
-        """Free it. Safe to call twice."""
+        """Free the upload. Safe to call twice."""
         self._pieces.clear()
         if self._file is not None:
-            with suppress(OSError):  # a full disk: closing tries once more to write what is buffered
+            with suppress(OSError):  # on a full disk, closing retries to write the buffer
                 self._file.close()
 
 
 @dataclass(slots=True)
 class Form:
-    """A body's fields and files in the order given. fields: text as sent, or JSON values of a JSON body."""
+    """Fields and files of a body, in order. fields: text, or JSON values of a JSON body."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     files: list[tuple[str, UploadedFile]] = field(default_factory=list)
 
 
 class UploadedFiles:
-    """The files of one request: in memory while small, then nameless files in `folder`. Freed by `close`.
+    """Uploads of one request. Freed by `close`.
 
-    most_in_memory: bytes of one that is small; more where the body it is cut from is in memory anyway.
+    most_in_memory: size limit of uploads kept in memory; larger if the whole body is in memory anyway.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -145,13 +145,13 @@ class UploadedFiles:
         self._open: list[UploadedFile] = []
 
     def new(self, name: str, content_type: str) -> UploadedFile:
-        """An empty upload."""
+        """Create an empty upload."""
         upload = UploadedFile(name, content_type, self._folder, self.most_in_memory)
         self._open.append(upload)
         return upload
 
     def close(self) -> None:
-        """Free all of them. Safe to call twice."""
+        """Free all uploads. Safe to call twice."""
         for upload in self._open:
             upload.close()
         self._open.clear()
@@ -159,7 +159,7 @@ class UploadedFiles:
 
 @contextmanager
 def uploads_in(folder: Path) -> Iterator[UploadedFiles]:
-    """Uploads that live as long as the block."""
+    """Provide uploads that are freed at the end of the block."""
     uploads = UploadedFiles(folder)
     try:
         yield uploads
@@ -168,7 +168,7 @@ def uploads_in(folder: Path) -> Iterator[UploadedFiles]:
 
 
 def sweep(folder: Path) -> None:
-    """Empty the upload folder of an earlier life; nothing in it has an owner any more."""
+    """Delete uploads left behind by an earlier process."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chmod(folder, 0o700)
     for entry in folder.iterdir():
@@ -177,7 +177,7 @@ def sweep(folder: Path) -> None:
 
 
 async def read_pieces(stream: ByteStream, limit: int, *, window_s: float = FLOOR_WINDOW_S) -> AsyncIterator[bytes]:
-    """The body piece by piece. Raises TooLarge beyond `limit` bytes, SlowUpload below the floor over a window."""
+    """Yield the body in pieces. Raises TooLarge above `limit` bytes, SlowUpload below the minimum rate."""
     loop = asyncio.get_running_loop()
     total = window = since_yield = 0
     window_end = loop.time() + window_s
@@ -196,7 +196,7 @@ async def read_pieces(stream: ByteStream, limit: int, *, window_s: float = FLOOR
         window += len(piece)
         since_yield += len(piece)
         if total > limit:
-            raise TooLarge(f"the body has more than {limit} bytes", code="body_too_large")
+            raise TooLarge(f"the body is larger than {limit} bytes", code="body_too_large")
         yield piece
         if since_yield >= YIELD_BYTES:
             since_yield = 0
@@ -204,12 +204,12 @@ async def read_pieces(stream: ByteStream, limit: int, *, window_s: float = FLOOR
 
 
 def too_slow() -> SlowUpload:
-    """The body's sender keeps its connection and does not use it."""
-    return SlowUpload("the body comes too slowly", hint=f"send at least {FLOOR_BYTES_PER_S} bytes a second")
+    """Return the error for an upload below the minimum rate."""
+    return SlowUpload("the body arrives too slowly", hint=f"send at least {FLOOR_BYTES_PER_S} bytes per second")
 
 
 async def read_json(stream: ByteStream, limits: BodyLimits) -> dict[str, Any]:
-    """A body that is one JSON object."""
+    """Read a body that is one JSON object."""
     data = b"".join([piece async for piece in read_pieces(stream, limits.body)])
     if len(data) > INLINE_JSON_BYTES:
         return await asyncio.to_thread(parse_object, data)
@@ -217,7 +217,7 @@ async def read_json(stream: ByteStream, limits: BodyLimits) -> dict[str, Any]:
 
 
 async def read_form(stream: BodyStream, content_type: str, limits: BodyLimits, uploads: UploadedFiles) -> Form:
-    """A body of any kind that /generate takes. Raises RequestError, TooLarge, UnsupportedType, SlowUpload."""
+    """Read a body of any type that /generate accepts. Raises RequestError, TooLarge, UnsupportedType, SlowUpload."""
     match content_type.partition(";")[0].strip().lower():
         case "multipart/form-data":
             return await _multipart(stream, content_type, limits, uploads)
@@ -227,7 +227,7 @@ async def read_form(stream: BodyStream, content_type: str, limits: BodyLimits, u
             return Form(fields=await read_json(stream, limits))
         case other:
             raise UnsupportedType(
-                f"bodies of type {other[:60]!r} are not read here" if other else "the request has no content type",
+                f"the body type {other[:60]!r} is not supported" if other else "the request has no content type",
                 hint="send multipart/form-data, application/x-www-form-urlencoded or application/json",
             )
 
@@ -262,7 +262,7 @@ async def _multipart(stream: BodyStream, content_type: str, limits: BodyLimits, 
 
 
 class _PartReader:
-    """The part that is being read: a field in memory, or an upload."""
+    """Collects the current part of a form: a field or an upload."""
 
     def __init__(self, form: Form, limits: BodyLimits, uploads: UploadedFiles) -> None:
         self._form, self._limits, self._uploads = form, limits, uploads
@@ -312,13 +312,13 @@ class _PartReader:
 
 def _add_field(form: Form, name: str, value: str, limits: BodyLimits) -> None:
     if name in form.fields:
-        raise RequestError(f"{name[:40]} stands twice", hint="send it once", field=name[:40])
+        raise RequestError(f"{name[:40]} is given more than once", hint="send it once", field=name[:40])
     check_size(name, len(value), limits)
     form.fields[name] = value
 
 
 def check_size(name: str, size: int, limits: BodyLimits) -> None:
-    """Raise TooLarge for a text field of more than its bytes."""
+    """Raise TooLarge if a text field exceeds its limit."""
     limit = KWARGS_BYTES if name == "model_kwargs" else limits.text
     if size > limit:
-        raise TooLarge(f"{name[:40]} has more than {limit} bytes", field=name[:40], code="body_too_large")
+        raise TooLarge(f"{name[:40]} is larger than {limit} bytes", field=name[:40], code="body_too_large")

@@ -1,4 +1,4 @@
-"""The api's event loop, which looks for events a while before it sleeps, while requests come. Made by `main.run`."""
+"""Event loop that busy-polls for a short time before it sleeps, while requests arrive. Created by `main.run`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mstar_core.transport import Spin
 
 
 class BusyPollSelector(selectors.EpollSelector):
-    """Asks the kernel again and again, without waiting, for as long as `spin` lasts; then waits for the rest."""
+    """Polls the kernel without blocking until the spin window expires, then blocks."""
 
     def __init__(self, spin: Spin) -> None:
         super().__init__()
         self._spin = spin
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Events by descriptor. timeout: seconds until some timer of the loop is due, None: there is none."""
+        """Return ready descriptors. timeout: seconds until the next timer of the loop; None: there is none."""
         left_s = self._spin.left_s
         if not left_s or (timeout is not None and timeout <= 0):
             return super().select(timeout)
@@ -30,5 +30,5 @@ class BusyPollSelector(selectors.EpollSelector):
 
 
 def busy_poll_loop(spin: Spin) -> asyncio.AbstractEventLoop:
-    """A new event loop that looks on while `spin` says so."""
+    """Return a new event loop that busy-polls until the spin window expires."""
     return asyncio.SelectorEventLoop(BusyPollSelector(spin))

@@ -1,4 +1,4 @@
-"""One HTTP exchange: what every route knows of its request, and the ways in which it may answer. Made by the app."""
+"""HTTP exchange: the request as every route sees it, and all ways to respond. Created by the app."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from sanic.response import HTTPResponse
 from mstar_core.api.errors import Stalled
 from mstar_core.api.http.access import cors_headers
 from mstar_core.api.http.body import FLOOR_BYTES_PER_S, FLOOR_WINDOW_S, SKIPPED_BYTES, BodyLimits, read_pieces, too_slow
-from mstar_core.api.http.chunked import LARGE_BYTES, ChunkedBody
-from mstar_core.api.http.whole_body import WholeBody
+from mstar_core.api.http.sanic_protocol import LARGE_BYTES, ChunkedBody, WholeBody
 from mstar_core.api.requests import check_request_id, new_request_id, trace_id_of, unescaped
 from mstar_core.api.service import Service
 from mstar_core.errors import RequestError, TooLarge
@@ -26,18 +25,18 @@ from mstar_core.process.logs import REQUEST_ID
 
 JSON = "application/json; charset=utf-8"
 PART_BYTES = 1 << 20
-"""Most that is written at once: what the socket does not take is copied, and others wait meanwhile."""
+"""Size limit of one write. The transport copies whatever the socket does not accept, which blocks other streams."""
 
 RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER on, for no time: closing sends a reset and frees the send buffer."""
+"""SO_LINGER with timeout 0: closing sends a reset and frees the send buffer."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    """A request and its answer. Owned by the app's wrapper; routes get it for the length of their handler.
+    """One request and its response. Owned by the app's wrapper; passed to the route's handler.
 
-    trace_id: of the client's trace where it sent one, else new. is_native: errors carry the older key too. has_begun:
-    the first byte of the answer is out. held_bytes: of its body, counted until it is over.
+    trace_id: sent by the client, otherwise new. is_native: error bodies include the older key. has_begun: the first
+    byte of the response was sent. held_bytes: bytes of the body reserved in the memory budget.
     """
 
     service: Service
@@ -67,7 +66,7 @@ class Exchange:
 
     @property
     def path_name(self) -> str:
-        """The `{name}` of the path, its percent escapes undone: clients escape what may stand in an id."""
+        """Return the `{name}` of the path with percent escapes decoded; clients may escape characters of an id."""
         return unescaped(str(self.request.match_info["name"]))
 
     @property
@@ -76,33 +75,33 @@ class Exchange:
         return str(value) if value is not None else None
 
     def name(self, request_id: Any) -> None:
-        """Take the client's id from the body; it stands above the header. Raises RequestError."""
+        """Use the client id of the body, which overrides the header. Raises RequestError."""
         if request_id is None:
             return
         if not isinstance(request_id, str):
-            raise RequestError("request_id is not a string", field="request_id")
+            raise RequestError("request_id must be a string", field="request_id")
         self.request_id = check_request_id(request_id)
         REQUEST_ID.set(self.request_id)
 
     def warn(self, warnings: Sequence[str]) -> None:
-        """Tell the client in a header."""
+        """Add warnings to the response headers."""
         if warnings:
             self.headers["X-Mstar-Warnings"] = header_text("; ".join(warnings))
 
     def json(self, body: Any, status: int = 200, headers: dict[str, str] | None = None) -> HTTPResponse:
-        """A whole JSON answer."""
+        """Return a complete JSON response."""
         return self.whole(msgspec.json.encode(body), JSON, status, headers)
 
     def whole(
         self, body: bytes, content_type: str, status: int = 200, headers: dict[str, str] | None = None
     ) -> HTTPResponse:
-        """A whole answer of any type."""
+        """Return a complete response."""
         self.status = status
         made = {**self.all_headers, **(headers or {})}
         return HTTPResponse(body, status=status, headers=made, content_type=content_type)
 
     async def answer(self, response: HTTPResponse) -> None:
-        """Send a whole answer now: one that a handler gives back waits until all that its request held is freed."""
+        """Send a complete response now; a returned response is sent only after the request has freed everything."""
         made: Any = await self.request.respond(response)
         self.has_begun = True
         await made.send(end_stream=True)
@@ -117,7 +116,7 @@ class Exchange:
         return cors_headers(self.service.deployment.api.cors_origins, self.request.headers.get("origin"))
 
     async def write(self, data: bytes | memoryview, content_type: str, limit_s: float | None = None) -> None:
-        """Send some bytes of a streamed answer, headers first. Raises Stalled when the client does not read them."""
+        """Send part of a streamed response, after the headers. Raises Stalled if the client does not read."""
         if len(data) <= PART_BYTES:
             await self._write(data, content_type, limit_s)
             return
@@ -129,7 +128,7 @@ class Exchange:
         if self._body is None or not data or not self._body.write(data):
             await self._send(bytes(data), content_type, limit_s)
         if len(data) >= LARGE_BYTES:
-            await asyncio.sleep(0)  # a write that need not wait would let one stream starve the others
+            await asyncio.sleep(0)  # a write that never waits would starve other streams
 
     async def _send(self, data: bytes, content_type: str, limit_s: float | None) -> None:
         if self._stream is None:
@@ -142,25 +141,25 @@ class Exchange:
             async with asyncio.timeout(stall_s if limit_s is None else min(stall_s, max(0.001, limit_s))):
                 await self._stream.send(data)
         except TimeoutError:
-            raise Stalled("the client does not read its answer", hint=f"nothing was taken for {stall_s:g} s") from None
+            raise Stalled("the client does not read the response", hint=f"nothing was read for {stall_s:g} s") from None
         if is_head:
             self._body = ChunkedBody.begun(self.request, self.service.burst)
 
     async def end(self) -> None:
-        """End a streamed answer well."""
+        """End a streamed response."""
         self.flush()
         await self._stream.eof()
 
     def flush(self) -> None:
-        """Write what the body holds back for the loop's next turn."""
+        """Write parts that are scheduled for the next loop iteration."""
         if self._body is not None:
             self._body.flush()
 
     def abort(self, *, drops: bool = False) -> None:
-        """Cut the connection, so that nobody takes a part for the whole.
+        """Abort the connection, so that the client does not mistake a partial response for a complete one.
 
-        drops: with what the kernel still holds for the client. One that does not read would else keep megabytes of the
-        server's memory for minutes, and never learn that it was cut.
+        drops: also discard the kernel's send buffer. A client that does not read would otherwise hold megabytes of
+        server memory for minutes, without noticing the abort.
         """
         transport: Any = self.request.transport
         if transport is None or transport.is_closing():
@@ -171,14 +170,16 @@ class Exchange:
         transport.abort()
 
     async def read(self) -> bytes | None:
-        """Some bytes of the body, None at its end. Raises RequestError for broken framing, TooLarge, Overloaded."""
+        """Return some bytes of the body, None at its end. Raises RequestError for invalid framing, TooLarge,
+        Overloaded.
+        """
         stream: Any = self.request.stream
         try:
             piece: bytes | None = await stream.read() if stream is not None else None
         except PayloadTooLarge:
-            raise TooLarge(f"the body has more than {self.limits.body} bytes", code="body_too_large") from None
+            raise TooLarge(f"the body is larger than {self.limits.body} bytes", code="body_too_large") from None
         except BadRequest:
-            raise RequestError("the body is not framed as HTTP", code="bad_request") from None
+            raise RequestError("the body is not valid HTTP", code="bad_request") from None
         if piece is not None:
             self.service.held.take(len(piece))
             self.held_bytes += len(piece)
@@ -187,15 +188,16 @@ class Exchange:
         return piece
 
     async def whole_body(self, most: int, room: int) -> bytearray | None:
-        """All of the body behind `room` bytes, where its length is told and at most `most`; else None, and nothing is
-        read. Raises SlowUpload, Overloaded.
+        """Return the whole body behind `room` bytes; None, without reading, if its length is unknown or exceeds `most`.
+
+        Raises SlowUpload, Overloaded.
         """
         body = WholeBody.of(self.request, min(most, self.limits.body), room, self._hold)
         if body is None:
             return None
         if not await body.receive(FLOOR_BYTES_PER_S * FLOOR_WINDOW_S, FLOOR_WINDOW_S):
             raise too_slow()
-        await self.read()  # the end, which Sanic wants to have been asked for
+        await self.read()  # Sanic requires that the end is read
         return body.data
 
     def _hold(self, size: int) -> None:
@@ -203,14 +205,14 @@ class Exchange:
         self.held_bytes += size
 
     def _listen(self) -> None:
-        # Sanic stops reading while 64 KiB of a body wait and goes on only for more of it. Without this a client that
-        # sent a large body and left would never be noticed: its end of the connection is what is read next.
+        # Sanic stops to read while 64 KiB of a body are buffered, and resumes only for more of the body. Without this
+        # call, a disconnect after a large body would never be noticed.
         transport: Any = self.request.transport
         if transport is not None and not transport.is_closing():
             transport.resume_reading()
 
     async def skip(self) -> None:
-        """Read a body that means nothing here to its end: Sanic logs an error when a good answer leaves one over.
+        """Read an unused body to its end, because Sanic logs an error if a successful response leaves one unread.
 
         Raises TooLarge, SlowUpload.
         """
@@ -219,18 +221,18 @@ class Exchange:
 
 
 def header_text(text: str) -> str:
-    """Text that may stand in a header: printable ASCII, at most 1 KiB."""
+    """Return text that is valid in a header: printable ASCII, at most 1 KiB."""
     return "".join(char if " " <= char <= "~" else "?" for char in text)[:1024]
 
 
 def new_exchange(service: Service, request: Request, route: str, *, is_native: bool) -> Exchange:
-    """The exchange of a request that just came; its id is the header's, or a new one. Raises nothing."""
+    """Create the exchange of a new request, with a generated id. Raises nothing."""
     trace_id = trace_id_of(request.headers.get("traceparent"))
     return Exchange(service, request, route, new_request_id(), trace_id, is_native=is_native, started=service.clock())
 
 
 def take_header_id(exchange: Exchange) -> None:
-    """Use the id that the client sent as a header. Raises RequestError when it cannot be one."""
+    """Use the client id of the header. Raises RequestError."""
     value = exchange.request.headers.get("x-request-id")
     if value is not None:
         exchange.request_id = check_request_id(str(value), "X-Request-ID")

@@ -1,6 +1,6 @@
-"""An incremental parser of multipart/form-data: bytes in any pieces, events out. Used by `body`.
+"""Incremental parser of multipart/form-data: bytes in, events out. Used by `body`.
 
-It trusts nothing: every limit is checked before anything is kept, and what is not well formed is an error.
+Input is untrusted: limits are checked before data is kept, and malformed input is an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mstar_core.errors import RequestError, TooLarge
 MAX_PARTS: Final = 256
 MAX_PART_HEADER_BYTES: Final = 8 * 1024
 FIRST: Final = b"\r\n"
-"""Stands before a body, so that its first boundary looks like all others."""
+"""Prepended to the body, so that the first boundary looks like the others."""
 
 ROOM: Final = len(FIRST)
 MAX_BOUNDARY: Final = 70  # RFC 2046, 5.1.1
@@ -27,7 +27,7 @@ _PARAM: Final = re.compile(r';\s*([!#$%&\'*+.^_`|~0-9A-Za-z-]+)\s*=\s*(?:"((?:[^
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartBegin:
-    """A part starts. filename: the client's label; None: a plain field."""
+    """Start of a part. filename: the client's label; None for a field."""
 
     name: str
     filename: str | None = None
@@ -36,48 +36,48 @@ class PartBegin:
 
 @dataclass(frozen=True, slots=True)
 class PartData:
-    """Some bytes of the part that started last."""
+    """Data of the current part."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PartEnd:
-    """The part is whole."""
+    """End of the current part."""
 
 
 Event = PartBegin | PartData | PartEnd
 
 
 def malformed(why: str) -> RequestError:
-    """The body is not what its content type says."""
+    """Return the error for a malformed body."""
     return RequestError(f"the multipart body is malformed: {why}", code="invalid_multipart")
 
 
 def boundary_of(content_type: str) -> bytes:
-    """The boundary that a content type names. Raises RequestError without a usable one."""
+    """Return the boundary of a content type. Raises RequestError if there is none."""
     for name, quoted, plain in _PARAM.findall(content_type):
         if name.lower() == "boundary":
             value = _unquote(quoted) if quoted else plain
             if 1 <= len(value) <= MAX_BOUNDARY and value.isascii() and value.isprintable() and not value.endswith(" "):
                 return bytes(value, "ascii")
             break
-    raise malformed("the content type names no usable boundary")
+    raise malformed("the content type has no valid boundary")
 
 
 class MultipartParser:
-    """Feed it the body; it yields events. `finish` after the last byte tells whether the body was whole."""
+    """Parser state: `feed` yields events, `finish` checks that the body was complete."""
 
     def __init__(self, boundary: bytes) -> None:
         self._mark = b"\r\n--" + boundary
         self._buffer = bytearray(FIRST)
-        self._at = 0  # where what is not read yet begins: to take bytes off the front would move the others
+        self._at = 0  # start of unparsed data; deleting the front for each event would move the rest
         self._state = "preamble"
         self._parts = 0
         self._is_first = False
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """Take some bytes. Raises RequestError or TooLarge as soon as the body cannot be right any more."""
+        """Parse some bytes. Raises RequestError or TooLarge at the first invalid byte."""
         del self._buffer[: self._at]
         self._at = 0
         self._buffer += data
@@ -96,25 +96,25 @@ class MultipartParser:
                 case "data":
                     moved = yield from self._data()
                 case _:
-                    self._at = len(self._buffer)  # the epilogue means nothing
+                    self._at = len(self._buffer)  # the epilogue is ignored
                     moved = False
 
     def feed_whole(self, body: bytearray) -> Iterator[Event]:
-        """Take a whole body, and make it one's own: its first `ROOM` bytes were kept free. Raises as `feed`."""
+        """Parse a whole body in place. Its first `ROOM` bytes are reserved. Raises like `feed`."""
         body[:ROOM] = FIRST
         self._buffer = body
         return self.feed(b"")
 
     def finish(self) -> None:
-        """Raise RequestError when the last boundary is missing."""
+        """Raise RequestError if the last boundary is missing."""
         if self._state != "done":
-            raise malformed("it ends before its last boundary")
+            raise malformed("the last boundary is missing")
 
     def _preamble(self) -> bool:
         at = self._buffer.find(self._mark, self._at)
         if at < 0:
             if self._left > MAX_PART_HEADER_BYTES:
-                raise malformed("its first boundary is missing")
+                raise malformed("the first boundary is missing")
             return False
         self._at = at + len(self._mark)
         self._state = "boundary"
@@ -125,14 +125,14 @@ class MultipartParser:
         return len(self._buffer) - self._at
 
     def _boundary(self) -> bool:
-        # After a boundary: "--" ends the body, blanks and a line break start a part.
+        # After a boundary, "--" ends the body; whitespace and a line break start a part.
         if self._buffer.startswith(b"--", self._at):
             self._state = "done"
             return True
         end = self._buffer.find(b"\r\n", self._at)
         if end < 0:
             if self._left > MAX_PART_HEADER_BYTES:
-                raise malformed("a boundary line does not end")
+                raise malformed("a boundary line has no end")
             if self._left >= 2 and self._buffer[self._at :].rstrip(b" \t\r"):
                 raise malformed("a boundary is followed by other characters")
             return False
@@ -141,7 +141,7 @@ class MultipartParser:
         self._parts += 1
         if self._parts > MAX_PARTS:
             raise TooLarge(f"the body has more than {MAX_PARTS} parts", code="too_many_files")
-        self._at = end  # the line break stays: it may be half of an empty header
+        self._at = end  # the line break is kept: it may be half of an empty header
         self._state = "header"
         return True
 
@@ -152,7 +152,7 @@ class MultipartParser:
         if end < 0:
             return None
         begin = parse_part_header(bytes(self._buffer[self._at + 2 : end]))
-        self._at = end + 2  # one line break stays: a part without data meets its boundary at once
+        self._at = end + 2  # one line break is kept: the boundary of an empty part follows it directly
         self._state = "data"
         self._is_first = True
         return begin
@@ -170,18 +170,18 @@ class MultipartParser:
             self._state = "boundary"
             yield PartEnd()
             return True
-        end = len(self._buffer) - len(self._mark) + 1  # a boundary may have begun in the bytes after it
+        end = len(self._buffer) - len(self._mark) + 1  # the following bytes may be the start of a boundary
         if end > self._at:
             yield PartData(self._until(end))
             self._at = end
         return False
 
     def _until(self, end: int) -> bytes:
-        with memoryview(self._buffer) as view:  # a slice of a bytearray would be one copy more
+        with memoryview(self._buffer) as view:  # slicing a bytearray would copy once more
             return bytes(view[self._at : end])
 
     def _starts_part(self) -> bool:
-        # The line break that ended the header belongs to the boundary only when the part is empty.
+        # The line break after the headers belongs to the boundary only if the part is empty.
         if self._left < len(self._mark) and self._mark.startswith(self._buffer[self._at :]):
             return False
         if not self._buffer.startswith(self._mark, self._at):
@@ -191,28 +191,28 @@ class MultipartParser:
 
 @functools.lru_cache(maxsize=64)
 def parse_part_header(block: bytes) -> PartBegin:
-    """Read the header lines of one part. Raises RequestError when it has no name.
+    """Parse the headers of a part. Raises RequestError if the name is missing.
 
-    The last ones are remembered: a client sends the same headers again and again.
+    Results are cached, because clients repeat the same headers.
     """
     headers: dict[str, str] = {}
     for line in block.split(b"\r\n") if block else ():
         name, colon, value = line.partition(b":")
         if not colon or _TOKEN.fullmatch(name) is None:
-            raise malformed("a part has a broken header line")
+            raise malformed("a part has an invalid header line")
         if name.lower().decode() in headers:
-            raise malformed("a part has a header line twice")
+            raise malformed("a part has a duplicate header")
         headers[name.lower().decode()] = _text(value).strip()
     disposition = headers.get("content-disposition", "")
     params: dict[str, str] = {}
     for name, quoted, plain in _PARAM.findall(disposition):
         if name.lower() in params:
-            raise malformed("a part has a name twice")
+            raise malformed("a part has a duplicate parameter")
         params[name.lower()] = _unquote(quoted) if quoted or not plain else plain
     if disposition.partition(";")[0].strip().lower() != "form-data" or "name" not in params:
         raise malformed("a part has no name")
     if headers.get("content-transfer-encoding", "binary").lower() not in ("binary", "8bit", "7bit"):
-        raise malformed("a part has a transfer encoding")
+        raise malformed("a part has a transfer encoding, which is not supported")
     filename = params.get("filename")
     if filename is None and "filename*" in params:
         filename = params["filename*"].rpartition("'")[2]
@@ -223,7 +223,7 @@ def _text(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise malformed("a header of a part is not UTF-8") from error
+        raise malformed("a part header is not UTF-8") from error
 
 
 def _unquote(value: str) -> str:

@@ -1,4 +1,4 @@
-"""Server-sent events: how an event looks, and how a stream of them ends. Used by the OpenAI routes."""
+"""Server-sent events: encoding, and error events of failed streams. Used by the OpenAI routes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from mstar_core.errors import MstarError
 
 EVENTS: Final = "text/event-stream; charset=utf-8"
 PING: Final = b": ping\n\n"
-"""A comment: keeps the connection alive while nothing is made."""
+"""Comment that keeps the connection alive while there is no output."""
 
 DONE: Final = b"data: [DONE]\n\n"
 
 
 def event(body: Any) -> bytes:
-    """One event."""
+    """Encode an event."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 async def fail_events(exchange: Exchange, error: MstarError) -> None:
-    """Send the one error event of a stream that has begun, and end its body."""
+    """Send the error event of a started stream, and end the body."""
     await fail_stream(exchange, event(reply_of(error, exchange.request_id).body), error)
 
 
 async def fail_stream(exchange: Exchange, last: bytes, error: MstarError) -> None:
-    """Send `last`, the one word of failure of a stream that has begun, and end its body."""
+    """Send `last`, the error line or event of a started stream, and end the body."""
     if error.code == "stalled":
         exchange.abort(drops=True)
         return

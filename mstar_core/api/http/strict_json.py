@@ -1,4 +1,4 @@
-"""JSON as requests may send it: finite numbers, no key twice, whole characters, bounded depth. Used by routes."""
+"""Strict JSON: finite numbers, no duplicate keys, valid Unicode, bounded depth and size. Used by routes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mstar_core.errors import RequestError
 MAX_DEPTH: Final = 32
 MAX_LIST: Final = 4_000_000
 MAX_VALUES: Final = MAX_LIST + 65_536
-"""Values of a body, counted by the commas between them before anything is made: a small object takes 232 bytes."""
+"""Limit of values in a body, estimated by commas before parsing, because a small object takes 232 bytes of memory."""
 
 
 _FLAT: Final = frozenset({int, float, bool, type(None)})
@@ -22,7 +22,7 @@ _decode: Final = msgspec.json.Decoder().decode
 
 
 def parse_json(data: bytes | str, what: str = "the body") -> Any:
-    """Read one JSON value. Raises RequestError (`invalid_json`) saying where it is wrong."""
+    """Parse one JSON value. Raises RequestError (`invalid_json`) with the position of the error."""
     raw = data if isinstance(data, bytes) else data.encode(errors="surrogatepass")
     if raw.count(b",") >= MAX_VALUES:
         raise bad_json(what, f"it has more than {MAX_VALUES} values")
@@ -36,12 +36,12 @@ def parse_json(data: bytes | str, what: str = "the body") -> Any:
 
 
 def _parse_slowly(data: bytes | str, what: str) -> Any:
-    """What the fast parser refuses, or took with a key that may stand twice: here it is told what and where."""
+    """Parse again what the fast parser refused, or accepted with a possible duplicate key, to report the error."""
     try:
         text = data.decode() if isinstance(data, bytes) else data
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except RecursionError as error:
-        raise bad_json(what, f"it is nested more than {MAX_DEPTH} deep") from error
+        raise bad_json(what, f"it is nested deeper than {MAX_DEPTH} levels") from error
     except json.JSONDecodeError as error:
         raise bad_json(what, f"{error.msg} at line {error.lineno}, column {error.colno}") from error
     except UnicodeDecodeError as error:
@@ -55,15 +55,15 @@ def _parse_slowly(data: bytes | str, what: str) -> Any:
 
 
 def parse_object(data: bytes | str, what: str = "the body") -> dict[str, Any]:
-    """Read a JSON object. Raises RequestError for any other value."""
+    """Parse a JSON object. Raises RequestError for any other value."""
     value = parse_json(data, what)
     if not isinstance(value, dict):
-        raise bad_json(what, "it is not an object")
+        raise bad_json(what, "it must be an object")
     return value
 
 
 def bad_json(what: str, why: str) -> RequestError:
-    """What the client is told."""
+    """Return the error for invalid JSON."""
     return RequestError(
         f"{what} is not valid JSON: {why}", code="invalid_json", field=None if what == "the body" else what
     )
@@ -78,19 +78,19 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]  # set.add
-        raise _Refused(f"the key {twice[:40]!r} stands twice")
+        raise _Refused(f"the key {twice[:40]!r} is duplicated")
     return made
 
 
 def _constant(name: str) -> NoReturn:
-    raise _Refused(f"{name} is not a number")
+    raise _Refused(f"{name} is not a valid number")
 
 
 def _check(root: Any, what: str) -> int:
-    """Refuse what is too deep, too long, too large or half a character.
+    """Refuse values that are too deep, too long, too large or not valid Unicode.
 
-    Returns how many colons its JSON has, where no key stands twice and no colon is escaped: one for each member, and
-    those of its strings. More in the text than here means a member that a later one of its name replaced.
+    Returns the number of colons in the JSON text, assuming no duplicate keys and no escaped colons: one per member,
+    plus those within strings. More colons in the text indicate a duplicate key.
     """
     colons = 0
     level = [root]
@@ -111,11 +111,11 @@ def _check(root: Any, what: str) -> int:
         if not deeper:
             return colons
         level = deeper
-    raise bad_json(what, f"it is nested more than {MAX_DEPTH} deep")
+    raise bad_json(what, f"it is nested deeper than {MAX_DEPTH} levels")
 
 
 def _items_to_check(items: list[Any], what: str) -> list[Any]:
-    """All, or one of many numbers: those are looked at here, since a loop over them takes longer than to parse them."""
+    """Return the items to check further: all, or one of many numbers, which are checked here in bulk for speed."""
     if len(items) > MAX_LIST:
         raise bad_json(what, f"a list has more than {MAX_LIST} items")
     if not set(map(type, items)) <= _FLAT:
@@ -134,4 +134,4 @@ def _check_text(text: str, what: str) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise bad_json(what, "a string holds half a character") from error
+            raise bad_json(what, "a string has an unpaired surrogate") from error

@@ -1,6 +1,6 @@
-"""Sound in the forms that clients ask for: WAV, raw PCM, FLAC, MP3, Opus; whole and while it is generated.
+"""Audio encoding: WAV, raw PCM, FLAC, MP3 and Opus, as whole files and as streams.
 
-Samples are PCM16 little endian, interleaved. Encoders run on a thread: what they read is our own sound.
+Samples are PCM16 little endian, interleaved. Encoders run on a thread of the api, because their input is trusted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from mstar_core.errors import RequestError
 
 SAMPLE_BYTES: Final = 2
 UNKNOWN_SIZE: Final = 0xFFFFFFFF
-"""What a streamed WAV says of its sizes."""
+"""Size fields of a streamed WAV file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioFormat:
-    """One `response_format`. container, codec: names of PyAV; empty: no encoder is needed."""
+    """A `response_format`. container, codec: names of PyAV; empty if no encoder is needed."""
 
     name: str
     content_type: str
@@ -41,48 +41,48 @@ FORMATS: Final = {
 
 
 CHAT_FORMATS: Final = {"pcm16" if name == "pcm" else name: form for name, form in FORMATS.items()}
-"""The same under the names of chats."""
+"""The formats by their names in chats."""
 
 
 def audio_format(
     name: object, field: str = "response_format", formats: Mapping[str, AudioFormat] = FORMATS
 ) -> AudioFormat:
-    """The format that a request names. Raises RequestError for one that this server cannot write."""
+    """Return the format of a request. Raises RequestError if the server cannot encode it."""
     found = formats.get(name) if isinstance(name, str) else None
     allowed = ", ".join(formats)
     if found is None:
         raise RequestError(
-            f"{field} is {str(name)[:40]!r}, allowed is one of {allowed}",
+            f"{field} is {str(name)[:40]!r}, but must be one of {allowed}",
             field=field, allowed=allowed, code="unsupported_parameter",
         )  # fmt: skip
     if found.codec and not can_encode(found):
         raise RequestError(
-            f"{found.name} cannot be written by this server", hint=f"send {field} wav", field=field,
+            f"the server cannot encode {found.name}", hint=f"use {field} wav", field=field,
             code="unsupported_parameter",
         )  # fmt: skip
     return found
 
 
 def can_encode(form: AudioFormat) -> bool:
-    """Whether the installed libraries have the encoder."""
+    """Return whether the installed libraries include the encoder."""
     try:
         import av
     except ImportError:
         return False
     try:
         av.Codec(form.codec, "w")
-    except ValueError:  # av.codec.codec.UnknownCodecError is one
+    except ValueError:  # base class of av.codec.codec.UnknownCodecError
         return False
     return True
 
 
 def content_type(form: AudioFormat, rate: int, channels: int) -> str:
-    """The media type; raw PCM says what it holds."""
+    """Return the media type; raw PCM includes rate and channels."""
     return f"{form.content_type};rate={rate};channels={channels}" if form.name == "pcm" else form.content_type
 
 
 def wav_header(rate: int, channels: int, size_bytes: int | None = None) -> bytes:
-    """The 44 bytes before PCM16. size_bytes: of the samples; None while it is not known."""
+    """Return the 44-byte WAV header of PCM16. size_bytes: of the samples; None if not yet known."""
     data = UNKNOWN_SIZE if size_bytes is None else size_bytes
     riff = UNKNOWN_SIZE if size_bytes is None else size_bytes + 36
     frame = channels * SAMPLE_BYTES
@@ -93,7 +93,7 @@ def wav_header(rate: int, channels: int, size_bytes: int | None = None) -> bytes
 
 
 class Encoder(Protocol):
-    """Turns PCM16 into bytes of a file, piece by piece."""
+    """Incremental encoder of PCM16."""
 
     def push(self, pcm: bytes) -> bytes: ...
 
@@ -101,7 +101,7 @@ class Encoder(Protocol):
 
 
 class PcmEncoder:
-    """PCM16 as it is, behind `head` once."""
+    """Passes PCM16 through, after `head`."""
 
     def __init__(self, head: bytes = b"") -> None:
         self._head = head
@@ -115,7 +115,7 @@ class PcmEncoder:
 
 
 class _Sink(io.RawIOBase):
-    """Where a muxer writes a stream: it can only go on, never back."""
+    """Write-only sink of a muxer; not seekable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class _Sink(io.RawIOBase):
 
 
 class AvEncoder:
-    """FLAC, MP3 or Opus through PyAV. Not thread safe."""
+    """FLAC, MP3 or Opus encoder of PyAV. Not thread safe."""
 
     def __init__(self, form: AudioFormat, rate: int, channels: int, sink: _Sink | io.BytesIO) -> None:
         import av
@@ -157,7 +157,7 @@ class AvEncoder:
         if form.container == "ogg" and isinstance(sink, _Sink):
             self._container.options["page_duration"] = "100000"
         context = self._stream.codec_context
-        self._container.start_encoding()  # writes the header also when no sound follows
+        self._container.start_encoding()  # writes the header even if there are no samples
         self._resampler = av.AudioResampler(
             format=context.format, layout=self._layout, rate=context.sample_rate, frame_size=context.frame_size or 4096
         )
@@ -191,14 +191,14 @@ class AvEncoder:
 
 
 def stream_encoder(form: AudioFormat, rate: int, channels: int) -> Encoder:
-    """An encoder whose bytes go out as they come."""
+    """Return an encoder for streaming."""
     if form.codec:
         return AvEncoder(form, rate, channels, _Sink())
     return PcmEncoder(wav_header(rate, channels) if form.name == "wav" else b"")
 
 
 def encode_whole(form: AudioFormat, pcm: bytes, rate: int, channels: int) -> bytes:
-    """A complete file with true sizes."""
+    """Encode a complete file, with the correct sizes in its header."""
     if not form.codec:
         return (wav_header(rate, channels, len(pcm)) if form.name == "wav" else b"") + pcm
     sink = io.BytesIO()

@@ -1,4 +1,4 @@
-"""The answers of a chat in OpenAI's form: whole, and event by event. Used by the chat route."""
+"""Chat answers in the format of OpenAI: whole, and as events. Used by the chat route."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Reason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFrame:
-    """What all objects of an answer share. created: seconds since the epoch. model: the deployment's name."""
+    """Fields common to all objects of an answer. created: seconds since the epoch. model: name of the deployment."""
 
     request_id: str
     created: int
@@ -48,13 +48,13 @@ class ChatFrame:
         return f"seed-{self.seed}"
 
     def audio_id(self, index: int) -> str:
-        """The sound of one choice."""
+        """Return the id of the audio of a choice."""
         return f"audio-{self.request_id}-{index}"
 
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """One choice as it comes."""
+    """Collected chunks of one choice."""
 
     parts: list[OutputChunk] = field(default_factory=list)
 
@@ -62,11 +62,11 @@ class ChatAnswer:
         return "".join(chunk.data.decode() for chunk in self.parts if chunk.modality == "text")
 
     def sound(self) -> bytes:
-        """PCM16."""
+        """Return the audio as PCM16."""
         return b"".join(chunk.data for chunk in self.parts if chunk.modality == "audio")
 
     def content(self) -> str | list[AnswerPart]:
-        """The text, or a list of parts where there are images; text between two images is one part."""
+        """Return the text, or a list of parts if there are images. Consecutive text chunks form one part."""
         if not any(chunk.modality == "image" for chunk in self.parts):
             return self.text()
         made: list[AnswerPart] = []
@@ -83,12 +83,12 @@ class ChatAnswer:
 async def whole_chat(
     frame: ChatFrame, group: Group, answers: Sequence[ChatAnswer], form: AudioFormat
 ) -> ChatCompletion:
-    """The whole answer of a group that has ended."""
+    """Return the whole answer of a finished group."""
     choices = []
     for index, answer in enumerate(answers):
         message = AnswerMessage(content=answer.content())
         if "audio" in group.calls[index].outputs:
-            message.audio = await _whole_sound(frame, index, answer, form, group.sessions[index].presenter)
+            message.audio = await _whole_sound(frame, index, answer, form, group.sessions[index].encoder)
         choices.append(Choice(index=index, message=message, finish_reason=reason_of(group, index)))
     return ChatCompletion(
         id=frame.id, created=frame.created, model=frame.model, choices=choices, usage=usage_of(group),
@@ -97,7 +97,7 @@ async def whole_chat(
 
 
 class ChatEvents:
-    """The events of a streamed answer. is_counted: every event names usage, null before the last one."""
+    """Events of a streamed answer. is_counted: every event has a usage field, which is null except in the last one."""
 
     def __init__(self, frame: ChatFrame, *, is_counted: bool) -> None:
         self._frame = frame
@@ -106,7 +106,7 @@ class ChatEvents:
         self._spoken: dict[int, list[str]] = {}
 
     def of(self, piece: GroupPart, outputs: Sequence[str], group: Group) -> bytes:
-        """The events of one piece; the first one of a choice tells its role."""
+        """Return the events of one part; the first event of a choice has its role."""
         made = []
         if piece.index not in self._begun:
             self._begun.add(piece.index)
@@ -126,7 +126,7 @@ class ChatEvents:
         return b"".join(made)
 
     def end(self, group: Group) -> bytes:
-        """What closes a stream that went well."""
+        """Return the final events of a successful stream."""
         return (event(self._body([], usage_of(group))) if self._is_counted else b"") + DONE
 
     def _delta(self, index: int, chunk: OutputChunk) -> Delta | None:
@@ -158,24 +158,24 @@ class ChatEvents:
 
 
 def image_url(data: bytes) -> str:
-    """A PNG as a data URL."""
+    """Return a PNG as a data URL."""
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
 def reason_of(group: Group, index: int) -> Reason:
-    """How an item ended, in the two words that clients know."""
+    """Return the finish reason of an item in the terms of OpenAI."""
     return "length" if group.done[index].finish_reason == "length" else "stop"
 
 
 def usage_of(group: Group) -> Usage:
-    """What all items used."""
+    """Return the total usage of all items."""
     return msgspec.convert(group.usage, Usage)
 
 
 async def _whole_sound(
-    frame: ChatFrame, index: int, answer: ChatAnswer, form: AudioFormat, presenter: OutputEncoder
+    frame: ChatFrame, index: int, answer: ChatAnswer, form: AudioFormat, encoder: OutputEncoder
 ) -> AnswerAudio:
-    file = await asyncio.to_thread(encode_whole, form, answer.sound(), presenter.rate, presenter.channels)
+    file = await asyncio.to_thread(encode_whole, form, answer.sound(), encoder.rate, encoder.channels)
     return AnswerAudio(
         id=frame.audio_id(index), data=base64.b64encode(file).decode(), expires_at=frame.created,
         transcript=answer.text(),

@@ -1,4 +1,4 @@
-"""From a worker's outputs to what a client gets: bytes and metadata, one chunk at a time. One presenter per request."""
+"""Encoding of worker outputs into chunks of bytes and metadata. One encoder per request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mstar_core.plugin.spec import ModelSpec
 
 AT_ONCE_BYTES: Final = 1 << 20
 COPIED_BYTES: Final = 4 << 20
-"""Of numbers that only have to be copied, which takes less than a millisecond: so does the way to a thread and back."""
+"""Size up to which numbers are copied on the event loop: a copy takes less time than waking a thread."""
 
 PCM16: Final = np.dtype("<i2")
 RAW: Final = NumberForm()
@@ -32,7 +32,7 @@ Postprocess = Callable[[Array, str], Awaitable[tuple[bytes, dict[str, Any]]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputChunk:
-    """One piece of an output. metadata: by modality, as docs/http-api.md says."""
+    """Encoded part of an output. metadata: depends on the modality, see docs/http-api.md."""
 
     modality: str
     data: bytes
@@ -40,15 +40,15 @@ class OutputChunk:
 
 
 def _steps(item: OutputItem) -> int:
-    """Steps of actions [..., steps, values]."""
+    """Return the number of steps of actions [..., steps, values]."""
     return item.array.shape[-2] if item.array.ndim > 1 else 1
 
 
 class OutputEncoder:
-    """Turns items into chunks and counts what went out. facts: what the processor tells of outputs, by modality.
+    """Encodes outputs and counts what was produced. facts: extra metadata of the processor, by modality.
 
-    PCM16 and numbers are made here, the latter in the form that `numbers` asks for; the others come from the processor,
-    by `postprocess`; ids of text go through `detokenizer`.
+    PCM16 and numbers are encoded here, the latter in the format `numbers`. Token ids go through `detokenizer`, and all
+    other outputs through the processor's `postprocess`.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class OutputEncoder:
         self._numbers = numbers
         self._facts = facts
         self._last: dict[str, float] = {}
-        self._gaps: dict[str, Histogram] = {}  # by modality: looking one up costs as much as the observation
+        self._gaps: dict[str, Histogram] = {}  # by modality; a lookup costs as much as the observation
         self._started_playing = 0.0
 
     @property
     def audio_seconds(self) -> float:
-        """Sound that went out."""
+        """Return the duration of the encoded audio."""
         return self.samples / self.rate if self.rate else 0.0
 
     async def chunks(self, items: Sequence[OutputItem]) -> list[OutputChunk]:
-        """The chunks of some items; none of one whose text completes no character."""
+        """Return the chunks of some items; text that does not complete a character gives none."""
         chunks: list[OutputChunk] = []
         for item in items:
             now = self._clock()
@@ -120,11 +120,11 @@ class OutputEncoder:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string has ended the text."""
+        """Return whether a stop string has ended the text."""
         return self._stops is not None and self._stops.is_matched
 
     def flush(self) -> list[OutputChunk]:
-        """What a split character left behind, and what might have begun a stop string."""
+        """Return the text still held back by the detokenizer and by stop strings."""
         rest = self._detokenizer.flush() if self._detokenizer is not None else ""
         if self._stops is not None:
             rest = self._stops.push(rest) + self._stops.flush()
@@ -132,7 +132,7 @@ class OutputEncoder:
 
     async def _packed(self, item: OutputItem) -> OutputChunk:
         most = AT_ONCE_BYTES if self._numbers.changes(item) else COPIED_BYTES
-        if item.array.nbytes > most:  # others are served while a large one is written
+        if item.array.nbytes > most:  # other requests are served meanwhile
             data, metadata = await asyncio.to_thread(packed, item, self._numbers)
         else:
             data, metadata = packed(item, self._numbers)
@@ -163,7 +163,7 @@ class OutputEncoder:
         return [OutputChunk(modality="text", data=piece.encode()) for piece in pieces if piece]
 
     def _stopped_text(self, ids: list[int], stops: StopStrings, detokenizer: Detokenizer) -> list[OutputChunk]:
-        # Id by id: what counts is the tokens up to the one that completed the stop string.
+        # One id at a time: only tokens up to the one that completes the stop string are counted.
         pieces = []
         for value in ids:
             if stops.is_matched:

@@ -1,4 +1,4 @@
-"""The forms of /generate's answer: NDJSON lines, binary frames, one JSON object. Used by that route alone."""
+"""Response formats of /generate: NDJSON lines, binary frames, one JSON object. Used by that route."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from mstar_core.api.output.encode import OutputChunk
 NDJSON: Final = "application/x-ndjson; charset=utf-8"
 FRAMES: Final = "application/x-mstar-frames"
 LINE_BYTES: Final = 12 << 20
-"""Payload of one line; with base64 a line stays under 16 MiB, which clients accept."""
+"""Payload limit of one line; with base64 a line stays below 16 MiB, the limit of common clients."""
 
 WRITE_BYTES: Final = 1 << 20
 
-APART_BYTES: Final = 256 << 10
-"""A payload of this size is written from where it lies, which costs a call of the socket more and a copy less."""
+UNCOPIED_BYTES: Final = 256 << 10
+"""Payloads of at least this size are written without joining: one more socket call, one copy less."""
 
 Data = bytes | memoryview
 
 
 class LineFormat(Protocol):
-    """Writes the lines of a streamed answer."""
+    """Encodes the lines of a streamed response."""
 
     content_type: str
     keepalive: bytes
@@ -34,12 +34,12 @@ class LineFormat(Protocol):
     def line(self, modality: str, data: Data, metadata: dict[str, Any]) -> bytes: ...
 
     def buffers(self, modality: str, data: Data, metadata: dict[str, Any]) -> Iterable[Data]:
-        """A line in pieces, of which a large payload may be one as it lies in memory."""
+        """Return a line as buffers; a large payload is a buffer of its own."""
         ...
 
 
 class Ndjson:
-    """One JSON object a line, data in base64."""
+    """One JSON object per line, with data in base64."""
 
     content_type = NDJSON
     keepalive = b"\n"
@@ -53,7 +53,7 @@ class Ndjson:
 
 
 class Frames:
-    """u32 header length, u64 payload length (little endian), JSON header, payload."""
+    """Binary frames: u32 header length, u64 payload length (little endian), JSON header, payload."""
 
     content_type = FRAMES
     keepalive = b""
@@ -62,7 +62,7 @@ class Frames:
         return b"".join((self._head(modality, data, metadata), data))
 
     def buffers(self, modality: str, data: Data, metadata: dict[str, Any]) -> Iterable[Data]:
-        if len(data) < APART_BYTES:
+        if len(data) < UNCOPIED_BYTES:
             return (self.line(modality, data, metadata),)
         return self._head(modality, data, metadata), data
 
@@ -72,7 +72,7 @@ class Frames:
 
 
 def chunk_lines(form: LineFormat, chunks: Sequence[OutputChunk]) -> Iterator[Data]:
-    """The lines of some chunks, in pieces; a chunk too long for one line is cut into parts."""
+    """Yield the lines of some chunks as buffers; chunks over the limit of a line are split into parts."""
     for chunk in chunks:
         if len(chunk.data) <= LINE_BYTES:
             yield from form.buffers(chunk.modality, chunk.data, chunk.metadata)
@@ -84,12 +84,12 @@ def chunk_lines(form: LineFormat, chunks: Sequence[OutputChunk]) -> Iterator[Dat
 
 
 def error_line(form: LineFormat, reply: ErrorReply, request_id: str) -> bytes:
-    """The one line that ends a stream which failed."""
+    """Return the line that ends a failed stream."""
     return form.line("error", reply.message.encode(), reply.metadata(request_id))
 
 
 def whole_outputs(chunks: Sequence[OutputChunk]) -> dict[str, list[dict[str, Any]]]:
-    """Outputs by modality: text and audio joined into one entry, all others one by one in order."""
+    """Return outputs by modality: text and audio joined into one entry each, other outputs one by one."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for chunk in joined_chunks(chunks):
         grouped.setdefault(chunk.modality, []).append(_entry(chunk))
@@ -97,7 +97,7 @@ def whole_outputs(chunks: Sequence[OutputChunk]) -> dict[str, list[dict[str, Any
 
 
 def joined_chunks(chunks: Sequence[OutputChunk]) -> list[OutputChunk]:
-    """Chunks grouped by modality, in the order in which these first came; text and audio joined into one each."""
+    """Return chunks grouped by modality, in order of first appearance; text and audio are joined into one each."""
     grouped: dict[str, list[OutputChunk]] = {}
     for chunk in chunks:
         grouped.setdefault(chunk.modality, []).append(chunk)
@@ -105,14 +105,14 @@ def joined_chunks(chunks: Sequence[OutputChunk]) -> list[OutputChunk]:
 
 
 def pieces(lines: Iterable[Data]) -> Iterator[Data]:
-    """Lines put together for few writes, but none so large that a client has to take it all before the next.
+    """Join lines into few writes of limited size, so that a client gets data early.
 
-    What is large by itself is handed on as it is.
+    Large buffers are passed on without a copy.
     """
     waiting: list[Data] = []
     size = 0
     for line in lines:
-        if len(line) >= APART_BYTES:
+        if len(line) >= UNCOPIED_BYTES:
             if waiting:
                 yield b"".join(waiting)
                 waiting, size = [], 0

@@ -1,8 +1,6 @@
-"""The outbox of one request: what workers sent for it, in order, until its one end.
+"""Output queue of one request: outputs of workers in order, and one end. Filled by the link, read by the handler.
 
-Filled by the link, read by the request's handler.
-
-Memory is bounded: beyond a few megabytes the outputs go through a spool file, and beyond that the reader has stalled.
+Memory is bounded: a backlog of more than a few megabytes spills to a file, up to a limit that fails the request.
 """
 
 from __future__ import annotations
@@ -28,16 +26,16 @@ QUEUE_BYTES: Final = 4 << 20
 QUEUE_ITEMS: Final = 256
 SPOOL_BYTES: Final = 64 << 20
 LEAST_SPOOLED: Final = 8
-"""Outputs that may always wait for a client that reads, however large they are (steps of a rollout)."""
+"""Number of outputs that may always be spilled, whatever their size (steps of a rollout)."""
 
 NOTHING: Final[Array] = np.zeros(0, dtype=np.uint8)
 LOST_GRACE_S: Final = 0.25
-"""How long outputs that a dead worker sent before it died may still be on their way."""
+"""How long outputs sent by a worker before it died may still be in transit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputItem:
-    """One output as it came from a worker. dtype: the type of its numbers where numpy has none (bfloat16)."""
+    """Output of a worker. dtype: type of the numbers if NumPy does not support it (bfloat16)."""
 
     modality: str
     port: str
@@ -48,7 +46,7 @@ class OutputItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a request that did not fail ended. counts: loop and port counts over all walks."""
+    """How a successful request ended. counts: loop and port counts of all walks."""
 
     reason: str
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -57,7 +55,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class _Spooled:
-    """An output in the file. item: all of it but its array, whose type and shape stand here."""
+    """A spilled output. item: without its array, which has this type and shape."""
 
     item: OutputItem
     dtype: np.dtype[np.generic]
@@ -67,7 +65,7 @@ class _Spooled:
 
 
 class Spool:
-    """A file for outputs of one request. Made at first use and without a name, so that nothing can leave it behind."""
+    """Spill file of one request. Created at first use and without a name, so that it is never left behind."""
 
     def __init__(self, folder: Path, limit: int = SPOOL_BYTES) -> None:
         self._folder = folder
@@ -76,13 +74,15 @@ class Spool:
         self._end = 0
 
     def write(self, item: OutputItem) -> _Spooled:
-        """Append an output. Raises Stalled over the limit, unless it is a matter of a few large ones.
+        """Append an output. Raises Stalled above the limit, except for a few large outputs.
 
-        Raises Unavailable (`storage_full`) when the disk takes no more.
+        Raises Unavailable (`storage_full`) if the disk is full.
         """
         data = np.ascontiguousarray(item.array)
         if self._end + data.nbytes > max(self._limit, LEAST_SPOOLED * data.nbytes):
-            raise Stalled("the client does not read its answer", hint=f"more than {self._limit >> 20} MiB wait for it")
+            raise Stalled(
+                "the client does not read the response", hint=f"more than {self._limit >> 20} MiB are waiting"
+            )
         try:
             self._append(data)
         except OSError as error:
@@ -97,10 +97,10 @@ class Spool:
             self._file = tempfile.TemporaryFile(dir=self._folder)
         self._file.seek(self._end)
         self._file.write(data.data if data.nbytes else b"")
-        self._file.flush()  # a full disk is told now, not when the output is read again
+        self._file.flush()  # reports a full disk now, rather than when the output is read
 
     def read(self, place: _Spooled) -> OutputItem:
-        """The output written at `place`."""
+        """Return the output written at `place`."""
         data = b""
         if self._file is not None:
             self._file.seek(place.offset)
@@ -109,19 +109,19 @@ class Spool:
         return replace(place.item, array=array)
 
     def rewind(self) -> None:
-        """Everything was read: start again at the front, so that the file does not grow for ever."""
+        """Start again at the front after everything was read, so that the file does not grow forever."""
         self._end = 0
 
     def close(self) -> None:
         """Free the file. Safe to call twice."""
         if self._file is not None:
-            with suppress(OSError):  # a full disk: closing tries once more to write what is buffered
+            with suppress(OSError):  # on a full disk, closing retries to write the buffer
                 self._file.close()
             self._file = None
 
 
 class _Sender:
-    """Outputs of one worker: the next number, and those that came before their turn."""
+    """Outputs of one worker: the next number, and those that arrived out of order."""
 
     __slots__ = ("early", "next")
 
@@ -131,7 +131,7 @@ class _Sender:
 
 
 class OutputQueue:
-    """Outputs of one request in order; ends exactly once, by `finish` when all have come, or by `fail`."""
+    """Outputs of one request, in order. Ends exactly once, by `finish` after all outputs have arrived, or by `fail`."""
 
     def __init__(self, spool: Spool, *, queue_bytes: int = QUEUE_BYTES, queue_items: int = QUEUE_ITEMS) -> None:
         self.doubled = 0
@@ -151,17 +151,17 @@ class OutputQueue:
 
     @property
     def ending(self) -> Ending | None:
-        """How the request ended, once every output has been taken; None before and after a failure."""
+        """Return how the request ended, once all outputs were taken; None before, and after a failure."""
         done = self._error is None and not self._queue and not self._spooled and self._is_complete()
         return self._ending if done else None
 
     @property
     def waits(self) -> int:
-        """Outputs that nobody has taken yet."""
+        """Return the number of outputs not yet taken."""
         return len(self._queue) + len(self._spooled)
 
     def put(self, worker: str, seq: int, item: OutputItem) -> None:
-        """Take output number `seq` of `worker`; an earlier number is a double and dropped."""
+        """Add output number `seq` of `worker`; duplicates are dropped."""
         if self._error is not None:
             return  # nothing follows an error
         sender = self._senders.setdefault(worker, _Sender())
@@ -175,33 +175,35 @@ class OutputQueue:
         self._notify()
 
     def finish(self, ending: Ending, emitted: Mapping[str, int]) -> None:
-        """The request ended well after these numbers of outputs; the end shows when all of them have come."""
+        """End the request successfully. emitted: number of outputs by worker; the end is visible after all have
+        arrived.
+        """
         if self._ending is None and self._error is None:
             self._ending, self._emitted = ending, dict(emitted)
             self._notify()
 
     def fail(self, error: MstarError) -> None:
-        """The request failed: what was not taken yet is still handed out, then the error. The first end counts."""
+        """Fail the request: outputs not yet taken come first, then the error. Only the first end counts."""
         if self._error is None and not (self._ending is not None and self._is_complete()):
             self._error = error
             self._notify()
 
     def worker_down(self, worker: str, cause: str) -> None:
-        """A worker died. Outputs that are missing after a moment will not come any more."""
+        """Handle the death of a worker: its missing outputs are lost after a short grace period."""
         if self._emitted is None or self._is_complete() or self._grace is not None:
-            return  # the conductor tells what becomes of a request that it has not finished
+            return  # the conductor decides about requests that it has not finished
         if worker in self._emitted:
             loop = asyncio.get_running_loop()
             self._grace = loop.call_later(LOST_GRACE_S, lambda: self.fail(lost(cause)))
 
     async def take(self, timeout_s: float, limit_bytes: int = 256 * 1024) -> list[OutputItem]:
-        """Outputs that are ready, at least one if any comes within `timeout_s`; empty: nothing came, or the end.
+        """Return ready outputs, at least one unless none arrives within `timeout_s`; empty: timeout, or the end.
 
-        Raises the request's error once everything before it was taken.
+        Raises the error of the request after all outputs before it were taken.
         """
         if self.waits:
-            await asyncio.sleep(0)  # one who never has to wait would let the other streams starve
-        # Woken without news (an end whose outputs are still on their way): go on waiting, this is no silence.
+            await asyncio.sleep(0)  # a reader that never waits would starve other streams
+        # A wake-up without news, such as an end whose outputs are still in transit, does not end the wait.
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
         while not self.waits and self._error is None and self.ending is None:
@@ -262,7 +264,7 @@ class OutputQueue:
 
     async def _wait(self, loop: asyncio.AbstractEventLoop, until: float) -> None:
         self._wake, self._until = loop.create_future(), until
-        # One timer goes on through many waits: to make and cancel one for each chunk would cost more than the wait.
+        # One timer serves many waits: creating and cancelling one per chunk costs more than the wait.
         if self._timer is None or self._timer.when() > until:
             if self._timer is not None:
                 self._timer.cancel()
@@ -275,7 +277,7 @@ class OutputQueue:
     def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
         if self._wake is None:
-            return  # nobody waits; the next who does starts the timer again
+            return  # no reader waits; the next wait starts the timer again
         if loop.time() >= self._until:
             self._notify()
         else:

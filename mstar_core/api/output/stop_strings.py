@@ -1,4 +1,4 @@
-"""Stop strings: found in text that comes in pieces, however it is cut. One matcher per answer, of its presenter."""
+"""Stop strings: incremental matching in streamed text, independent of chunk borders. Owned by the output encoder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Text goes in by `push`, and comes out as soon as no stop string can begin in it any more."""
+    """Matcher that holds text back while it may be the start of a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.is_matched = False
@@ -14,7 +14,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """The text that may be shown now. After a match there is none: not the stop string, nothing behind it."""
+        """Return the text that can be sent now. After a match it is empty."""
         if self.is_matched:
             return ""
         text = self._held + text
@@ -22,20 +22,20 @@ class StopStrings:
         if found:
             self.is_matched = True
             self._held = ""
-            _, at = min(found)  # the one that is complete first, so that how the text is cut makes no difference
+            _, at = min(found)  # the match that is complete first, so that the result does not depend on chunk borders
             return text[:at]
         keep = max((_begun(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was held back, at the end of a text that no stop string ended."""
+        """Return the text held back, at the end of the output."""
         text, self._held = self._held, ""
         return text
 
 
 def _begun(text: str, stop: str) -> int:
-    """How many characters at the end of `text` may begin `stop`."""
+    """Return how many characters at the end of `text` may be the start of `stop`."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,4 +1,4 @@
-"""What a request used: tokens, sound, times. One object on every route."""
+"""Usage object of a request: tokens, audio and times. The same on every route."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEDIA: Final = ("image", "audio", "video")
 
 @dataclass(frozen=True, slots=True)
 class SampledPorts:
-    """Where a model samples ids. ports: of nodes; looped: loop -> its node; firsts: nodes of walks without a loop."""
+    """Where a model samples ids. ports: of nodes; looped: node by loop; firsts: sampling nodes of loopless walks."""
 
     ports: frozenset[str]
     looped: Mapping[str, str]
@@ -23,7 +23,7 @@ class SampledPorts:
 
     @classmethod
     def by(cls, spec: ModelSpec) -> SampledPorts:
-        """Of one model: its walks are gone through once, not for each answer."""
+        """Collect the ports of a model, once rather than per request."""
         walks = [walk for partition in spec.partitions for walk in partition.walks.values()]
         return cls(
             ports=frozenset(node.sampling.port for node in spec.nodes if node.sampling is not None),
@@ -32,14 +32,14 @@ class SampledPorts:
         )
 
     def tokens(self, counts: Mapping[str, int]) -> int:
-        """Ids that the model's language parts sampled, the stop id included.
+        """Return the number of ids sampled by language models, the stop id included.
 
-        Counted by the ports that nodes sample into; where the counts name none, by the loops that sample.
+        Counted by sampling ports, or by sampling loops if `counts` has no such port.
         """
         if any(port in counts for port in self.ports):
             return sum(counts.get(port, 0) for port in self.ports)
         ran = {name: node for name, node in self.looped.items() if name in counts}
-        # What a prefill samples is the first id; the loop that follows it counts the others.
+        # The prefill samples the first id, the loop after it the others.
         return sum(counts[name] for name in ran) + len(self.firsts & set(ran.values()))
 
 
@@ -50,15 +50,15 @@ def _samplers(walk: Walk) -> set[str]:
 def usage_of(
     spec: ModelSpec,
     sampled: SampledPorts,
-    presenter: OutputEncoder,
+    encoder: OutputEncoder,
     *,
     prompt_tokens: int,
     cached_tokens: int,
     counts: Mapping[str, int],
     media: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The usage object. media: prompt tokens by kind of segment; what is of no kind of media is text."""
-    made = max(sampled.tokens(counts), presenter.text_tokens)
+    """Return the usage object. media: prompt tokens by kind of segment; other kinds count as text."""
+    made = max(sampled.tokens(counts), encoder.text_tokens)
     has_audio = spec.output("audio") is not None
     return {
         "prompt_tokens": prompt_tokens,
@@ -70,17 +70,17 @@ def usage_of(
             **{f"{kind}_tokens": media.get(kind, 0) for kind in MEDIA},
         },
         "completion_tokens_details": {
-            "text_tokens": presenter.text_tokens,
-            "audio_tokens": made - presenter.text_tokens if has_audio else 0,
+            "text_tokens": encoder.text_tokens,
+            "audio_tokens": made - encoder.text_tokens if has_audio else 0,
             "reasoning_tokens": 0,
         },
     }
 
 
-def native_usage(usage: Mapping[str, Any], presenter: OutputEncoder, times_ms: Mapping[str, float]) -> dict[str, Any]:
-    """The same with what only our own route tells."""
+def native_usage(usage: Mapping[str, Any], encoder: OutputEncoder, times_ms: Mapping[str, float]) -> dict[str, Any]:
+    """Return the usage object with the fields that only /generate has."""
     extra: dict[str, Any] = {
-        "images": presenter.images, "audio_seconds": round(presenter.audio_seconds, 6),
-        "action_steps": presenter.action_steps, "frames": presenter.frames,
+        "images": encoder.images, "audio_seconds": round(encoder.audio_seconds, 6),
+        "action_steps": encoder.action_steps, "frames": encoder.frames,
     }  # fmt: skip
     return {**usage, **extra, **{name: round(value, 3) for name, value in times_ms.items()}}

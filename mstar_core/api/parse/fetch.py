@@ -1,7 +1,6 @@
-"""Fetches media from hosts that the operator named. Owned by the service; a request that goes away ends its fetches.
+"""Fetching of remote media from hosts that the operator allows. Owned by the service; cancelled with the request.
 
-The address that was checked is the address that is connected to, so that a name which changes its mind between the two
-gains nothing. Each redirect is judged like a new URL.
+Connects to the address that was checked, so that DNS rebinding has no effect. Redirects are checked like new URLs.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from mstar_core.errors import BadMedia, MstarError, RequestError, TooLarge
 FETCH_S: Final = 20.0
 MAX_REDIRECTS: Final = 3
 AT_ONCE: Final = 16
-"""Fetches of all requests together."""
+"""Limit of concurrent fetches of all requests."""
 
 PORTS: Final = {"http": 80, "https": 443}
 REDIRECTS: Final = (301, 302, 303, 307, 308)
@@ -31,19 +30,19 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 TUNNELS: Final = tuple(
     ipaddress.IPv6Network(text) for text in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")
 )
-"""IPv6 ranges that carry an IPv4 address inside: translation, 6to4, Teredo, IPv4-compatible."""
+"""IPv6 ranges that embed an IPv4 address: translation, 6to4, Teredo, IPv4-compatible."""
 
 UNICAST: Final = ipaddress.IPv6Network("2000::/3")
-"""All IPv6 addresses that were ever given out for the internet (RFC 4291, IANA); no other is one, as fec0::/10."""
+"""All IPv6 addresses assigned for global use (RFC 4291, IANA), unlike fec0::/10 and others."""
 
 SPECIAL: Final = tuple(
     ipaddress.ip_network(text) for text in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "3fff::/20")
 )
-"""Ranges for protocols and documents that some releases of `ipaddress` take for public."""
+"""Ranges for protocols and documentation that some releases of `ipaddress` report as global."""
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet. An IPv4 address in IPv6 clothes is judged as what it is."""
+    """Return whether an address is publicly routable. IPv4-mapped addresses are checked as IPv4."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
@@ -56,35 +55,35 @@ def is_public(address: Address) -> bool:
 
 @dataclass(slots=True)
 class ByteAllowance:
-    """What the URLs of one request may still bring, all together. Owned by the request."""
+    """Remaining bytes of all URLs of one request. Owned by the request."""
 
     left_bytes: int
 
     def take(self, size: int) -> bool:
-        """Whether that many bytes were left."""
+        """Deduct bytes. Returns False if the allowance is exceeded."""
         self.left_bytes -= size
         return self.left_bytes >= 0
 
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a host and port, as text."""
+"""Resolves a host and port to addresses, as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchTarget:
-    """One URL that may be fetched. address: the one that was checked."""
+    """A URL that may be fetched. address: its checked address."""
 
     url: httpx.URL
     address: Address
 
     @property
     def pinned(self) -> httpx.URL:
-        """The same URL with the address in place of the name."""
+        """Return the URL with the address in place of the host name."""
         return self.url.copy_with(host=str(self.address))
 
 
 class Fetcher:
-    """Fetches by GET, over http and https, from allowed hosts. resolve, transport, may_connect: given by tests."""
+    """HTTP(S) client for allowed hosts. resolve, transport, may_connect: replaced by tests."""
 
     def __init__(
         self,
@@ -105,7 +104,7 @@ class Fetcher:
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def fetch(self, text: str, field: str, allowance: ByteAllowance | None = None) -> bytes:
-        """The content of a URL. field: where it stands in the request. allowance: of the whole request.
+        """Return the content of a URL. field: its position in the request. allowance: shared by the request.
 
         Raises RequestError (`remote_media_disabled`, `invalid_value`), TooLarge, BadMedia (`media_unreachable`).
         """
@@ -119,37 +118,38 @@ class Fetcher:
                         return found
                     url = self.check(_joined(url, found, field), field)
         except TimeoutError as error:
-            raise _unreachable(field, f"not within {self._limit_s:g} s") from error
+            raise _unreachable(field, f"no response within {self._limit_s:g} s") from error
         raise _unreachable(field, f"more than {MAX_REDIRECTS} redirects")
 
     def check(self, text: str, field: str) -> httpx.URL:
-        """The URL if its form and host are allowed. Raises RequestError."""
+        """Return the URL if its form and host are allowed. Raises RequestError."""
         try:
             url = httpx.URL(text)
         except (httpx.InvalidURL, ValueError) as error:
-            raise _bad_url(field, "it cannot be read") from error
+            raise _bad_url(field, "it cannot be parsed") from error
         if url.scheme not in PORTS:
-            raise _bad_url(field, "it is neither data:, http: nor https:")
+            raise _bad_url(field, "the scheme must be data:, http: or https:")
         if url.userinfo:
-            raise _bad_url(field, "it holds a user name")
+            raise _bad_url(field, "it contains a user name")
         host = url.host.lower().rstrip(".")
         if not host:
-            raise _bad_url(field, "it names no host")
+            raise _bad_url(field, "it has no host")
         port = PORTS[url.scheme] if url.port is None else url.port
         if not 0 < port < 65_536:
-            raise _bad_url(field, "its port does not exist")
+            raise _bad_url(field, "its port is out of range")
         is_named = host in self._hosts and port == PORTS[url.scheme]
         if not is_named and f"{host}:{port}" not in self._hosts:
             hint = "send the content as a data: URL" + (
                 ", or ask the operator to allow the host" if self._hosts else ""
             )
             raise RequestError(
-                "media is not fetched from this host", hint=hint, field=field, code="remote_media_disabled"
+                "fetching media from this host is not allowed", hint=hint, field=field, code="remote_media_disabled"
             )
         return url
 
     def _client(self) -> httpx.AsyncClient:
-        # identity: a compressed body could unfold without bound. No proxy, no cookies, no credentials of this host.
+        # Accept only uncompressed bodies, because a compressed one could expand without limit. No proxy, cookies or
+        # credentials.
         headers = {"Accept-Encoding": "identity", "User-Agent": "mstar"}
         return httpx.AsyncClient(
             headers=headers, transport=self._transport, trust_env=False, follow_redirects=False, timeout=self._limit_s
@@ -158,13 +158,13 @@ class Fetcher:
     async def _goal(self, url: httpx.URL, field: str) -> FetchTarget:
         port = url.port or PORTS[url.scheme]
         try:
-            texts = await self._resolve(url.raw_host.decode(), port)  # as it stands in Host and SNI
+            texts = await self._resolve(url.raw_host.decode(), port)  # as used in Host and SNI
             addresses = [ipaddress.ip_address(text.partition("%")[0]) for text in texts]
         except (OSError, ValueError, UnicodeError) as error:
-            raise _unreachable(field, "its host has no address") from error
+            raise _unreachable(field, "its host cannot be resolved") from error
         if not addresses or not all(self._may_connect(address) for address in addresses):
             raise RequestError(
-                "media is not fetched from this host", hint="not all of its addresses are public", field=field,
+                "fetching media from this host is not allowed", hint="not all of its addresses are public", field=field,
                 code="remote_media_disabled",
             )  # fmt: skip
         return FetchTarget(url=url, address=addresses[0])
@@ -172,7 +172,7 @@ class Fetcher:
     async def _get(
         self, client: httpx.AsyncClient, goal: FetchTarget, field: str, allowance: ByteAllowance
     ) -> bytes | str:
-        """The content, or where a redirect points."""
+        """Return the content, or the location of a redirect."""
         name = goal.url.raw_host.decode()
         request = client.build_request(
             "GET", goal.pinned, headers={"Host": goal.url.netloc.decode()}, extensions={"sni_hostname": name}
@@ -192,15 +192,15 @@ class Fetcher:
         if answer.status_code in REDIRECTS and "location" in answer.headers:
             return str(answer.headers["location"])
         if answer.status_code != 200:
-            raise _unreachable(field, f"its host answered {answer.status_code}")
+            raise _unreachable(field, f"its host responded with status {answer.status_code}")
         if answer.headers.get("content-encoding", "identity") != "identity":
-            raise _unreachable(field, "its host sent it compressed")
+            raise _unreachable(field, "its host sent compressed data")
         parts, size = [], 0
         async for part in answer.aiter_raw():
             size += len(part)
             if size > self._limit_bytes or not allowance.take(len(part)):
                 raise TooLarge(
-                    f"the media has, or all of the request have, more than {self._limit_bytes} bytes", field=field,
+                    f"the media of the request is larger than {self._limit_bytes} bytes", field=field,
                     code="media_too_large",
                 )  # fmt: skip
             parts.append(part)
@@ -208,11 +208,11 @@ class Fetcher:
 
 
 def _joined(url: httpx.URL, location: str, field: str) -> str:
-    """Where a redirect points. Raises BadMedia for one that points nowhere."""
+    """Return the target of a redirect. Raises BadMedia if it cannot be parsed."""
     try:
         return str(url.join(location))
     except (httpx.InvalidURL, ValueError) as error:
-        raise _unreachable(field, "its host sent a redirect that cannot be read") from error
+        raise _unreachable(field, "its host sent an invalid redirect") from error
 
 
 async def _resolve(host: str, port: int) -> Sequence[str]:
@@ -221,7 +221,9 @@ async def _resolve(host: str, port: int) -> Sequence[str]:
 
 
 def _bad_url(field: str, why: str) -> RequestError:
-    return RequestError(f"the URL is not usable: {why}", hint="send data:, or http(s): of an allowed host", field=field)
+    return RequestError(
+        f"the URL cannot be used: {why}", hint="use a data: URL, or http(s): with an allowed host", field=field
+    )
 
 
 def _unreachable(field: str, why: str) -> BadMedia:

@@ -1,4 +1,4 @@
-"""A body as the type of its route: fields checked by name, everything else a parameter of the model. Used by routes."""
+"""Typed fields of a request body, and the model parameters among them. Used by routes."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 
 async def read_body(exchange: Exchange, kind: type[T]) -> tuple[T, dict[str, Any]]:
-    """The JSON body as `kind`, and the fields that it does not name. Raises RequestError, UnsupportedType."""
+    """Return the JSON body as `kind`, and its remaining fields. Raises RequestError, UnsupportedType."""
     content_type = exchange.content_type.partition(";")[0].strip().lower()
     if content_type != "application/json":
-        raise UnsupportedType("the body is not JSON", hint="send it as application/json")
+        raise UnsupportedType("the body must be JSON", hint="send application/json")
     return typed(await read_json(exchange, exchange.limits), kind)
 
 
 def typed(body: Mapping[str, Any], kind: type[T]) -> tuple[T, dict[str, Any]]:
-    """`body` as `kind`, and the rest of it. Null means absent, text may be a number. Raises RequestError."""
+    """Return `body` as `kind`, and its other fields. Null means absent; numbers may be text. Raises RequestError."""
     names = {field.encode_name: field.type for field in _struct(kind).fields}
     given = {name: value for name, value in body.items() if value is not None}
     own = {name: _boolean(value, names[name]) for name, value in given.items() if name in names}
@@ -67,13 +67,13 @@ def _refused(text: str, kind: type[msgspec.Struct]) -> RequestError:
     what = _PLACE.sub("", text).replace("`", "")
     allowed = ", ".join(_choices(_struct(kind), path))
     return RequestError(
-        f"{path or 'the body'} is not valid: {what[:200]}", hint=f"allowed is one of {allowed}" if allowed else "",
+        f"{path or 'the body'} is not valid: {what[:200]}", hint=f"allowed: {allowed}" if allowed else "",
         field=path or None, **({"allowed": allowed} if allowed else {}),
     )  # fmt: skip
 
 
 def _choices(kind: inspect.Type, path: str) -> Sequence[str]:
-    """The words that may stand at `path`, where only some may."""
+    """Return the allowed values at `path`; empty if they are not enumerated."""
     found = [kind]
     for step in re.findall(r"[^.\[\]]+|\[[^\]]*\]", path):
         found = [inner for each in found for inner in _inside(each, step)]
@@ -115,20 +115,20 @@ def _struct(kind: type[msgspec.Struct]) -> inspect.StructType:
 
 
 def model_names(exchange: Exchange) -> list[str]:
-    """All names under which the one model may be asked for."""
+    """Return all names of the served model."""
     service = exchange.service
     weights = [ref.repo for ref in service.model.weights.values()]
     return list(dict.fromkeys([service.deployment.name, service.model.name, *service.model.aliases, *weights]))
 
 
 def check_name(exchange: Exchange, asked: object) -> None:
-    """Raise NotFound for another model's name, where the deployment is strict about it."""
+    """Raise NotFound for the name of another model, if the deployment is strict about names."""
     service = exchange.service
     check_model(service.model, model_names(exchange), asked, strict=service.deployment.api.strict_model)
 
 
 def rules_of(exchange: Exchange, outputs: tuple[str, ...], request_id: str | None = None) -> ParamRules:
-    """What the deployment and the exchange say about parameters. request_id: of one of several requests in it."""
+    """Return the parameter rules of the deployment and the request. request_id: of a request within a connection."""
     api = exchange.service.deployment.api
     return ParamRules(
         request_id=request_id or exchange.request_id, outputs=outputs, unknown=api.unknown_params,
@@ -142,22 +142,24 @@ def openai_parsed(
     outputs: tuple[str, ...],
     offered: Mapping[str, Any] | None = None,
 ) -> RequestParams:
-    """Parameters of an OpenAI route. rest: fields that the route does not read; offered: those that a model may map."""
+    """Validate the parameters of an OpenAI route. rest: fields that the route does not read; offered: mapped if
+    possible.
+    """
     spec = exchange.service.model
     given = openai_params(spec, exchange.route, drop_unsupported(spec, rest), offered)
     return check_params(spec, given, rules_of(exchange, outputs))
 
 
 def check_count(exchange: Exchange, count: int) -> int:
-    """`n` of a request. Raises RequestError beyond the deployment's limit."""
+    """Return `n`. Raises RequestError if it exceeds the deployment's limit."""
     most = exchange.service.deployment.api.max_n
     if count > most:
-        raise RequestError(f"n is {count}, allowed is 1 to {most}", field="n", value=count, allowed=f"1 to {most}")
+        raise RequestError(f"n is {count}, but must be 1 to {most}", field="n", value=count, allowed=f"1 to {most}")
     return count
 
 
 def voice_of(spec: ModelSpec, voice: Any, field: str) -> str | None:
-    """A voice by its name in any case, or as {id}; the model's parameter says which there are. Raises RequestError."""
+    """Return a voice, given as a name in any case or as {id}. Raises RequestError."""
     if isinstance(voice, dict):
         voice = voice.get("id")
         if voice is None:
@@ -165,6 +167,6 @@ def voice_of(spec: ModelSpec, voice: Any, field: str) -> str | None:
     if voice is None:
         return None
     if not isinstance(voice, str):
-        raise RequestError(f"{field} is neither a name nor an object with an id", field=field)
+        raise RequestError(f"{field} must be a name or an object with an id", field=field)
     known = next((p.choices for p in param_specs(spec.params) if "voice" in (p.name, p.openai)), ())
     return voice.lower() if voice not in known and voice.lower() in known else voice

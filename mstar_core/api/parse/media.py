@@ -1,4 +1,4 @@
-"""Media of a request as parts with a modality: uploads, base64, `data:` URLs, fetched URLs. Used by routes."""
+"""Media of a request: uploads, base64, `data:` URLs and fetched URLs, with their modality. Used by routes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from mstar_core.errors import RequestError
 from mstar_core.plugin.processor import MediaPart
 
 INLINE_BYTES: Final = 512 * 1024
-"""Base64 up to this size is decoded on the loop, longer on a thread."""
+"""Base64 up to this size is decoded on the event loop, longer base64 on a thread."""
 
 NAME_CHARS: Final = 200
 
 
 async def part_of_upload(field: str, upload: UploadedFile, wanted: str | None = None) -> MediaPart:
-    """An uploaded file. wanted: the modality that the field means. Raises UnsupportedType."""
+    """Return an uploaded file as media. wanted: modality of the field. Raises UnsupportedType."""
     modality = checked(sniff(upload.head(), upload.name, upload.content_type), wanted, field)
     data = upload.read() if upload.is_in_memory else await asyncio.to_thread(upload.read)
     return MediaPart(modality=modality, data=data, name=upload.name[:NAME_CHARS])
 
 
 async def part_of_url(field: str, url: str, wanted: str, fetcher: Fetcher, allowance: ByteAllowance) -> MediaPart:
-    """What a URL means. Nothing is ever read from this machine. Raises RequestError, UnsupportedType, BadMedia."""
+    """Return the media of a URL; never reads local files. Raises RequestError, UnsupportedType, BadMedia."""
     if url[:5].lower() == "data:":
         kind, data = await data_of_url(field, url)
     else:
@@ -38,13 +38,13 @@ async def part_of_url(field: str, url: str, wanted: str, fetcher: Fetcher, allow
 
 
 async def part_of_base64(field: str, text: str, wanted: str) -> MediaPart:
-    """A file in base64. Raises RequestError, UnsupportedType."""
+    """Return base64 data as media. Raises RequestError, UnsupportedType."""
     data = await decoded(field, text)
     return MediaPart(modality=checked(sniff(data[:64]), wanted, field), data=data)
 
 
 async def data_of_url(field: str, url: str) -> tuple[str, bytes]:
-    """Content type and content of a `data:` URL (RFC 2397). Raises RequestError."""
+    """Return content type and data of a `data:` URL (RFC 2397). Raises RequestError."""
     head, comma, body = url[5:].partition(",")
     if not comma:
         raise RequestError("the data: URL has no comma", field=field)
@@ -55,7 +55,7 @@ async def data_of_url(field: str, url: str) -> tuple[str, bytes]:
 
 
 async def decoded(field: str, text: str) -> bytes:
-    """Bytes of base64 text; line breaks in it are fine. Raises RequestError."""
+    """Decode base64; line breaks are allowed. Raises RequestError."""
     if len(text) > INLINE_BYTES:
         return await asyncio.to_thread(_decode, field, text)
     return _decode(field, text)
@@ -65,22 +65,22 @@ def _decode(field: str, text: str) -> bytes:
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (ValueError, binascii.Error) as error:
-        raise RequestError("the data is not base64", field=field) from error
+        raise RequestError("the data is not valid base64", field=field) from error
 
 
 def checked(found: str | None, wanted: str | None, field: str) -> str:
-    """The modality of a file asked for as `wanted`; a video may stand for its sound. Raises UnsupportedType."""
+    """Check a detected modality; video is accepted for its audio track. Raises UnsupportedType."""
     if found is None:
-        raise UnsupportedType("a file is of no known type", field=field, code="unsupported_media_type")
+        raise UnsupportedType("the file type is not recognized", field=field, code="unsupported_media_type")
     if wanted in (None, found):
         return found
     if wanted == "audio" and found == "video":
         return "audio"
-    raise UnsupportedType(f"{field} holds {found}, not {wanted}", field=field, code="unsupported_media_type")
+    raise UnsupportedType(f"{field} contains {found}, not {wanted}", field=field, code="unsupported_media_type")
 
 
 def count_order(kinds: Sequence[str]) -> list[tuple[str, int]]:
-    """(modality, index within it) of each piece, in the order given."""
+    """Return (modality, index within it) of each part, in order."""
     seen: dict[str, int] = {}
     order = []
     for kind in kinds:
@@ -109,7 +109,7 @@ AUDIO_BRANDS: Final = (b"M4A ", b"M4B ")
 
 
 def sniff(head: bytes, name: str = "", content_type: str = "") -> str | None:
-    """The modality of a file that begins with `head` (16 bytes are enough); None: nothing we know."""
+    """Return the modality of a file from its first 16 bytes, name and content type; None if unknown."""
     if head[:4] == b"RIFF":
         return RIFF.get(head[8:12])
     if head[4:8] == b"ftyp":
@@ -118,7 +118,7 @@ def sniff(head: bytes, name: str = "", content_type: str = "") -> str | None:
     if head.startswith(b"OggS") and (content_type.startswith("video/") or name.lower().endswith(".ogv")):
         return "video"
     if head.startswith(MATROSKA) and content_type.startswith("audio/"):
-        return "audio"  # as browsers record it
+        return "audio"  # as recorded by browsers
     for magic, modality in MAGIC:
         if head.startswith(magic):
             return modality

@@ -1,4 +1,4 @@
-"""Messages of a chat as texts, media and turns, in the order given. Used by the chat route."""
+"""Chat messages as texts, media and turns, in order. Used by the chat route."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROLES: Final[dict[str, Role]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaReference:
-    """A file that a part of a message names. field: where it stands. is_base64: source is content, not a URL."""
+    """A file referenced by a message part. field: its position. is_base64: source is data, not a URL."""
 
     field: str
     modality: str
@@ -44,7 +44,7 @@ class MediaReference:
 
 @dataclass(slots=True)
 class Conversation:
-    """What a model reads of a chat. order: all pieces; each turn has its own."""
+    """Parsed chat. order: all parts; each turn has its own order."""
 
     texts: list[str] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -53,23 +53,23 @@ class Conversation:
 
     @property
     def order(self) -> list[tuple[str, int]]:
-        """(modality, index within it) of all pieces."""
+        """Return (modality, index within it) of all parts."""
         return [piece for turn in self.turns for piece in turn.order]
 
     @property
     def text(self) -> str | None:
-        """All texts together, for models that read one."""
+        """Return all texts joined, for models that read one text."""
         return "\n\n".join(self.texts) if self.texts else None
 
 
 async def read_messages(
     messages: Sequence[ChatMessage], spec: ModelSpec, limits: BodyLimits, fetcher: Fetcher
 ) -> Conversation:
-    """The conversation with its media fetched. Raises RequestError, TooLarge, UnsupportedType, BadMedia."""
+    """Parse messages and fetch their media. Raises RequestError, TooLarge, UnsupportedType, BadMedia."""
     made = collected(messages, spec)
     if not made.order:
         raise RequestError(
-            "there is no input", hint="send a message with content", field="messages", code="missing_field"
+            "the request has no input", hint="send a message with content", field="messages", code="missing_field"
         )
     if sum(len(text.encode()) for text in made.texts) > limits.text:
         raise TooLarge(
@@ -89,7 +89,7 @@ async def read_messages(
 
 
 def collected(messages: Sequence[ChatMessage], spec: ModelSpec) -> Conversation:
-    """The conversation with its media still to be fetched. Raises RequestError, UnsupportedType."""
+    """Parse messages without fetching media. Raises RequestError, UnsupportedType."""
     made = Conversation()
     counts: dict[str, int] = {}
     for number, message in enumerate(messages):
@@ -131,8 +131,8 @@ def _add(made: Conversation, part: ContentPart, place: str, spec: ModelSpec) -> 
             )
     if spec.input(wanted.modality) is None:
         raise UnsupportedType(
-            f"the model does not read {wanted.modality}", field=wanted.field, code="unsupported_media_type",
-            hint=f"it reads {', '.join(sorted(modality.kind for modality in spec.inputs))}",
+            f"the model does not accept {wanted.modality}", field=wanted.field, code="unsupported_media_type",
+            hint=f"accepted: {', '.join(sorted(modality.kind for modality in spec.inputs))}",
         )  # fmt: skip
     made.wanted.append(wanted)
     return wanted.modality

@@ -1,4 +1,4 @@
-"""A request after its words were checked: parameters, modalities, seed, deadline. Made by routes."""
+"""Validation of requests against the model: parameters, modalities, order, seed, deadline. Used by routes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SILENT: Final = frozenset(
         "quality", "style", "background", "moderation",
     )
 )  # fmt: skip
-"""OpenAI fields without effect here; accepted and dropped."""
+"""OpenAI fields that are accepted without effect."""
 
 MAX_STOPS: Final = 4
 MAX_STOP_CHARS: Final = 256
@@ -31,10 +31,10 @@ MAX_INT: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
-    """What is asked for. params: the model's checked dataclass. order: segments as (modality, index).
+    """A validated request. params: the model's dataclass. order: segments as (modality, index).
 
-    texts, turns: of a chat. observation: a robot's message, in place of text and media. stops: strings that end the
-    text. group: the client's id where this is one item of several.
+    texts, turns: chat only. observation: a robot message, in place of text and media. stops: stop strings. group: the
+    client's id if this is one item of several.
     """
 
     request_id: str
@@ -56,7 +56,7 @@ class ParsedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestParams:
-    """Parameters as a route collected them, before they are checked."""
+    """Validated parameters of a request."""
 
     params: Any
     seed: int
@@ -67,7 +67,7 @@ class RequestParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamRules:
-    """What the deployment and the exchange say about parameters. outputs: what the request asks for."""
+    """Settings for the validation of parameters. outputs: requested modalities; unknown: policy for unknown names."""
 
     request_id: str
     outputs: tuple[str, ...]
@@ -77,7 +77,7 @@ class ParamRules:
 
 
 def check_params(spec: ModelSpec, given: Mapping[str, Any], rules: ParamRules) -> RequestParams:
-    """Check `given` against the model's parameters and the common names. Raises RequestError naming the field."""
+    """Validate `given` against the model's parameters and the common names. Raises RequestError with the field name."""
     rest = {name: value for name, value in given.items() if value is not None}
     request_id = rules.request_id
     own_seed = any(spec_name == "seed" for spec_name in _names(spec))
@@ -105,11 +105,11 @@ def _names(spec: ModelSpec) -> list[str]:
 def openai_params(
     spec: ModelSpec, route: str, rest: Mapping[str, Any], offered: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Model parameters out of an OpenAI body: the fields that its route does not read itself.
+    """Return the model parameters of an OpenAI body, from the fields that its route does not read itself.
 
-    A field that a parameter maps (`openai="voice"`, or `"speech:voice"` for one route) gives its value; a field under
-    the parameter's own name wins over it. offered: fields of the route that count only where a parameter maps them.
-    What the model's surface sets for the route holds where the client says nothing.
+    A parameter takes the value of the field it maps (`openai="voice"`, or `"speech:voice"` for one route). A field with
+    the parameter's own name wins. offered: fields used only if a parameter maps them. Defaults of the model's surface
+    apply to parameters that the client does not set.
     """
     own = {name: param.name for param in param_specs(spec.params) for name in (param.name, *param.aliases)}
     mapped = mapped_fields(spec, route)
@@ -129,7 +129,7 @@ def openai_params(
 
 
 def mapped_fields(spec: ModelSpec, route: str) -> dict[str, str]:
-    """OpenAI field -> the parameter that takes its value on this route."""
+    """Return the parameter that each mapped OpenAI field of a route sets."""
     mapped: dict[str, str] = {}
     for param in param_specs(spec.params):
         scope, _, field = (param.openai or "").rpartition(":")
@@ -143,45 +143,46 @@ NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
     "logprobs": (False,), "top_logprobs": (0,), "response_format": ({"type": "text"},), "presence_penalty": (0,),
     "frequency_penalty": (0,), "logit_bias": ({},), "speed": (1,), "stream": (False,), "partial_images": (0,),
 }  # fmt: skip
-"""OpenAI fields whose effect this server would not deliver, and the values that ask for none."""
+"""OpenAI fields that are not supported, and their values without effect, which are accepted."""
 
 
 def drop_unsupported(spec: ModelSpec, rest: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without those of NO_EFFECT, which a model may have as parameters of its own.
+    """Return the fields without those of NO_EFFECT, unless the model has a parameter of that name.
 
-    Raises RequestError (`unsupported_parameter`) for one that asks for an effect.
+    Raises RequestError (`unsupported_parameter`) for a value that has an effect.
     """
     own = {name for param in param_specs(spec.params) for name in (param.name, *param.aliases)}
     for name, harmless in NO_EFFECT.items():
         if name in rest and name not in own and rest[name] not in harmless:
-            raise RequestError(
-                f"{name} is not supported", hint="leave it out", field=name, code="unsupported_parameter"
-            )
+            raise RequestError(f"{name} is not supported", hint="omit it", field=name, code="unsupported_parameter")
     return {name: value for name, value in rest.items() if name in own or name not in NO_EFFECT}
 
 
 def check_model(spec: ModelSpec, names: Sequence[str], asked: object, *, strict: bool) -> None:
-    """Raise NotFound for another model's name, when that is asked for strictly; RequestError for what is no name."""
+    """Raise NotFound for the name of another model if `strict`, RequestError if it is not a string."""
     if asked is None:
         return
     if not isinstance(asked, str):
-        raise RequestError("model is not a string", field="model")
+        raise RequestError("model must be a string", field="model")
     if strict and asked not in names:
         raise NotFound(
-            f"there is no model {asked[:80]!r}", hint=did_you_mean(asked, names), code="model_not_found", field="model"
+            f"the model {asked[:80]!r} does not exist",
+            hint=did_you_mean(asked, names),
+            code="model_not_found",
+            field="model",
         )
 
 
 def check_outputs(spec: ModelSpec, asked: Sequence[str] | None, field: str = "output_modalities") -> tuple[str, ...]:
-    """The output modalities; by default text, or the model's first where it gives no text. Raises RequestError."""
+    """Return the output modalities; default: text, or the model's first. Raises RequestError."""
     offered = [modality.kind for modality in spec.outputs]
     if not asked:
         return ("text",) if "text" in offered else (offered[0],)
     for name in asked:
         if name not in offered:
             known = name in MODALITY_NAMES
-            title = f"the model does not give {name}" if known else f"there is no modality {name[:40]!r}"
-            hint = f"it gives {', '.join(offered)}" if known else did_you_mean(name, MODALITY_NAMES)
+            title = f"the model does not generate {name}" if known else f"the modality {name[:40]!r} does not exist"
+            hint = f"supported: {', '.join(offered)}" if known else did_you_mean(name, MODALITY_NAMES)
             raise RequestError(title, hint=hint, field=field, code="unknown_modality")
     return tuple(dict.fromkeys(asked))
 
@@ -189,13 +190,13 @@ def check_outputs(spec: ModelSpec, asked: Sequence[str] | None, field: str = "ou
 def check_order(
     spec: ModelSpec, asked: Sequence[str] | None, text: str | None, media: Sequence[MediaPart]
 ) -> list[tuple[str, int]]:
-    """The segments in the order in which the model reads them: (modality, index within it). Raises RequestError."""
+    """Return the input segments in order, as (modality, index within it). Raises RequestError."""
     offered = {modality.kind for modality in spec.inputs}
     counts: dict[str, int] = {}
     for part in media:
         if part.modality not in offered:
             raise UnsupportedType(
-                f"the model does not read {part.modality}", hint=f"it reads {', '.join(sorted(offered))}",
+                f"the model does not accept {part.modality}", hint=f"accepted: {', '.join(sorted(offered))}",
                 field="files", code="unsupported_media_type",
             )  # fmt: skip
         counts[part.modality] = counts.get(part.modality, 0) + 1
@@ -211,12 +212,12 @@ def check_order(
 
 
 def check_images(spec: ModelSpec, count: int, field: str = "files") -> None:
-    """Raise RequestError for more images than the model reads; before any of them is decoded."""
+    """Raise RequestError for too many images, before any is decoded."""
     most = getattr(spec.input("image"), "max_count", None)
     if most is not None and count > most:
         raise RequestError(
-            f"the request has {count} images, {spec.name} reads at most {most}", hint="send fewer", field=field,
-            value=count, allowed=f"<= {most}",
+            f"the request has {count} images, but {spec.name} accepts at most {most}", hint="send fewer images",
+            field=field, value=count, allowed=f"<= {most}",
         )  # fmt: skip
 
 
@@ -226,19 +227,19 @@ def _asked_order(
     order: list[tuple[str, int]] = []
     for name in dict.fromkeys(asked):
         if name not in offered:
-            hint = f"it reads {', '.join(sorted(offered))}"
+            hint = f"accepted: {', '.join(sorted(offered))}"
             raise RequestError(
-                f"the model does not read {name[:40]}", hint=hint, field="input_modalities", code="unknown_modality"
+                f"the model does not accept {name[:40]}", hint=hint, field="input_modalities", code="unknown_modality"
             )
         have = (1 if text is not None else 0) if name == "text" else counts.get(name, 0)
         named = asked.count(name)
         if named not in (1, have) or not have:
             raise RequestError(
-                f"input_modalities names {name} {named} times, the request has {have}", field="input_modalities"
+                f"input_modalities names {name} {named} times, but the request has {have}", field="input_modalities"
             )
     for name in counts:
         if name not in asked:
-            raise RequestError(f"input_modalities leaves out {name}", field="input_modalities")
+            raise RequestError(f"input_modalities omits {name}", field="input_modalities")
     seen: dict[str, int] = {}
     for name in asked:
         have = 1 if name == "text" else counts[name]
@@ -252,39 +253,39 @@ def _asked_order(
 def take_stops(
     spec: ModelSpec, rest: dict[str, Any], outputs: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The stop strings, taken out of `rest`, and what to say of them. Raises RequestError.
+    """Remove the stop strings from `rest`, and return them with warnings. Raises RequestError.
 
-    They end text. Where the text is also spoken they would leave the sound behind, so there they are refused.
+    Stop strings end text. They are refused if the text is also spoken, because the audio would go on.
     """
     if "stop" not in rest or "stop" in _names(spec):
         return (), ()
     stops = check_stop(rest.pop("stop"))
     if "text" not in outputs:
-        return (), ("stop has no effect on this answer: it holds no text",)
+        return (), ("stop has no effect: the output has no text",)
     if len(outputs) > 1 and stops:
         raise RequestError(
-            "stop is not supported together with sound or images", hint="leave it out", field="stop",
+            "stop is not supported together with audio or images", hint="omit it", field="stop",
             code="unsupported_parameter",
         )  # fmt: skip
     return stops, ()
 
 
 def check_stop(value: Any) -> tuple[str, ...]:
-    """Stop strings. Raises RequestError unless `stop` is one string or up to four of 1 to 256 characters."""
+    """Return the stop strings. Raises RequestError if there are too many, or one is empty or too long."""
     items = [value] if isinstance(value, str) else value
     allowed = f"one string or up to {MAX_STOPS} of 1 to {MAX_STOP_CHARS} characters"
     if not isinstance(items, list) or len(items) > MAX_STOPS:
-        raise RequestError(f"stop is not {allowed}", field="stop", allowed=allowed)
+        raise RequestError(f"stop must be {allowed}", field="stop", allowed=allowed)
     if not all(isinstance(item, str) and 1 <= len(item) <= MAX_STOP_CHARS for item in items):
-        raise RequestError(f"stop is not {allowed}", field="stop", allowed=allowed)
+        raise RequestError(f"stop must be {allowed}", field="stop", allowed=allowed)
     return tuple(items)
 
 
 def _check_size(name: str, value: Any) -> None:
     if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
-        raise RequestError(f"{name[:40]} is a number with too many digits", field=name[:40])
+        raise RequestError(f"{name[:40]} has too many digits", field=name[:40])
     if isinstance(value, str) and len(value) > 400 and value.strip("+- \t").isdigit():
-        raise RequestError(f"{name[:40]} is a number with too many digits", field=name[:40])
+        raise RequestError(f"{name[:40]} has too many digits", field=name[:40])
     if isinstance(value, list):
         for item in value:
             _check_size(name, item)
@@ -295,7 +296,7 @@ def _timeout(value: Any, limit_s: float) -> tuple[float, str | None]:
         return limit_s, None
     number = _number("timeout_s", value)
     if number <= 0:
-        raise RequestError(f"timeout_s is {number:g}, allowed is > 0", field="timeout_s", allowed="> 0")
+        raise RequestError(f"timeout_s is {number:g}, but must be > 0", field="timeout_s", allowed="> 0")
     if number > limit_s:
         return limit_s, f"timeout_s was lowered to the server's limit of {limit_s:g}"
     return number, None
@@ -307,5 +308,5 @@ def _number(name: str, value: Any) -> float:
     except (ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise RequestError(f"{name} is not a finite number", field=name)
+        raise RequestError(f"{name} must be a finite number", field=name)
     return number

@@ -1,4 +1,4 @@
-"""One process of the pool: makes the model's processor once, then serves jobs until its pipe closes."""
+"""Main function of a pool process: creates the model's processor, then runs jobs until its pipe closes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import os
 import resource
 import signal
 from collections.abc import Mapping
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.api.preprocess.pipe import PoolPipe
 from mstar_core.api.preprocess.seccomp import deny_network
-from mstar_core.errors import MstarError, PluginError, StartError
+from mstar_core.errors import MstarError, PluginError
 from mstar_core.plugin.media import check_media, encode_image, read_image
 from mstar_core.plugin.media.check import decoded_bytes
 from mstar_core.plugin.media.limits import MediaLimits, check_decoded
@@ -21,14 +22,20 @@ from mstar_core.plugin.processor import InlineProcessor, MediaPart, ParallelDeco
 from mstar_core.process.system import die_with_parent
 
 HEADROOM_BYTES: Final = 3 << 30
-"""Memory that one job may map beyond what the processor itself holds: 1 GiB decoded, its copy, and working space."""
+"""Address space of one job beyond the processor's own: 1 GiB of decoded media, a copy of it, and working memory."""
 
 CPU_S: Final = 30
-"""Processor time of one job."""
+"""CPU time limit of one job."""
+
+JobCall = tuple[str, tuple[Any, ...]]
+"""Name and arguments of a job."""
+
+Answer = tuple[bool, Any]
+"""(True, value) or (False, error)."""
 
 
 def load_processor(target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> Processor:
-    """Make the processor that `target` ("pkg.mod:Class") names. Raises PluginError when there is no such class."""
+    """Create the processor of `target` ("pkg.mod:Class"). Raises PluginError if the class does not exist."""
     module, _, name = target.partition(":")
     try:
         made = vars(importlib.import_module(module))[name]
@@ -39,40 +46,35 @@ def load_processor(target: str, folder: Path | None, model_kwargs: Mapping[str, 
 
 
 def serve(pipe: PoolPipe, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
-    """The process's main. Says when it is ready, and what its processor can (`is_inline`, `is_parallel`); then sends an
-    answer per job: (True, value) or (False, error).
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the supervisor's to handle
+    """Run the process: send (True, (is_inline, is_parallel)) when ready, then a list of answers per list of jobs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles Ctrl-C
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(EOFError, BrokenPipeError):
         try:
             processor = load_processor(target, folder, model_kwargs)
-        except Exception as error:  # noqa: BLE001  reported over the pipe; the pool decides
-            pipe.send((False, as_ours(error)))
-            return
-        limit_memory()
-        try:
+            limit_memory()
             deny_network()
-        except StartError as error:
-            pipe.send((False, error))
+        except Exception as error:  # noqa: BLE001  reported to the pool
+            pipe.send((False, as_ours(error)))
             return
         pipe.send((True, (isinstance(processor, InlineProcessor), isinstance(processor, ParallelDecodeProcessor))))
         while True:
-            job, is_alone = pipe.receive()
-            limit_cpu()
-            told = answer(processor, job)
+            answers = []
+            for call in pipe.receive():
+                limit_cpu()
+                answers.append(answer(processor, call))
             try:
-                pipe.send(told, is_alone=is_alone)
+                pipe.send(answers)
             except OSError:
                 raise
-            except Exception as error:  # noqa: BLE001  one job's: a plugin's own type cannot be sent
-                pipe.send((False, as_ours(error)), is_alone=is_alone)
+            except Exception:  # noqa: BLE001  a plugin's own type cannot be pickled
+                pipe.send([sendable(each) for each in answers])
 
 
-def answer(processor: Processor, job: tuple[str, tuple[Any, ...]]) -> tuple[bool, Any]:
-    """Do one job. Whatever goes wrong is the job's own answer."""
-    name, args = job
+def answer(processor: Processor, call: JobCall) -> Answer:
+    """Run one job and return its answer. Raises nothing."""
+    name, args = call
     try:
         match name:
             case "prompt":
@@ -94,7 +96,7 @@ def answer(processor: Processor, job: tuple[str, tuple[Any, ...]]) -> tuple[bool
 def decode_files(
     processor: Processor, limits: MediaLimits, numbers: tuple[int, ...], *parts: MediaPart
 ) -> list[tuple[int, MediaPart]]:
-    """Some files of one request: what each decodes to, in bytes, and its tensor. Raises as `check_media` does."""
+    """Return the decoded size and the tensor of each file. Raises like `check_media`."""
     assert isinstance(processor, ParallelDecodeProcessor)
     sizes = [decoded_bytes(part, limits) for part in parts]
     check_decoded(sum(sizes), limits)
@@ -102,22 +104,31 @@ def decode_files(
     return list(zip(sizes, made, strict=True))
 
 
+def sendable(found: Answer) -> Answer:
+    """Return the answer, or the error of pickling it."""
+    try:
+        ForkingPickler.dumps(found)
+    except Exception as error:  # noqa: BLE001  whatever a plugin's type raises
+        return False, as_ours(error)
+    return found
+
+
 def as_ours(error: Exception) -> MstarError:
-    """An error that survives the way to the api: ours as it is, others as what they say."""
+    """Return an error that can be pickled; foreign errors become PluginError."""
     if isinstance(error, MstarError):
         return error
     return PluginError("the processor failed", f"{type(error).__name__}: {error}", phase="processor")
 
 
 def limit_memory() -> None:
-    """Bound the address space from here on."""
+    """Limit the growth of the address space."""
     with open("/proc/self/statm") as statm:
         mapped = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (mapped + HEADROOM_BYTES, mapped + HEADROOM_BYTES))
 
 
 def limit_cpu() -> None:
-    """Give the next job its processor time; the kernel ends the process beyond it."""
+    """Set the CPU time limit of the next job; the kernel ends the process beyond it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = int(used.ru_utime + used.ru_stime) + CPU_S

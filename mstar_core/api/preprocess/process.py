@@ -1,4 +1,4 @@
-"""One process that runs the model's processor, and its pipe. Owned by the pool."""
+"""Process that runs the model's processor, and its pipe. Owned by the pool."""
 
 from __future__ import annotations
 
@@ -10,43 +10,49 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.api.preprocess.child import serve
-from mstar_core.api.preprocess.pipe import PoolPipe
+from mstar_core.api.preprocess.child import Answer, JobCall, serve
+from mstar_core.api.preprocess.pipe import Note, PoolPipe
 from mstar_core.errors import BadMedia, StartError
 
 START_S: Final = 300.0
-
-LOOP_BYTES: Final = 1 << 20
-"""Messages up to this size are written and read on the loop: that takes less than to wake a thread and wait for it."""
 
 log = logging.getLogger("mstar.api.pool")
 
 
 class ProcessorProcess:
-    """One process and its pipe. Used by one thread at a time; `kill` and `prepare` may come from any.
+    """A process and its pipe. Used by one thread at a time; `kill` and `end` may be called from any thread.
 
-    is_inline, is_parallel: its processor is a `InlineProcessor`, an `ParallelDecodeProcessor`.
+    is_inline, is_parallel: its processor implements `InlineProcessor`, `ParallelDecodeProcessor`.
     """
 
     def __init__(self, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         self._args = (target, folder, dict(model_kwargs))
         self._process: SpawnProcess | None = None
         self._pipe: PoolPipe | None = None
+        self._is_ending = False
         self.jobs = 0
         self.is_inline = False
         self.is_parallel = False
-        self.is_renewing = False
-        self._successor: ProcessorProcess | None = None
-        self._is_successor_ready = False
-        self._is_ending = False
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now."""
+        """Return the id of the running process."""
         return self._process.pid if self._process is not None else None
 
+    @property
+    def is_ready(self) -> bool:
+        """Return whether it accepts jobs; otherwise call `start` first."""
+        return self._process is not None and self._process.is_alive()
+
+    @property
+    def answers(self) -> int:
+        """Return the descriptor that becomes readable with an answer, or when the process ends."""
+        assert self._pipe is not None
+        return self._pipe.fileno()
+
     def start(self) -> None:
-        """Start the process and wait for its processor. Raises what the processor raised, or StartError."""
+        """Start the process, in place of a dead one, and wait for its processor. Raises its error, or StartError."""
+        self.stop()
         ours, theirs = PoolPipe.pair()
         process = multiprocessing.get_context("spawn").Process(
             target=serve, args=(theirs, *self._args), name="mstar-pool", daemon=True
@@ -55,129 +61,72 @@ class ProcessorProcess:
         theirs.close(is_shared=True)
         self._process, self._pipe, self.jobs = process, ours, 0
         if self._is_ending:
-            self.kill()  # `end` may have come before there was anything to kill
+            self.kill()  # `end` may have been called before there was a process
         if not ours.poll(START_S):
             self.kill()
-        value: Any
-        ok, value = self._receive() or (False, StartError("a pool process ended while it started", phase="pool"))
-        if not ok:
+        try:
+            is_started, value = ours.receive()
+        except (EOFError, OSError):
+            is_started, value = False, StartError("a pool process ended while it was starting", phase="pool")
+        if not is_started:
             self.stop()
             raise value
         self.is_inline, self.is_parallel = value
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether it takes a job now; else `renew` comes first."""
-        return not self._is_successor_ready and self._process is not None and self._process.is_alive()
-
-    def renew(self) -> None:
-        """Change over to the successor, or start the process again. Raises as `start`."""
-        if self._is_successor_ready:
-            self._change_over()
-        if not self.is_ready:
-            self.stop()
-            self.start()
-
-    def do(self, name: str, args: tuple[Any, ...]) -> Any:
-        """Do one job of any size. Raises the job's error, or BadMedia when the process died of it."""
-        self.jobs += 1
+    def put(self, calls: Sequence[JobCall]) -> bool:
+        """Send jobs without blocking. Returns False, without effect, if they are too large. Raises pickling errors."""
         assert self._pipe is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._pipe.send((name, args))
-        return self.result()
-
-    def begin(self, name: str, args: tuple[Any, ...]) -> bool:
-        """Give the process one job without waiting for it. False, and nothing is done, where it is too large."""
-        assert self._pipe is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            if not self._pipe.put((name, args)):
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # found again by `answer`
+            if not self._pipe.put(calls):
                 return False
-        self.jobs += 1
+        self.jobs += len(calls)
         return True
 
-    def hand_over(self, jobs: Sequence[bytes]) -> None:
-        """Give the process small pickled jobs without waiting. Their answers come one by one, in order."""
-        self.jobs += len(jobs)
+    def note(self) -> Note | None:
+        """Return the note of an answer once `answers` is readable; None if the process died."""
         assert self._pipe is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._pipe.send_small(jobs)
-
-    @property
-    def answers(self) -> int:
-        """The descriptor that can be read when an answer is there, or the process is gone."""
-        assert self._pipe is not None
-        return self._pipe.fileno()
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it died of its last job, or was never started."""
-        return self._pipe is None
-
-    @property
-    def has_answer(self) -> bool:
-        """Whether an answer lies here, whole, that is read on the loop. False where it was cut off."""
-        return self._pipe is not None and self._pipe.waits_at_most(LOOP_BYTES)
-
-    def result(self) -> Any:
-        """Wait for the answer of the job. Raises the job's error, or BadMedia when the process died of it."""
-        found = self._receive()
-        if found is None:
-            code = self._process.exitcode if self._process is not None else None
-            self.stop()
-            log.error("a pool process ended with status %s in a job", code)
-            raise BadMedia("the input could not be read", hint="a process died reading it, or it took too long")
-        ok, value = found
-        if not ok:
-            raise value
-        return value
-
-    def prepare(self) -> None:
-        """Start a successor beside the process, which works on; the first job after that changes over. Raises nothing.
-
-        Called on a thread that lives as long as the pool: processes die with the thread that started them.
-        """
-        successor = self._successor = ProcessorProcess(*self._args)
-        if self._is_ending:
-            successor.end()
         try:
-            successor.start()
-        except Exception:  # isolation boundary: the process that runs is as good as it was
-            if not self._is_ending:
-                log.exception("a pool process could not be replaced and works on")
-            self._successor, self.jobs, self.is_renewing = None, 0, False
-            return
-        self._is_successor_ready = True
+            return self._pipe.note()
+        except (EOFError, OSError):
+            return None
+
+    def load(self, note: Note) -> list[Answer]:
+        """Return the answers of a note."""
+        assert self._pipe is not None
+        found: list[Answer] = self._pipe.load(note)
+        return found
+
+    def run(self, calls: Sequence[JobCall]) -> list[Answer]:
+        """Run jobs of any size and wait for their answers. Raises BadMedia if the process dies."""
+        assert self._pipe is not None
+        self.jobs += len(calls)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._pipe.send(calls)
+        return self.answer(self.note())
+
+    def answer(self, note: Note | None) -> list[Answer]:
+        """Return the answers of a note, and free a dead process. Raises BadMedia if it died."""
+        if note is not None:
+            with contextlib.suppress(EOFError, OSError):
+                return self.load(note)
+        if self._process is not None:
+            self._process.join()
+            log.error("a pool process ended with status %s during a job", self._process.exitcode)
+        self.stop()
+        raise BadMedia("the input could not be read", hint="decoding it crashed or took too long")
 
     def end(self) -> None:
-        """End it for good, also where it is only being started; the pool closes."""
+        """Kill the process for good, even while it starts."""
         self._is_ending = True
         self.kill()
 
-    def end_successor(self) -> None:
-        """End one that is being started or waits for its first job; the pool closes."""
-        self._is_ending = True
-        if self._successor is not None:
-            self._successor.end()
-
-    def drop_successor(self) -> None:
-        """Free one that waits for its first job, which will not come. No `prepare` may run."""
-        if self._successor is not None:
-            self._successor.stop()
-
-    def _change_over(self) -> None:
-        successor = self._successor
-        assert successor is not None
-        self.stop()
-        self._process, self._pipe, self.jobs = successor._process, successor._pipe, 0
-        self._successor, self._is_successor_ready, self.is_renewing = None, False, False
-
     def kill(self) -> None:
-        """End the process now; a job that runs in it fails."""
+        """Kill the process; its current jobs fail."""
         if self._process is not None:
             self._process.kill()
 
     def stop(self) -> None:
-        """End the process and free its pipe. Safe to call twice."""
+        """Kill the process and free its pipe. Safe to call twice."""
         self.kill()
         if self._process is not None:
             self._process.join()
@@ -186,14 +135,6 @@ class ProcessorProcess:
             self._pipe.close()
         self._process = self._pipe = None
 
-    def _receive(self) -> tuple[bool, Any] | None:
-        assert self._pipe is not None
-        try:
-            answer: tuple[bool, Any] = self._pipe.receive()[0]
-        except (EOFError, OSError):
-            return None
-        return answer
-
 
 MakeProcess = Callable[[str, Path | None, Mapping[str, Any]], ProcessorProcess]
-"""A process for a processor, its model's folder and its settings."""
+"""Creates a process from the processor's target, the model's folder and its settings."""

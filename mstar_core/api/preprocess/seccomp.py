@@ -1,7 +1,7 @@
-"""Keeps a pool process off the network: what decodes strangers' files opens no connection. Called by `pool_child`.
+"""Seccomp filter that denies network access to pool processes, which decode untrusted files. Called by `child`.
 
-A seccomp filter (BPF, kept for good by the kernel) lets `socket()` fail with EACCES for every family but AF_UNIX; what
-is open already, as the pipe to the api, goes on. Source: seccomp(2), the kernel's linux/seccomp.h and linux/filter.h.
+The filter (BPF, permanent) makes `socket()` fail with EACCES for every family but AF_UNIX. Open descriptors, such as
+the pipe to the api, keep working. Source: seccomp(2), the kernel's linux/seccomp.h and linux/filter.h.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from mstar_core.errors import StartError
 
 ARCHITECTURES: Final = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
-"""AUDIT_ARCH and the number of socket() by machine."""
+"""AUDIT_ARCH and the number of socket(), by machine."""
 
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 LOAD, JUMP_EQUAL, RETURN = 0x20, 0x15, 0x06
@@ -30,9 +30,9 @@ class _Program(ctypes.Structure):
 
 
 def deny_network() -> bool:
-    """Let no new network socket be opened in this process. Returns False on a machine that has no such filter.
+    """Deny new network sockets to this process. Returns False if the machine is not supported.
 
-    Raises StartError when the kernel refuses the filter.
+    Raises StartError if the kernel refuses the filter.
     """
     known = ARCHITECTURES.get(platform.machine())
     if known is None:
@@ -44,7 +44,12 @@ def deny_network() -> bool:
     for call in ((PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)):
         if libc.prctl(*call):
             why = os.strerror(ctypes.get_errno())
-            raise StartError("a pool process could not be kept off the network", why, "seccomp is needed", phase="pool")
+            raise StartError(
+                "the network access of a pool process cannot be disabled",
+                why,
+                "the kernel must support seccomp",
+                phase="pool",
+            )
     return True
 
 

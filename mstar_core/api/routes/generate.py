@@ -163,7 +163,7 @@ async def _whole(exchange: Exchange, session: Session, wanted: GenerateOptions) 
         "request_id": exchange.request_id,
         "outputs": whole_outputs(chunks),
         "finish_reason": done.finish_reason,
-        "usage": native_usage(done.usage, session.presenter, done.times_ms),
+        "usage": native_usage(done.usage, session.encoder, done.times_ms),
         "seed": session.call.seed,
         "warnings": list(done.warnings),
     }
@@ -197,7 +197,7 @@ def _start_line(exchange: Exchange, session: Session, form: LineFormat) -> bytes
 
 
 def _done_line(session: Session, done: Completion, form: LineFormat) -> bytes:
-    usage = native_usage(done.usage, session.presenter, done.times_ms)
+    usage = native_usage(done.usage, session.encoder, done.times_ms)
     return form.line(
         "done", b"", {"finish_reason": done.finish_reason, "usage": usage, "warnings": list(done.warnings)}
     )

@@ -29,7 +29,7 @@ async def speech(exchange: Exchange) -> HTTPResponse | None:
     call = _call(exchange, asked, rest)
     async with service.open(call, key=exchange.key, started=exchange.started) as session:
         exchange.warn(session.warnings)
-        exchange.headers["X-Sample-Rate"] = str(session.presenter.rate)
+        exchange.headers["X-Sample-Rate"] = str(session.encoder.rate)
         if asked.stream_format == "sse":
             await _events(exchange, session, form)
         elif asked.stream:
@@ -71,17 +71,17 @@ def _input(text: str, limit: int) -> str:
 
 async def _whole(exchange: Exchange, session: Session, form: AudioFormat) -> HTTPResponse:
     pcm = b"".join([chunk.data async for ready in session.chunks() for chunk in ready if chunk.modality == "audio"])
-    presenter = session.presenter
+    output = session.encoder
     done = session.done()
     session.count(done)
     exchange.warn(done.warnings)
-    file = await asyncio.to_thread(encode_whole, form, pcm, presenter.rate, presenter.channels)
-    return exchange.whole(file, content_type(form, presenter.rate, presenter.channels))
+    file = await asyncio.to_thread(encode_whole, form, pcm, output.rate, output.channels)
+    return exchange.whole(file, content_type(form, output.rate, output.channels))
 
 
 async def _stream(exchange: Exchange, session: Session, form: AudioFormat) -> None:
-    presenter = session.presenter
-    kind = content_type(form, presenter.rate, presenter.channels)
+    output = session.encoder
+    kind = content_type(form, output.rate, output.channels)
     encoder = await _encoder(session, form)
     try:
         async for ready in session.chunks():
@@ -132,10 +132,10 @@ def _sound_of(chunks: list[OutputChunk]) -> bytes:
 
 
 async def _encoder(session: Session, form: AudioFormat) -> Encoder:
-    presenter = session.presenter
+    output = session.encoder
     if not form.codec:
-        return stream_encoder(form, presenter.rate, presenter.channels)
-    return await asyncio.to_thread(stream_encoder, form, presenter.rate, presenter.channels)
+        return stream_encoder(form, output.rate, output.channels)
+    return await asyncio.to_thread(stream_encoder, form, output.rate, output.channels)
 
 
 async def _end(encoder: Encoder, form: AudioFormat) -> bytes:
