@@ -68,10 +68,10 @@ class Case:
     def run(self, kernels: Any, kind: str, weight: Tensor, bias: Tensor) -> Tensor:
         """The result in float32, slices summed; of turned ones the queries."""
         if kind == "turned":
-            return kernels.turned(self.x, weight, bias, self.rotation, self.pool, self.places)
+            return kernels.qkv_rotary(self.x, weight, bias, self.rotation, self.pool, self.places)
         if kind == "gelu":
-            return kernels.whole(self.x, weight, bias, is_gelu=True)
-        return kernels.parts(self.x, weight)
+            return kernels.linear(self.x, weight, bias, is_gelu=True)
+        return kernels.split_k(self.x, weight)
 
 
 def case(inputs: int, rows: int = TOKENS) -> Case:
@@ -163,7 +163,7 @@ def alone() -> dict[str, dict[str, float]]:
         lines["cluster, 256 rows"] = graph_us(partial(_all, whole_tiles, multicast_gemm, kind, layers), LAYERS)
         lines["library"] = graph_us(partial(_by_library, given.x, layers), LAYERS)
         for up, above, across, stages, splits in TRIALS[kind]:
-            cut = multicast_gemm.Cut(up=up, above=above, across=across, stages=stages, splits=splits)
+            cut = multicast_gemm.ClusterConfig(up=up, above=above, across=across, stages=stages, splits=splits)
             name = f"{64 * up}, {above}x{across}, stages {stages} splits {splits}"
             try:
                 with cut_as(kind, cut):
@@ -186,14 +186,14 @@ def _by_library(x: Tensor, layers: list[tuple[Tensor, Tensor]]) -> None:
 
 
 @contextmanager
-def cut_as(kind: str, cut: multicast_gemm.Cut) -> Iterator[None]:
+def cut_as(kind: str, cut: multicast_gemm.ClusterConfig) -> Iterator[None]:
     """Every product of this kind is cut so inside."""
-    found = multicast_gemm.cut_of
-    multicast_gemm.cut_of = lambda weight, asked: cut
+    found = multicast_gemm.config_of
+    multicast_gemm.config_of = lambda weight, asked: cut
     try:
         yield
     finally:
-        multicast_gemm.cut_of = found
+        multicast_gemm.config_of = found
 
 
 class Layers:
@@ -232,10 +232,10 @@ def chosen(kinds: set[str]) -> Iterator[None]:
     def choose(x: Tensor, layer: nn.Linear) -> Any:
         small = "down" if layer.in_features > layer.out_features else "out"
         return SimpleNamespace(
-            whole=(multicast_gemm if "gelu" in kinds else gemm).whole,
-            parts=(multicast_gemm if small in kinds else gemm).parts,
-            turned=(multicast_gemm if "turned" in kinds else gemm).turned,
-            turns=gemm.turns,
+            linear=(multicast_gemm if "gelu" in kinds else gemm).linear,
+            split_k=(multicast_gemm if small in kinds else gemm).split_k,
+            qkv_rotary=(multicast_gemm if "turned" in kinds else gemm).qkv_rotary,
+            can_rotate=gemm.can_rotate,
         )  # fmt: skip
 
     linear._kernels = choose

@@ -42,13 +42,13 @@ from bench.serving.figures import Figures, head
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device, resolve_device
 from mstar_pi05.checkpoint.weights import building
-from mstar_vjepa2.checkpoint.config import ENCODERS, RELEASED_AC, ActionFacts, EncoderFacts, VitFacts, encoder_of
+from mstar_vjepa2.checkpoint.config import ENCODERS, RELEASED_AC, ActionConfig, EncoderConfig, VitConfig, encoder_of
 from mstar_vjepa2.nodes.encoder import ClipEncoder, FrameEncoder
 
 FRAMES: Final = 64
 TINY: Final = replace(encoder_of(48, 2, 3, 192, crop=32, clip_frames=8), patch=8)
-TINY_AC: Final = ActionFacts(
-    encoder=TINY, predictor=VitFacts(width=36, layers=2, heads=3, inner=144), uses_extrinsics=False, most_frames=37
+TINY_AC: Final = ActionConfig(
+    encoder=TINY, predictor=VitConfig(width=36, layers=2, heads=3, inner=144), uses_extrinsics=False, most_frames=37
 )
 PARTS: Final = ("encoders", "attention", "world", "server")
 
@@ -68,7 +68,7 @@ class Bench:
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     @property
-    def arm(self) -> ActionFacts:
+    def arm(self) -> ActionConfig:
         """The world model; eight context frames and a horizon of 30 are five more than it was released for."""
         return TINY_AC if self.options.tiny else replace(RELEASED_AC, most_frames=37)
 
@@ -112,7 +112,7 @@ def main() -> int:
 # -- encoders --------------------------------------------------------------------------------------------------------
 
 
-def encoder(bench: Bench, sections: Sections, name: str, facts: EncoderFacts) -> None:
+def encoder(bench: Bench, sections: Sections, name: str, facts: EncoderConfig) -> None:
     """Clips of uint8 on the device to latents, by batch; kernels and gaps of the smallest batch."""
     with building(bench.device, bench.dtype):
         node = ClipEncoder(facts)
@@ -127,7 +127,7 @@ def clips(bench: Bench, name: str, node: ClipEncoder, count: int) -> dict[str, A
     """share_of_bound: operations over the product's rate, over the seconds taken."""
     given = _clips(bench, node, count)
     samples = bench.samples(partial(_encode, node, given))
-    floor = encode_operations(node.encoder.facts, count, given.shape[1]) / bench.rates["product_per_s"]
+    floor = encode_operations(node.encoder.config, count, given.shape[1]) / bench.rates["product_per_s"]
     bench.figures.add(f"{name}_clips_{count}", samples)
     bench.figures.add(f"{name}_clips_per_s_{count}", [count / value for value in samples], "1/s")
     bench.figures.add(f"{name}_share_of_bound_{count}", [floor / value for value in samples], "1")
@@ -135,7 +135,7 @@ def clips(bench: Bench, name: str, node: ClipEncoder, count: int) -> dict[str, A
 
 
 def _clips(bench: Bench, node: ClipEncoder, count: int) -> Tensor:
-    facts = node.encoder.facts
+    facts = node.encoder.config
     frames = facts.clip_frames if bench.options.tiny else FRAMES
     return _pixels((count, frames, 3, facts.crop, facts.crop), bench.device)
 

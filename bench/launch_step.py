@@ -38,15 +38,15 @@ from mstar_pi05.checkpoint.weights import building
 from mstar_pi05.nodes.policy import Policy
 from mstar_pi05.nodes.siglip import Cameras
 from mstar_vjepa2.ac_graph import NORMALIZE
-from mstar_vjepa2.checkpoint.config import RELEASED_AC, ActionFacts, VitFacts, encoder_of
+from mstar_vjepa2.checkpoint.config import RELEASED_AC, ActionConfig, VitConfig, encoder_of
 from mstar_vjepa2.nodes.ac_predictor import ActionPredictor
 from mstar_vjepa2.nodes.encoder import FrameEncoder
 
 _TOWER = Tower(width=64, layers=2, mlp=64, heads=2, kv_heads=1, head_dim=64)
 SMALL = Sizes(vocab=512, horizon=50, vision=Vision(width=64, layers=1, heads=2, mlp=64), language=_TOWER, expert=_TOWER)
-SMALL_AC = ActionFacts(
+SMALL_AC = ActionConfig(
     encoder=encoder_of(64, 1, 2, 64, crop=256, clip_frames=8),
-    predictor=VitFacts(width=64, layers=2, heads=2, inner=64), uses_extrinsics=False, most_frames=37,
+    predictor=VitConfig(width=64, layers=2, heads=2, inner=64), uses_extrinsics=False, most_frames=37,
 )  # fmt: skip
 FRAMES, CONTEXT, HORIZON = 37, 8, 8
 READ = Attend(mask="full", write=False)

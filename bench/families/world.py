@@ -25,7 +25,7 @@ from mstar_core.layers.kv_view import KVModule
 from mstar_core.plugin.model import ModelContext
 from mstar_pi05.checkpoint.weights import building
 from mstar_vjepa2.ac_graph import CARRY, NORMALIZE, Sizes, build_ac
-from mstar_vjepa2.checkpoint.config import ActionFacts, EncoderFacts, VitFacts, read_action
+from mstar_vjepa2.checkpoint.config import ActionConfig, EncoderConfig, VitConfig, read_action
 from mstar_vjepa2.model import Vjepa2Ac
 from mstar_vjepa2.nodes.ac_predictor import ActionPredictor
 from mstar_vjepa2.nodes.encoder import FrameEncoder
@@ -36,7 +36,7 @@ from mstar_vjepa2.program import CLIP
 Attending = Callable[[], Tensor]
 
 
-def random_nodes(facts: ActionFacts, place: Place) -> dict[str, nn.Module]:
+def random_nodes(facts: ActionConfig, place: Place) -> dict[str, nn.Module]:
     """Frame encoder and predictor with normal weights, on the place's device in its dtype."""
     with building(place.device, place.dtype):
         made: dict[str, nn.Module] = {
@@ -48,7 +48,7 @@ def random_nodes(facts: ActionFacts, place: Place) -> dict[str, nn.Module]:
     return made
 
 
-def checkpoint_nodes(folder: Path, place: Place) -> tuple[ActionFacts, dict[str, nn.Module]]:
+def checkpoint_nodes(folder: Path, place: Place) -> tuple[ActionConfig, dict[str, nn.Module]]:
     """The same of a checkpoint, as a worker builds them."""
     spec = next(spec for spec in mstar_models() if spec.name == "vjepa2_ac").bound(folder, {})
     context = ModelContext(
@@ -81,7 +81,7 @@ class Trial:
 class Rolling:
     """Both engines of one place. graphs: makes what captures for an engine; on the CPU nothing is captured."""
 
-    facts: ActionFacts
+    facts: ActionConfig
     modules: dict[str, nn.Module]
     place: Place
     frames: int
@@ -173,7 +173,7 @@ class Rolling:
         return {name: runner.counters() for name, runner in runners.items()}
 
 
-def trial(facts: ActionFacts, frames: int, candidates: int, horizon: int, seed: int = 0) -> Trial:
+def trial(facts: ActionConfig, frames: int, candidates: int, horizon: int, seed: int = 0) -> Trial:
     """A random request."""
     generator, side = torch.Generator().manual_seed(seed), facts.encoder.crop
     poses = torch.randn(frames, POSE, generator=generator) * 0.1
@@ -184,13 +184,13 @@ def trial(facts: ActionFacts, frames: int, candidates: int, horizon: int, seed: 
     )  # fmt: skip
 
 
-def encode_operations(facts: EncoderFacts, clips: int, frames: int) -> float:
+def encode_operations(facts: EncoderConfig, clips: int, frames: int) -> float:
     """Operations of encoding: products of all weights with all tokens, and attention of all with all."""
     tokens, vit = facts.tokens(frames), facts.vit
     return clips * (2.0 * tokens * block_weights(vit) * vit.layers + 4.0 * tokens**2 * vit.width * vit.layers)
 
 
-def step_seconds(facts: ActionFacts, rows: int, cached: int, rates: Mapping[str, float]) -> float:
+def step_seconds(facts: ActionConfig, rows: int, cached: int, rates: Mapping[str, float]) -> float:
     """Least seconds of one predictor step: the larger of bytes (weights, caches) and operations."""
     own, tokens = facts.predictor, facts.encoder.frame_tokens + facts.conditions
     weights, held = block_weights(own) * own.layers, (cached + 1) * tokens
@@ -199,7 +199,7 @@ def step_seconds(facts: ActionFacts, rows: int, cached: int, rates: Mapping[str,
     return max(moved / rates["copy_bytes_per_s"], counted / rates["product_per_s"])
 
 
-def attention_seconds(facts: ActionFacts, cached: int, rates: Mapping[str, float]) -> float:
+def attention_seconds(facts: ActionConfig, cached: int, rates: Mapping[str, float]) -> float:
     """Least seconds of one layer's attention of one frame over itself and `cached` others."""
     own, tokens = facts.predictor, facts.encoder.frame_tokens + facts.conditions
     held = (cached + 1) * tokens
@@ -207,7 +207,7 @@ def attention_seconds(facts: ActionFacts, cached: int, rates: Mapping[str, float
     return max(moved / rates["copy_bytes_per_s"], counted / rates["product_per_s"])
 
 
-def attending(facts: ActionFacts, cached: int, device: torch.device, dtype: torch.dtype) -> dict[str, Attending]:
+def attending(facts: ActionConfig, cached: int, device: torch.device, dtype: torch.dtype) -> dict[str, Attending]:
     """One layer's attention of one frame over itself and `cached` others, by name.
 
     shares_N: the kernels of captured passes, keys of a tile taken by N programs (0: as many as they choose); pages: the
@@ -239,6 +239,6 @@ def _attended(passes: FixedPasses, query: Tensor, key: Tensor, value: Tensor) ->
     return passes.view.attend(0, query, key, value)
 
 
-def block_weights(vit: VitFacts) -> int:
+def block_weights(vit: VitConfig) -> int:
     """Weights of one block."""
     return 4 * vit.width**2 + 2 * vit.width * vit.inner

@@ -168,12 +168,12 @@ def test_a_towers_sum_and_norm_in_one_kernel_equal_plain_operations(dtype: torch
 def test_attention_of_patches_in_float32_is_as_exact_as_torchs(
     images: int, tokens: int, heads: int, head_dim: int, cuda: torch.device
 ) -> None:
-    from mstar_pi05.kernels.vision_attention import see
+    from mstar_pi05.kernels.vision_attention import attention
 
     packed = torch.randn(images, tokens, 3 * heads * head_dim, device=cuda)
     split = [each.unflatten(-1, (heads, -1)).transpose(1, 2).double() for each in packed.chunk(3, dim=-1)]
     expected = torch.nn.functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(-2)
-    assert difference(see(packed, heads), expected.cpu(), is_relative=True) < 2e-6
+    assert difference(attention(packed, heads), expected.cpu(), is_relative=True) < 2e-6
 
 
 def test_the_first_request_of_an_expected_kind_is_replayed(cuda: torch.device) -> None:
@@ -328,14 +328,16 @@ def test_both_ends_of_a_step_in_a_kernel_each_equal_plain_operations(
     table = TimeTable(torch.randn(5, len(times), 3 * width, device=cuda), places.to(cuda))
     into, out_of = (torch.nn.Linear(*sizes, device=cuda).requires_grad_(False) for sizes in ((32, width), (width, 32)))
     frequencies, norm = torch.rand(128, device=cuda), AdaNorm(width, 1e-6)
-    outside = embed_head.Ends(into=into, out_of=out_of, table=table, frequencies=frequencies, eps=norm.eps, dtype=dtype)
+    outside = embed_head.StepWeights(
+        into=into, out_of=out_of, table=table, frequencies=frequencies, eps=norm.eps, dtype=dtype
+    )
     actions, scale, offset = torch.randn(3, tokens, 32, device=cuda).unbind()
     slices = torch.randn(parts, tokens, width, device=cuda)
     branch, positions = slices if parts > 1 else slices[0].to(dtype), torch.arange(tokens, device=cuda) + 828
     for num_steps in (torch.tensor(7, device=cuda).expand(tokens), torch.randint(5, 9, (tokens,), device=cuda)):
         step = torch.tensor(4, device=cuda).expand(tokens)
-        asked = embed_head.Asked(actions=actions, scale=scale, offset=offset, step=step, num_steps=num_steps)
-        begun = embed_head.begin(outside, asked, positions)
+        asked = embed_head.StepInputs(actions=actions, scale=scale, offset=offset, step=step, num_steps=num_steps)
+        begun = embed_head.embed(outside, asked, positions)
         rows = table.at(num_steps, step)
         modulation, x = Modulation(table, rows, dtype), into(actions)
         assert torch.equal(begun.rows, rows) and begun.normed.dtype == dtype
@@ -345,7 +347,7 @@ def test_both_ends_of_a_step_in_a_kernel_each_equal_plain_operations(
         angles = (positions[:, None].float() * frequencies).repeat(1, 2)[:, None]
         for found, wanted in zip(begun.rotation, (angles.cos(), angles.sin()), strict=True):
             assert difference(found, wanted.cpu(), is_relative=False) < 2e-4, "angles of some hundred radians"
-        moved, robot = embed_head.land(outside, asked, begun.rows, begun.x, branch)
+        moved, robot = embed_head.head(outside, asked, begun.rows, begun.x, branch)
         last = modulation.normed_plain(x, branch, norm, len(table.modulations) - 1, torch.float32)[1]
         expected = actions - out_of(last) / num_steps[:, None]
         # In half precision slices are added in another order, so that some round to the neighbour.
@@ -372,18 +374,18 @@ def test_products_that_hold_their_weights_equal_plain_ones(
     x = torch.randn(tokens, width, device=cuda).to(dtype)
     angle = torch.randn(tokens, 1, head_dim // 2, device=cuda).repeat(1, 1, 2)
     rotation = angle.cos(), angle.sin()
-    assert small_gemm.takes(x, inner, heads * head_dim, head_dim)
+    assert small_gemm.supports(x, inner, heads * head_dim, head_dim)
 
     def run() -> tuple[torch.Tensor, ...]:
-        query, key, value = small_gemm.turned(x, packed, rotation, heads, kv_heads)
-        opened = small_gemm.opened(x, up)
+        query, key, value = small_gemm.qkv_rotary(x, packed, rotation, heads, kv_heads)
+        opened = small_gemm.gate_up_gelu(x, up)
         return (
             query,
             key,
             value,
-            small_gemm.slices(query.view(tokens, -1), across),
+            small_gemm.split_k(query.view(tokens, -1), across),
             opened,
-            small_gemm.slices(opened, down),
+            small_gemm.split_k(opened, down),
         )
 
     with torch.inference_mode():

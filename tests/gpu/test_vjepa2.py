@@ -16,10 +16,10 @@ from mstar_core.engine.attention.passes import PassShape
 from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.device import prepare_device
 from mstar_core.worker.warmup import warm_module
-from mstar_vjepa2.checkpoint.config import ActionFacts, VitFacts, encoder_of
+from mstar_vjepa2.checkpoint.config import ActionConfig, VitConfig, encoder_of
 from mstar_vjepa2.nodes.blocks import sum_norm
 from mstar_vjepa2.nodes.encoder import FrameEncoder
-from mstar_vjepa2.nodes.linear import branch_of, linear, turned
+from mstar_vjepa2.nodes.linear import branch_of, linear, qkv_rotary
 from mstar_vjepa2.nodes.rotary import Rotary3D, rotate, rotate_plain
 from tests.engine.golden_engines import (
     BFLOAT16,
@@ -35,9 +35,9 @@ from tests.engine.golden_engines import (
 pytestmark = pytest.mark.gpu
 
 KINDS = [(torch.float32, FLOAT32), (torch.bfloat16, BFLOAT16)]
-WIDE = ActionFacts(
+WIDE = ActionConfig(
     encoder=encoder_of(256, 3, 4, 1024),
-    predictor=VitFacts(width=256, layers=3, heads=4, inner=1024),
+    predictor=VitConfig(width=256, layers=3, heads=4, inner=1024),
     uses_extrinsics=False,
     most_frames=12,
 )
@@ -166,7 +166,7 @@ def test_products_sums_and_norms_against_float64(rows: int, cuda: torch.device) 
     joined = torch.nn.Linear(1024, 3072, device=cuda, dtype=torch.bfloat16).requires_grad_(False)
     at = torch.arange(rows, device=cuda)
     places, rotation = at // 258 * 516 + at % 258, Rotary3D(64).to(cuda).of_ids(at, 16, 16)
-    query = turned(x, joined, rotation, 16, (pages, places))
+    query = qkv_rotary(x, joined, rotation, 16, (pages, places))
     exact = (x.double() @ joined.weight.double().T + joined.bias.double()).view(rows, 48, 64)
     spun = rotate_plain(exact[:, :32].float(), rotation)
     flat = pages.view(-1, 16, 64)

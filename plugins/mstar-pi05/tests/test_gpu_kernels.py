@@ -38,15 +38,15 @@ def test_kernels_of_the_ends_of_a_step(tokens: int) -> None:
     into, out_of = (
         torch.nn.Linear(*sizes, device=device).requires_grad_(False) for sizes in ((32, width), (width, 32))
     )
-    outside = embed_head.Ends(
+    outside = embed_head.StepWeights(
         into=into, out_of=out_of, table=table, frequencies=torch.rand(12, device=device), eps=1e-6, dtype=torch.bfloat16
     )
     actions, scale, offset = torch.randn(3, tokens, 32, device=device).unbind()
     for num_steps in (torch.tensor(3, device=device).expand(tokens), torch.arange(tokens, device=device) % 2 + 3):
         step = torch.tensor(2, device=device).expand(tokens)
-        asked = embed_head.Asked(actions=actions, scale=scale, offset=offset, step=step, num_steps=num_steps)
-        begun = embed_head.begin(outside, asked, torch.arange(tokens, device=device))
-        made = embed_head.land(outside, asked, begun.rows, begun.x, torch.randn(3, tokens, width, device=device))
+        asked = embed_head.StepInputs(actions=actions, scale=scale, offset=offset, step=step, num_steps=num_steps)
+        begun = embed_head.embed(outside, asked, torch.arange(tokens, device=device))
+        made = embed_head.head(outside, asked, begun.rows, begun.x, torch.randn(3, tokens, width, device=device))
         assert all(value.isfinite().all() for value in (begun.x, begun.normed, *begun.rotation, *made))
 
 
@@ -56,9 +56,9 @@ def test_kernels_that_hold_their_weights(tokens: int) -> None:
 
     device, width, inner = torch.device("cuda", 0), 128, 512
     x, angle = torch.randn(tokens, width, device=device).bfloat16(), torch.randn(tokens, 1, 64, device=device)
-    made = small_gemm.turned(x, torch.randn(10 * 64, width, device=device).bfloat16(), (angle, angle), 8, 1)
-    opened = small_gemm.opened(x, torch.randn(2 * inner, width, device=device).bfloat16())
-    summed = small_gemm.slices(opened, torch.randn(width, inner, device=device).bfloat16())
+    made = small_gemm.qkv_rotary(x, torch.randn(10 * 64, width, device=device).bfloat16(), (angle, angle), 8, 1)
+    opened = small_gemm.gate_up_gelu(x, torch.randn(2 * inner, width, device=device).bfloat16())
+    summed = small_gemm.split_k(opened, torch.randn(width, inner, device=device).bfloat16())
     assert all(value.isfinite().all() for value in (*made, opened, summed))
 
 
@@ -67,7 +67,7 @@ def test_kernels_of_cameras(images: int, tokens: int, heads: int, head_dim: int)
     from mstar_pi05.kernels import vision_attention
 
     width = heads * head_dim
-    seen = vision_attention.see(torch.randn(images, tokens, 3 * width, device="cuda"), heads)
+    seen = vision_attention.attention(torch.randn(images, tokens, 3 * width, device="cuda"), heads)
     assert seen.shape == (images, tokens, width) and seen.isfinite().all()
 
 

@@ -25,7 +25,7 @@ from mstar_core.conformance.runtime import LocalRuntime
 from mstar_core.plugin import ModelSpec
 from mstar_core.plugin.model import ModelContext
 from mstar_core.plugin.processor import MediaPart
-from mstar_vjepa2.checkpoint.config import ActionFacts, BaseFacts, EncoderFacts, read_action, read_base
+from mstar_vjepa2.checkpoint.config import ActionConfig, BaseConfig, EncoderConfig, read_action, read_base
 from mstar_vjepa2.model import Vjepa2, Vjepa2Ac
 from mstar_vjepa2.plugin import mstar_models
 from mstar_vjepa2.tiny import write_ac, write_base
@@ -57,12 +57,12 @@ class Golden:
         return self.tensors("expected")
 
     @cached_property
-    def sizes(self) -> BaseFacts | ActionFacts:
+    def sizes(self) -> BaseConfig | ActionConfig:
         """Sizes of the set's model, from its config.json."""
         return read_action(self.folder) if "ac_predictor" in self.json("config.json") else read_base(self.folder)
 
     @property
-    def encoder(self) -> EncoderFacts:
+    def encoder(self) -> EncoderConfig:
         return self.sizes.encoder
 
     def numbers(self, prefix: str) -> list[int]:

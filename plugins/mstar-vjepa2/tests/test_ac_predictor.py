@@ -138,7 +138,9 @@ def test_frames_of_which_nothing_is_wanted_are_appended_alone(
     predictor(kv=whole, **given)
     monkeypatch.setattr(predictor.blocks[last].mlp, "forward", lambda x: pytest.fail("a block that nobody reads"))
     if isinstance(view, Placing):
-        monkeypatch.setattr(blocks, "turned", lambda x, layer, rotation, heads, target: x.unflatten(-1, (heads, -1)))
+        monkeypatch.setattr(
+            blocks, "qkv_rotary", lambda x, layer, rotation, heads, target: x.unflatten(-1, (heads, -1))
+        )
     assert predictor(kv=silent(view), **given) == {}
     if isinstance(view, Placing):
         assert (view.placed, view.attended) == (list(range(last + 1)), list(range(last)))

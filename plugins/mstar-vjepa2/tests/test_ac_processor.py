@@ -12,7 +12,7 @@ from mstar_core.errors import RequestError, TooLarge
 from mstar_core.plugin import parse_params
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
 from mstar_vjepa2.ac_graph import MOST_SCORED
-from mstar_vjepa2.ac_processor import Processor
+from mstar_vjepa2.ac_processor import ActionProcessor
 from mstar_vjepa2.params import ActionParams
 
 from .conftest import film, npy, picture
@@ -24,8 +24,8 @@ POSE = [0.3, 0.0, 0.2, 3.1, 0.0, 0.0, 0.5]
 
 
 @pytest.fixture(scope="module")
-def processor(tiny_ac: Path) -> Processor:
-    return Processor(tiny_ac, {})
+def processor(tiny_ac: Path) -> ActionProcessor:
+    return ActionProcessor(tiny_ac, {})
 
 
 def ask(processor: Any, *media: MediaPart, outputs: str = "tensor", **params: Any) -> Inputs:
@@ -54,7 +54,7 @@ def shapes(made: Inputs) -> dict[str, tuple[int, ...]]:
     return {name: value.shape for name, value in made.arrays.items()}
 
 
-def test_every_frame_of_a_clip_is_encoded(processor: Processor) -> None:
+def test_every_frame_of_a_clip_is_encoded(processor: ActionProcessor) -> None:
     made = ask(processor, film(5))
     assert shapes(made) == {PIXELS: (5, 3, CROP, CROP)}
     assert made.arrays[PIXELS].dtype == np.float32 and made.prompt_tokens == 5 * FRAME
@@ -62,12 +62,12 @@ def test_every_frame_of_a_clip_is_encoded(processor: Processor) -> None:
     assert ask(processor, npy(np.zeros((2, 3, CROP, CROP), np.uint8))).arrays[PIXELS].min() < -1.5, "normalised here"
 
 
-def test_more_frames_than_the_model_knows_are_refused(processor: Processor) -> None:
+def test_more_frames_than_the_model_knows_are_refused(processor: ActionProcessor) -> None:
     error = refused(processor, film(33))
     assert isinstance(error, TooLarge) and error.field == "video" and "33 frames" in error.title
 
 
-def test_known_frames_take_known_movements(processor: Processor) -> None:
+def test_known_frames_take_known_movements(processor: ActionProcessor) -> None:
     taught = {"task": "predict", "actions": [MOVE] * 3, "states": [POSE] * 3}
     made = ask(processor, film(4), **taught)
     assert shapes(made) == {PIXELS: (3, 3, CROP, CROP), "given_actions": (3, 7), "given_states": (3, 7)}
@@ -80,7 +80,7 @@ def test_known_frames_take_known_movements(processor: Processor) -> None:
     assert refused(processor, picture(), picture(), **taught).field == "actions"
 
 
-def test_a_rollout_starts_from_one_frame(processor: Processor) -> None:
+def test_a_rollout_starts_from_one_frame(processor: ActionProcessor) -> None:
     made = ask(processor, film(4), **rolling(3))
     assert shapes(made) == {PIXELS: (1, 3, CROP, CROP), "state": (7,), "actions": (3, 7)}
     many = ask(processor, picture(), **rolling(2, 5))
@@ -91,12 +91,12 @@ def test_a_rollout_starts_from_one_frame(processor: Processor) -> None:
     assert shapes(one) == shapes(made), "one candidate is a request of one row, however it is written"
 
 
-def test_a_shorter_horizon_cuts_the_actions(processor: Processor) -> None:
+def test_a_shorter_horizon_cuts_the_actions(processor: ActionProcessor) -> None:
     actions = ask(processor, picture(), **rolling(5, horizon=2)).arrays["actions"]
     assert actions.shape == (2, 7) and actions[:, 0].all()
 
 
-def test_context_is_split_from_what_is_rolled_out(processor: Processor) -> None:
+def test_context_is_split_from_what_is_rolled_out(processor: ActionProcessor) -> None:
     moves = [[0.01 * index] * 7 for index in range(4)]
     made = ask(processor, film(6), task="rollout", context_frames=3, actions=moves, states=[POSE] * 3)
     assert shapes(made) == {
@@ -110,7 +110,7 @@ def test_context_is_split_from_what_is_rolled_out(processor: Processor) -> None:
     assert darker[0] < darker[1] < made.arrays[PIXELS].mean(), "frames keep their order"
 
 
-def test_given_states_go_with_their_frames(processor: Processor) -> None:
+def test_given_states_go_with_their_frames(processor: ActionProcessor) -> None:
     poses = [[0.1 * index] * 7 for index in range(4)]
     made = ask(
         processor, film(6), task="rollout", context_frames=2, actions=[MOVE] * 4, states=poses, state_mode="given"
@@ -119,7 +119,7 @@ def test_given_states_go_with_their_frames(processor: Processor) -> None:
     assert np.allclose(made.arrays["past_states"][:, 0], [0.0]) and np.allclose(made.arrays["state"][0], 0.1)
 
 
-def test_candidates_have_one_past(processor: Processor) -> None:
+def test_candidates_have_one_past(processor: ActionProcessor) -> None:
     one, other = [MOVE] * 3, [[0.02] * 7] + [MOVE] * 2
     two = {"task": "rollout", "context_frames": 2, "states": [POSE] * 2}
     assert ask(processor, film(2), actions=[one, one], **two).arrays
@@ -150,12 +150,12 @@ def test_candidates_have_one_past(processor: Processor) -> None:
         ({"mpc": True}, "goal"),
     ],
 )
-def test_a_rollout_that_cannot_be_is_refused(change: dict[str, Any], field: str, processor: Processor) -> None:
+def test_a_rollout_that_cannot_be_is_refused(change: dict[str, Any], field: str, processor: ActionProcessor) -> None:
     asked = {name: value for name, value in {**rolling(2), **change}.items() if value is not None}
     assert refused(processor, picture(), **asked).field == field
 
 
-def test_earlier_names_are_held_to_the_same_rules(processor: Processor) -> None:
+def test_earlier_names_are_held_to_the_same_rules(processor: ActionProcessor) -> None:
     assert refused(processor, picture(), mpc=True, rollout_horizon=2, goal_hidden_fill=0.0).field == "actions"
     made = ask(
         processor, picture(), mpc=True, rollout_horizon=2, goal_hidden_fill=0.5, actions=[[MOVE] * 2] * 3, states=[POSE]
@@ -164,20 +164,20 @@ def test_earlier_names_are_held_to_the_same_rules(processor: Processor) -> None:
 
 
 def test_a_checkpoint_knows_fewer_frames_than_the_released_one(ac_folder: Path, ac: Any) -> None:
-    own = Processor(ac_folder, {})
+    own = ActionProcessor(ac_folder, {})
     most = ac.json("config.json")["ac_predictor"]["max_latent_frames"]
     assert refused(own, picture(), **rolling(most + 1)).field == "horizon"
     assert ask(own, picture(), **rolling(most)).arrays
 
 
 def test_a_deployment_may_take_longer_rollouts_than_the_checkpoint_says(tiny_ac: Path) -> None:
-    longer = Processor(tiny_ac, {"max_latent_frames": 37})
+    longer = ActionProcessor(tiny_ac, {"max_latent_frames": 37})
     assert ask(longer, picture(), **rolling(37)).arrays
     assert "allowed is <= 37" in str(refused(longer, picture(), **rolling(38)))
-    assert "allowed is <= 32" in str(refused(Processor(tiny_ac, {}), picture(), **rolling(33)))
+    assert "allowed is <= 32" in str(refused(ActionProcessor(tiny_ac, {}), picture(), **rolling(33)))
 
 
-def test_a_rollout_stays_within_the_tokens_of_a_sequence(processor: Processor) -> None:
+def test_a_rollout_stays_within_the_tokens_of_a_sequence(processor: ActionProcessor) -> None:
     params = parse_params(ActionParams, rolling(9)).params
     tokens = 8 * (FRAME + 2)
     request = PromptRequest(
@@ -188,19 +188,19 @@ def test_a_rollout_stays_within_the_tokens_of_a_sequence(processor: Processor) -
     assert error.value.field == "horizon" and f"max_seq_len is {tokens}" in error.value.detail
 
 
-def test_scored_candidates_are_as_many_as_have_caches_at_once(processor: Processor) -> None:
+def test_scored_candidates_are_as_many_as_have_caches_at_once(processor: ActionProcessor) -> None:
     many = rolling(1, MOST_SCORED + 1)
     assert ask(processor, picture(), **many).arrays
     error = refused(processor, picture(), **many, goal_hidden_fill=0.0)
     assert error.field == "actions" and f"allowed are {MOST_SCORED}" in str(error)
 
 
-def test_a_long_rollout_comes_with_a_warning(processor: Processor) -> None:
+def test_a_long_rollout_comes_with_a_warning(processor: ActionProcessor) -> None:
     assert "trained on 8" in ask(processor, picture(), **rolling(17)).warnings[0]
     assert not ask(processor, picture(), **rolling(16)).warnings
 
 
-def test_goals(processor: Processor) -> None:
+def test_goals(processor: ActionProcessor) -> None:
     image = ask(processor, film(3), picture(), **rolling())
     assert shapes(image)["goal_frame"] == (1, 3, CROP, CROP) and image.prompt_tokens == 2 * FRAME
     latents = np.random.default_rng(1).standard_normal((FRAME, WIDTH)).astype(np.float32)
@@ -227,13 +227,13 @@ def test_goals(processor: Processor) -> None:
     ],
 )
 def test_files_that_do_not_fit_are_refused(
-    media: tuple[MediaPart, ...], task: str, field: str, processor: Processor
+    media: tuple[MediaPart, ...], task: str, field: str, processor: ActionProcessor
 ) -> None:
     asked = rolling() if task == "rollout" else {"task": task}
     assert refused(processor, *media, **asked).field == field
 
 
-def test_a_plan_starts_from_its_bounds_and_one_generator(processor: Processor) -> None:
+def test_a_plan_starts_from_its_bounds_and_one_generator(processor: ActionProcessor) -> None:
     made = ask(processor, picture(), **PLAN, seed=5, axis={"z": 0.02}, close_gripper=1, maxnorm=0.07)
     arrays = made.arrays
     assert arrays["mean"].tolist() == [[0.0, 0.0, np.float32(0.02), 0.0]] * 2
@@ -249,7 +249,7 @@ def test_a_plan_starts_from_its_bounds_and_one_generator(processor: Processor) -
     assert not np.array_equal(other["noise"], arrays["noise"]) and other["close_from"][0] > 32
 
 
-def test_given_noise_takes_the_place_of_drawn(processor: Processor) -> None:
+def test_given_noise_takes_the_place_of_drawn(processor: ActionProcessor) -> None:
     noise = np.random.default_rng(3).standard_normal((3, 2, 6, 4)).astype(np.float32)
     made = ask(processor, picture(), **PLAN, noise=noise.tolist())
     assert np.allclose(made.arrays["noise"], noise)
@@ -272,12 +272,12 @@ def test_given_noise_takes_the_place_of_drawn(processor: Processor) -> None:
         ({"context_frames": 2, "states": [POSE] * 2}, "context_frames"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused(change: dict[str, Any], field: str, processor: Processor) -> None:
+def test_a_plan_that_cannot_be_is_refused(change: dict[str, Any], field: str, processor: ActionProcessor) -> None:
     asked = {name: value for name, value in {**PLAN, **change}.items() if value is not None}
     assert refused(processor, picture(), **asked).field == field
 
 
-def test_a_plan_with_context_needs_its_actions(processor: Processor) -> None:
+def test_a_plan_with_context_needs_its_actions(processor: ActionProcessor) -> None:
     with_past = {**PLAN, "context_frames": 3, "states": [POSE] * 3}
     assert refused(processor, film(3), **with_past).field == "actions"
     assert refused(processor, film(3), **with_past, actions=[MOVE]).field == "actions"
@@ -290,14 +290,14 @@ def test_extrinsics_are_needed_where_they_are_used(ac: Any, tmp_path: Path) -> N
 
     config = ac.json("config.json")
     config["ac_predictor"]["use_extrinsics"] = True
-    own = Processor(lay_out(tmp_path / "x", config, ac.tensors("model")), {})
+    own = ActionProcessor(lay_out(tmp_path / "x", config, ac.tensors("model")), {})
     assert refused(own, picture(), **rolling(2)).field == "extrinsics"
     assert refused(own, picture(), **rolling(2), extrinsics=[[0.0] * 6]).field == "extrinsics"
     made = ask(own, film(2), **{**rolling(3), "states": [POSE] * 2}, context_frames=2, extrinsics=[[0.1] * 6] * 3)
     assert (shapes(made)["extrinsics"], shapes(made)["past_extrinsics"]) == ((2, 6), (1, 6))
 
 
-def test_what_a_request_costs_is_told(processor: Processor) -> None:
+def test_what_a_request_costs_is_told(processor: ActionProcessor) -> None:
     """Tokens of the encoder, those of all candidates that pass the predictor, and steps of a rollout or a plan."""
     each = FRAME + 2
     assert ask(processor, film(3)).usage == {"encoder_tokens": 3 * FRAME, "predictor_tokens": 0}

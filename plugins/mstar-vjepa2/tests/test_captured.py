@@ -34,7 +34,7 @@ def test_clips_by_graphs_equal_plain_ones(base: Golden, base_nodes: dict[str, An
 def test_long_clips_are_not_captured(base: Golden, base_folder: Path) -> None:
     """64 frames of 256 x 256 are 8,192 patches."""
     encoder = build("vjepa2", base_folder)["video_encoder"].encoder
-    patch, tubelet = encoder.facts.patch, encoder.facts.tubelet
+    patch, tubelet = encoder.config.patch, encoder.config.tubelet
     clip = (1, 32 * tubelet, 3, 16 * patch, 16 * patch)
     assert encoder._tokens(clip) == 8192 > MOST_TOKENS == encoder._tokens((16, 1, *clip[2:]))
 

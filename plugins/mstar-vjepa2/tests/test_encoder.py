@@ -43,10 +43,10 @@ def test_every_block_of_the_encoder(base: Golden, base_nodes: dict[str, Any]) ->
 @pytest.mark.parametrize("case", ["long", "single_frame", "odd_frames"])
 def test_clips_of_other_lengths(case: str, base: Golden, base_nodes: dict[str, Any]) -> None:
     wanted = base.expected[f"last_hidden_state_{case}"]
-    facts = base_nodes["video_encoder"].encoder.facts
-    tubelets = wanted.shape[1] // facts.frame_tokens
+    config = base_nodes["video_encoder"].encoder.config
+    tubelets = wanted.shape[1] // config.frame_tokens
     pixels = base.given["pixel_values_long" if case == "long" else "pixel_values_videos"]
-    frames = {"long": pixels.shape[1], "single_frame": 1, "odd_frames": facts.tubelet * tubelets + 1}[case]
+    frames = {"long": pixels.shape[1], "single_frame": 1, "odd_frames": config.tubelet * tubelets + 1}[case]
     made = base_nodes["video_encoder"](pixel_values_videos=pixels[:, :frames])["encoder_hidden"]
     assert gap(made, wanted) < NEAR
 
@@ -62,7 +62,7 @@ def test_pixels_as_bytes_are_normalised_as_the_processor_does(base_nodes: dict[s
     from mstar_vjepa2.request.transforms import normalised
 
     encoder = base_nodes["video_encoder"]
-    crop = encoder.encoder.facts.crop
+    crop = encoder.encoder.config.crop
     levels = torch.arange(2 * 3 * crop * crop) % 256
     pixels = levels.to(torch.uint8).view(1, 2, 3, crop, crop)
     given = torch.from_numpy(normalised(pixels.numpy()))
@@ -114,7 +114,7 @@ def test_rows_of_one_batch_may_want_different_things(base: Golden, base_nodes: d
     three = torch.cat([pixels[:2], pixels[:1]])
     how = torch.tensor([POOLINGS.index(name) for name in ("none", "mean", "mean_space")])
     made = encoder(pixel_values_videos=three, pooling=how)
-    whole, size = base.expected["last_hidden_state"], encoder.encoder.facts.frame_tokens
+    whole, size = base.expected["last_hidden_state"], encoder.encoder.config.frame_tokens
     assert [each is None for each in made["encoder_hidden"]] == [False, True, True]
     assert [each is None for each in made["pooled"]] == [True, False, False]
     assert gap(made["encoder_hidden"][0], whole[0]) < NEAR

@@ -30,16 +30,16 @@ def test_kernels_of_rotation(heads: int, head_dim: int, rows: int) -> None:
 
     rotation = Rotary3D(head_dim).to("cuda").of_ids(torch.arange(rows, device="cuda"), 4, 4)
     x, page = torch.randn(2, rows, 3 * heads, head_dim, device="cuda").bfloat16(), 11
-    assert rotary.turn(x[:, :, : 2 * heads], *rotation).isfinite().all()
+    assert rotary.rotate(x[:, :, : 2 * heads], *rotation).isfinite().all()
     pool = torch.zeros(rows // page + 1, 2, page, heads, head_dim, device="cuda", dtype=torch.bfloat16)
     at = torch.arange(rows, device="cuda")
     places = at // page * 2 * page + at % page
     places[-1] = -1
-    assert rotary.turn_append(pool, places, x[0].flatten(1), rotation, heads).isfinite().all()
+    assert rotary.rotate_append(pool, places, x[0].flatten(1), rotation, heads).isfinite().all()
     weight = torch.randn(3 * heads * head_dim, 512, device="cuda").bfloat16()
-    if gemm.takes(weight) and gemm.turns(weight, pool, head_dim):
+    if gemm.supports(weight) and gemm.can_rotate(weight, pool, head_dim):
         given = torch.randn(rows, 512, device="cuda").bfloat16()
-        query = gemm.turned(given, weight, weight[:, 0].contiguous(), rotation, pool, places)
+        query = gemm.qkv_rotary(given, weight, weight[:, 0].contiguous(), rotation, pool, places)
         assert query.shape == (rows, heads, head_dim) and query.isfinite().all() and pool.isfinite().all()
 
 
@@ -48,10 +48,10 @@ def test_kernels_of_products(rows: int) -> None:
     from mstar_vjepa2.kernels import gemm
 
     x, weight = torch.randn(rows, 512, device="cuda").bfloat16(), torch.randn(256, 512, device="cuda").bfloat16()
-    assert gemm.takes(weight)
-    for made in (gemm.whole(x, weight, weight[:, 0].contiguous()), gemm.parts(x, weight).sum(0)):
+    assert gemm.supports(weight)
+    for made in (gemm.linear(x, weight, weight[:, 0].contiguous()), gemm.split_k(x, weight).sum(0)):
         assert made.shape == (rows, 256) and made.isfinite().all()
-    assert gemm.whole(x, weight, weight[:, 0].contiguous(), is_gelu=True).isfinite().all()
+    assert gemm.linear(x, weight, weight[:, 0].contiguous(), is_gelu=True).isfinite().all()
 
 
 @pytest.mark.parametrize("rows", [202, 256, 258, 263, 272])
@@ -65,19 +65,19 @@ def test_kernels_of_clusters(rows: int, outputs: int, inputs: int) -> None:
         torch.randn(outputs, inputs, device="cuda").to(dtype),
     )
     bias = torch.randn(outputs, device="cuda").to(dtype)
-    assert cluster.takes(x, weight) and not cluster.takes(x[: rows // 2], weight)
-    assert cluster.cut_of(weight, cluster.WHOLE) == (cluster.WIDER if outputs > 4000 else cluster.NARROW)
-    assert (cluster.cut_of(weight, cluster.SLICED) == cluster.HELD) == (outputs == 336)
+    assert cluster.supports(x, weight) and not cluster.supports(x[: rows // 2], weight)
+    assert cluster.config_of(weight, cluster.LINEAR) == (cluster.WIDER if outputs > 4000 else cluster.NARROW)
+    assert (cluster.config_of(weight, cluster.SPLIT_K) == cluster.RESIDENT) == (outputs == 336)
     wanted = x.double() @ weight.double().T
     made = {
-        "whole": (cluster.whole(x, weight, bias), wanted + bias.double()),
-        "gelu": (cluster.whole(x, weight, bias, is_gelu=True), torch.nn.functional.gelu(wanted + bias.double())),
-        "parts": (cluster.parts(x, weight).sum(0), wanted),
+        "whole": (cluster.linear(x, weight, bias), wanted + bias.double()),
+        "gelu": (cluster.linear(x, weight, bias, is_gelu=True), torch.nn.functional.gelu(wanted + bias.double())),
+        "parts": (cluster.split_k(x, weight).sum(0), wanted),
     }
     for name, (found, reference) in made.items():
         error = (found.double() - reference).norm() / reference.norm()
         assert error < (1e-5 if name == "parts" else 4e-3), (name, float(error))
-    assert torch.equal(cluster.parts(x, weight), cluster.parts(x, weight))
+    assert torch.equal(cluster.split_k(x, weight), cluster.split_k(x, weight))
 
 
 @pytest.mark.parametrize("rows", [256, 258, 259])
@@ -91,9 +91,9 @@ def test_kernels_of_clusters_that_turn(rows: int) -> None:
     bias, places = weight[:, 0].contiguous(), 2 * page + torch.arange(rows, device="cuda")
     places[-1] = -1
     pools = [torch.zeros(3, 2, page, heads, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
-    assert cluster.takes(x, weight) and cluster.turns(weight, pools[0], 64)
+    assert cluster.supports(x, weight) and cluster.can_rotate(weight, pools[0], 64)
     queries = [
-        kernels.turned(x, weight, bias, rotation, pool, places)
+        kernels.qkv_rotary(x, weight, bias, rotation, pool, places)
         for kernels, pool in zip((cluster, gemm), pools, strict=True)
     ]
     for one, other in (queries, pools):
@@ -126,7 +126,7 @@ def test_kernels_of_beginnings(
     ids = torch.cat([torch.zeros(conditions, dtype=torch.int64), torch.arange(side * side)]).cuda()
     places, rotary = (ids // side, ids % side), Rotary3D(head_dim).to("cuda")
     time = torch.arange(5, 5 + rows, device="cuda").repeat_interleave(tokens)
-    begun = embed_head.begin(latents, list(zip(layers, given, strict=True)), time, places, rotary, dtype)
+    begun = embed_head.embed_frame(latents, list(zip(layers, given, strict=True)), time, places, rotary, dtype)
     for number, (layer, value) in enumerate(zip(layers, given, strict=True)):
         assert (begun.x[:, number].float() - layer(value)).abs().max() < (1e-5 if dtype == torch.float32 else 3e-2)
     assert torch.equal(begun.given, latents.to(dtype))

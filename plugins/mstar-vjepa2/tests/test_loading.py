@@ -262,7 +262,7 @@ def test_sizes_of_the_published_models() -> None:
     }
     with torch.device("meta"):
         for name, wanted in table.items():
-            facts = released(name)
-            assert (count(Encoder(facts.encoder)), count(MaskedPredictor(facts))) == wanted
+            config = released(name)
+            assert (count(Encoder(config.encoder)), count(MaskedPredictor(config))) == wanted
         assert count(ActionPredictor(RELEASED_AC)) == 305_220_992
     assert set(key_map()) >= {"vitl", "vitg-ssv2", "ac"}

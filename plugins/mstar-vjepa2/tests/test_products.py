@@ -12,7 +12,7 @@ from torch.nn.functional import gelu
 
 from mstar_vjepa2.nodes import linear as linear_module
 from mstar_vjepa2.nodes.blocks import sum_norm
-from mstar_vjepa2.nodes.linear import Branch, branch_of, is_few, linear, linear_into
+from mstar_vjepa2.nodes.linear import Branch, branch_of, is_small, linear, linear_into
 
 
 def test_a_branch_is_added_whole_or_in_slices() -> None:
@@ -33,7 +33,7 @@ def test_a_norm_takes_the_sum_in_front_of_it() -> None:
 
 def test_the_cpu_multiplies_by_the_layers_themselves() -> None:
     layer, x, out = torch.nn.Linear(8, 4), torch.randn(2, 8), torch.zeros(3, 4)
-    assert not is_few(x, layer)
+    assert not is_small(x, layer)
     assert torch.equal(linear(x, layer, gelu), gelu(layer(x)))
     with torch.inference_mode():
         linear_into(out[1:], x, layer)
@@ -43,19 +43,19 @@ def test_the_cpu_multiplies_by_the_layers_themselves() -> None:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Nobody has asked yet which kernels are there, or will know afterwards what was found here."""
-    linear_module._cluster.cache_clear()
+    linear_module._multicast_kernels.cache_clear()
     yield monkeypatch
-    linear_module._cluster.cache_clear()
+    linear_module._multicast_kernels.cache_clear()
 
 
 def test_products_go_without_multicast_where_its_kernels_cannot_be_imported(fresh: pytest.MonkeyPatch) -> None:
     fresh.setitem(sys.modules, "mstar_vjepa2.kernels.multicast_gemm", None)
-    assert linear_module._cluster() is None
+    assert linear_module._multicast_kernels() is None
 
 
 def test_the_environment_turns_multicast_off(fresh: pytest.MonkeyPatch) -> None:
     fresh.setitem(sys.modules, "mstar_vjepa2.kernels.multicast_gemm", ModuleType("mstar_vjepa2.kernels.multicast_gemm"))
-    assert linear_module._cluster() is not None
-    linear_module._cluster.cache_clear()
+    assert linear_module._multicast_kernels() is not None
+    linear_module._multicast_kernels.cache_clear()
     fresh.setenv("MSTAR_MULTICAST", "0")
-    assert linear_module._cluster() is None
+    assert linear_module._multicast_kernels() is None

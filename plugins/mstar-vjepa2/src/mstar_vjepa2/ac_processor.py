@@ -12,7 +12,7 @@ import numpy as np
 from mstar_core.errors import RequestError, TooLarge, WeightsError
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
 from mstar_vjepa2.ac_graph import MOST_SCORED
-from mstar_vjepa2.checkpoint.config import ActionFacts, read_action
+from mstar_vjepa2.checkpoint.config import ActionConfig, read_action
 from mstar_vjepa2.program import CLIP
 from mstar_vjepa2.request.answers import check_wire, missing_media, sent_as_video
 from mstar_vjepa2.request.cem import planning
@@ -33,7 +33,7 @@ WELL_KNOWN: Final = 16
 """Latent frames beyond which a rollout comes with a warning."""
 
 
-class Processor:
+class ActionProcessor:
     """The requests of V-JEPA 2-AC. Made once per pool process."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
@@ -41,9 +41,9 @@ class Processor:
             raise WeightsError(
                 "vjepa2_ac has no checkpoint folder", hint="start it with --weights DIR, or start vjepa2_ac:tiny"
             )
-        facts = read_action(folder)
-        most = model_kwargs.get("max_latent_frames") or facts.most_frames
-        self._facts: ActionFacts = replace(facts, most_frames=most)
+        config = read_action(folder)
+        most = model_kwargs.get("max_latent_frames") or config.most_frames
+        self._config: ActionConfig = replace(config, most_frames=most)
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
         """Frames, and what the task needs besides. Raises RequestError naming the field."""
@@ -64,15 +64,15 @@ class Processor:
             case "encode":
                 arrays[CLIP] = frames
             case "predict":
-                arrays = {CLIP: frames, **taught(params, self._facts, len(frames))}
+                arrays = {CLIP: frames, **taught(params, self._config, len(frames))}
             case _:
-                moves = read_trajectories(params, self._facts, is_planning=task == "plan")
+                moves = read_trajectories(params, self._config, is_planning=task == "plan")
                 arrays = _rolled(frames, moves) | goal_arrays
                 _check_scored(task, params, has_goal=bool(goal_arrays))
                 if task == "plan":
                     arrays |= planning(params)
         notes += self._beyond_training(task, params)
-        tokens = (len(frames) + ("goal_frame" in arrays)) * self._facts.encoder.frame_tokens
+        tokens = (len(frames) + ("goal_frame" in arrays)) * self._config.encoder.frame_tokens
         usage = {"encoder_tokens": tokens, **self._predicted(task, params, len(frames))}
         return Inputs(arrays=arrays, prompt_tokens=tokens, warnings=notes, metadata=self._told(params), usage=usage)
 
@@ -82,13 +82,13 @@ class Processor:
 
     def _told(self, params: ActionParams) -> dict[str, dict[str, Any]]:
         """What stands with every tensor: the size of the picture, its patches, and whether latents are normalised."""
-        encoder = self._facts.encoder
-        facts = {"crop": encoder.crop, "grid": [encoder.grid] * 2, "normalize_reps": params.normalize_reps}
-        return {"tensor": facts}
+        encoder = self._config.encoder
+        config = {"crop": encoder.crop, "grid": [encoder.grid] * 2, "normalize_reps": params.normalize_reps}
+        return {"tensor": config}
 
     def _predicted(self, task: str, params: ActionParams, frames: int) -> dict[str, int]:
         """Tokens that pass the predictor, of all candidates together, and the steps of a rollout or a plan."""
-        each = self._facts.conditions + self._facts.encoder.frame_tokens
+        each = self._config.conditions + self._config.encoder.frame_tokens
         match task:
             case "rollout":
                 passes, steps = params.candidates * params.steps, params.steps
@@ -105,8 +105,8 @@ class Processor:
         if task not in ROLLING:
             return
         steps = params.plan_steps if task == "plan" else params.steps
-        most, why = self._facts.most_frames, "max_latent_frames"
-        frame = self._facts.conditions + self._facts.encoder.frame_tokens
+        most, why = self._config.most_frames, "max_latent_frames"
+        frame = self._config.conditions + self._config.encoder.frame_tokens
         if max_seq_len and max_seq_len // frame < most:
             most, why = max_seq_len // frame, f"max_seq_len is {max_seq_len} tokens of {frame} a frame"
         if params.context_frames + steps - 1 > most:
@@ -151,7 +151,7 @@ class Processor:
         """Normalised frames, float32 [t, 3, crop, crop]: those of the context, those with actions, or all."""
         wanted = {"encode": None, "predict": params.action_count}.get(task, params.context_frames)
         field = "actions" if task == "predict" else "context_frames"
-        crop = self._facts.encoder.crop
+        crop = self._config.encoder.crop
 
         def choose(total: int, rate: float = 0.0) -> range:
             count = total if wanted is None else wanted
@@ -165,7 +165,7 @@ class Processor:
                 total = len(media)
                 found = np.stack([squared(read_image(media[index]), crop) for index in choose(total)])
             case "tensor":
-                whole = float_clip_of(media[0], self._facts.encoder)
+                whole = float_clip_of(media[0], self._config.encoder)
                 total = len(whole)
                 found = np.ascontiguousarray(whole[list(choose(total))])
             case _:
@@ -176,7 +176,7 @@ class Processor:
         return found, notes
 
     def _check_count(self, count: int) -> None:
-        most = self._facts.most_frames
+        most = self._config.most_frames
         if count > most:
             raise TooLarge(
                 f"{count} frames were sent, the model knows {most}",
@@ -196,7 +196,7 @@ class Processor:
             raise RequestError("more than one goal is given", hint="send one", field=given[-1])
         if part is not None:
             return self._uploaded_goal(part)
-        encoder = self._facts.encoder
+        encoder = self._config.encoder
         shape = (encoder.frame_tokens, encoder.vit.width)
         if params.goal_hidden_fill is not None:
             return {"goal_latents": np.full(shape, params.goal_hidden_fill, dtype=np.float32)}
@@ -205,7 +205,7 @@ class Processor:
         return {"goal_latents": self._latents(as_float32(params.goal, "goal"))}
 
     def _uploaded_goal(self, part: MediaPart) -> dict[str, Array]:
-        encoder = self._facts.encoder
+        encoder = self._config.encoder
         match part.modality:
             case "image":
                 return {"goal_frame": squared(read_image(part), encoder.crop)[None]}
@@ -221,7 +221,7 @@ class Processor:
                 raise RequestError(f"a goal is no {other}", hint="send an image, or latents as a tensor", field="goal")
 
     def _latents(self, value: Array) -> Array:
-        encoder = self._facts.encoder
+        encoder = self._config.encoder
         shape = (encoder.frame_tokens, encoder.vit.width)
         if value.ndim == 3 and value.shape[0] == 1:
             value = value[0]

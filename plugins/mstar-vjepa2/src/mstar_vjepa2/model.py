@@ -38,7 +38,7 @@ class Vjepa2:
     def __init__(self, ctx: ModelContext) -> None:
         self._ctx = ctx
         self._folder = _folder(ctx)
-        self._facts = read_base(self._folder)
+        self._config = read_base(self._folder)
         self._source = Source.find(self._folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
@@ -46,12 +46,12 @@ class Vjepa2:
         _refuse_splits(self._ctx)
         match node.name:
             case "video_encoder":
-                encoder = _built(self._ctx, lambda: ClipEncoder(self._facts.encoder))
+                encoder = _built(self._ctx, lambda: ClipEncoder(self._config.encoder))
                 fill(encoder.encoder, self._source, names.ENCODER, BASE_RULES, self._ctx.progress)
                 return _captured(encoder, self._ctx)
             case "predictor":
-                count = self._facts.mask_tokens
-                predictor = _built(self._ctx, lambda: MaskedPredictor(self._facts))
+                count = self._config.mask_tokens
+                predictor = _built(self._ctx, lambda: MaskedPredictor(self._config))
                 fill(predictor, self._source, names.PREDICTOR, BASE_RULES, self._ctx.progress, mask_tokens=count)
                 return predictor
             case "pooler":
@@ -66,14 +66,14 @@ class Vjepa2:
     def _pooler(self) -> nn.Module:
         if not has_pooler(self._folder):
             return NoPooler()
-        facts, vit = self._facts, self._facts.encoder.vit
+        config, vit = self._config, self._config.encoder.vit
         heads = self._ctx.model_kwargs.get("pooler_heads") or vit.heads
         if vit.width % heads:
             raise WeightsError(
                 f"pooler_heads {heads} does not divide the width {vit.width}", hint="use 16, or leave it"
             )
-        labels = facts.labels if "classifier.weight" in self._source.stored else 0
-        pooler = _built(self._ctx, lambda: Pooler(vit.width, heads, facts.pooler_layers, labels, vit.eps))
+        labels = config.labels if "classifier.weight" in self._source.stored else 0
+        pooler = _built(self._ctx, lambda: Pooler(vit.width, heads, config.pooler_layers, labels, vit.eps))
         fill(pooler, self._source, names.POOLER, BASE_RULES, self._ctx.progress)
         return pooler
 
@@ -84,7 +84,7 @@ class Vjepa2Ac:
     def __init__(self, ctx: ModelContext) -> None:
         self._ctx = ctx
         folder = _folder(ctx)
-        self._facts = read_action(folder)
+        self._config = read_action(folder)
         self._source = Source.find(folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
@@ -92,11 +92,11 @@ class Vjepa2Ac:
         _refuse_splits(self._ctx)
         match node.name:
             case "video_encoder":
-                encoder = _built(self._ctx, lambda: FrameEncoder(self._facts.encoder))
+                encoder = _built(self._ctx, lambda: FrameEncoder(self._config.encoder))
                 fill(encoder.encoder, self._source, names.ENCODER, AC_RULES, self._ctx.progress)
                 return _captured(encoder, self._ctx)
             case "ac_predictor":
-                predictor = _built(self._ctx, lambda: ActionPredictor(self._facts))
+                predictor = _built(self._ctx, lambda: ActionPredictor(self._config))
                 fill(predictor, self._source, names.ACTION, AC_RULES, self._ctx.progress)
                 return predictor
             case "mpc_scorer":

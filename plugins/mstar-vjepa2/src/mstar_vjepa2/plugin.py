@@ -79,7 +79,7 @@ def ac_spec(sizes: Sizes) -> ModelSpec:
         params=ActionParams,
         nodes=graph.nodes,
         partitions=(Partition(name="main", program=vjepa2_ac, walks=graph.walks),),
-        processor="mstar_vjepa2.ac_processor:Processor",
+        processor="mstar_vjepa2.ac_processor:ActionProcessor",
         model="mstar_vjepa2.model:Vjepa2Ac",
         tiny="mstar_vjepa2.tiny:write_ac",
         notice="vjepa2_ac:tiny has random weights: what it predicts means nothing",

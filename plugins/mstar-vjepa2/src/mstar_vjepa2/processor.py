@@ -11,7 +11,7 @@ import numpy as np
 
 from mstar_core.errors import RequestError, TooLarge, WeightsError
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
-from mstar_vjepa2.checkpoint.config import BaseFacts, read_base
+from mstar_vjepa2.checkpoint.config import BaseConfig, read_base
 from mstar_vjepa2.checkpoint.files import has_pooler
 from mstar_vjepa2.program import CLIP, EARLIER
 from mstar_vjepa2.request.answers import check_wire, missing_media, sent_as_video
@@ -48,7 +48,7 @@ class Processor:
             raise WeightsError(
                 "vjepa2 has no checkpoint folder", hint="start it with --weights DIR, or start vjepa2:tiny"
             )
-        self._facts: BaseFacts = read_base(folder)
+        self._config: BaseConfig = read_base(folder)
         self._has_pooler = has_pooler(folder)
 
     inline_bytes: Final = 256 << 20
@@ -64,7 +64,7 @@ class Processor:
             return False
         if params.num_frames is not None or params.fps is not None:
             return False
-        return is_plain_clip(request.media[0], self._facts.encoder)
+        return is_plain_clip(request.media[0], self._config.encoder)
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
         """Pixels, and what the task needs besides. Raises RequestError naming the field."""
@@ -76,7 +76,7 @@ class Processor:
             field = "layers" if params.layers is not None else "pooling"
             raise RequestError(f"{field} has no effect on video", hint="ask for tensor in place of video", field=field)
         clip = self._clip(request.media, params)
-        tokens = self._facts.encoder.tokens(len(clip.pixels))
+        tokens = self._config.encoder.tokens(len(clip.pixels))
         if request.max_seq_len and tokens > request.max_seq_len:
             raise _too_long(len(clip.pixels), tokens, request.max_seq_len)
         arrays: dict[str, Array] = {CLIP: clip.pixels}
@@ -95,7 +95,7 @@ class Processor:
 
     def _told(self, tokens: int) -> dict[str, dict[str, Any]]:
         """What stands with every tensor: the size of the picture, and its tokens by time, row and column."""
-        encoder = self._facts.encoder
+        encoder = self._config.encoder
         grid = [tokens // encoder.frame_tokens, encoder.grid, encoder.grid]
         return {"tensor": {"crop": encoder.crop, "grid": grid}}
 
@@ -115,7 +115,7 @@ class Processor:
             self._check_layers(task, params)
 
     def _check_layers(self, task: str, params: Params) -> None:
-        most = self._facts.encoder.vit.layers
+        most = self._config.encoder.vit.layers
         if params.layers == ():
             raise RequestError("layers is empty", hint="name at least one, or leave it out", field="layers")
         wrong = next((layer for layer in params.layers or () if layer > most), None)
@@ -152,32 +152,32 @@ class Processor:
 
     def _video(self, part: MediaPart, params: Params) -> _Clip:
         sampling = self._sampling(params)
-        crop = self._facts.encoder.crop
+        crop = self._config.encoder.crop
         clip = read_video(
             part, lambda total, rate: spread(total, sampling.count(total, rate)), lambda frame: cropped(frame, crop)
         )
         taken = len(clip.frames)
-        notes = sampling.notes(clip.total, taken, self._facts.encoder.tubelet)
+        notes = sampling.notes(clip.total, taken, self._config.encoder.tubelet)
         return _Clip(pixels=np.stack(clip.frames), rate=clip.rate * taken / clip.total, notes=notes)
 
     def _chosen(self, media: Sequence[MediaPart], params: Params) -> _Clip:
         """Images, in order, as the frames of a clip."""
         sampling = self._sampling(params)
         chosen = spread(len(media), sampling.count(len(media), 0.0))
-        frames = [cropped(read_image(media[index]), self._facts.encoder.crop) for index in chosen]
-        notes = [] if len(media) == 1 else sampling.notes(len(media), len(frames), self._facts.encoder.tubelet)
+        frames = [cropped(read_image(media[index]), self._config.encoder.crop) for index in chosen]
+        notes = [] if len(media) == 1 else sampling.notes(len(media), len(frames), self._config.encoder.tubelet)
         return _Clip(pixels=np.stack(frames), notes=notes)
 
     def _tensor(self, part: MediaPart, params: Params) -> _Clip:
         """Frames as they are; a tensor is sampled only where a number is asked for."""
-        pixels = clip_of(part, self._facts.encoder)
+        pixels = clip_of(part, self._config.encoder)
         if params.num_frames is None and params.fps is None:
             return _Clip(pixels=pixels)
         chosen = spread(len(pixels), self._sampling(params).count(len(pixels), 0.0))
         return _Clip(pixels=np.ascontiguousarray(pixels[list(chosen)]))
 
     def _sampling(self, params: Params) -> Sampling:
-        return Sampling(num_frames=params.num_frames, fps=params.fps, default=self._facts.encoder.clip_frames)
+        return Sampling(num_frames=params.num_frames, fps=params.fps, default=self._config.encoder.clip_frames)
 
     # -- masks --------------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Processor:
         if task == "predict":
             return {"context_mask": every, "target_mask": every}
         start = tokens + self._paused(params, clip)
-        frame = self._facts.encoder.frame_tokens
+        frame = self._config.encoder.frame_tokens
         return {"context_mask": every, "target_mask": np.arange(start, start + frame, dtype=np.int64)}
 
     def _paused(self, params: Params, clip: _Clip) -> int:
@@ -209,7 +209,7 @@ class Processor:
                 hint="send a video, or fps",
                 field="anticipation_s",
             )
-        encoder = self._facts.encoder
+        encoder = self._config.encoder
         return encoder.frame_tokens * int(params.anticipation_s * rate / encoder.tubelet)
 
 

@@ -29,16 +29,16 @@ def key_map() -> Mapping[str, KeyMap]:
 def _base(name: str) -> KeyMap:
     size = name if name == "vitg-384" else name.partition("-")[0]
     labels = CLASSES.get(name.rpartition("-")[2], 0)
-    facts = released(size)
-    vit, depth = facts.encoder.vit, facts.pooler_layers if labels else 0
+    config = released(size)
+    vit, depth = config.encoder.vit, config.pooler_layers if labels else 0
     with torch.device("meta"):
         nodes: dict[str, tuple[nn.Module, names.Rules]] = {
-            "video_encoder": (Encoder(facts.encoder), names.ENCODER),
-            "predictor": (MaskedPredictor(facts), names.PREDICTOR),
+            "video_encoder": (Encoder(config.encoder), names.ENCODER),
+            "predictor": (MaskedPredictor(config), names.PREDICTOR),
         }
         if labels:
             nodes["pooler"] = (Pooler(vit.width, vit.heads, depth, labels, vit.eps), names.POOLER)
-    return _keys(names.hub_names(vit.layers, facts.predictor.layers, depth), nodes, facts.mask_tokens)
+    return _keys(names.hub_names(vit.layers, config.predictor.layers, depth), nodes, config.mask_tokens)
 
 
 def _ac() -> KeyMap:

@@ -1,4 +1,4 @@
-"""Triton kernels of a flow step's two ends: what stands in front of the blocks, and what stands behind them. Used by
+"""Triton kernels of a flow step's two weights: what stands in front of the blocks, and what stands behind them. Used by
 `policy` on CUDA; importing it needs triton.
 
 In plain torch they are some twenty kernels a step, most of them float32 products of 32 values. A program here owns one
@@ -31,7 +31,7 @@ CHUNK: Final = 8
 
 
 @triton.jit
-def _begin_kernel(
+def _embed_kernel(
     actions, weight, bias, table, places, num_steps, step, positions, frequencies, x, out, rows, cosine, sine,
     steps_stride, step_stride, most_steps, width, eps, half_width,
     values: tl.constexpr, chunk: tl.constexpr, block: tl.constexpr, half: tl.constexpr, overlaps: tl.constexpr,
@@ -67,7 +67,7 @@ def _begin_kernel(
 
 
 @triton.jit(do_not_specialize=["number"])
-def _land_kernel(
+def _head_kernel(
     x, branch, table, rows, weight, bias, actions, num_steps, scale, offset, moved, robot,
     number, times, width, eps, steps_stride,
     parts: tl.constexpr, dtype: tl.constexpr, values: tl.constexpr, chunk: tl.constexpr, block: tl.constexpr,
@@ -97,8 +97,8 @@ def _land_kernel(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A step as it was asked for. actions, scale, offset: float32 [T, 32]; step, num_steps: int64 [T], one value for
+class StepInputs:
+    """A step as it was inputs for. actions, scale, offset: float32 [T, 32]; step, num_steps: int64 [T], one value for
     many where that is how they came.
     """
 
@@ -110,8 +110,8 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ends:
-    """What both ends of every step read. into, out_of: the float32 projections of actions and of velocities.
+class StepWeights:
+    """What both weights of every step read. into, out_of: the float32 projections of actions and of velocities.
 
     frequencies: float32 [head_dim / 2]; eps: of the norms; dtype: what the blocks compute in.
     """
@@ -125,7 +125,7 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class EmbeddedStep:
     """What the blocks start from. x: float32 [T, width]; normed: its first norm; rows: int64 [T], places in the table;
     rotation: cosine and sine, float32 [T, 1, head_dim].
     """
@@ -136,40 +136,40 @@ class Begun:
     rotation: tuple[Tensor, Tensor]
 
 
-def begin(ends: Ends, asked: Asked, positions: Tensor) -> Begun:
+def embed(weights: StepWeights, inputs: StepInputs, positions: Tensor) -> EmbeddedStep:
     """Everything in front of the blocks: places in the table, angles, the projected actions and their first norm.
 
     positions: int64 [T].
     """
-    actions, width, device = asked.actions.contiguous(), ends.into.out_features, asked.actions.device
-    tokens, values, half = *actions.shape, len(ends.frequencies)
+    actions, width, device = inputs.actions.contiguous(), weights.into.out_features, inputs.actions.device
+    tokens, values, half = *actions.shape, len(weights.frequencies)
     x = torch.empty((tokens, width), dtype=torch.float32, device=device)
-    normed, rows = torch.empty_like(x, dtype=ends.dtype), torch.empty(tokens, dtype=torch.int64, device=device)
+    normed, rows = torch.empty_like(x, dtype=weights.dtype), torch.empty(tokens, dtype=torch.int64, device=device)
     cosine, sine = torch.empty((2, tokens, 1, 2 * half), dtype=torch.float32, device=device).unbind()
-    table = ends.table
-    _begin_kernel[(tokens,)](
-        actions, ends.into.weight, ends.into.bias, table.modulations, table.rows, asked.num_steps, asked.step,
-        positions.contiguous(), ends.frequencies, x, normed, rows, cosine, sine, asked.num_steps.stride(0),
-        asked.step.stride(0), table.rows.shape[1], width, ends.eps, half, values=values, chunk=CHUNK,
+    table = weights.table
+    _embed_kernel[(tokens,)](
+        actions, weights.into.weight, weights.into.bias, table.modulations, table.rows, inputs.num_steps, inputs.step,
+        positions.contiguous(), weights.frequencies, x, normed, rows, cosine, sine, inputs.num_steps.stride(0),
+        inputs.step.stride(0), table.rows.shape[1], width, weights.eps, half, values=values, chunk=CHUNK,
         block=triton.next_power_of_2(width), half=triton.next_power_of_2(half), num_warps=WARPS,
         **launch_options(device),
     )  # fmt: skip
-    return Begun(x=x, normed=normed, rows=rows, rotation=(cosine, sine))
+    return EmbeddedStep(x=x, normed=normed, rows=rows, rotation=(cosine, sine))
 
 
-def land(ends: Ends, asked: Asked, rows: Tensor, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+def head(weights: StepWeights, inputs: StepInputs, rows: Tensor, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
     """Everything behind the blocks: the last gated sum, its norm, the velocity, and actions - velocity / num_steps.
 
     rows: int64 [T], places in the table; x: float32 [T, width]; branch: [T, width], or slices to be summed
     [S, T, width]. Returns the actions, and those times scale plus offset: float32 [T, 32] twice.
     """
-    actions, scale, offset = (value.contiguous() for value in (asked.actions, asked.scale, asked.offset))
+    actions, scale, offset = (value.contiguous() for value in (inputs.actions, inputs.scale, inputs.offset))
     moved, robot, (tokens, width) = torch.empty_like(actions), torch.empty_like(actions), x.shape
-    table = ends.table.modulations
-    _land_kernel[(tokens,)](
-        x, branch, table, rows, ends.out_of.weight, ends.out_of.bias, actions, asked.num_steps, scale, offset, moved,
-        robot, len(table) - 1, table.shape[1], width, ends.eps, asked.num_steps.stride(0), parts=slices_of(branch),
-        dtype=DTYPES[ends.dtype], values=actions.shape[1], chunk=CHUNK, block=triton.next_power_of_2(width),
-        num_warps=WARPS, **launch_options(x.device),
+    table = weights.table.modulations
+    _head_kernel[(tokens,)](
+        x, branch, table, rows, weights.out_of.weight, weights.out_of.bias, actions, inputs.num_steps, scale, offset,
+        moved, robot, len(table) - 1, table.shape[1], width, weights.eps, inputs.num_steps.stride(0),
+        parts=slices_of(branch), dtype=DTYPES[weights.dtype], values=actions.shape[1], chunk=CHUNK,
+        block=triton.next_power_of_2(width), num_warps=WARPS, **launch_options(x.device),
     )  # fmt: skip
     return moved, robot

@@ -102,7 +102,7 @@ def _pair(
 
 
 @gluon.jit
-def _slices_kernel(
+def _split_k_kernel(
     x, weight, out, tokens, outputs,
     rows: gl.constexpr, block: gl.constexpr, chunk: gl.constexpr, count: gl.constexpr, buffers: gl.constexpr,
 ):  # fmt: skip
@@ -118,7 +118,7 @@ def _slices_kernel(
 
 
 @gluon.jit
-def _opened_kernel(
+def _gate_up_gelu_kernel(
     x, weight, out, tokens, inner,
     rows: gl.constexpr, block: gl.constexpr, chunk: gl.constexpr, count: gl.constexpr, buffers: gl.constexpr,
 ):  # fmt: skip
@@ -137,7 +137,7 @@ def _opened_kernel(
 
 
 @gluon.jit
-def _turned_kernel(
+def _qkv_rotary_kernel(
     x, weight, cosine, sine, out, tokens,
     heads: gl.constexpr, kv_heads: gl.constexpr, head_dim: gl.constexpr,
     rows: gl.constexpr, block: gl.constexpr, chunk: gl.constexpr, count: gl.constexpr, buffers: gl.constexpr,
@@ -169,7 +169,7 @@ def _turned_kernel(
     gl.store(into + half, (two * c + one * s).to(dtype), mask=inside)
 
 
-def takes(x: Tensor, inner: int, across: int, head_dim: int) -> bool:
+def supports(x: Tensor, inner: int, across: int, head_dim: int) -> bool:
     """Whether a block runs here: few rows in half precision on Hopper, and sizes that tiles divide.
 
     x: [T, width]; inner: of the feed-forward part; across: heads times head_dim.
@@ -181,7 +181,9 @@ def takes(x: Tensor, inner: int, across: int, head_dim: int) -> bool:
     return is_held and across % SLICE == 0 and inner % SLICE == 0 and head_dim % 32 == 0 and is_hopper(x.device)
 
 
-def turned(x: Tensor, weight: Tensor, rotation: Rotation, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def qkv_rotary(
+    x: Tensor, weight: Tensor, rotation: Rotation, heads: int, kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Rotated queries and keys of one projection, and its values. weight: [(heads + 2 * kv_heads) * head_dim, inputs].
 
     x: [T, inputs]; rotation: cosine and sine, float32 [T, 1, head_dim]. Returns queries [T, heads, head_dim], keys and
@@ -190,7 +192,7 @@ def turned(x: Tensor, weight: Tensor, rotation: Rotation, heads: int, kv_heads: 
     (tokens, inputs), head_dim, block = x.shape, rotation[0].shape[-1], 16
     count = inputs // CHUNK
     out = torch.empty(tokens * weight.shape[0], dtype=x.dtype, device=x.device)
-    _turned_kernel[(weight.shape[0] // (2 * block),)](
+    _qkv_rotary_kernel[(weight.shape[0] // (2 * block),)](
         _tiles(x, ROWS, CHUNK), _tiles(weight, block, CHUNK), *rotation, out, tokens, heads, kv_heads, head_dim,
         rows=ROWS, block=block, chunk=CHUNK, count=count, buffers=count, num_warps=WARPS, launch_pdl=True,
     )  # fmt: skip
@@ -199,24 +201,24 @@ def turned(x: Tensor, weight: Tensor, rotation: Rotation, heads: int, kv_heads: 
     return query, key, value
 
 
-def opened(x: Tensor, weight: Tensor) -> Tensor:
+def gate_up_gelu(x: Tensor, weight: Tensor) -> Tensor:
     """gelu(x @ gate.T) * (x @ up.T) of one weight [2 * inner, inputs], gate first, tanh form. Returns [T, inner]."""
     (tokens, inputs), inner, block = x.shape, weight.shape[0] // 2, 32
     count = inputs // CHUNK
     out = torch.empty((tokens, inner), dtype=x.dtype, device=x.device)
-    _opened_kernel[(inner // block,)](
+    _gate_up_gelu_kernel[(inner // block,)](
         _tiles(x, ROWS, CHUNK), _tiles(weight, block, CHUNK), out, tokens, inner, rows=ROWS, block=block, chunk=CHUNK,
         count=count, buffers=min(count, 5), num_warps=WARPS, launch_pdl=True,
     )  # fmt: skip
     return out
 
 
-def slices(x: Tensor, weight: Tensor) -> Tensor:
+def split_k(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.T in slices of the inputs, to be summed: float32 [S, T, outputs]. x: [T, inputs]."""
     (tokens, inputs), outputs, block = x.shape, weight.shape[0], 64
     size = SLICE if inputs > 4 * SLICE else SLICE // 2
     out = torch.empty((inputs // size, tokens, outputs), dtype=torch.float32, device=x.device)
-    _slices_kernel[(outputs // block, inputs // size)](
+    _split_k_kernel[(outputs // block, inputs // size)](
         _tiles(x, ROWS, CHUNK), _tiles(weight, block, CHUNK), out, tokens, outputs, rows=ROWS, block=block, chunk=CHUNK,
         count=size // CHUNK, buffers=size // CHUNK, num_warps=WARPS, launch_pdl=True,
     )  # fmt: skip

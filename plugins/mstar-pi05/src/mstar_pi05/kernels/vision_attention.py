@@ -24,7 +24,7 @@ NARROWEST: Final = 16
 
 
 @triton.jit
-def _see_kernel(
+def _attention_kernel(
     query, key, value, out, scale, tokens, image_stride, row_stride, width,
     head_dim: tl.constexpr, whole: tl.constexpr, rest: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
     precision: tl.constexpr,
@@ -68,7 +68,7 @@ def _see_kernel(
     tl.store(into + behind, mixed_rest / total[:, None], mask=inside & has)
 
 
-def see(packed: Tensor, heads: int) -> Tensor:
+def attention(packed: Tensor, heads: int) -> Tensor:
     """Attention of the patches of each image among each other.
 
     packed: float32 [N, tokens, 3 * width], queries, keys and values, contiguous; heads of NARROWEST values or more.
@@ -80,7 +80,7 @@ def see(packed: Tensor, heads: int) -> Tensor:
     whole = 1 << (head_dim.bit_length() - 1)
     out = packed.new_empty((images, tokens, width))
     query, key, value = packed.chunk(3, dim=-1)
-    _see_kernel[(triton.cdiv(tokens, BLOCK), heads, images)](
+    _attention_kernel[(triton.cdiv(tokens, BLOCK), heads, images)](
         query, key, value, out, head_dim**-0.5 * 1.4426950408889634, tokens, packed.stride(0), packed.stride(1), width,
         head_dim=head_dim, whole=whole, rest=max(16, triton.next_power_of_2(head_dim - whole)), block=BLOCK, keys=KEYS,
         precision="tf32x3", num_warps=4, num_stages=2,

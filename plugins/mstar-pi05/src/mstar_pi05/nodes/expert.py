@@ -55,39 +55,39 @@ class ExpertBlock(nn.Module):
 
     def attended(self, normed: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
         """The attention's branch: [T, width], or slices of it to be summed, float32 [S, T, width]."""
-        attention, held = self.self_attn, self._held(normed)
+        attention, gemm = self.self_attn, self._small_gemm(normed)
         joined = attention.fused_weight
-        if held is None or joined is None:
+        if gemm is None or joined is None:
             return attention.branch(normed, kv, rotation)
-        query, key, value = held.turned(normed, joined.values, rotation, self._tower.heads, self._tower.kv_heads)
+        query, key, value = gemm.qkv_rotary(normed, joined.values, rotation, self._tower.heads, self._tower.kv_heads)
         mixed = kv.attend(attention.layer, query, key, value, attention.spec.scale)
-        branch: Tensor = held.slices(mixed.reshape(len(normed), -1), attention.o_proj.weight)
+        branch: Tensor = gemm.split_k(mixed.reshape(len(normed), -1), attention.o_proj.weight)
         return branch
 
     def fed(self, normed: Tensor) -> Tensor:
         """The feed-forward part's branch, likewise."""
-        held, joined = self._held(normed), self.mlp.fused_weight
-        if held is None or joined is None:
+        gemm, joined = self._small_gemm(normed), self.mlp.fused_weight
+        if gemm is None or joined is None:
             return self.mlp.branch(normed)
-        branch: Tensor = held.slices(held.opened(normed, joined.values), self.mlp.down_proj.weight)
+        branch: Tensor = gemm.split_k(gemm.gate_up_gelu(normed, joined.values), self.mlp.down_proj.weight)
         return branch
 
-    def _held(self, normed: Tensor) -> ModuleType | None:
+    def _small_gemm(self, normed: Tensor) -> ModuleType | None:
         """The kernels that hold their weights, where they take these rows."""
         tower, weight = self._tower, self.mlp.down_proj.weight
         if not normed.is_cuda or weight.dtype != normed.dtype:
             return None
-        held = _holding()
-        if held is None or not held.takes(normed, tower.mlp, tower.heads * tower.head_dim, tower.head_dim):
+        gemm = _gemm_kernels()
+        if gemm is None or not gemm.supports(normed, tower.mlp, tower.heads * tower.head_dim, tower.head_dim):
             return None
-        return held
+        return gemm
 
 
 @dataclass(frozen=True, slots=True)
 class Modulation:
     """What the norms of one step read. Made by `Policy` for each step.
 
-    rows: int64 [T], places in the table. dtype: what the branches compute in, whatever their weights are held in.
+    rows: int64 [T], places in the table. dtype: what the branches compute in, whatever their weights are gemm in.
     """
 
     table: TimeTable
@@ -112,7 +112,7 @@ class Modulation:
     def normed_plain(
         self, x: Tensor, branch: Tensor | None, norm: AdaNorm, number: int, out: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """The same in plain operations: on the CPU, and what the kernel is held to."""
+        """The same in plain operations: on the CPU, and what the kernel is gemm to."""
         if branch is not None:
             whole = branch if branch.dim() == 2 else branch.sum(0).to(self.dtype)
             x = torch.addcmul(x, self.table.gate(number - 1, self.rows), whole.float())
@@ -173,7 +173,7 @@ class Expert(nn.Module):
         return x, branch
 
 
-def _holding() -> ModuleType | None:
+def _gemm_kernels() -> ModuleType | None:
     """The kernels that hold their weights; none where another triton than theirs is installed."""
     found: ModuleType | None = importlib.import_module("mstar_core.layers.kernels.gluon").gluon_kernels(
         "mstar_pi05.kernels.small_gemm", "flows of one request"

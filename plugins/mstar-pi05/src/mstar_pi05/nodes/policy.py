@@ -78,30 +78,30 @@ class Policy(nn.Module):
         assert actions is not None and scale is not None and offset is not None, "the graph sends all of them"
         assert step is not None and num_steps is not None and self.table is not None, "tables are made with the weights"
         if actions.is_cuda:
-            asked = {"actions": actions, "scale": scale, "offset": offset, "step": step, "num_steps": num_steps}
-            moved, robot = self._fused_step(kv, positions, asked)
+            given = {"actions": actions, "scale": scale, "offset": offset, "step": step, "num_steps": num_steps}
+            moved, robot = self._fused_step(kv, positions, given)
         else:
             velocity = self.velocity(kv, positions, actions, self.table.at(num_steps, step))
             moved = torch.addcmul(actions, velocity, -1.0 / num_steps.float()[:, None])
             robot = torch.addcmul(offset, moved, scale)
         return {"actions": moved, "robot_actions": robot[:, : self.action_dim]}
 
-    def _fused_step(self, kv: KVView, positions: Tensor, asked: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _fused_step(self, kv: KVView, positions: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The same with both ends in a kernel each. asked: what a step is given, by name."""
         assert self.table is not None, "tables are made with the weights"
         dtype, kernels = (
             self.language.embed_tokens.weight.dtype,
             importlib.import_module("mstar_pi05.kernels.embed_head"),
         )
-        ends = kernels.Ends(
+        weights = kernels.StepWeights(
             into=self.action_in_proj, out_of=self.action_out_proj, table=self.table,
             frequencies=self.rotary.frequencies, eps=self.expert.norm.eps, dtype=dtype,
         )  # fmt: skip
-        step = kernels.Asked(**asked)
-        begun = kernels.begin(ends, step, positions)
-        modulation = Modulation(self.table, begun.rows, dtype)
-        x, branch = self.expert.between(begun.x, begun.normed, modulation, kv, begun.rotation)
-        both: tuple[Tensor, Tensor] = kernels.land(ends, step, begun.rows, x, branch)
+        inputs = kernels.StepInputs(**given)
+        start = kernels.embed(weights, inputs, positions)
+        modulation = Modulation(self.table, start.rows, dtype)
+        x, branch = self.expert.between(start.x, start.normed, modulation, kv, start.rotation)
+        both: tuple[Tensor, Tensor] = kernels.head(weights, inputs, start.rows, x, branch)
         return both
 
     def velocity(self, kv: KVView, positions: Tensor, actions: Tensor, rows: Tensor) -> Tensor:

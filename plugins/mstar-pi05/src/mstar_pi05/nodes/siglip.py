@@ -75,7 +75,7 @@ class VisionAttention(nn.Module):
         if self._joined is not None:
             packed = linear(x, *self._joined)
             if packed.is_cuda and packed.dtype == torch.float32 and self.head_dim >= _kernels().NARROWEST:
-                return cast("Tensor", self.out_proj(_kernels().see(packed, self.heads)))
+                return cast("Tensor", self.out_proj(_kernels().attention(packed, self.heads)))
             given = packed.chunk(3, dim=-1)
         else:
             given = self.q_proj(x), self.k_proj(x), self.v_proj(x)
@@ -126,7 +126,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(VisionBlock(vision, eps) for _ in range(vision.layers))
 
 
-class Tower(nn.Module):
+class VisionTower(nn.Module):
     """Images to vectors of its own width."""
 
     def __init__(self, vision: Vision, eps: float) -> None:
@@ -157,7 +157,7 @@ class Cameras(nn.Module):
 
     def __init__(self, sizes: Sizes, *, rounds: bool = False) -> None:
         super().__init__()
-        self.tower = Tower(sizes.vision, sizes.layer_norm_eps)
+        self.tower = VisionTower(sizes.vision, sizes.layer_norm_eps)
         self.projector = nn.Linear(sizes.vision.width, sizes.language.width)
         self._rounds = rounds
         self._sizes = sizes

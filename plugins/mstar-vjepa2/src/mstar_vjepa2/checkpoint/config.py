@@ -22,7 +22,7 @@ EPS: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VitFacts:
+class VitConfig:
     """One stack of blocks. inner: width of the hidden layer of its feed-forward parts."""
 
     width: int
@@ -33,10 +33,10 @@ class VitFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderFacts:
+class EncoderConfig:
     """The video encoder: crop, patch in pixels; tubelet, clip_frames in frames."""
 
-    vit: VitFacts
+    vit: VitConfig
     crop: int
     patch: int
     tubelet: int
@@ -59,22 +59,22 @@ class EncoderFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaseFacts:
+class BaseConfig:
     """A V-JEPA 2 checkpoint. mask_tokens: mask vectors of the predictor. labels: classes of the head."""
 
-    encoder: EncoderFacts
-    predictor: VitFacts
+    encoder: EncoderConfig
+    predictor: VitConfig
     mask_tokens: int
     pooler_layers: int
     labels: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActionFacts:
+class ActionConfig:
     """A V-JEPA 2-AC checkpoint. most_frames: latent frames of one rollout, context included."""
 
-    encoder: EncoderFacts
-    predictor: VitFacts
+    encoder: EncoderConfig
+    predictor: VitConfig
     uses_extrinsics: bool
     most_frames: int
 
@@ -84,14 +84,16 @@ class ActionFacts:
         return 3 if self.uses_extrinsics else 2
 
 
-def encoder_of(width: int, layers: int, heads: int, inner: int, crop: int = 256, clip_frames: int = 64) -> EncoderFacts:
+def encoder_of(
+    width: int, layers: int, heads: int, inner: int, crop: int = 256, clip_frames: int = 64
+) -> EncoderConfig:
     """A published encoder: patches of 16, tubelets of 2."""
-    vit = VitFacts(width=width, layers=layers, heads=heads, inner=inner)
-    return EncoderFacts(vit=vit, crop=crop, patch=16, tubelet=2, clip_frames=clip_frames)
+    vit = VitConfig(width=width, layers=layers, heads=heads, inner=inner)
+    return EncoderConfig(vit=vit, crop=crop, patch=16, tubelet=2, clip_frames=clip_frames)
 
 
-PREDICTOR: Final = VitFacts(width=384, layers=12, heads=12, inner=1536)
-ENCODERS: Final[Mapping[str, EncoderFacts]] = {
+PREDICTOR: Final = VitConfig(width=384, layers=12, heads=12, inner=1536)
+ENCODERS: Final[Mapping[str, EncoderConfig]] = {
     "vitl": encoder_of(1024, 24, 16, 4096),
     "vith": encoder_of(1280, 32, 16, 5120),
     "vitg": encoder_of(1408, 40, 22, 6144),
@@ -99,21 +101,21 @@ ENCODERS: Final[Mapping[str, EncoderFacts]] = {
 }
 """Official files NAME.pt. Source: the table of the released models."""
 
-RELEASED_AC: Final = ActionFacts(
+RELEASED_AC: Final = ActionConfig(
     encoder=ENCODERS["vitg"],
-    predictor=VitFacts(width=1024, layers=24, heads=16, inner=4096),
+    predictor=VitConfig(width=1024, layers=24, heads=16, inner=4096),
     uses_extrinsics=False,
     most_frames=MOST_LATENT_FRAMES,
 )
 """`vjepa2-ac-vitg.pt`, which comes without a config."""
 
 
-def released(name: str) -> BaseFacts:
+def released(name: str) -> BaseConfig:
     """Sizes of the official file NAME.pt."""
-    return BaseFacts(encoder=ENCODERS[name], predictor=PREDICTOR, mask_tokens=10, pooler_layers=3, labels=0)
+    return BaseConfig(encoder=ENCODERS[name], predictor=PREDICTOR, mask_tokens=10, pooler_layers=3, labels=0)
 
 
-def read_base(folder: Path) -> BaseFacts:
+def read_base(folder: Path) -> BaseConfig:
     """Sizes of the V-JEPA 2 checkpoint in `folder`. Raises WeightsError naming file and key."""
     path = folder / CONFIG
     if not path.exists():
@@ -122,10 +124,10 @@ def read_base(folder: Path) -> BaseFacts:
             return released(found[0])
         detail = "without it the size is known only of one of " + ", ".join(f"{name}.pt" for name in ENCODERS)
         raise WeightsError(f"{path} is missing", detail, "fetch it from the model's repository", file=str(path))
-    config = _Config(path, _read(path))
+    config = _JsonObject(path, _read(path))
     _refuse_variants(config)
     encoder = _encoder(config)
-    return BaseFacts(
+    return BaseConfig(
         encoder=encoder,
         predictor=_vit(config, "pred_hidden_size", "pred_num_hidden_layers", "pred_num_attention_heads",
                        "pred_mlp_ratio", defaults=(384, 12, 12)),
@@ -135,7 +137,7 @@ def read_base(folder: Path) -> BaseFacts:
     )  # fmt: skip
 
 
-def read_action(folder: Path) -> ActionFacts:
+def read_action(folder: Path) -> ActionConfig:
     """Sizes of the V-JEPA 2-AC checkpoint in `folder`. The official .pt has no config: then the released sizes.
 
     Raises WeightsError naming file and key.
@@ -146,7 +148,7 @@ def read_action(folder: Path) -> ActionFacts:
     whole = _read(path)
     config, encoder = _part(whole, "ac_predictor", path), _part(whole, "encoder", path)
     predictor = _vit(config, "predictor_embed_dim", "depth", "num_heads", "mlp_ratio")
-    return ActionFacts(
+    return ActionConfig(
         encoder=_encoder(encoder),
         predictor=predictor,
         uses_extrinsics=bool(config.values.get("use_extrinsics", False)),
@@ -155,7 +157,7 @@ def read_action(folder: Path) -> ActionFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Config:
+class _JsonObject:
     """The values of one JSON object, with errors that name the file and the key."""
 
     path: Path
@@ -187,11 +189,11 @@ class _Config:
         )
 
 
-def _encoder(config: _Config) -> EncoderFacts:
+def _encoder(config: _JsonObject) -> EncoderConfig:
     crop, patch = config.count("crop_size", 256), config.count("patch_size", 16)
     if crop % patch:
         raise config.error(f"crop_size {crop} is no multiple of patch_size {patch}", "crop_size")
-    return EncoderFacts(
+    return EncoderConfig(
         vit=_vit(config, "hidden_size", "num_hidden_layers", "num_attention_heads", "mlp_ratio",
                  defaults=(1408, 40, 22), ratio=48 / 11 if "hidden_size" not in config.values else 4.0),
         crop=crop,
@@ -203,19 +205,19 @@ def _encoder(config: _Config) -> EncoderFacts:
 
 
 def _vit(
-    config: _Config,
+    config: _JsonObject,
     width: str,
     layers: str,
     heads: str,
     ratio_key: str,
     defaults: tuple[int | None, int | None, int | None] = (None, None, None),
     ratio: float = 4.0,
-) -> VitFacts:
+) -> VitConfig:
     wide = config.count(width, defaults[0])
     count = config.count(heads, defaults[2])
     if wide % count:
         raise config.error(f"{width} {wide} is no multiple of {heads} {count}", heads)
-    return VitFacts(
+    return VitConfig(
         width=wide,
         layers=config.count(layers, defaults[1]),
         heads=count,
@@ -225,27 +227,27 @@ def _vit(
     )
 
 
-def _labels(config: _Config) -> int:
+def _labels(config: _JsonObject) -> int:
     named = config.values.get("id2label")
     if isinstance(named, Mapping) and named:
         return len(named)
     return config.count("num_labels", 2) if "num_labels" in config.values else 0
 
 
-def _refuse_variants(config: _Config) -> None:
+def _refuse_variants(config: _JsonObject) -> None:
     wanted: dict[str, Any] = {"model_type": "vjepa2", "hidden_act": "gelu", "qkv_bias": True}
     for key, value in wanted.items():
         if config.values.get(key, value) != value:
             raise config.error(f"{key} is {config.values[key]!r}; this model computes {value!r}", key)
 
 
-def _part(whole: Mapping[str, Any], key: str, path: Path) -> _Config:
+def _part(whole: Mapping[str, Any], key: str, path: Path) -> _JsonObject:
     part = whole.get(key)
     if part is None:
         raise WeightsError(f"{path} lacks {key}", hint="write the file as the README says", file=str(path))
     if not isinstance(part, Mapping):
         raise WeightsError(f"{path}: {key} is no object", hint="write the file as the README says", file=str(path))
-    return _Config(path, part)
+    return _JsonObject(path, part)
 
 
 def _read(path: Path) -> Mapping[str, Any]:

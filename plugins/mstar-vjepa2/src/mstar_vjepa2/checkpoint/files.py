@@ -8,7 +8,7 @@ from typing import Final
 
 from mstar_core.errors import WeightsError
 from mstar_vjepa2.ac_graph import Sizes
-from mstar_vjepa2.checkpoint.config import ActionFacts, BaseFacts, read_action, read_base
+from mstar_vjepa2.checkpoint.config import ActionConfig, BaseConfig, read_action, read_base
 
 INDEX: Final = "model.safetensors.index.json"
 WHOLE: Final = "model.safetensors"
@@ -25,7 +25,7 @@ def read_ac_sizes(folder: Path) -> Sizes:
     return sizes_of(read_action(folder))
 
 
-def sizes_of(facts: ActionFacts) -> Sizes:
+def sizes_of(facts: ActionConfig) -> Sizes:
     """What the graph needs of a checkpoint's sizes."""
     return Sizes(
         layers=facts.predictor.layers,
@@ -69,7 +69,7 @@ def has_pooler(folder: Path) -> bool:
     return path.name == WHOLE and POOLER in _header(path)
 
 
-def read_complete(folder: Path) -> tuple[BaseFacts, bool]:
+def read_complete(folder: Path) -> tuple[BaseConfig, bool]:
     """Sizes of a V-JEPA 2 checkpoint, and whether it has a pooler. Raises WeightsError."""
     return read_base(folder), has_pooler(folder)
 

@@ -93,7 +93,7 @@ def _move(state, action, following):
 
 
 @triton.jit
-def _begin_kernel(
+def _embed_frame_kernel(
     latents, action, state, camera, action_stride, state_stride, camera_stride, action_weight, action_bias,
     state_weight, state_bias, camera_weight, camera_bias, time, row_ids, column_ids, frequencies, x, given, cosine,
     sine, following, tokens, width, inner, half, head_dim, conditions: tl.constexpr, poses: tl.constexpr,
@@ -142,7 +142,7 @@ def _begin_kernel(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class EmbeddedFrame:
     """What a frame begins with. x: [R, T, P], of which only the conditions are there; given: latents [R, S, width] in
     its dtype; rotation: of all tokens, as `Rotary3D` gives it; next_state: [R, 7].
     """
@@ -153,10 +153,10 @@ class Begun:
     next_state: Tensor
 
 
-def begin(
+def embed_frame(
     latents: Tensor, conditions: Sequence[tuple[nn.Linear, Tensor]], positions: Tensor, places: tuple[Tensor, Tensor],
     rotary: Rotary3D, dtype: torch.dtype,
-) -> Begun:  # fmt: skip
+) -> EmbeddedFrame:  # fmt: skip
     """Begin a frame of each row.
 
     latents: float32 [R, S, width]; conditions: float32 layers and what they take, float32 [R, inputs]: action, state,
@@ -173,7 +173,7 @@ def begin(
     following = torch.empty((rows, state.shape[1]), dtype=torch.float32, device=latents.device)
     frequencies = rotary.frequencies.float()
     parts = len(conditions) * triton.cdiv(width, WIDE) + 1
-    _begin_kernel[(rows * (parts + tokens),)](
+    _embed_frame_kernel[(rows * (parts + tokens),)](
         latents, action, state, camera, action.stride(0), state.stride(0), camera.stride(0), to_action.weight,
         to_action.bias, to_state.weight, to_state.bias, to_camera.weight, to_camera.bias, positions, *places,
         frequencies, x, given, cosine, sine, following, tokens, width, inner, len(frequencies), head_dim,
@@ -181,7 +181,7 @@ def begin(
         block=triton.next_power_of_2(inner), lanes=triton.next_power_of_2(head_dim),
         is_rounded=given is not latents, overlaps=supports_pdl(latents.device), num_warps=4,
     )  # fmt: skip
-    return Begun(x=x, given=given, rotation=(cosine, sine), next_state=following)
+    return EmbeddedFrame(x=x, given=given, rotation=(cosine, sine), next_state=following)
 
 
 @triton.jit

@@ -29,7 +29,7 @@ SMALL: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class TileConfig:
     """How a product is cut: `block` rows by `wide` outputs by `step` inputs a tile, `stages` tiles on their way.
 
     splits: slices of the inputs, each summed on its own.
@@ -43,16 +43,16 @@ class Cut:
     splits: int = 1
 
 
-WHOLE: Final = Cut(block=64, wide=128, step=128, stages=3)
+LINEAR: Final = TileConfig(block=64, wide=128, step=128, stages=3)
 """Of layers whose result is read as it is."""
 
-GELU: Final = Cut(block=128, wide=64, step=64, stages=4)
+GELU: Final = TileConfig(block=128, wide=64, step=64, stages=4)
 """Of those that pass a GELU."""
 
-SLICED: Final = Cut(block=64, wide=64, step=128, stages=3, splits=2)
+SPLIT_K: Final = TileConfig(block=64, wide=64, step=128, stages=3, splits=2)
 """Of layers whose result is summed by a norm."""
 
-DEEP: Final = Cut(block=128, wide=128, step=64, stages=4, warps=8, splits=4)
+DEEP_SPLIT_K: Final = TileConfig(block=128, wide=128, step=64, stages=4, warps=8, splits=4)
 """Of those with more inputs than outputs."""
 
 
@@ -98,7 +98,7 @@ def _ask(weight, first, to, part, inputs, size, wide: tl.constexpr, overlaps: tl
 
 
 @triton.jit
-def _product_kernel(
+def _gemm_kernel(
     x_blocks, x_small, w_blocks, weight, bias, out, rows, outputs, inputs, size, block: tl.constexpr,
     small: tl.constexpr, wide: tl.constexpr, step: tl.constexpr, stages: tl.constexpr, has_small: tl.constexpr,
     is_whole: tl.constexpr, is_gelu: tl.constexpr, overlaps: tl.constexpr,
@@ -133,7 +133,7 @@ def _angles(source, row, angled, head_dim: tl.constexpr):
 
 
 @triton.jit
-def _turned_tile(
+def _qkv_rotary_tile(
     x_blocks, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, page, of_query,
     of_key, block: tl.constexpr, wide: tl.constexpr, step: tl.constexpr, stages: tl.constexpr, head_dim: tl.constexpr,
 ):  # fmt: skip
@@ -162,7 +162,7 @@ def _turned_tile(
 
 
 @triton.jit
-def _turned_product_kernel(
+def _qkv_rotary_kernel(
     x_blocks, x_small, w_blocks, weight, bias, cosine, sine, places, query, pool, rows, inputs, angled, page,
     of_query, of_key, block: tl.constexpr, small: tl.constexpr, wide: tl.constexpr, step: tl.constexpr,
     stages: tl.constexpr, head_dim: tl.constexpr, has_small: tl.constexpr, overlaps: tl.constexpr,
@@ -172,93 +172,97 @@ def _turned_product_kernel(
     _ask(weight, first, to, 0, inputs, inputs, wide, overlaps)
     if has_small:
         if first + block > rows:
-            _turned_tile(
+            _qkv_rotary_tile(
                 x_small, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, page,
                 of_query, of_key, small, wide, step, stages, head_dim,
             )  # fmt: skip
         else:
-            _turned_tile(
+            _qkv_rotary_tile(
                 x_blocks, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, page,
                 of_query, of_key, block, wide, step, stages, head_dim,
             )  # fmt: skip
     else:
-        _turned_tile(
+        _qkv_rotary_tile(
             x_blocks, w_blocks, bias, cosine, sine, places, query, pool, first, to, rows, inputs, angled, page,
             of_query, of_key, block, wide, step, stages, head_dim,
         )  # fmt: skip
 
 
-def cut_of(weight: Tensor, *, is_sliced: bool, is_gelu: bool = False) -> Cut:
-    """How a layer is cut."""
-    if is_sliced:
-        return DEEP if weight.shape[1] > weight.shape[0] else SLICED
-    return GELU if is_gelu else WHOLE
+def config_of(weight: Tensor, *, is_split_k: bool, is_gelu: bool = False) -> TileConfig:
+    """How a layer is config."""
+    if is_split_k:
+        return DEEP_SPLIT_K if weight.shape[1] > weight.shape[0] else SPLIT_K
+    return GELU if is_gelu else LINEAR
 
 
-def takes(weight: Tensor) -> bool:
+def supports(weight: Tensor) -> bool:
     """Whether the kernel can multiply by these weights here, whatever is made of the result."""
     outputs, inputs = weight.shape
-    cuts = (WHOLE, GELU, cut_of(weight, is_sliced=True))
-    fits = all(outputs % cut.wide == 0 and inputs % (cut.step * cut.splits) == 0 for cut in cuts)
+    configs = (LINEAR, GELU, config_of(weight, is_split_k=True))
+    fits = all(outputs % config.wide == 0 and inputs % (config.step * config.splits) == 0 for config in configs)
     return fits and weight.is_contiguous() and has_large_shared_memory(weight.device)
 
 
-def whole(x: Tensor, weight: Tensor, bias: Tensor, *, is_gelu: bool = False, out: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor, *, is_gelu: bool = False, out: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias, or the exact GELU of it. x: [..., inputs], contiguous, as is out. Returns [..., outputs]."""
     if out is None:
         out = torch.empty((*x.shape[:-1], len(weight)), dtype=x.dtype, device=x.device)
-    _multiply(x, weight, bias, out, cut_of(weight, is_sliced=False, is_gelu=is_gelu), is_gelu=is_gelu)
+    _multiply(x, weight, bias, out, config_of(weight, is_split_k=False, is_gelu=is_gelu), is_gelu=is_gelu)
     return out
 
 
-def parts(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T in slices to be summed: float32 [S, ..., outputs]. x: as for `whole`."""
-    cut = cut_of(weight, is_sliced=True)
-    out = torch.empty((cut.splits, *x.shape[:-1], len(weight)), dtype=torch.float32, device=x.device)
-    _multiply(x, weight, None, out, cut)
+def split_k(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T in slices to be summed: float32 [S, ..., outputs]. x: as for `linear`."""
+    config = config_of(weight, is_split_k=True)
+    out = torch.empty((config.splits, *x.shape[:-1], len(weight)), dtype=torch.float32, device=x.device)
+    _multiply(x, weight, None, out, config)
     return out
 
 
-def turns(weight: Tensor, pool: Tensor, lanes: int) -> bool:
-    """Whether `turned` can do it: whole heads in each tile, all lanes told, and queries, keys and values apart."""
+def can_rotate(weight: Tensor, pool: Tensor, lanes: int) -> bool:
+    """Whether `qkv_rotary` can do it: whole heads in each tile, all lanes told, and queries, keys and values apart."""
     kv_heads, head_dim = pool.shape[3:]
     of_key = kv_heads * head_dim
-    is_whole = lanes == head_dim and WHOLE.wide % head_dim == 0
-    return is_whole and of_key % WHOLE.wide == 0 and len(weight) % of_key == 0
+    is_whole = lanes == head_dim and LINEAR.wide % head_dim == 0
+    return is_whole and of_key % LINEAR.wide == 0 and len(weight) % of_key == 0
 
 
-def turned(
+def qkv_rotary(
     x: Tensor, weight: Tensor, bias: Tensor, rotation: tuple[Tensor, Tensor], pool: Tensor, places: Tensor
 ) -> Tensor:
-    """Queries, keys and values of x, turned as `fused.turn` does; keys and values go to their places in the pool.
+    """Queries, keys and values of x, turned as `rotary.rotate` does; keys and values go to their places in the pool.
 
     x: [T, inputs], contiguous; weight: [(heads + 2 * kv_heads) * head_dim, inputs]; rotation, pool, places: as for
-    `fused.turn_append`, rotation of all lanes. Returns queries [T, heads, head_dim].
+    `rotary.rotate_append`, rotation of all lanes. Returns queries [T, heads, head_dim].
     """
     rows, inputs = x.shape
     page, kv_heads, head_dim = pool.shape[2:]
     of_key = kv_heads * head_dim
-    of_query, cut = len(weight) - 2 * of_key, WHOLE
+    of_query, config = len(weight) - 2 * of_key, LINEAR
     query = torch.empty((rows, of_query // head_dim, head_dim), dtype=x.dtype, device=x.device)
-    _turned_product_kernel[(triton.cdiv(rows, cut.block), len(weight) // cut.wide)](
-        *(TensorDescriptor.from_tensor(x, [block, cut.step]) for block in (cut.block, SMALL)),
-        TensorDescriptor.from_tensor(weight, [cut.wide, cut.step]), weight, bias, *rotation, places, query, pool, rows,
-        inputs, rotation[0].numel() // head_dim, page, of_query, of_key, block=cut.block, small=SMALL,
-        wide=cut.wide, step=cut.step, stages=cut.stages, head_dim=head_dim, has_small=0 < rows % cut.block <= SMALL,
-        num_warps=cut.warps, **launch_options(x.device),
+    _qkv_rotary_kernel[(triton.cdiv(rows, config.block), len(weight) // config.wide)](
+        *(TensorDescriptor.from_tensor(x, [block, config.step]) for block in (config.block, SMALL)),
+        TensorDescriptor.from_tensor(weight, [config.wide, config.step]),
+        weight, bias, *rotation, places, query, pool, rows, inputs, rotation[0].numel() // head_dim, page, of_query,
+        of_key, block=config.block, small=SMALL, wide=config.wide, step=config.step, stages=config.stages,
+        head_dim=head_dim, has_small=0 < rows % config.block <= SMALL, num_warps=config.warps,
+        **launch_options(x.device),
     )  # fmt: skip
     return query
 
 
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, cut: Cut, *, is_gelu: bool = False) -> None:
+def _multiply(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, config: TileConfig, *, is_gelu: bool = False
+) -> None:
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
     flat = x.view(rows, inputs)
     options = launch_options(x.device)
-    _product_kernel[(triton.cdiv(rows, cut.block), outputs // cut.wide, cut.splits)](
-        *(TensorDescriptor.from_tensor(flat, [block, cut.step]) for block in (cut.block, SMALL)),
-        TensorDescriptor.from_tensor(weight, [cut.wide, cut.step]), weight, out if bias is None else bias, out, rows,
-        outputs, inputs, inputs // cut.splits, block=cut.block, small=SMALL, wide=cut.wide, step=cut.step,
-        stages=cut.stages, has_small=0 < rows % cut.block <= SMALL, is_whole=bias is not None, is_gelu=is_gelu,
-        num_warps=cut.warps, **options,
+    _gemm_kernel[(triton.cdiv(rows, config.block), outputs // config.wide, config.splits)](
+        *(TensorDescriptor.from_tensor(flat, [block, config.step]) for block in (config.block, SMALL)),
+        TensorDescriptor.from_tensor(weight, [config.wide, config.step]),
+        weight, out if bias is None else bias, out, rows, outputs, inputs, inputs // config.splits, block=config.block,
+        small=SMALL, wide=config.wide, step=config.step, stages=config.stages,
+        has_small=0 < rows % config.block <= SMALL, is_whole=bias is not None, is_gelu=is_gelu, num_warps=config.warps,
+        **options,
     )  # fmt: skip

@@ -13,10 +13,10 @@
 #include "hopper.cuh"
 #include "multiply.cuh"  // written for ROWS
 
-#define WHOLE 0   // as it is, with a bias
+#define LINEAR 0   // as it is, with a bias
 #define GELU 1    // its exact GELU
-#define TURNED 2  // queries, keys and values, turned; keys and values to their places
-#define SLICED 3  // float32 slices of the inputs, to be summed
+#define QKV_ROTARY 2  // queries, keys and values, turned; keys and values to their places
+#define SPLIT_K 3  // float32 slices of the inputs, to be summed
 
 constexpr int HIGH = 64, WIDE = HIGH * UP, DEEP = 64;
 constexpr int BOX = 32;  // lines of weights that come at once
@@ -26,11 +26,11 @@ constexpr int HEAD = 64, GROUP = 4;   // warps of one group
 constexpr int KEEPING = 2 * GROUP;    // warps that write results, of which the first group multiplies
 constexpr int WARPS = KEEPING + 1;    // and one that fetches
 constexpr int PITCH = WIDE + 4;       // of a line of results: so that what a warp lays meets every bank once
-constexpr int EACH = KIND == SLICED ? 4 : 8;  // neighbouring outputs of a row that a thread writes at once
+constexpr int EACH = KIND == SPLIT_K ? 4 : 8;  // neighbouring outputs of a row that a thread writes at once
 constexpr int CHUNKS = WIDE / EACH, STEP = 32 * KEEPING / CHUNKS, TURNS = (ROWS + STEP - 1) / STEP;
 static_assert(REST < BOX && ROWS * PITCH * 4 <= STAGES * OF_STAGE, "tiles make room for the results");
 
-// Where results go. TURNED: out is the queries.
+// Where results go. QKV_ROTARY: out is the queries.
 struct Target {
     const u16 *bias;
     void *out;
@@ -122,14 +122,14 @@ __device__ __forceinline__ void bring(
 
 // Neighbouring outputs of one row. place: of the row in the pool, or -1.
 __device__ __forceinline__ void keep(const Target &target, int row, int column, i64 place, const float *values) {
-#if KIND == SLICED
+#if KIND == SPLIT_K
     float *into = (float *)target.out + ((i64)blockIdx.z * target.rows + row) * target.outputs + column;
     *(float4 *)into = make_float4(values[0], values[1], values[2], values[3]);
 #else
     uint4 all;
     all.x = packed(values[0], values[1]), all.y = packed(values[2], values[3]);
     all.z = packed(values[4], values[5]), all.w = packed(values[6], values[7]);
-#if KIND == TURNED
+#if KIND == QKV_ROTARY
     if (column < target.of_query) {
         *(uint4 *)((u16 *)target.out + (i64)row * target.of_query + column) = all;
     } else if (place >= 0) {
@@ -190,7 +190,7 @@ struct Nothing {
     __device__ __forceinline__ void read(const Target &, const Place &) {}
 };
 
-#if KIND == TURNED
+#if KIND == QKV_ROTARY
 typedef Angles Beside;
 #else
 typedef Nothing Beside;
@@ -227,13 +227,13 @@ __device__ __forceinline__ void keep_lines(
 #pragma unroll
         for (int i = 0; i < EACH; i += 4)
             *(float4 *)(values + i) = *(const float4 *)(lines + line * PITCH + part.at + i);
-#if KIND == TURNED
+#if KIND == QKV_ROTARY
         beside.turn(turn, bias + part.at, values);
         keep(target, row, own.to + part.at, beside.place[turn], values);
 #else
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            if (KIND == WHOLE || KIND == GELU) values[i] += bias[part.at + i];
+            if (KIND == LINEAR || KIND == GELU) values[i] += bias[part.at + i];
             if (KIND == GELU) values[i] = gelu(values[i]);
         }
         keep(target, row, own.to + part.at, -1, values);
@@ -268,12 +268,12 @@ __device__ __forceinline__ void compute(
     for (int up = 0; up < UP; up++)
 #pragma unroll
         for (int i = 0; i < ROWS / 2; i++) total[up][i] = 0.0f;
-    if (KIND != SLICED) {
+    if (KIND != SPLIT_K) {
         for (int at = threadIdx.x; at < WIDE; at += 32 * GROUP)
             bias[at] = own.to + at < target.outputs ? wide_of(target.bias[own.to + at]) : 0.0f;
     }
     Beside beside;
-    if (KIND == TURNED) {
+    if (KIND == QKV_ROTARY) {
         wait_for_kernels_before();
         beside.read(target, own);
     }
@@ -296,7 +296,7 @@ __device__ __forceinline__ void compute(
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    if (KIND != TURNED) wait_for_kernels_before();
+    if (KIND != QKV_ROTARY) wait_for_kernels_before();
     asm volatile("bar.sync 2, %0;" ::"r"(32 * GROUP) : "memory");  // nobody reads tiles any more
     lay(own, total, lines);
     keep_lines(target, own, bias, lines, beside);

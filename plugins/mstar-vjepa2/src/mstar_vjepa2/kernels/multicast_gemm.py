@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 LEAST, MOST = 200, 272
 """Rows that are taken: those of one frame."""
 
-DEEP: Final = 64
+TILE_INPUTS: Final = 64
 """Inputs of a tile."""
 
-HIGH: Final = 64
+INSTRUCTION_OUTPUTS: Final = 64
 """Outputs of one tensor-core instruction."""
 
-BOX: Final = 32
+BOX_ROWS: Final = 32
 """Lines of weights that the copy engine brings at once."""
 
 WARPS: Final = 9
@@ -47,15 +47,15 @@ WARPS: Final = 9
 MOST_SHARED: Final = 227 * 1024 - 2048
 """Bytes of dynamic shared memory that a block may ask for, beside its few static ones."""
 
-WHOLE, GELU, TURNED, SLICED = range(4)
+LINEAR, GELU, QKV_ROTARY, SPLIT_K = range(4)
 HEAD: Final = 64
-"""Lanes of a head that `turned` knows."""
+"""Lanes of a head that `qkv_rotary` knows."""
 
 _NAMES: Final = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class ClusterConfig:
     """How a product is cut: blocks of `up` times 64 outputs, `above` for all rows, `across` side by side in a cluster.
 
     stages: tiles on their way. splits: slices of the inputs, each summed on its own.
@@ -69,7 +69,7 @@ class Cut:
 
     def columns(self, outputs: int) -> int:
         """Clusters side by side."""
-        return -(-outputs // (HIGH * self.up * self.across))
+        return -(-outputs // (INSTRUCTION_OUTPUTS * self.up * self.across))
 
     def block_rows(self, rows: int) -> int:
         """Rows of a block, a multiple of eight."""
@@ -82,14 +82,14 @@ class Cut:
 
     def shared_bytes(self, rows: int) -> int:
         """Shared memory of a block: its tiles and what aligns them."""
-        return self.stages * 2 * DEEP * (HIGH * self.up + self.block_rows(rows)) + 1024
+        return self.stages * 2 * TILE_INPUTS * (INSTRUCTION_OUTPUTS * self.up + self.block_rows(rows)) + 1024
 
 
-NARROW: Final = Cut(up=1, above=2, across=4)
-WIDER: Final = Cut(up=2, above=3, across=2)
+NARROW: Final = ClusterConfig(up=1, above=2, across=4)
+WIDER: Final = ClusterConfig(up=2, above=3, across=2)
 """Where there would be more clusters of narrow blocks than the device has room for."""
 
-HELD: Final = Cut(up=1, above=3, across=2, splits=2)
+RESIDENT: Final = ClusterConfig(up=1, above=3, across=2, splits=2)
 """For slices so short that all of their tiles are asked for before the frame is there."""
 
 MOST_SPLITS: Final = 4
@@ -105,7 +105,7 @@ class Target(ctypes.Structure):
     )
 
 
-def takes(x: Tensor, weight: Tensor) -> bool:
+def supports(x: Tensor, weight: Tensor) -> bool:
     """Whether a product runs here, whatever is made of it: the rows of one frame on Hopper, sizes that tiles divide.
 
     x: [..., inputs], contiguous, in half precision.
@@ -114,49 +114,49 @@ def takes(x: Tensor, weight: Tensor) -> bool:
     is_frame = LEAST <= x.numel() // inputs <= MOST
     if not is_frame or x.dtype not in _NAMES or not weight.is_contiguous() or not is_hopper(x.device):
         return False
-    is_cut = outputs % 16 == 0 and inputs % DEEP == 0 and inputs >= DEEP * MOST_SPLITS
+    is_cut = outputs % 16 == 0 and inputs % TILE_INPUTS == 0 and inputs >= TILE_INPUTS * MOST_SPLITS
     return is_cut and WIDER.columns(outputs) <= _room(WIDER, x.device.index)
 
 
-def cut_of(weight: Tensor, kind: int) -> Cut:
+def config_of(weight: Tensor, kind: int) -> ClusterConfig:
     """How a layer is cut: into as many clusters as can run at once, for one more would come after all others."""
     (outputs, inputs), device = weight.shape, weight.device.index
-    is_held = kind == SLICED and inputs <= DEEP * HELD.stages * HELD.splits
-    if is_held and HELD.columns(outputs) * HELD.splits <= _room(HELD, device):
-        return HELD
+    is_resident = kind == SPLIT_K and inputs <= TILE_INPUTS * RESIDENT.stages * RESIDENT.splits
+    if is_resident and RESIDENT.columns(outputs) * RESIDENT.splits <= _room(RESIDENT, device):
+        return RESIDENT
     room, columns = _room(NARROW, device), NARROW.columns(outputs)
     if columns > room:
         return WIDER
-    return replace(NARROW, splits=min(MOST_SPLITS, room // columns)) if kind == SLICED else NARROW
+    return replace(NARROW, splits=min(MOST_SPLITS, room // columns)) if kind == SPLIT_K else NARROW
 
 
-def whole(x: Tensor, weight: Tensor, bias: Tensor, *, is_gelu: bool = False, out: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor, *, is_gelu: bool = False, out: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias, or the exact GELU of it. x: [..., inputs], contiguous, as is out. Returns [..., outputs]."""
     if out is None:
         out = torch.empty((*x.shape[:-1], len(weight)), dtype=x.dtype, device=x.device)
     target = Target(bias=bias.data_ptr(), out=out.data_ptr())
-    _multiply(x, weight, target, GELU if is_gelu else WHOLE)
+    _multiply(x, weight, target, GELU if is_gelu else LINEAR)
     return out
 
 
-def parts(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T in slices to be summed: float32 [S, ..., outputs]. x: as for `whole`."""
-    splits = cut_of(weight, SLICED).splits
+def split_k(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T in slices to be summed: float32 [S, ..., outputs]. x: as for `linear`."""
+    splits = config_of(weight, SPLIT_K).splits
     out = torch.empty((splits, *x.shape[:-1], len(weight)), dtype=torch.float32, device=x.device)
-    _multiply(x, weight, Target(out=out.data_ptr()), SLICED)
+    _multiply(x, weight, Target(out=out.data_ptr()), SPLIT_K)
     return out
 
 
-def turns(weight: Tensor, pool: Tensor, lanes: int) -> bool:
-    """Whether `turned` can do it: heads of `HEAD` lanes that all turn, and queries, keys and values apart."""
+def can_rotate(weight: Tensor, pool: Tensor, lanes: int) -> bool:
+    """Whether `qkv_rotary` can do it: heads of `HEAD` lanes that all turn, and queries, keys and values apart."""
     kv_heads, head_dim = pool.shape[3:]
     return head_dim == HEAD and lanes == HEAD and len(weight) % (kv_heads * head_dim) == 0
 
 
-def turned(
+def qkv_rotary(
     x: Tensor, weight: Tensor, bias: Tensor, rotation: tuple[Tensor, Tensor], pool: Tensor, places: Tensor
 ) -> Tensor:
-    """As `gemm.turned`: queries of x, turned; keys, turned, and values go to their places in the pool."""
+    """As `gemm.qkv_rotary`: queries of x, turned; keys, turned, and values go to their places in the pool."""
     page, kv_heads, head_dim = pool.shape[2:]
     of_key = kv_heads * head_dim
     of_query = len(weight) - 2 * of_key
@@ -167,45 +167,47 @@ def turned(
         places=places.data_ptr(), pool=pool.data_ptr(), angled=cosine.numel() // head_dim, page=page,
         of_query=of_query, of_key=of_key,
     )  # fmt: skip
-    _multiply(x, weight, target, TURNED)
+    _multiply(x, weight, target, QKV_ROTARY)
     return query
 
 
 def _multiply(x: Tensor, weight: Tensor, target: Target, kind: int) -> None:
-    cut = cut_of(weight, kind)
+    config = config_of(weight, kind)
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
-    target.rows, target.outputs, target.tiles = rows, outputs, inputs // DEEP
-    function = _compiled(cut, kind, cut.block_rows(rows), _NAMES[x.dtype], x.device.index)
-    is_brain, at, (share, rest) = x.dtype == torch.bfloat16, x.data_ptr(), cut.boxes(rows)
+    target.rows, target.outputs, target.tiles = rows, outputs, inputs // TILE_INPUTS
+    function = _compiled(config, kind, config.block_rows(rows), _NAMES[x.dtype], x.device.index)
+    is_brain, at, (share, rest) = x.dtype == torch.bfloat16, x.data_ptr(), config.boxes(rows)
     given = (
         _map(at, rows, inputs, share, is_brain),
         _map(at, rows, inputs, rest or share, is_brain),
-        _map(weight.data_ptr(), outputs, inputs, BOX, is_brain),
+        _map(weight.data_ptr(), outputs, inputs, BOX_ROWS, is_brain),
         target,
     )
     pointers = (ctypes.c_void_p * len(given))(*(ctypes.addressof(each) for each in given))
-    config = _grid(cut, rows, outputs)
-    config.hStream = torch.cuda.current_stream(x.device).cuda_stream
-    _checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0))
+    launch = _grid(config, rows, outputs)
+    launch.hStream = torch.cuda.current_stream(x.device).cuda_stream
+    _checked(driver.cuLaunchKernelEx(launch, function, ctypes.addressof(pointers), 0))
 
 
-def _grid(cut: Cut, rows: int, outputs: int) -> Any:
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = cut.above, cut.columns(outputs) * cut.across, cut.splits
-    config.blockDimX, config.blockDimY, config.blockDimZ = 32 * WARPS, 1, 1
-    config.sharedMemBytes = cut.shared_bytes(rows)
-    config.attrs = _attributes(cut.above, cut.across)
-    config.numAttrs = len(config.attrs)
-    return config
+def _grid(config: ClusterConfig, rows: int, outputs: int) -> Any:
+    """The driver's launch configuration of a product."""
+    launch = driver.CUlaunchConfig()
+    launch.gridDimX, launch.gridDimY = config.above, config.columns(outputs) * config.across
+    launch.gridDimZ = config.splits
+    launch.blockDimX, launch.blockDimY, launch.blockDimZ = 32 * WARPS, 1, 1
+    launch.sharedMemBytes = config.shared_bytes(rows)
+    launch.attrs = _attributes(config.above, config.across)
+    launch.numAttrs = len(launch.attrs)
+    return launch
 
 
 @cache
-def _room(cut: Cut, device: int) -> int:
+def _room(config: ClusterConfig, device: int) -> int:
     """Clusters that run at once on this device: one block a processor, and a cluster within one group of these."""
-    function = _compiled(cut, WHOLE, cut.block_rows(MOST), "bf16", device)
+    function = _compiled(config, LINEAR, config.block_rows(MOST), "bf16", device)
     with torch.cuda.device(device):
-        (found,) = _checked(driver.cuOccupancyMaxActiveClusters(function, _grid(cut, MOST, 1024)))
+        (found,) = _checked(driver.cuOccupancyMaxActiveClusters(function, _grid(config, MOST, 1024)))
     return int(found)
 
 
@@ -234,7 +236,7 @@ def _map(at: int, lines: int, inputs: int, high: int, is_brain: bool) -> Any:
             at,
             [driver.cuuint64_t(inputs), driver.cuuint64_t(lines)],
             [driver.cuuint64_t(inputs * 2)],
-            [driver.cuuint32_t(DEEP), driver.cuuint32_t(high)],
+            [driver.cuuint32_t(TILE_INPUTS), driver.cuuint32_t(high)],
             [driver.cuuint32_t(1), driver.cuuint32_t(1)],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
@@ -246,12 +248,17 @@ def _map(at: int, lines: int, inputs: int, high: int, is_brain: bool) -> Any:
 
 
 @cache
-def _compiled(cut: Cut, kind: int, rows: int, dtype: str, device: int) -> Any:
+def _compiled(config: ClusterConfig, kind: int, rows: int, dtype: str, device: int) -> Any:
     """The kernel's function in the device's context. rows: of a block."""
     defined = {
-        "UP": cut.up, "ROWS": rows, "ABOVE": cut.above, "ACROSS": cut.across, "STAGES": cut.stages, "KIND": kind,
+        "UP": config.up,
+        "ROWS": rows,
+        "ABOVE": config.above,
+        "ACROSS": config.across,
+        "STAGES": config.stages,
+        "KIND": kind,
         "DTYPE": f'"{dtype}"',
-    }  # fmt: skip
+    }
     with torch.cuda.device(device):
         torch.cuda.current_stream()  # makes the context, should nobody have yet
         (module,) = _checked(driver.cuModuleLoadData(_binary(defined)))

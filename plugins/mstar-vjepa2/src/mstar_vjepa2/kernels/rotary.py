@@ -29,7 +29,7 @@ def _pairs(line, at, inside, other: tl.constexpr, lanes: tl.constexpr):
 
 
 @triton.jit
-def _turned(value, cosine, sine, width, some: tl.constexpr, lanes: tl.constexpr):
+def _rotated(value, cosine, sine, width, some: tl.constexpr, lanes: tl.constexpr):
     """Heads [some, lanes] turned by the angles that lie at cosine and sine, `width` of them. Returns float32."""
     at = tl.arange(0, lanes)
     c0, c1 = _pairs(cosine, at, at < width, 1.0, lanes)
@@ -40,7 +40,7 @@ def _turned(value, cosine, sine, width, some: tl.constexpr, lanes: tl.constexpr)
 
 
 @triton.jit
-def _turn_kernel(
+def _rotate_kernel(
     x, cosine, sine, token_stride, head_stride, angled, heads, width,
     head_dim: tl.constexpr, lanes: tl.constexpr, some: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
@@ -54,12 +54,12 @@ def _turn_kernel(
     here = x + token * token_stride + head[:, None] * head_stride + at[None, :]
     value = tl.load(here, mask=inside, other=0.0)
     row = (token % angled) * width
-    turned = _turned(value, cosine + row, sine + row, width, some, lanes)
+    turned = _rotated(value, cosine + row, sine + row, width, some, lanes)
     tl.store(here, turned.to(value.dtype), mask=inside)
 
 
 @triton.jit
-def _turn_append_kernel(
+def _rotate_append_kernel(
     packed, cosine, sine, places, query, pool, across, angled, page, width, heads, kv_heads,
     head_dim: tl.constexpr, lanes: tl.constexpr, some: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
@@ -73,7 +73,7 @@ def _turn_append_kernel(
     inside = (head < heads + 2 * kv_heads)[:, None] & (at < head_dim)[None, :]
     value = tl.load(packed + token * across + head[:, None] * head_dim + at[None, :], mask=inside, other=0.0)
     row = (token % angled) * width
-    turned = _turned(value, cosine + row, sine + row, width, some, lanes).to(value.dtype)
+    turned = _rotated(value, cosine + row, sine + row, width, some, lanes).to(value.dtype)
     value = tl.where((head < heads + kv_heads)[:, None], turned, value)
     # A key's value lies one page behind it.
     kv = tl.maximum(head - heads, 0)
@@ -114,32 +114,32 @@ def angles(time: Tensor, row: Tensor, column: Tensor, frequencies: Tensor, head_
     return cosine, sine
 
 
-def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Turn heads where they lie. x: [..., T, heads, head_dim], tokens evenly apart, lanes contiguous, an even number.
 
     cosine, sine: float32 [..., T, 1, lanes], contiguous, of trailing rows. Returns x.
     """
     heads, head_dim = x.shape[-2:]
     width = cosine.shape[-1]
-    _turn_kernel[(x.shape[:-2].numel(), triton.cdiv(heads, SOME))](
+    _rotate_kernel[(x.shape[:-2].numel(), triton.cdiv(heads, SOME))](
         x, cosine, sine, x.stride(-3), x.stride(-2), cosine.numel() // width, heads, width,
         head_dim=head_dim, lanes=triton.next_power_of_2(head_dim), some=SOME, num_warps=4, **launch_options(x.device),
     )  # fmt: skip
     return x
 
 
-def turn_append(pool: Tensor, places: Tensor, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int) -> Tensor:
+def rotate_append(pool: Tensor, places: Tensor, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int) -> Tensor:
     """Turn queries and keys of joined projections and store keys and values. Returns queries [T, heads, head_dim].
 
     pool: as `make_pools` makes it; places: int64 [T], where a flat pool keeps each key, -1 = nowhere; packed:
-    [T, (heads + 2 * kv_heads) * head_dim], contiguous, queries first; rotation: cosine and sine, as for `turn`.
+    [T, (heads + 2 * kv_heads) * head_dim], contiguous, queries first; rotation: cosine and sine, as for `rotate`.
     """
     tokens, across = packed.shape
     page, kv_heads, head_dim = pool.shape[2:]
     cosine, sine = rotation
     width = cosine.shape[-1]
     query = torch.empty((tokens, heads, head_dim), dtype=pool.dtype, device=packed.device)
-    _turn_append_kernel[(tokens, triton.cdiv(heads + 2 * kv_heads, SOME))](
+    _rotate_append_kernel[(tokens, triton.cdiv(heads + 2 * kv_heads, SOME))](
         packed, cosine, sine, places, query, pool, across, cosine.numel() // width, page, width, heads, kv_heads,
         head_dim=head_dim, lanes=triton.next_power_of_2(head_dim), some=SOME, num_warps=4,
         **launch_options(packed.device),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.layers.kv_view import KVView
-    from mstar_vjepa2.checkpoint.config import ActionFacts
+    from mstar_vjepa2.checkpoint.config import ActionConfig
 
 CAMERA: Final = 6
 """Values of a camera pose."""
@@ -50,11 +50,11 @@ class ActionPredictor(nn.Module):
     row: Tensor
     column: Tensor
 
-    def __init__(self, facts: ActionFacts) -> None:
+    def __init__(self, config: ActionConfig) -> None:
         super().__init__()
-        own, encoder = facts.predictor, facts.encoder
-        self.patches, self.conditions = encoder.frame_tokens, facts.conditions
-        self.uses_extrinsics = facts.uses_extrinsics
+        own, encoder = config.predictor, config.encoder
+        self.patches, self.conditions = encoder.frame_tokens, config.conditions
+        self.uses_extrinsics = config.uses_extrinsics
         self._inner = own.inner
         self.predictor_embed = nn.Linear(encoder.vit.width, own.width)
         # In float32 whatever the model's dtype: a bfloat16 state would be rounded to millimetres.
@@ -160,7 +160,7 @@ class ActionPredictor(nn.Module):
             pairs.append((self.extrinsics_encoder, camera.float()))
         dtype = self.predictor_embed.weight.dtype
         if latents.is_cuda:
-            begun = _kernels().begin(latents, pairs, positions, (self.row, self.column), self.rotary, dtype)
+            begun = _kernels().embed_frame(latents, pairs, positions, (self.row, self.column), self.rotary, dtype)
             linear_into(begun.x[:, len(pairs) :], begun.given, self.predictor_embed)
             return begun.x.flatten(0, 1), begun.rotation, begun.next_state
         made = [layer(value).to(dtype) for layer, value in pairs]

@@ -15,14 +15,14 @@ from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from mstar_core.layers.kv_view import PlacedView
-from mstar_vjepa2.nodes.linear import Branch, branch_of, linear, turned
+from mstar_vjepa2.nodes.linear import Branch, branch_of, linear, qkv_rotary
 from mstar_vjepa2.nodes.rotary import Rotation, rotate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.layers.kv_view import KVView
-    from mstar_vjepa2.checkpoint.config import VitFacts
+    from mstar_vjepa2.checkpoint.config import VitConfig
 
 Mix = Callable[["Tensor", nn.Linear, "Rotation | None", int], "Tensor"]
 """Attention of queries, keys and values that one layer of so many heads makes of [..., T, width]; gives its shape."""
@@ -48,14 +48,14 @@ class MixCached:
 
     def __call__(self, x: Tensor, layer: nn.Linear, rotation: Rotation | None, heads: int) -> Tensor:
         if rotation is not None and isinstance(self.kv, PlacedView):
-            query = turned(x, layer, rotation, heads, self.kv.places(self.layer))
+            query = qkv_rotary(x, layer, rotation, heads, self.kv.places(self.layer))
             return self.kv.attend_placed(self.layer, query).flatten(-2)
         return self.kv.attend(self.layer, *apart(linear(x, layer), rotation, heads)).flatten(-2)
 
     def keep(self, x: Tensor, layer: nn.Linear, rotation: Rotation, heads: int) -> None:
         """Append what this layer would, where nothing is wanted of it or behind it."""
         if isinstance(self.kv, PlacedView):
-            turned(x, layer, rotation, heads, self.kv.places(self.layer))
+            qkv_rotary(x, layer, rotation, heads, self.kv.places(self.layer))
         else:
             self(x, layer, rotation, heads)
 
@@ -128,6 +128,6 @@ def sum_norm(x: Tensor, branch: Branch | None, norm: nn.LayerNorm) -> tuple[Tens
     return x, norm(x)
 
 
-def stack(facts: VitFacts) -> nn.ModuleList:
+def stack(config: VitConfig) -> nn.ModuleList:
     """The blocks of one stack."""
-    return nn.ModuleList(Block(facts.width, facts.heads, facts.inner, facts.eps) for _ in range(facts.layers))
+    return nn.ModuleList(Block(config.width, config.heads, config.inner, config.eps) for _ in range(config.layers))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.engine.cuda_graphs.cache import GraphCache
-    from mstar_vjepa2.checkpoint.config import EncoderFacts
+    from mstar_vjepa2.checkpoint.config import EncoderConfig
 
 LATENT_EPS: Final = 1e-5
 """Of the norm without weights that AC latents pass; not that of the blocks."""
@@ -38,10 +38,10 @@ MEAN_SPACE: Final = POOLINGS.index("mean_space")
 class PatchEmbed(nn.Module):
     """Cubes of pixels to vectors. A strided convolution without overlap is one matrix product."""
 
-    def __init__(self, facts: EncoderFacts) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.tube = (facts.tubelet, facts.patch, facts.patch)
-        self.proj = nn.Conv3d(facts.channels, facts.vit.width, self.tube, stride=self.tube)
+        self.tube = (config.tubelet, config.patch, config.patch)
+        self.proj = nn.Conv3d(config.channels, config.vit.width, self.tube, stride=self.tube)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """pixels: floats [B, F, 3, H, W], F at least a tubelet. Returns [B, N, width], frame by frame, row by row."""
@@ -56,11 +56,11 @@ class PatchEmbed(nn.Module):
 class Encoder(nn.Module):
     """Pixels to one vector per patch and tubelet."""
 
-    def __init__(self, facts: EncoderFacts) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.facts = facts
-        vit = facts.vit
-        self.patch_embed = PatchEmbed(facts)
+        self.config = config
+        vit = config.vit
+        self.patch_embed = PatchEmbed(config)
         self.blocks = stack(vit)
         self.norm = nn.LayerNorm(vit.width, vit.eps)
         self.rotary = Rotary3D(vit.width // vit.heads)
@@ -88,8 +88,8 @@ class Encoder(nn.Module):
 
     def warm_up(self) -> None:
         """Run one tubelet, so that kernels are compiled and loaded before the first request."""
-        facts = self.facts
-        shape = (1, facts.tubelet, facts.channels, facts.crop, facts.crop)
+        config = self.config
+        shape = (1, config.tubelet, config.channels, config.crop, config.crop)
         self.hidden(torch.zeros(shape, dtype=torch.uint8, device=self.mean.device))
 
     def forward(self, pixels: Tensor, keep: Collection[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
@@ -108,12 +108,12 @@ class Encoder(nn.Module):
     def _tokens(self, shape: tuple[int, ...]) -> int:
         """Patches of pixels of such a shape, over the whole batch."""
         count, frames, _, height, width = shape
-        tubelets = max(1, frames // self.facts.tubelet)
-        return count * tubelets * (height // self.facts.patch) * (width // self.facts.patch)
+        tubelets = max(1, frames // self.config.tubelet)
+        return count * tubelets * (height // self.config.patch) * (width // self.config.patch)
 
     def _through(self, pixels: Tensor, keep: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
         x = self.patches(pixels)
-        rows, columns = pixels.shape[-2] // self.facts.patch, pixels.shape[-1] // self.facts.patch
+        rows, columns = pixels.shape[-2] // self.config.patch, pixels.shape[-1] // self.config.patch
         rotation = self.rotary.of_ids(torch.arange(x.shape[1], device=x.device), rows, columns)
         kept, branch = {0: x} if 0 in keep else {}, None
         for number, block in enumerate(self.blocks, start=1):
@@ -125,8 +125,8 @@ class Encoder(nn.Module):
     def patches(self, pixels: Tensor) -> Tensor:
         """Patch embeddings [B, N, width]. pixels: as in forward."""
         x = self.normalised(pixels) if pixels.dtype == torch.uint8 else pixels
-        if x.shape[1] < self.facts.tubelet:
-            x = x.repeat(1, self.facts.tubelet, 1, 1, 1)
+        if x.shape[1] < self.config.tubelet:
+            x = x.repeat(1, self.config.tubelet, 1, 1, 1)
         embedded: Tensor = self.patch_embed(x)
         return embedded
 
@@ -156,9 +156,9 @@ class ClipEncoder(nn.Module):
 
     host_ports: Final = ("layers", "pooling")
 
-    def __init__(self, facts: EncoderFacts) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.encoder = Encoder(facts)
+        self.encoder = Encoder(config)
 
     def idle(self) -> bool:
         """See Encoder."""
@@ -203,16 +203,16 @@ class ClipEncoder(nn.Module):
         if kind not in POOLS:
             return None
         if kind == MEAN_SPACE:
-            return hidden.view(-1, self.encoder.facts.frame_tokens, hidden.shape[-1]).mean(1)
+            return hidden.view(-1, self.encoder.config.frame_tokens, hidden.shape[-1]).mean(1)
         return hidden.mean(0)
 
 
 class FrameEncoder(nn.Module):
     """The node of V-JEPA 2-AC: every frame alone, as a tubelet that shows it twice. Latents are float32."""
 
-    def __init__(self, facts: EncoderFacts) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.encoder = Encoder(facts)
+        self.encoder = Encoder(config)
 
     def idle(self) -> bool:
         """See Encoder."""

@@ -13,7 +13,7 @@ from mstar_vjepa2.nodes.rotary import Rotary3D
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_vjepa2.checkpoint.config import BaseFacts
+    from mstar_vjepa2.checkpoint.config import BaseConfig
 
 MASK_INDEX: Final = 1
 """Which of the mask vectors stands for an unknown patch, taken modulo their number."""
@@ -22,12 +22,12 @@ MASK_INDEX: Final = 1
 class MaskedPredictor(nn.Module):
     """The node `predictor`. Ids travel with the tokens, so nothing is sorted: attention has no order."""
 
-    def __init__(self, facts: BaseFacts) -> None:
+    def __init__(self, config: BaseConfig) -> None:
         super().__init__()
-        own, width = facts.predictor, facts.encoder.vit.width
-        self.grid = facts.encoder.grid
+        own, width = config.predictor, config.encoder.vit.width
+        self.grid = config.encoder.grid
         self.embed = nn.Linear(width, own.width)
-        self.mask_tokens = nn.Parameter(torch.empty(facts.mask_tokens, 1, 1, own.width))
+        self.mask_tokens = nn.Parameter(torch.empty(config.mask_tokens, 1, 1, own.width))
         self.blocks = stack(own)
         self.norm = nn.LayerNorm(own.width, own.eps)
         self.proj = nn.Linear(own.width, width)

@@ -63,7 +63,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     Returns x's shape and dtype; on CUDA this is x itself.
     """
     if x.is_cuda and is_taken(x, rotation[0]):
-        turned: Tensor = importlib.import_module("mstar_vjepa2.kernels.rotary").turn(x, *rotation)
+        turned: Tensor = importlib.import_module("mstar_vjepa2.kernels.rotary").rotate(x, *rotation)
         return turned
     return rotate_plain(x, rotation)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from mstar_core.plugin.processor import MediaPart
-    from mstar_vjepa2.checkpoint.config import EncoderFacts
+    from mstar_vjepa2.checkpoint.config import EncoderConfig
 
     Array = npt.NDArray[Any]
 
@@ -49,7 +49,7 @@ def read_tensor(part: MediaPart, prefix: str = "") -> Array:
     return found
 
 
-def clip_of(part: MediaPart, encoder: EncoderFacts) -> Array:
+def clip_of(part: MediaPart, encoder: EncoderConfig) -> Array:
     """Frames [F, 3, crop, crop] of an upload: floats are normalised already, uint8 is not. Raises RequestError."""
     value = read_tensor(part, PIXELS)
     if value.ndim == 5 and value.shape[0] == 1:
@@ -72,7 +72,7 @@ def clip_of(part: MediaPart, encoder: EncoderFacts) -> Array:
     return as_float32(value, FIELD)
 
 
-def float_clip_of(part: MediaPart, encoder: EncoderFacts) -> Array:
+def float_clip_of(part: MediaPart, encoder: EncoderConfig) -> Array:
     """The same as normalised float32, whatever was sent."""
     value = clip_of(part, encoder)
     return normalised(value) if value.dtype == np.uint8 else value
@@ -87,7 +87,7 @@ def as_float32(value: Any, field: str) -> Array:
     return made
 
 
-def is_plain_clip(part: MediaPart, encoder: EncoderFacts) -> bool:
+def is_plain_clip(part: MediaPart, encoder: EncoderConfig) -> bool:
     """Whether an upload holds pixels as the encoder takes them: by its header alone, of which nothing is believed."""
     if not part.data.startswith(NPY):
         return False

@@ -13,7 +13,7 @@ from mstar_vjepa2.request.tensors import as_float32
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from mstar_vjepa2.checkpoint.config import ActionFacts
+    from mstar_vjepa2.checkpoint.config import ActionConfig
     from mstar_vjepa2.params import ActionParams
 
     Array = npt.NDArray[Any]
@@ -29,7 +29,7 @@ class Trajectories:
     past: dict[str, Array] = field(default_factory=dict)
 
 
-def read_trajectories(params: ActionParams, facts: ActionFacts, *, is_planning: bool) -> Trajectories:
+def read_trajectories(params: ActionParams, config: ActionConfig, *, is_planning: bool) -> Trajectories:
     """The movements of a rollout, or those that a plan starts from. Raises RequestError naming the field.
 
     Before the last context frame all candidates have one past: their cache is shared.
@@ -55,7 +55,7 @@ def read_trajectories(params: ActionParams, facts: ActionFacts, *, is_planning: 
     _check_rows(found.arrays, params.candidates)
     if params.candidates == 1:  # a request of one row has no axis of rows
         found.arrays.update({name: _only(value, 1 if name == "state" else 2) for name, value in found.arrays.items()})
-    cameras = _cameras(params, facts, past + steps)
+    cameras = _cameras(params, config, past + steps)
     if cameras is not None:
         found.arrays["extrinsics"] = _cut(cameras, past, steps)
         if past:
@@ -70,7 +70,7 @@ def require_movements(params: ActionParams) -> None:
             raise _missing(name, "one for each frame")
 
 
-def taught(params: ActionParams, facts: ActionFacts, frames: int) -> dict[str, Array]:
+def taught(params: ActionParams, config: ActionConfig, frames: int) -> dict[str, Array]:
     """The movements of frames that are all known. Raises RequestError naming the field."""
     found = {}
     for name, given in (("actions", params.actions), ("states", params.states)):
@@ -83,7 +83,7 @@ def taught(params: ActionParams, facts: ActionFacts, frames: int) -> dict[str, A
                 value=str(list(value.shape)),
             )
         found[f"given_{name}"] = value
-    cameras = _cameras(params, facts, frames)
+    cameras = _cameras(params, config, frames)
     return found if cameras is None else {**found, "given_extrinsics": cameras[:frames]}
 
 
@@ -156,12 +156,12 @@ def _cut(value: Array, start: int, count: int) -> Array:
     return np.ascontiguousarray(value[..., start : start + count, :])
 
 
-def _cameras(params: ActionParams, facts: ActionFacts, needed: int) -> Array | None:
+def _cameras(params: ActionParams, config: ActionConfig, needed: int) -> Array | None:
     if params.extrinsics is None:
-        if facts.uses_extrinsics:
+        if config.uses_extrinsics:
             raise _missing("extrinsics", "this checkpoint uses the camera's pose")
         return None
-    if not facts.uses_extrinsics:
+    if not config.uses_extrinsics:
         raise RequestError("extrinsics have no effect on this checkpoint", hint="leave them out", field="extrinsics")
     cameras = as_float32(params.extrinsics, "extrinsics")
     if len(cameras) < needed:
