@@ -149,7 +149,7 @@ def _failed(exchange: Exchange, error: Exception) -> HTTPResponse | None:
         )
     if reply.status in (409, 413, 429, 503):
         exchange.service.metrics.rejected.labels(reply.code).inc()
-        exchange.service.feed.counts["refused"] += 1
+        exchange.service.telemetry.counts["refused"] += 1
     if exchange.has_begun:
         if exchange.code in ("internal_error", "stalled"):
             exchange.abort(

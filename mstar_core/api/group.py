@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mstar_core.api.http.exchange import Exchange
-from mstar_core.api.output.encode import OutputChunk
+from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.preprocess.shared_inputs import SharedInputs
 from mstar_core.api.requests import MAX_SEED
@@ -29,7 +29,7 @@ class GroupPart:
     """Outputs of one item. done: set in the last part of the item."""
 
     index: int
-    chunks: Sequence[OutputChunk] = ()
+    chunks: Sequence[EncodedChunk] = ()
     done: Completion | None = None
 
 

@@ -105,7 +105,7 @@ def timed_out(live: LiveRequest) -> TimedOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutcome:
+class FinishedRequest:
     """Result of a request. status: finished, failed or cancelled."""
 
     request_id: str
@@ -129,7 +129,7 @@ class Registry:
         self._by_handle: dict[int, LiveRequest] = {}
         self._by_id: dict[str, LiveRequest] = {}
         self._arriving: dict[tuple[str, str], ReceivingRequest] = {}
-        self._ended: OrderedDict[str, RequestOutcome] = OrderedDict()
+        self._ended: OrderedDict[str, FinishedRequest] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_handle)
@@ -183,7 +183,7 @@ class Registry:
             if made.is_cancelled:
                 total_s = time.time() - made.created
                 self.remember(
-                    RequestOutcome(
+                    FinishedRequest(
                         request_id=request_id, route=route, key=key, created=made.created, status="cancelled",
                         total_s=total_s,
                     )
@@ -211,14 +211,14 @@ class Registry:
         """Return all live items of a client id that `key` sent."""
         return [live for live in self._by_handle.values() if live.group == request_id and live.key == key]
 
-    def remember(self, outcome: RequestOutcome) -> None:
+    def remember(self, outcome: FinishedRequest) -> None:
         """Store the outcome of a request and drop the oldest one."""
         self._ended.pop(outcome.request_id, None)
         self._ended[outcome.request_id] = outcome
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
-    def outcome(self, request_id: str, key: str) -> RequestOutcome | None:
+    def outcome(self, request_id: str, key: str) -> FinishedRequest | None:
         """Return the outcome of a finished request, if `key` sent it."""
         found = self._ended.get(request_id)
         return found if found is not None and found.key == key else None

@@ -16,7 +16,7 @@ from mstar_core.api.errors import Stalled, reply_of
 from mstar_core.api.http.sanic_protocol import WriteBatch
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
-from mstar_core.api.output.encode import OutputChunk, OutputEncoder
+from mstar_core.api.output.encode import EncodedChunk, OutputEncoder
 from mstar_core.api.output.numbers import NumberForm
 from mstar_core.api.output.queue import Ending, OutputQueue, Spool
 from mstar_core.api.output.stop_strings import StopStrings
@@ -25,7 +25,7 @@ from mstar_core.api.parse.fetch import Fetcher
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.preprocess.pool import Pool
 from mstar_core.api.preprocess.shared_inputs import SharedInputs
-from mstar_core.api.requests import LiveRequest, Registry, RequestOutcome, timed_out
+from mstar_core.api.requests import FinishedRequest, LiveRequest, Registry, timed_out
 from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec
 from mstar_core.errors import Cancelled, MstarError, RequestError, TimedOut
@@ -74,7 +74,7 @@ class Session:
         self._queued_s = service.clock() - live.started
         self._ending: Ending | None = None
 
-    async def chunks(self, keepalive_s: float | None = None) -> AsyncIterator[list[OutputChunk]]:
+    async def chunks(self, keepalive_s: float | None = None) -> AsyncIterator[list[EncodedChunk]]:
         """Yield chunks as they become ready, and an empty list after each `keepalive_s` without output.
 
         Raises TimedOut, Cancelled, WorkerLost or another error that ended the request, after all earlier chunks.
@@ -177,9 +177,9 @@ class Service:
         self.limits = media_limits(api)
         self._detokenizer = detokenizer
         self.burst = WriteBatch()
-        self.feed = RequestTelemetry(clock, lambda: f"all {self.admission.slots} slots are in use")
-        self.feed.on_end = metrics.ended
-        link.gauges, link.news = self._gauges, self.feed.take
+        self.telemetry = RequestTelemetry(clock, lambda: f"all {self.admission.slots} slots are in use")
+        self.telemetry.on_end = metrics.ended
+        link.gauges, link.news = self._gauges, self.telemetry.take
         metrics.inflight.set_function(lambda: self.admission.running)
         metrics.queue_depth.set_function(lambda: self.admission.waiting)
         metrics.pool_busy.set_function(lambda: self.pool.busy)
@@ -190,7 +190,7 @@ class Service:
             "api.requests_waiting": self.admission.waiting,
             "api.slots": self.admission.slots,
             "api.queue": self.admission.queue,
-            **{f"api.{what}": self.feed.counts[what] for what in ("finished", "failed", "cancelled", "refused")},
+            **{f"api.{what}": self.telemetry.counts[what] for what in ("finished", "failed", "cancelled", "refused")},
             "api.pool_busy": self.pool.busy,
             "api.bodies_bytes": self.held.size_bytes,
             "api.tensors_lent": self.link.loans,
@@ -236,7 +236,7 @@ class Service:
                     self.model, self.pool.postprocess, detokenizer, self.metrics, self.clock, stops=stops,
                     numbers=NumberForm.of(call.params), facts=inputs.metadata,
                 )  # fmt: skip
-                self.feed.shown(live, encoder, inputs.prompt_tokens)
+                self.telemetry.shown(live, encoder, inputs.prompt_tokens)
                 yield Session(self, call, live, output_queue, encoder, inputs)
             finally:
                 self.link.release(refs)
@@ -268,11 +268,11 @@ class Service:
 
     def _queue(self, live: LiveRequest) -> None:
         live.state = "queued"
-        self.feed.prepared(live)
+        self.telemetry.prepared(live)
 
     def _run(self, live: LiveRequest) -> None:
         live.state = "running"
-        self.feed.admitted(live)
+        self.telemetry.admitted(live)
 
     def _submit(self, call: ParsedRequest, live: LiveRequest, inputs: Inputs, refs: list[TensorRef]) -> None:
         def lend(arrays: Any) -> dict[str, TensorRef]:
@@ -309,7 +309,7 @@ class Service:
     def _noted(self, live: LiveRequest, call: ParsedRequest) -> Iterator[None]:
         # Every request ends here: its outcome is recorded, and the conductor is told to cancel it if it still runs.
         error: BaseException | None = None
-        self.feed.opened(live, call)
+        self.telemetry.opened(live, call)
         try:
             yield
         except BaseException as raised:
@@ -323,17 +323,17 @@ class Service:
                 self.metrics.cancelled.labels(why).inc()
             outcome = self._outcome(live, error)
             self.registry.remember(outcome)
-            self.feed.ended(live, outcome.status, str((outcome.error or {}).get("code") or ""))
+            self.telemetry.ended(live, outcome.status, str((outcome.error or {}).get("code") or ""))
             asyncio.get_running_loop().call_soon(self.link.note_change)
 
-    def _outcome(self, live: LiveRequest, error: BaseException | None) -> RequestOutcome:
+    def _outcome(self, live: LiveRequest, error: BaseException | None) -> FinishedRequest:
         is_gone = isinstance(error, (asyncio.CancelledError, GeneratorExit))
         status = "finished" if error is None else "cancelled" if is_gone or isinstance(error, Cancelled) else "failed"
         shown = None
         if error is not None:
             told = Cancelled("the client closed the connection") if is_gone else error
             shown = reply_of(told, live.request_id).body["error"]
-        return RequestOutcome(
+        return FinishedRequest(
             request_id=live.request_id, route=live.route, key=live.key, created=live.created, status=status,
             total_s=self.clock() - live.started, error=shown, result=live.result,
         )  # fmt: skip

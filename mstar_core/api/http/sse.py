@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import msgspec
@@ -22,15 +24,20 @@ def event(body: Any) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-async def fail_events(exchange: Exchange, error: MstarError) -> None:
-    """Send the error event of a started stream, and end the body."""
-    await fail_stream(exchange, event(reply_of(error, exchange.request_id).body), error)
+@asynccontextmanager
+async def streaming(exchange: Exchange, last: Callable[[MstarError], bytes] | None = None) -> AsyncIterator[None]:
+    """End the streamed body that the block writes. If it fails after its start, send `last`, by default an error event.
 
-
-async def fail_stream(exchange: Exchange, last: bytes, error: MstarError) -> None:
-    """Send `last`, the error line or event of a started stream, and end the body."""
-    if error.code == "stalled":
-        exchange.abort(drops=True)
-        return
-    await exchange.write(last, "")
+    A client that does not read gets no error; its connection is aborted.
+    """
+    try:
+        yield
+    except MstarError as error:
+        if exchange.has_begun and error.code == "stalled":
+            exchange.abort(drops=True)
+        elif exchange.has_begun:
+            data = last(error) if last is not None else event(reply_of(error, exchange.request_id).body)
+            await exchange.write(data, "")
+            await exchange.end()
+        raise
     await exchange.end()

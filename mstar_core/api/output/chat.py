@@ -13,7 +13,7 @@ import msgspec
 from mstar_core.api.group import Group, GroupPart
 from mstar_core.api.http.sse import DONE, event
 from mstar_core.api.output.audio import AudioFormat, encode_whole
-from mstar_core.api.output.encode import OutputChunk, OutputEncoder
+from mstar_core.api.output.encode import EncodedChunk, OutputEncoder
 from mstar_core.api.schema.answers import Usage
 from mstar_core.api.schema.chat import (
     AnswerAudio,
@@ -56,7 +56,7 @@ class ChatFrame:
 class ChatAnswer:
     """Collected chunks of one choice."""
 
-    parts: list[OutputChunk] = field(default_factory=list)
+    parts: list[EncodedChunk] = field(default_factory=list)
 
     def text(self) -> str:
         return "".join(chunk.data.decode() for chunk in self.parts if chunk.modality == "text")
@@ -129,7 +129,7 @@ class ChatEvents:
         """Return the final events of a successful stream."""
         return (event(self._body([], usage_of(group))) if self._is_counted else b"") + DONE
 
-    def _delta(self, index: int, chunk: OutputChunk) -> Delta | None:
+    def _delta(self, index: int, chunk: EncodedChunk) -> Delta | None:
         match chunk.modality:
             case "text":
                 text = chunk.data.decode()

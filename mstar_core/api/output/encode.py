@@ -31,7 +31,7 @@ Postprocess = Callable[[Array, str], Awaitable[tuple[bytes, dict[str, Any]]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputChunk:
+class EncodedChunk:
     """Encoded part of an output. metadata: depends on the modality, see docs/http-api.md."""
 
     modality: str
@@ -89,9 +89,9 @@ class OutputEncoder:
         """Return the duration of the encoded audio."""
         return self.samples / self.rate if self.rate else 0.0
 
-    async def chunks(self, items: Sequence[OutputItem]) -> list[OutputChunk]:
+    async def chunks(self, items: Sequence[OutputItem]) -> list[EncodedChunk]:
         """Return the chunks of some items; text that does not complete a character gives none."""
-        chunks: list[OutputChunk] = []
+        chunks: list[EncodedChunk] = []
         for item in items:
             now = self._clock()
             self._note(item.modality, now)
@@ -103,7 +103,7 @@ class OutputEncoder:
             chunks += made if not facts else [replace(each, metadata={**each.metadata, **facts}) for each in made]
         return chunks
 
-    async def _made(self, item: OutputItem) -> list[OutputChunk]:
+    async def _made(self, item: OutputItem) -> list[EncodedChunk]:
         match item.modality:
             case "audio":
                 return [self._sound(*await self._postprocess(widened(item), "audio"), self._clock())]
@@ -116,29 +116,29 @@ class OutputEncoder:
                 data, metadata = await self._postprocess(widened(item), item.modality)
                 self.images += item.modality == "image"
                 self.frames += int(metadata.get("frames") or 0) if item.modality == "video" else 0
-                return [OutputChunk(modality=item.modality, data=data, metadata={**item.meta, **metadata})]
+                return [EncodedChunk(modality=item.modality, data=data, metadata={**item.meta, **metadata})]
 
     @property
     def is_stopped(self) -> bool:
         """Return whether a stop string has ended the text."""
         return self._stops is not None and self._stops.is_matched
 
-    def flush(self) -> list[OutputChunk]:
+    def flush(self) -> list[EncodedChunk]:
         """Return the text still held back by the detokenizer and by stop strings."""
         rest = self._detokenizer.flush() if self._detokenizer is not None else ""
         if self._stops is not None:
             rest = self._stops.push(rest) + self._stops.flush()
-        return [OutputChunk(modality="text", data=rest.encode())] if rest else []
+        return [EncodedChunk(modality="text", data=rest.encode())] if rest else []
 
-    async def _packed(self, item: OutputItem) -> OutputChunk:
+    async def _packed(self, item: OutputItem) -> EncodedChunk:
         most = AT_ONCE_BYTES if self._numbers.changes(item) else COPIED_BYTES
         if item.array.nbytes > most:  # other requests are served meanwhile
             data, metadata = await asyncio.to_thread(packed, item, self._numbers)
         else:
             data, metadata = packed(item, self._numbers)
-        return OutputChunk(modality=item.modality, data=data, metadata=metadata)
+        return EncodedChunk(modality=item.modality, data=data, metadata=metadata)
 
-    def _sound(self, data: bytes, extra: Mapping[str, Any], now: float) -> OutputChunk:
+    def _sound(self, data: bytes, extra: Mapping[str, Any], now: float) -> EncodedChunk:
         samples = len(data) // (2 * self.channels)
         metadata = {
             **extra,
@@ -150,19 +150,19 @@ class OutputEncoder:
         self._note_playback(now)
         self.samples += samples
         self._metrics.audio_seconds.inc(samples / self.rate if self.rate else 0)
-        return OutputChunk(modality="audio", data=data, metadata=metadata)
+        return EncodedChunk(modality="audio", data=data, metadata=metadata)
 
-    def _text(self, item: OutputItem) -> list[OutputChunk]:
+    def _text(self, item: OutputItem) -> list[EncodedChunk]:
         ids = [int(value) for value in item.array.reshape(-1).tolist()]
         if self._stops is not None and self._detokenizer is not None:
             return self._stopped_text(ids, self._stops, self._detokenizer)
         self.text_tokens += len(ids)
         if self._detokenizer is None:
-            return [OutputChunk(modality="text", data=bytes(item.array.tobytes()))] if item.array.dtype == "u1" else []
+            return [EncodedChunk(modality="text", data=bytes(item.array.tobytes()))] if item.array.dtype == "u1" else []
         pieces = [self._detokenizer.push([value]) for value in ids]
-        return [OutputChunk(modality="text", data=piece.encode()) for piece in pieces if piece]
+        return [EncodedChunk(modality="text", data=piece.encode()) for piece in pieces if piece]
 
-    def _stopped_text(self, ids: list[int], stops: StopStrings, detokenizer: Detokenizer) -> list[OutputChunk]:
+    def _stopped_text(self, ids: list[int], stops: StopStrings, detokenizer: Detokenizer) -> list[EncodedChunk]:
         # One id at a time: only tokens up to the one that completes the stop string are counted.
         pieces = []
         for value in ids:
@@ -170,7 +170,7 @@ class OutputEncoder:
                 break
             self.text_tokens += 1
             pieces.append(stops.push(detokenizer.push([value])))
-        return [OutputChunk(modality="text", data=piece.encode()) for piece in pieces if piece]
+        return [EncodedChunk(modality="text", data=piece.encode()) for piece in pieces if piece]
 
     def _note(self, modality: str, now: float) -> None:
         before = self._last.get(modality)

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from mstar_core.api.errors import ErrorReply
-from mstar_core.api.output.encode import OutputChunk
+from mstar_core.api.output.encode import EncodedChunk
 
 NDJSON: Final = "application/x-ndjson; charset=utf-8"
 FRAMES: Final = "application/x-mstar-frames"
@@ -71,7 +71,7 @@ class Frames:
         return struct.pack("<IQ", len(header), len(data)) + header
 
 
-def chunk_lines(form: LineFormat, chunks: Sequence[OutputChunk]) -> Iterator[Data]:
+def chunk_lines(form: LineFormat, chunks: Sequence[EncodedChunk]) -> Iterator[Data]:
     """Yield the lines of some chunks as buffers; chunks over the limit of a line are split into parts."""
     for chunk in chunks:
         if len(chunk.data) <= LINE_BYTES:
@@ -88,7 +88,7 @@ def error_line(form: LineFormat, reply: ErrorReply, request_id: str) -> bytes:
     return form.line("error", reply.message.encode(), reply.metadata(request_id))
 
 
-def whole_outputs(chunks: Sequence[OutputChunk]) -> dict[str, list[dict[str, Any]]]:
+def whole_outputs(chunks: Sequence[EncodedChunk]) -> dict[str, list[dict[str, Any]]]:
     """Return outputs by modality: text and audio joined into one entry each, other outputs one by one."""
     grouped: dict[str, list[dict[str, Any]]] = {}
     for chunk in joined_chunks(chunks):
@@ -96,9 +96,9 @@ def whole_outputs(chunks: Sequence[OutputChunk]) -> dict[str, list[dict[str, Any
     return grouped
 
 
-def joined_chunks(chunks: Sequence[OutputChunk]) -> list[OutputChunk]:
+def joined_chunks(chunks: Sequence[EncodedChunk]) -> list[EncodedChunk]:
     """Return chunks grouped by modality, in order of first appearance; text and audio are joined into one each."""
-    grouped: dict[str, list[OutputChunk]] = {}
+    grouped: dict[str, list[EncodedChunk]] = {}
     for chunk in chunks:
         grouped.setdefault(chunk.modality, []).append(chunk)
     return [chunk for modality, parts in grouped.items() for chunk in _joined(modality, parts)]
@@ -127,14 +127,14 @@ def pieces(lines: Iterable[Data]) -> Iterator[Data]:
         yield b"".join(waiting)
 
 
-def _joined(modality: str, parts: list[OutputChunk]) -> list[OutputChunk]:
+def _joined(modality: str, parts: list[EncodedChunk]) -> list[EncodedChunk]:
     if modality not in ("text", "audio") or len(parts) < 2:
         return parts
     metadata = dict(parts[0].metadata)
     if modality == "audio":
         metadata["samples"] = sum(part.metadata["samples"] for part in parts)
-    return [OutputChunk(modality=modality, data=b"".join(part.data for part in parts), metadata=metadata)]
+    return [EncodedChunk(modality=modality, data=b"".join(part.data for part in parts), metadata=metadata)]
 
 
-def _entry(chunk: OutputChunk) -> dict[str, Any]:
+def _entry(chunk: EncodedChunk) -> dict[str, Any]:
     return {"data": base64.b64encode(chunk.data).decode(), "metadata": chunk.metadata}

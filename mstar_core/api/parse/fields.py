@@ -11,8 +11,9 @@ import msgspec
 from msgspec import inspect
 
 from mstar_core.api.errors import UnsupportedType
-from mstar_core.api.http.body import read_json
+from mstar_core.api.http.body import Form, UploadedFiles, read_form, read_json
 from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.http.strict_json import parse_json
 from mstar_core.api.parse.params import (
     ParamRules,
     RequestParams,
@@ -37,6 +38,15 @@ async def read_body(exchange: Exchange, kind: type[T]) -> tuple[T, dict[str, Any
     if content_type != "application/json":
         raise UnsupportedType("the body must be JSON", hint="send application/json")
     return typed(await read_json(exchange, exchange.limits), kind)
+
+
+async def read_multipart(exchange: Exchange, uploads: UploadedFiles) -> Form:
+    """Return the multipart body, and take its request id. Raises RequestError, TooLarge, UnsupportedType."""
+    if exchange.content_type.partition(";")[0].strip().lower() != "multipart/form-data":
+        raise UnsupportedType("the body must be a form", hint="send multipart/form-data")
+    form = await read_form(exchange, exchange.content_type, exchange.limits, uploads)
+    exchange.name(form.fields.get("request_id"))
+    return form
 
 
 def typed(body: Mapping[str, Any], kind: type[T]) -> tuple[T, dict[str, Any]]:
@@ -170,3 +180,11 @@ def voice_of(spec: ModelSpec, voice: Any, field: str) -> str | None:
         raise RequestError(f"{field} must be a name or an object with an id", field=field)
     known = next((p.choices for p in param_specs(spec.params) if "voice" in (p.name, p.openai)), ())
     return voice.lower() if voice not in known and voice.lower() in known else voice
+
+
+def json_or_text(value: Any) -> Any:
+    """Return a form field as JSON if it parses as such, otherwise as text."""
+    try:
+        return parse_json(value) if isinstance(value, str) else value
+    except RequestError:
+        return value

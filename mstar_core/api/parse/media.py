@@ -6,7 +6,6 @@ import asyncio
 import base64
 import binascii
 import urllib.parse
-from collections.abc import Sequence
 from typing import Final
 
 from mstar_core.api.errors import UnsupportedType
@@ -77,16 +76,6 @@ def checked(found: str | None, wanted: str | None, field: str) -> str:
     if wanted == "audio" and found == "video":
         return "audio"
     raise UnsupportedType(f"{field} contains {found}, not {wanted}", field=field, code="unsupported_media_type")
-
-
-def count_order(kinds: Sequence[str]) -> list[tuple[str, int]]:
-    """Return (modality, index within it) of each part, in order."""
-    seen: dict[str, int] = {}
-    order = []
-    for kind in kinds:
-        order.append((kind, seen.get(kind, 0)))
-        seen[kind] = seen.get(kind, 0) + 1
-    return order
 
 
 MATROSKA: Final = b"\x1aE\xdf\xa3"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -192,23 +193,44 @@ def check_order(
 ) -> list[tuple[str, int]]:
     """Return the input segments in order, as (modality, index within it). Raises RequestError."""
     offered = {modality.kind for modality in spec.inputs}
-    counts: dict[str, int] = {}
-    for part in media:
-        if part.modality not in offered:
+    accepted = f"accepted: {', '.join(sorted(offered))}"
+    counts = Counter(part.modality for part in media)
+    for name in counts:
+        if name not in offered:
             raise UnsupportedType(
-                f"the model does not accept {part.modality}", hint=f"accepted: {', '.join(sorted(offered))}",
-                field="files", code="unsupported_media_type",
-            )  # fmt: skip
-        counts[part.modality] = counts.get(part.modality, 0) + 1
-    check_images(spec, counts.get("image", 0))
+                f"the model does not accept {name}", hint=accepted, field="files", code="unsupported_media_type"
+            )
+    check_images(spec, counts["image"])
     if asked is None:
-        seen: dict[str, int] = {}
-        order = []
-        for part in media:
-            order.append((part.modality, seen.get(part.modality, 0)))
-            seen[part.modality] = seen.get(part.modality, 0) + 1
-        return [*order, ("text", 0)] if text else order
-    return _asked_order(asked, offered, counts, text)
+        return [*count_order([part.modality for part in media]), *([("text", 0)] if text else [])]
+    counts["text"] = 0 if text is None else 1
+    names: list[str] = []
+    for name in asked:
+        times, count = asked.count(name), counts[name]
+        if name not in offered:
+            raise RequestError(
+                f"the model does not accept {name[:40]}", hint=accepted, field="input_modalities",
+                code="unknown_modality",
+            )  # fmt: skip
+        if times not in (1, count) or not count:
+            raise RequestError(
+                f"input_modalities names {name} {times} times, but the request has {count}", field="input_modalities"
+            )
+        names += [name] * (count if times == 1 else 1)
+    for part in media:
+        if part.modality not in asked:
+            raise RequestError(f"input_modalities omits {part.modality}", field="input_modalities")
+    return count_order(names)
+
+
+def count_order(kinds: Sequence[str]) -> list[tuple[str, int]]:
+    """Return (modality, index within it) of each part, in order."""
+    seen: Counter[str] = Counter()
+    order = []
+    for kind in kinds:
+        order.append((kind, seen[kind]))
+        seen[kind] += 1
+    return order
 
 
 def check_images(spec: ModelSpec, count: int, field: str = "files") -> None:
@@ -219,35 +241,6 @@ def check_images(spec: ModelSpec, count: int, field: str = "files") -> None:
             f"the request has {count} images, but {spec.name} accepts at most {most}", hint="send fewer images",
             field=field, value=count, allowed=f"<= {most}",
         )  # fmt: skip
-
-
-def _asked_order(
-    asked: Sequence[str], offered: set[str], counts: Mapping[str, int], text: str | None
-) -> list[tuple[str, int]]:
-    order: list[tuple[str, int]] = []
-    for name in dict.fromkeys(asked):
-        if name not in offered:
-            hint = f"accepted: {', '.join(sorted(offered))}"
-            raise RequestError(
-                f"the model does not accept {name[:40]}", hint=hint, field="input_modalities", code="unknown_modality"
-            )
-        have = (1 if text is not None else 0) if name == "text" else counts.get(name, 0)
-        named = asked.count(name)
-        if named not in (1, have) or not have:
-            raise RequestError(
-                f"input_modalities names {name} {named} times, but the request has {have}", field="input_modalities"
-            )
-    for name in counts:
-        if name not in asked:
-            raise RequestError(f"input_modalities omits {name}", field="input_modalities")
-    seen: dict[str, int] = {}
-    for name in asked:
-        have = 1 if name == "text" else counts[name]
-        times = have if asked.count(name) == 1 else 1
-        for _ in range(times):
-            order.append((name, seen.get(name, 0)))
-            seen[name] = seen.get(name, 0) + 1
-    return order
 
 
 def take_stops(

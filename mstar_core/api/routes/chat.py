@@ -10,14 +10,14 @@ from sanic.response import HTTPResponse
 
 from mstar_core.api.group import Group, open_group
 from mstar_core.api.http.exchange import Exchange
-from mstar_core.api.http.sse import EVENTS, PING, fail_events
+from mstar_core.api.http.sse import EVENTS, PING, streaming
 from mstar_core.api.output.audio import CHAT_FORMATS, AudioFormat, audio_format
 from mstar_core.api.output.chat import ChatAnswer, ChatEvents, ChatFrame, whole_chat
 from mstar_core.api.parse.fields import check_count, check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.parse.messages import read_messages
 from mstar_core.api.parse.params import ParsedRequest, check_outputs
 from mstar_core.api.schema.chat import ChatRequest
-from mstar_core.errors import MstarError, RequestError, TimedOut
+from mstar_core.errors import RequestError, TimedOut
 from mstar_core.plugin.spec import ModelSpec
 
 STREAMED = "pcm16"
@@ -93,15 +93,9 @@ async def _whole(exchange: Exchange, group: Group, frame: ChatFrame, form: Audio
 
 async def _stream(exchange: Exchange, group: Group, events: ChatEvents) -> None:
     outputs = group.calls[0].outputs
-    try:
+    async with streaming(exchange):
         async for piece in group.pieces():
             data = PING if piece is None else events.of(piece, outputs, group)
             exchange.warn(group.warnings)
             await exchange.write(data, EVENTS, group.left_s)
         await exchange.write(events.end(group), EVENTS)
-    except MstarError as error:
-        if not exchange.has_begun:
-            raise
-        await fail_events(exchange, error)
-        raise
-    await exchange.end()

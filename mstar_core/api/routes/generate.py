@@ -12,7 +12,7 @@ from sanic.response import HTTPResponse
 from mstar_core.api.errors import reply_of
 from mstar_core.api.http.body import Form, UploadedFile, UploadedFiles, check_size, read_form, uploads_in
 from mstar_core.api.http.exchange import Exchange
-from mstar_core.api.http.sse import fail_stream
+from mstar_core.api.http.sse import streaming
 from mstar_core.api.http.strict_json import parse_object
 from mstar_core.api.output.line_formats import (
     FRAMES,
@@ -172,7 +172,11 @@ async def _whole(exchange: Exchange, session: Session, wanted: GenerateOptions) 
 
 async def _stream(exchange: Exchange, session: Session, wanted: GenerateOptions) -> None:
     form = wanted.form
-    try:
+
+    def failed(error: MstarError) -> bytes:
+        return error_line(form, reply_of(error, exchange.request_id), exchange.request_id)
+
+    async with streaming(exchange, failed):
         if wanted.is_full:
             await exchange.write(_start_line(exchange, session, form), form.content_type)
         async for chunks in session.chunks():
@@ -183,12 +187,6 @@ async def _stream(exchange: Exchange, session: Session, wanted: GenerateOptions)
         session.count(done)
         last = _done_line(session, done, form) if wanted.is_full else b""
         await exchange.write(last, form.content_type)
-    except MstarError as error:
-        if not exchange.has_begun:
-            raise
-        await fail_stream(exchange, error_line(form, reply_of(error, exchange.request_id), exchange.request_id), error)
-        raise
-    await exchange.end()
 
 
 def _start_line(exchange: Exchange, session: Session, form: LineFormat) -> bytes:

@@ -10,19 +10,24 @@ from typing import Any, Final
 import msgspec
 from sanic.response import HTTPResponse
 
-from mstar_core.api.errors import UnsupportedType
 from mstar_core.api.group import Group, open_group
-from mstar_core.api.http.body import Form, check_size, read_form, uploads_in
+from mstar_core.api.http.body import Form, check_size, uploads_in
 from mstar_core.api.http.exchange import Exchange
-from mstar_core.api.http.strict_json import parse_json
-from mstar_core.api.output.encode import OutputChunk
-from mstar_core.api.parse.fields import check_count, check_name, openai_parsed, read_body, typed
-from mstar_core.api.parse.media import count_order, part_of_upload
-from mstar_core.api.parse.params import ParsedRequest, mapped_fields
+from mstar_core.api.output.encode import EncodedChunk
+from mstar_core.api.parse.fields import (
+    check_count,
+    check_name,
+    json_or_text,
+    openai_parsed,
+    read_body,
+    read_multipart,
+    typed,
+)
+from mstar_core.api.parse.media import part_of_upload
+from mstar_core.api.parse.params import ParsedRequest, check_images, count_order, mapped_fields
 from mstar_core.api.schema.answers import Usage
 from mstar_core.api.schema.images import ImageRequest, Images, MadeImage
 from mstar_core.errors import EngineError, RequestError
-from mstar_core.plugin.modality import Image
 from mstar_core.plugin.params import param_specs
 from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.spec import ModelSpec
@@ -42,11 +47,8 @@ async def image_edit(exchange: Exchange) -> HTTPResponse:
     """Edit images by a prompt."""
     service = exchange.service
     service.check_open(exchange.key)
-    if exchange.content_type.partition(";")[0].strip().lower() != "multipart/form-data":
-        raise UnsupportedType("the body must be a form", hint="send multipart/form-data")
     with uploads_in(service.uploads) as uploads:
-        form = await read_form(exchange, exchange.content_type, exchange.limits, uploads)
-        exchange.name(form.fields.get("request_id"))
+        form = await read_multipart(exchange, uploads)
         asked, rest = typed(form.fields, ImageRequest)
         media = await _images(service.model, form)
     return await _made(exchange, asked, {name: json_or_text(value) for name, value in rest.items()}, media)
@@ -58,7 +60,7 @@ async def _made(
     count = check_count(exchange, asked.n)
     call = _call(exchange, asked, rest, media)
     async with open_group(exchange, call, count) as group:
-        chunks: list[list[OutputChunk]] = [[] for _ in group.calls]
+        chunks: list[list[EncodedChunk]] = [[] for _ in group.calls]
         async for piece in group.pieces():
             if piece is not None:
                 chunks[piece.index] += piece.chunks
@@ -114,27 +116,12 @@ async def _images(spec: ModelSpec, form: Form) -> list[MediaPart]:
         raise RequestError("mask is not supported", hint="omit it", field="mask", code="unsupported_parameter")
     if not form.files:
         raise RequestError("image is missing", hint="upload it as `image`", field="image", code="missing_field")
-    reads = spec.input("image")
-    most = reads.max_count if isinstance(reads, Image) else None
-    if most is not None and len(form.files) > most:
-        raise RequestError(
-            f"the request has {len(form.files)} images, but the model accepts at most {most}",
-            field="image",
-            allowed=str(most),
-        )
+    check_images(spec, len(form.files), "image")
     return [await part_of_upload("image", upload, "image") for _, upload in form.files]
 
 
-def json_or_text(value: Any) -> Any:
-    """Return a form field as JSON if it parses as such, otherwise as text."""
-    try:
-        return parse_json(value) if isinstance(value, str) else value
-    except RequestError:
-        return value
-
-
 async def _image(
-    exchange: Exchange, asked: ImageRequest, group: Group, index: int, chunks: Sequence[OutputChunk]
+    exchange: Exchange, asked: ImageRequest, group: Group, index: int, chunks: Sequence[EncodedChunk]
 ) -> MadeImage:
     file = next((chunk.data for chunk in chunks if chunk.modality == "image"), None)
     if file is None:

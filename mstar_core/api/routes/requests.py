@@ -7,7 +7,7 @@ from typing import Any
 from sanic.response import HTTPResponse
 
 from mstar_core.api.http.exchange import Exchange
-from mstar_core.api.requests import RequestOutcome
+from mstar_core.api.requests import FinishedRequest
 from mstar_core.errors import Cancelled, NotFound
 
 
@@ -57,7 +57,7 @@ def unknown() -> NotFound:
     )
 
 
-def _ended(outcome: RequestOutcome) -> dict[str, Any]:
+def _ended(outcome: FinishedRequest) -> dict[str, Any]:
     result = {name: value for name, value in outcome.result.items() if name != "first"}
     return {
         "id": outcome.request_id,

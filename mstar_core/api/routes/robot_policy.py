@@ -13,7 +13,7 @@ from sanic.response import HTTPResponse
 from mstar_core.api.errors import reply_of
 from mstar_core.api.http.exchange import Exchange
 from mstar_core.api.http.websocket import WebSocket
-from mstar_core.api.output.encode import OutputChunk
+from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.parse.fields import rules_of
 from mstar_core.api.parse.params import ParsedRequest, RequestParams, check_params
 from mstar_core.api.service import Completion
@@ -92,7 +92,7 @@ async def _infer(
     return answer_of(chunks, done, request_id)
 
 
-def answer_of(chunks: list[OutputChunk], done: Completion, request_id: str) -> dict[str, Any]:
+def answer_of(chunks: list[EncodedChunk], done: Completion, request_id: str) -> dict[str, Any]:
     """Return the message of one inference: actions [steps, values], times, and metadata of the outputs."""
     arrays = [array_of(chunk) for chunk in chunks if chunk.modality == OUTPUT]
     if not arrays:
@@ -109,7 +109,7 @@ def answer_of(chunks: list[OutputChunk], done: Completion, request_id: str) -> d
     }
 
 
-def array_of(chunk: OutputChunk) -> np.ndarray:
+def array_of(chunk: EncodedChunk) -> np.ndarray:
     """Return the numbers of a chunk that was encoded as raw bytes; bfloat16 as float32."""
     dtype, shape = str(chunk.metadata["dtype"]), chunk.metadata["shape"]
     is_half = dtype == BFLOAT16
@@ -145,7 +145,7 @@ async def _fail(exchange: Exchange, socket: WebSocket, error: Exception, request
         log.error("an observation failed", exc_info=error)
     if reply.status in (409, 413, 429, 503):
         exchange.service.metrics.rejected.labels(reply.code).inc()
-        exchange.service.feed.counts["refused"] += 1
+        exchange.service.telemetry.counts["refused"] += 1
     try:
         await socket.fail(reply.message, reply.code)
     except Exception:  # noqa: BLE001 the connection is broken or not read, so the error cannot be reported

@@ -9,9 +9,9 @@ from typing import Any
 from sanic.response import HTTPResponse
 
 from mstar_core.api.http.exchange import Exchange
-from mstar_core.api.http.sse import EVENTS, PING, event, fail_events
+from mstar_core.api.http.sse import EVENTS, PING, event, streaming
 from mstar_core.api.output.audio import AudioFormat, Encoder, audio_format, content_type, encode_whole, stream_encoder
-from mstar_core.api.output.encode import OutputChunk
+from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.parse.fields import check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.parse.params import ParsedRequest
 from mstar_core.api.schema.audio import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
@@ -100,7 +100,7 @@ async def _stream(exchange: Exchange, session: Session, form: AudioFormat) -> No
 
 async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> None:
     encoder = await _encoder(session, form)
-    try:
+    async with streaming(exchange):
         async for ready in session.chunks():
             pcm = _sound_of(ready)
             data = await _push(encoder, form, pcm) if pcm else b""
@@ -118,15 +118,9 @@ async def _events(exchange: Exchange, session: Session, form: AudioFormat) -> No
         )  # fmt: skip
         last = event(SpeechDone(usage=tokens, warnings=list(done.warnings)))
         await exchange.write((_delta(rest) if rest else b"") + last, EVENTS)
-    except MstarError as error:
-        if not exchange.has_begun:
-            raise
-        await fail_events(exchange, error)
-        raise
-    await exchange.end()
 
 
-def _sound_of(chunks: list[OutputChunk]) -> bytes:
+def _sound_of(chunks: list[EncodedChunk]) -> bytes:
     pcm = [chunk.data for chunk in chunks if chunk.modality == "audio"]
     return pcm[0] if len(pcm) == 1 else b"".join(pcm)
 

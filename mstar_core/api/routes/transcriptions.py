@@ -7,18 +7,16 @@ from typing import Any
 import msgspec
 from sanic.response import HTTPResponse
 
-from mstar_core.api.errors import UnsupportedType
-from mstar_core.api.http.body import Form, read_form, uploads_in
+from mstar_core.api.http.body import Form, uploads_in
 from mstar_core.api.http.exchange import Exchange
-from mstar_core.api.http.sse import EVENTS, PING, event, fail_events
-from mstar_core.api.parse.fields import check_name, openai_parsed, typed
+from mstar_core.api.http.sse import EVENTS, PING, event, streaming
+from mstar_core.api.parse.fields import check_name, json_or_text, openai_parsed, read_multipart, typed
 from mstar_core.api.parse.media import part_of_upload
 from mstar_core.api.parse.params import ParsedRequest, mapped_fields
-from mstar_core.api.routes.images import json_or_text
 from mstar_core.api.schema.answers import Usage
 from mstar_core.api.schema.audio import TranscriptDelta, TranscriptDone, Transcription, TranscriptionRequest
 from mstar_core.api.service import Session
-from mstar_core.errors import MstarError, RequestError
+from mstar_core.errors import RequestError
 from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.spec import ModelSpec
 
@@ -30,11 +28,8 @@ async def transcription(exchange: Exchange) -> HTTPResponse | None:
     """Handle one request. Returns the whole response, or None if it was streamed."""
     service = exchange.service
     service.check_open(exchange.key)
-    if exchange.content_type.partition(";")[0].strip().lower() != "multipart/form-data":
-        raise UnsupportedType("the body must be a form", hint="send multipart/form-data")
     with uploads_in(service.uploads) as uploads:
-        form = await read_form(exchange, exchange.content_type, exchange.limits, uploads)
-        exchange.name(form.fields.get("request_id"))
+        form = await read_multipart(exchange, uploads)
         asked, rest = typed(form.fields, TranscriptionRequest)
         file = await _file(form)
     if asked.response_format in TIMED:
@@ -100,7 +95,7 @@ async def _whole(exchange: Exchange, session: Session, form: str) -> HTTPRespons
 
 async def _stream(exchange: Exchange, session: Session) -> None:
     text = ""
-    try:
+    async with streaming(exchange):
         async for ready in session.chunks():
             pieces = [chunk.data.decode() for chunk in ready if chunk.modality == "text"]
             data = b"".join(event(TranscriptDelta(delta=piece)) for piece in pieces)
@@ -111,9 +106,3 @@ async def _stream(exchange: Exchange, session: Session) -> None:
         session.count(done)
         usage = msgspec.convert(done.usage, Usage)
         await exchange.write(event(TranscriptDone(text=text.strip(), usage=usage)), EVENTS)
-    except MstarError as error:
-        if not exchange.has_begun:
-            raise
-        await fail_events(exchange, error)
-        raise
-    await exchange.end()
