@@ -1,4 +1,4 @@
-"""The generated parts of docs/http-api.md: routes, fields of requests, limits. Read by docs_parts.py."""
+"""Generated parts of docs/http-api.md: routes, request fields, limits. Used by docs_parts.py."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ LIMITS = (
     "max_image_pixels", "max_image_side", "max_audio_s", "max_video_s", "max_video_frames", "max_video_width",
     "max_video_height", "max_decoded_bytes", "timeout_s", "stall_timeout_s", "pool_processes",
 )  # fmt: skip
-"""Keys of `api` that bound what clients may do."""
+"""Keys of `api` that limit requests."""
 
 
 def http_routes() -> str:
-    """Every route: path, body, answers, when it is offered."""
+    """Return the table of routes: path, request and response types, summary, condition."""
     from mstar_core.api.route_table import ROUTES, shown_path
 
     def row(route: Any) -> tuple[str, ...]:
@@ -24,11 +24,11 @@ def http_routes() -> str:
         offered = f"the model maps `{route.needs}`" if route.needs else "always"
         return path, takes, ", ".join(f"`{kind}`" for kind in gives), route.summary, offered
 
-    return _table(("route", "takes", "gives", "does", "offered when"), [row(route) for route in ROUTES])
+    return _table(("route", "request", "response", "summary", "available if"), [row(route) for route in ROUTES])
 
 
 def fields_of(name: str) -> Callable[[], str]:
-    """A part with the fields of the request type called `name`."""
+    """Return the part with the fields of the request type `name`."""
 
     def part() -> str:
         from mstar_core.api.openapi import components
@@ -41,7 +41,7 @@ def fields_of(name: str) -> Callable[[], str]:
 
 
 def http_limits() -> str:
-    """Limits with their keys and defaults, from the schema of deployment files."""
+    """Return the table of limits, from the schema of deployment files."""
     from mstar_core.config import SETTINGS
 
     keys = {setting.key: setting for setting in SETTINGS}
@@ -99,4 +99,4 @@ HTTP_PARTS: dict[str, Callable[[], str]] = {
     "http-transcription": fields_of("TranscriptionRequest"),
     "http-image": fields_of("ImageRequest"),
 }
-"""By name, for docs_parts.PARTS."""
+"""Parts by name, for docs_parts.PARTS."""
