@@ -36,12 +36,15 @@ def test_fixed_shapes_change_no_id(buckets: tuple[int, ...], lookahead: int) -> 
     assert engine.memory().pages_used == 0
 
 
-def test_rules_without_a_fixed_shape_run_eagerly_and_are_counted() -> None:
-    rows = [(prompt(1, 4), 8, SamplingParams(temperature=1.0, top_k=3, seed=2)), (prompt(2, 4), 8, SamplingParams())]
-    engine = make_engine(graphs=(4,))
+def test_top_k_and_min_p_are_captured_and_change_no_id() -> None:
+    rules = [{"top_k": 3}, {"top_k": 50, "top_p": 0.7}, {"min_p": 0.1}, {"min_p": 0.05, "top_p": 0.8, "top_k": 9}, {}]
+    rows = [
+        (prompt(index, 4), 12, SamplingParams(temperature=1.1, seed=index, **each))  # type: ignore[arg-type]
+        for index, each in enumerate(rules)
+    ]
+    engine = make_engine(graphs=CaptureSizes(decode=(4, 8), prefill=(64,)))
     assert generate(rows, engine=engine) == generate(rows)
-    counts = engine.graph_counts
-    assert counts is not None and counts.misses > 0
+    assert engine.counters()["graph_misses"] == engine.counters()["prefill_misses"] == 0
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])

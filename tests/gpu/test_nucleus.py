@@ -32,6 +32,8 @@ def drawn(
         logits.to(device), seen=seen, slots=slots, penalty=rows.penalty[:, 0].contiguous(),
         temperature=rows.temperature[:, 0].contiguous(), top_p=rows.top_p[:, 0].contiguous(), greedy=rows.greedy,
         chance=rng.uniform_of(rows.state, counter.to(device)),
+        top_k=torch.tensor([each.top_k for each in params], device=device),
+        min_p=torch.tensor([each.min_p for each in params], dtype=torch.float64, device=device),
     )  # fmt: skip
     return found.tolist()
 
@@ -52,6 +54,32 @@ def test_ids_equal_the_sorting_sampler(cuda: torch.device, vocab: int, spread: f
     different = sum(a != b for a, b in zip(got, expected, strict=True))
     # A flat distribution over many ids puts thousands of edges within a rounding error of the drawn point.
     assert different <= (2 if vocab > 10_000 and spread < 2 else 0), (got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [53, 3072, 4097, 152064])
+def test_top_k_and_min_p_equal_the_sorting_sampler(cuda: torch.device, vocab: int, dtype: torch.dtype) -> None:
+    """bfloat16 logits have ties at the k-th place: those with the lowest ids stay."""
+    rules = [
+        (50, 1.0, 0.0),
+        (50, 0.9, 0.0),
+        (1, 1.0, 0.0),
+        (0, 1.0, 0.1),
+        (20, 0.95, 0.02),
+        (7, 0.5, 0.3),
+        (0, 0.8, 0.0),
+    ]
+    params = [
+        SamplingParams(temperature=0.9, top_k=k, top_p=p, min_p=m, repetition_penalty=1.05, seed=seed)
+        for seed, (k, p, m) in enumerate(rules * 3)
+    ] + [SamplingParams(), SamplingParams(temperature=1.0, top_k=10**6, seed=9)]
+    logits = torch.randn(len(params), vocab, generator=torch.Generator().manual_seed(vocab)).to(dtype) * 3
+    counter = torch.arange(len(params))
+    rows = sampler.SamplingRows.of(params, torch.device("cpu"))
+    seen = torch.zeros(len(params), vocab, dtype=torch.bool)
+    seen[:, ::3] = True
+    expected = sampler.sample(logits.float(), rows, seen, counter).tolist()
+    assert drawn(cuda, logits, params, counter) == expected
 
 
 def test_a_row_without_a_finite_maximum_draws_no_id(cuda: torch.device) -> None:

@@ -126,7 +126,7 @@ class DecodeSteps:
             self._stop_ids = self.slots.device_stop_ids
             self.buckets.rebuild()
         largest = self.buckets.largest
-        if largest is not None and len(batch.slots) <= largest[0] and not batch.has_rules:
+        if largest is not None and len(batch.slots) <= largest[0]:
             return True
         self.counts.misses += 1
         return False

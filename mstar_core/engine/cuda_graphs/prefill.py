@@ -126,11 +126,8 @@ class PrefillSteps:
             return False
         if not forward.attend.write or chunk.wants or chunk.count > self.most_tokens:
             return False
-        if not chunk.samples:
-            return True
-        params = self._node.slots.sampling[chunk.branch.slot]
         # A general loop keeps its drawn id on the device, where the next replay would overwrite it.
-        return (job is None or job.loop is None) and params.top_k <= 0 and params.min_p <= 0
+        return not chunk.samples or job is None or job.loop is None
 
     def batches(self, chunks: Sequence[ScheduledChunk]) -> list[list[ScheduledChunk]]:
         """Divide chunks, in order, into as few replays as the largest bucket allows.

@@ -55,13 +55,12 @@ class ScheduledChunk:
 class DecodeBatch:
     """Branches in resident loops, one token each. Rebuilt when membership changes, else reused.
 
-    has_rules: a branch truncates by top-k or min-p. reports: ports other than the id that loops emit.
+    reports: ports other than the id that loops emit.
     """
 
     branches: list[Branch]
     slots: np.ndarray
     keys: np.ndarray
-    has_rules: bool
     reports: frozenset[str]
     _device: tuple[Tensor, SamplingRows] | None = None
 
@@ -83,7 +82,6 @@ def decode_batch(branches: list[Branch], slots: Slots) -> DecodeBatch:
         branches=branches,
         slots=indices,
         keys=slots.key[indices],
-        has_rules=any(slots.sampling[slot].top_k > 0 or slots.sampling[slot].min_p > 0 for slot in indices),
         reports=frozenset[str]().union(
             *(branch.job.loop.emit for branch in branches if branch.job is not None and branch.job.loop is not None)
         ),

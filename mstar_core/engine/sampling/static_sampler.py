@@ -93,7 +93,7 @@ class StaticSampler:
         if self._nucleus is not None:
             drawn: Tensor = self._nucleus.draw(
                 logits, seen=seen, slots=own["slots"], penalty=own["penalty"], temperature=own["temperature"],
-                top_p=own["top_p"], greedy=own["greedy"], chance=self._chance,
+                top_p=own["top_p"], greedy=own["greedy"], chance=self._chance, top_k=own["top_k"], min_p=own["min_p"],
             )  # fmt: skip
             return drawn
         marks = None if seen is None else self._columns.seen(seen.index_select(0, own["slots"]))

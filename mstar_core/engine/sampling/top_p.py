@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from mstar_core.engine.sampling.top_k import truncate_kernel
 from mstar_core.engine.sampling.top_p_bins import BINS, INFINITY, OUTSIDE, choose_kernel, count_kernel, ordered
 from mstar_core.engine.sampling.top_p_search import (
     STATE,
@@ -86,6 +87,8 @@ class Pieces:
     finish: int = 2048
     finish_warps: int = 8
     ways: int = 32
+    truncate: int = 4096
+    truncate_warps: int = 8
 
 
 class NucleusSampler:
@@ -100,13 +103,13 @@ class NucleusSampler:
 
     def draw(
         self, logits: Tensor, *, seen: Tensor | None, slots: Tensor, penalty: Tensor, temperature: Tensor,
-        top_p: Tensor, greedy: Tensor, chance: Tensor,
+        top_p: Tensor, greedy: Tensor, chance: Tensor, top_k: Tensor | None = None, min_p: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Draw one id per row: int64 [rows], BAD_ROW where a row has no finite maximum.
 
         logits: [rows, vocab] of any float type, read as float32, rows with unit stride; seen: bool [slots, ids] or
         None without a penalty; slots: int64 [rows]; penalty, temperature: float32 [rows]; top_p, chance: float64
-        [rows], top_p above 1 = off; greedy: bool [rows].
+        [rows], top_p above 1 = off; greedy: bool [rows]; top_k int64, min_p float64 [rows], 0 = off; both or none.
         """
         rows, vocab, unit, cut = self.rows, self.vocab, self._unit, self.pieces
         assert logits.shape == (rows, vocab) and logits.stride(1) == 1, (logits.shape, logits.stride())
@@ -126,6 +129,13 @@ class NucleusSampler:
             vocab, chunks, logits.stride(0), marks.stride(0), is_penalised=seen is not None,
             is_restricted=is_restricted, chunk=cut.scale, bins=BINS, ways=ways, num_warps=cut.scale_warps,
         )  # fmt: skip
+        if top_k is not None and min_p is not None:
+            limits = torch.empty_like(top_p)
+            truncate_kernel[(rows,)](
+                keys, peaks, flags, top_k, min_p, top_p, limits, vocab, chunks, unit,
+                cells=cells, chunk=min(triton.next_power_of_2(vocab), cut.truncate), num_warps=cut.truncate_warps,
+            )  # fmt: skip
+            top_p = limits
         count_kernel[(triton.cdiv(vocab, cut.count), rows)](
             keys, peaks, flags, histogram, vocab, chunks,
             bins=BINS, cells=cells, chunk=cut.count, num_warps=cut.count_warps,
