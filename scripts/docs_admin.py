@@ -8,13 +8,13 @@ from typing import Any
 
 
 def table(head: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)])
 
 
 def endpoints() -> str:
-    """Every endpoint with its words behind the question mark and its body."""
+    """Return the list of endpoints with their query parameters and bodies."""
     from mstar_core.admin.endpoints import ENDPOINTS
 
     def section(endpoint: Any) -> Iterator[str]:
@@ -32,7 +32,7 @@ def endpoints() -> str:
 
 
 def objects() -> str:
-    """Every kind of object that a snapshot holds: its own words, then its fields."""
+    """Return the objects of a snapshot: docstring and fields of each."""
     from mstar_core.observe import frames
 
     kinds = {"deployment": frames.DeploymentStatus, **frames.ITEM_TYPES}
@@ -45,30 +45,30 @@ def objects() -> str:
 
 
 def frame_kinds() -> str:
-    """Every frame of a watch."""
+    """Return the table of the frames of a watch."""
     from mstar_core.observe import frames
 
     kinds = {
         "hello": frames.HelloFrame, "snapshot": frames.SnapshotFrame, "delta": frames.DeltaFrame,
         "event": frames.EventFrame, "beat": frames.BeatFrame, "resync": frames.ResyncFrame,
     }  # fmt: skip
-    return table(("`k`", "says"), ((f"`{name}`", words(kind)) for name, kind in kinds.items()))
+    return table(("`k`", "meaning"), ((f"`{name}`", words(kind)) for name, kind in kinds.items()))
 
 
 def filter_fields() -> str:
-    """The words of filters."""
+    """Return the table of filter fields."""
     from mstar_core.observe.filter import FLAGS, NUMBER_FIELDS, TEXT_FIELDS
 
     rows = [
         ("a glob, `field:glob`", ", ".join(f"`{name}`" for name in TEXT_FIELDS)),
-        ("compared, `field>5` and `>=`, `<`, `<=`, `=`", ", ".join(f"`{name}`" for name in NUMBER_FIELDS)),
+        ("a comparison, `field>5` and `>=`, `<`, `<=`, `=`", ", ".join(f"`{name}`" for name in NUMBER_FIELDS)),
         ("flags", ", ".join(f"`{name}`" for name in FLAGS)),
     ]
     return table(("kind", "fields"), rows)
 
 
 def words(kind: type[Any]) -> str:
-    """A class's docstring as one paragraph."""
+    """Return a class's docstring as one paragraph."""
     return re.sub(r"\s+", " ", (kind.__doc__ or "").strip())
 
 

@@ -14,9 +14,8 @@ SHOWN_AT = {"api": "both", "supervisor": "both", "socket": "socket"}
 
 
 def families() -> str:
-    """Every family in the order of the table in the code."""
-    from mstar_core.observe.families import FAMILIES
-    from mstar_core.observe.prometheus import SUFFIXES
+    """Return the table of all families, in the order of the code."""
+    from mstar_core.observe.metrics import FAMILIES, SUFFIXES
 
     def cells(family: Any) -> Iterator[str]:
         suffix = SUFFIXES[family.kind][0] if family.kind == "counter" else ""
@@ -26,12 +25,12 @@ def families() -> str:
         yield SHOWN_AT[family.maker]
         yield family.doc
 
-    return table(("series", "type", "labels", "where", "is"), (cells(family) for family in FAMILIES.values()))
+    return table(("series", "type", "labels", "where", "meaning"), (cells(family) for family in FAMILIES.values()))
 
 
 def buckets() -> str:
-    """The bounds of each histogram."""
-    from mstar_core.observe.families import FAMILIES
+    """Return the table of bucket bounds of each histogram."""
+    from mstar_core.observe.metrics import FAMILIES
 
     found = [family for family in FAMILIES.values() if family.buckets]
     rows = ((f"`{family.name}`", ", ".join(f"{bound:g}" for bound in family.buckets)) for family in found)
@@ -40,7 +39,7 @@ def buckets() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture: its queries with their legends, its unit in Grafana's words, and what it tells."""
+    """One panel: title, Grafana unit, queries with their legends, and description."""
 
     title: str
     unit: str
@@ -53,23 +52,23 @@ JOB = '{job=~"$job"}'
 
 
 def rate(name: str, by: str = "") -> str:
-    """Growth per second, summed up by these labels."""
+    """Return a query of the growth per second, summed by these labels."""
     return f"sum by ({by}) (rate({name}{JOB}[$__rate_interval]))" if by else f"sum(rate({name}{JOB}[$__rate_interval]))"
 
 
 def quantile(share: float, name: str, by: str = "") -> str:
-    """A quantile of a histogram."""
+    """Return a query of a histogram's quantile."""
     return f"histogram_quantile({share}, {rate(f'{name}_bucket', f'le, {by}' if by else 'le')})"
 
 
 def both(name: str, by: str = "") -> tuple[tuple[str, str], ...]:
-    """The median and the 99th percentile."""
+    """Return queries of the median and the 99th percentile, with legends."""
     legend = f"{{{{{by}}}}} " if by else ""
     return tuple((quantile(share, name, by), f"{legend}{word}") for share, word in ((0.5, "p50"), (0.99, "p99")))
 
 
 def mean(name: str, by: str) -> str:
-    """The mean of a histogram's values."""
+    """Return a query of a histogram's mean."""
     return f"{rate(f'{name}_sum', by)} / {rate(f'{name}_count', by)}"
 
 
@@ -77,33 +76,33 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     ("Requests", (
         Panel("In flight and waiting", "short",
               ((f"sum(mstar_inflight{JOB})", "run"), (f"sum(mstar_queue_depth{JOB})", "wait")),
-              "Requests that run, and that wait for a slot."),
+              "Requests that run, and requests that wait for a slot."),
         Panel("Answers", "reqps", ((rate("mstar_requests_total", "code"), "{{code}}"),),
-              "Answers a second by error code; ok is none."),
+              "Answers per second by error code; ok is success."),
         Panel("Refused and cancelled", "reqps",
               ((rate("mstar_rejected_total", "code"), "refused {{code}}"),
                (rate("mstar_cancelled_total", "cause"), "cancelled {{cause}}")),
-              "A refusal by overloaded means that the queue was full."),
-        Panel("Wait for a slot", "s", both("mstar_queue_seconds"), "From arrival until it runs."),
+              "The code overloaded means that the queue was full."),
+        Panel("Wait for a slot", "s", both("mstar_queue_seconds"), "From arrival to admission."),
         Panel("Whole request", "s", both("mstar_request_seconds", "route"), "From arrival to end, by route."),
-        Panel("Preprocessing", "short", ((f"sum(mstar_pool_busy{JOB})", "busy"),), "Pool processes that work."),
+        Panel("Preprocessing", "short", ((f"sum(mstar_pool_busy{JOB})", "busy"),), "Busy processes."),
     )),
-    ("What a listener or reader feels", (
-        Panel("First output", "s", both("mstar_ttft_seconds", "modality"), "Time to the first output, by modality."),
-        Panel("First sound", "s", both("mstar_ttfa_seconds"), "Time to the first sound."),
+    ("Client latency", (
+        Panel("First output", "s", both("mstar_ttft_seconds", "modality"), "Time to the first output."),
+        Panel("First audio", "s", both("mstar_ttfa_seconds"), "Time to the first audio."),
         Panel("Between outputs", "s", both("mstar_inter_chunk_seconds", "modality"), "Gaps inside an answer."),
         Panel("Real-time factor", "short", both("mstar_real_time_factor"),
-              "Seconds taken per second of sound; above 1 a listener hears gaps."),
-        Panel("Late sound", "s", both("mstar_stream_gap_seconds"),
-              "How much later than its playback a chunk came; 0 is in time."),
-        Panel("Made", "short",
+              "Duration per second of audio; above 1 a listener hears gaps."),
+        Panel("Late audio", "s", both("mstar_stream_gap_seconds"),
+              "Delay of a chunk after its playback time; 0 is in time."),
+        Panel("Throughput", "short",
               ((rate("mstar_tokens_total", "kind"), "{{kind}} tokens/s"),
-               (rate("mstar_audio_seconds_total"), "seconds of sound/s")),
-              "Tokens and seconds of sound, each second."),
+               (rate("mstar_audio_seconds_total"), "seconds of audio/s")),
+              "Tokens and seconds of audio per second."),
     )),
     ("Nodes", (
-        Panel("Step", "s", both("mstar_step_seconds", "node"), "Time of a step, from launch to result."),
-        Panel("Steps", "ops", ((rate("mstar_step_seconds_count", "node"), "{{node}}"),), "Steps a second."),
+        Panel("Step", "s", both("mstar_step_seconds", "node"), "Duration of a step, from launch to result."),
+        Panel("Steps", "ops", ((rate("mstar_step_seconds_count", "node"), "{{node}}"),), "Steps per second."),
         Panel("Batch", "short", ((mean("mstar_step_rows", "node"), "{{node}} mean"),
                                  (f"sum by (node) (mstar_batch_size{JOB})", "{{node}} last")), "Rows of a step."),
         Panel("Cache pages in use", "percentunit",
@@ -111,23 +110,23 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 'sum by (node) (mstar_kv_pages{job=~"$job", state="total"})', "{{node}}"),),
               "Full pools preempt."),
         Panel("Preempted", "short", ((rate("mstar_preempted_total", "node"), "{{node}}"),),
-              "Requests a second whose pages were taken; each is computed again."),
-        Panel("Steps replayed from graphs", "percentunit",
+              "Preempted requests per second; each is computed again."),
+        Panel("Steps replayed from CUDA graphs", "percentunit",
               ((f'sum by (node) (mstar_graph_steps{{job=~"$job", how="replayed"}}) / '
                 f"sum by (node) (mstar_graph_steps{JOB})", "{{node}}"),
-               ), "The others ran plainly."),
+               ), "The other steps run without a graph."),
     )),
     ("Processes", (
-        Panel("Up", "short", ((f"mstar_component_up{JOB}", "{{component}}"),), "1 while a process is there."),
+        Panel("Up", "short", ((f"mstar_component_up{JOB}", "{{component}}"),), "1 while a process is up."),
         Panel("Restarts", "short", ((f"sum(mstar_restarts_total{JOB})", "restarts"),), "Since the deployment began."),
-        Panel("Tensors handed on", "Bps", ((rate("mstar_transport_bytes_total", "component"), "{{component}}"),),
-              "Bytes a second that a process gave to others."),
+        Panel("Tensors sent", "Bps", ((rate("mstar_transport_bytes_total", "component"), "{{component}}"),),
+              "Bytes per second that a process sent to others."),
     )),
 )  # fmt: skip
 
 
 def dashboard() -> str:
-    """The dashboard as Grafana imports it. It asks for the Prometheus data source when it is imported."""
+    """Return the dashboard for Grafana's import, which asks for the Prometheus data source."""
     panels: list[dict[str, Any]] = []
     y = 0
     for title, row in ROWS:
@@ -140,10 +139,10 @@ def dashboard() -> str:
         y += -(-len(row) * PANEL_WIDTH // ROW_WIDTH) * PANEL_HEIGHT
     made = {
         "__inputs": [{"name": "DS_PROMETHEUS", "label": "Prometheus", "type": "datasource", "pluginId": "prometheus",
-                      "pluginName": "Prometheus", "description": "that scrapes the api's /metrics"}],
+                      "pluginName": "Prometheus", "description": "scrapes the api's /metrics"}],
         "title": "mstarctl deployment",
         "uid": "mstar-deployment",
-        "description": "One deployment, as its api's /metrics tells. Made by scripts/docs_metrics.py.",
+        "description": "One deployment, from its api's /metrics. Generated by scripts/docs_metrics.py.",
         "tags": ["mstarctl"],
         "schemaVersion": 39,
         "editable": True,

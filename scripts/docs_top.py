@@ -1,4 +1,4 @@
-"""Generated parts of docs/top.md: the table of keys, pictures of screens from a recording. Read by docs_parts.py."""
+"""Generated parts of docs/top.md: the table of keys, and screens of a recording as SVG. Used by docs_parts.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = ((80, 24), (40, 12))
 
 
 def keys() -> str:
-    """Every key by group, with where it works."""
+    """Return the table of keys by group, with the screens where they work."""
     rows = []
     for group in dict.fromkeys(key.group for key in KEYS):
         for key in (key for key in KEYS if key.group == group):
@@ -37,11 +37,11 @@ def keys() -> str:
                 else ", ".join(p for p in (*PAGES, "request") if p in key.pages)
             )
             rows.append(f"| {group} | `{key.shown}` | {key.help} | {where} |")
-    return "\n".join(["| | key | does | where |", "| --- | --- | --- | --- |", *rows])
+    return "\n".join(["| | key | action | where |", "| --- | --- | --- | --- |", *rows])
 
 
 def screen(page: str, size: tuple[int, int] = SIZE) -> str:
-    """One screen as SVG, at the end of the recording."""
+    """Draw one screen as SVG, at the end of the recording."""
     session, view = replayed()
     state = State(page=page)
     if page == "overview":
@@ -55,16 +55,16 @@ def screen(page: str, size: tuple[int, int] = SIZE) -> str:
 
 
 def hints(page: str) -> list[Hint]:
-    """The foot of a live screen."""
+    """Return the hints in the footer of a live screen."""
     found = sorted(
-        (key for key in KEYS if key.foot and works(key, page, may_write=True, is_live=True)), key=lambda k: k.foot
+        (key for key in KEYS if key.footer and works(key, page, may_write=True, is_live=True)), key=lambda k: k.footer
     )
     return [("1-7", "screen"), *((key.shown, key.label) for key in found)]
 
 
 @cache
 def replayed() -> tuple[ReplaySession, View]:
-    """The recording, played to its end."""
+    """Play the recording to its end."""
     session = ReplaySession(read_recording(RECORDING), clock=lambda: 0.0)
     session.start()
     session.skip(1e6)

@@ -1,1 +1,1 @@
-"""The admin socket's server: HTTP and JSON over a unix socket, served inside the supervisor's loop."""
+"""Admin socket: HTTP and JSON over a unix socket, served on the supervisor's loop."""

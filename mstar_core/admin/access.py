@@ -1,4 +1,7 @@
-"""The admin socket's file: bound by us, because a server library would leave it open to everybody."""
+"""Access to the admin socket: its file with restricted mode, and the peers' credentials.
+
+The file is bound here because a server library would create it accessible to all users.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ BACKLOG: Final = 64
 
 
 def bind_admin(path: Path, gid: int | None = None) -> socket.socket:
-    """Bind and listen, 0600, or 0660 for group `gid`. A file that a killed supervisor left is replaced.
+    """Bind and listen with mode 0600, or 0660 for group `gid`. Replaces the file of a killed supervisor.
 
-    Called under the run directory's lock and before any thread starts: the umask belongs to the whole process.
-    Raises StartError with the length when the path is too long, with the reason when it cannot be bound.
+    Called under the run directory's lock and before any thread starts, because the umask is that of the process.
+    Raises StartError if the path is too long or cannot be bound.
     """
     size = len(os.fsencode(path))
     if size > SOCKET_PATH_LIMIT:
@@ -50,7 +53,7 @@ def bind_admin(path: Path, gid: int | None = None) -> socket.socket:
 
 
 class Access(enum.Enum):
-    """What a peer may do."""
+    """Permissions of a peer."""
 
     ALL = "all"
     READ = "read"
@@ -58,7 +61,7 @@ class Access(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process at the other end, as it was when it connected."""
+    """Credentials of the process at the other end when it connected."""
 
     pid: int
     uid: int
@@ -66,12 +69,12 @@ class Peer:
 
 
 def peer_of(sock: Any) -> Peer:
-    """The peer of a unix socket. sock: a socket, or asyncio's view of one."""
+    """Return the peer of a unix socket. sock: a socket, or asyncio's wrapper of one."""
     return Peer(*struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))))
 
 
 def access_of(peer: Peer, gid: int | None, owner: int | None = None) -> Access:
-    """What a peer may do: the owner and root everything, members of group `gid` read. Raises Refused for others."""
+    """Return a peer's permissions: all for owner and root, read for members of group `gid`. Raises Refused."""
     if peer.uid in (0, os.getuid() if owner is None else owner):
         return Access.ALL
     if gid is not None and gid in groups_of(peer):
@@ -80,7 +83,7 @@ def access_of(peer: Peer, gid: int | None, owner: int | None = None) -> Access:
 
 
 def groups_of(peer: Peer) -> set[int]:
-    """The groups of a peer: the one it runs under, and those that its user is a member of."""
+    """Return the groups of a peer: its own, and those of its user."""
     try:
         user = pwd.getpwuid(peer.uid)
     except KeyError:

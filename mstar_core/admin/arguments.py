@@ -1,4 +1,4 @@
-"""Arguments of admin calls, checked: what is wrong is named, with what would be right."""
+"""Arguments of admin calls: parsing, validation, lookup and sorting of requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SORTABLE = (*RequestItem.__struct_fields__, "age_s", "rtf")
 
 
 def whole(request: Request, name: str, default: int, most: int | None = None) -> int:
-    """A whole number."""
+    """Return an integer parameter. Raises UsageError."""
     text = request.args.get(name, str(default))
     if not text.isascii() or not text.isdigit() or len(text) > 18 or (most is not None and int(text) > most):
         limit = "" if most is None else f" of at most {most}"
@@ -28,7 +28,7 @@ def whole(request: Request, name: str, default: int, most: int | None = None) ->
 
 
 def number(request: Request, name: str, default: float | None) -> float | None:
-    """A number that is not negative; `default` when it is not given."""
+    """Return a parameter that is a non-negative number, or `default`. Raises UsageError."""
     text = request.args.get(name)
     if text is None:
         return default
@@ -42,52 +42,52 @@ def number(request: Request, name: str, default: float | None) -> float | None:
 
 
 def flag(request: Request, name: str) -> bool:
-    """1 or true."""
+    """Return whether a parameter is `1` or `true`."""
     return request.args.get(name, "") in ("1", "true")
 
 
 def parts(request: Request) -> list[str]:
-    """The parts asked for."""
+    """Return the requested parts."""
     return [part for part in request.args.get("parts", "").split(",") if part]
 
 
 def body(request: Request, fields: dict[str, type]) -> dict[str, Any]:
-    """A JSON object with at most these fields. Raises UsageError naming what is wrong."""
+    """Return a JSON object that has only these fields. Raises UsageError."""
     found = json_object(request)
     for name, value in found.items():
         if name not in fields:
-            raise UsageError(f"there is no field {name!r}", hint=did_you_mean(name, fields))
+            raise UsageError(f"unknown field {name!r}", hint=did_you_mean(name, fields))
         if not isinstance(value, fields[name]) or isinstance(value, bool):
-            raise UsageError(f"{name} is no {fields[name].__name__}", hint="see /v1/openapi.json")
+            raise UsageError(f"{name} must be of type {fields[name].__name__}", hint="see /v1/openapi.json")
     return found
 
 
 def json_object(request: Request) -> dict[str, Any]:
-    """The body as a JSON object; an empty one is an empty object."""
+    """Return the body as a JSON object, empty for an empty body. Raises UsageError."""
     if not request.body:
         return {}
     try:
         found = msgspec.json.decode(request.body)
     except msgspec.DecodeError as error:
-        raise UsageError("the body is no JSON", str(error), "send a JSON object") from error
+        raise UsageError("the body is not JSON", str(error), "send a JSON object") from error
     if not isinstance(found, dict):
-        raise UsageError("the body is no JSON object", hint="send a JSON object")
+        raise UsageError("the body is not a JSON object", hint="send a JSON object")
     return found
 
 
-def known_request(log: RequestLog, request: Request, name: str) -> RequestRecord:
-    """The newest request that a client named so, or the one of `handle`. Raises NotFound with the nearest id."""
+def find_request(log: RequestLog, request: Request, name: str) -> RequestRecord:
+    """Return the newest request with that client id, or the one of `handle`. Raises NotFound with the nearest id."""
     handle = whole(request, "handle", 0) if "handle" in request.args else None
     found = log.find(name, handle)
     if found is None:
-        ids = {known.api.id for known in log.all() if known.api.id}
-        hint = did_you_mean(name, ids) if len(ids) < LIMIT else "ids are kept for the last 2000 requests"
+        ids = {record.api.id for record in log.all() if record.api.id}
+        hint = did_you_mean(name, ids) if len(ids) < LIMIT else "the last 2000 requests are kept"
         raise NotFound(f"no request {name!r}", hint=hint, kind="request", name=name, code="request_not_found")
     return found
 
 
 def ordered(rows: list[RequestItem], sort: str, now: float) -> list[dict[str, Any]]:
-    """Rows with every field, in order of a field (`-` before it: falling). Raises UsageError for an unknown field."""
+    """Return rows with every field, sorted by a field (`-` before it: descending). Raises UsageError."""
     items = [request_item(row, now) for row in rows]
     field = sort.removeprefix("-")
     if not field:
@@ -96,7 +96,7 @@ def ordered(rows: list[RequestItem], sort: str, now: float) -> list[dict[str, An
     if not name:
         raise UsageError(f"requests have no field {field!r}", hint=did_you_mean(field, SORTABLE))
     has = [item for item in items if item[name] is not None]
-    rest = [item for item in items if item[name] is None]  # what is not known yet comes last either way
+    rest = [item for item in items if item[name] is None]  # unknown values come last in both orders
     return [*sorted(has, key=lambda item: _key(item[name]), reverse=sort.startswith("-")), *rest]
 
 

@@ -1,14 +1,20 @@
-"""Every endpoint of the admin socket, once: the server's routes, the OpenAPI document and the docs are made from it."""
+"""Table of the admin socket's endpoints, source of the server's routes, the OpenAPI document and the docs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+from mstar_core.observe.frames import ITEM_TYPES, DeltaFrame, DeploymentStatus, GraphView, HelloFrame, SnapshotFrame
+from mstar_core.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One word behind the question mark. kind: a JSON schema type."""
+    """A query parameter, or a field of a JSON body. kind: a JSON schema type."""
 
     name: str
     doc: str
@@ -17,7 +23,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """name: of its handler. path: with `{id}` for a part that varies. lines: an NDJSON stream. body: fields of JSON."""
+    """One endpoint. name: of its handler. path: may contain `{id}`. body: fields of JSON. lines: an NDJSON stream."""
 
     name: str
     method: str
@@ -32,70 +38,131 @@ class Endpoint:
 
 
 _FILTER = Parameter("filter", "requests to show, such as `state:queue ttft>500`; no regular expressions")
-_PARTS = Parameter("parts", "ranks, nodes, requests, edges, gpus, children, graph, events, with commas; all without")
-_FOLLOW = Parameter("follow", "1: go on with what comes", "integer")
-_HANDLE = Parameter("handle", "the internal handle, where several requests had that id", "integer")
+_PARTS = Parameter(
+    "parts", "ranks, nodes, requests, edges, gpus, children, graph, events, comma-separated; default: all"
+)
+_FOLLOW = Parameter("follow", "1: continue with new ones", "integer")
+_HANDLE = Parameter("handle", "the internal handle, if several requests had that id", "integer")
 
 ENDPOINTS: Final = (
-    Endpoint(name="head", method="GET", path="/v1/", doc="Versions, features, the deployment's head, boot, cause."),
-    Endpoint(name="snapshot", method="GET", path="/v1/snapshot", doc="One consistent view with its revision.",
+    Endpoint(name="head", method="GET", path="/v1/", doc="Versions, features, boot, head and last failure."),
+    Endpoint(name="snapshot", method="GET", path="/v1/snapshot", doc="One consistent snapshot with its revision.",
              parameters=(_PARTS, _FILTER), errors=(400,)),
-    Endpoint(name="watch", method="GET", path="/v1/watch", doc="Frames: hello, a snapshot, then what changes.",
-             parameters=(Parameter("hz", "frames a second, 0.1 to 10, default 4", "number"), _PARTS, _FILTER),
+    Endpoint(name="watch", method="GET", path="/v1/watch", doc="Frames: hello, a snapshot, then changes.",
+             parameters=(Parameter("hz", "frames per second, 0.1 to 10, default 4", "number"), _PARTS, _FILTER),
              errors=(400, 503), lines=True),
     Endpoint(name="requests", method="GET", path="/v1/requests",
              doc="Requests in flight and the last 2000 that ended; at most 1000 rows, the rest counted in `truncated`.",
-             parameters=(_FILTER, Parameter("sort", "a field, `-` before it for falling order; default: newest first"),
+             parameters=(_FILTER, Parameter("sort", "a field, `-` before it: descending; default: newest first"),
                          Parameter("limit", "rows, at most 1000, default 100", "integer"),
-                         Parameter("since", "only those that began within so many seconds", "number")),
+                         Parameter("since", "only requests that began within so many seconds", "number")),
              errors=(400,)),
     Endpoint(name="request", method="GET", path="/v1/requests/{id}", doc="The newest request with that client id.",
              parameters=(_HANDLE,), errors=(404,)),
     Endpoint(name="trace", method="GET", path="/v1/requests/{id}/trace",
-             doc="Where its time went: spans by process, node and walk, and sums over all of them.",
+             doc="Its spans by process, node and walk, and sums over all spans.",
              parameters=(_HANDLE,), errors=(404,)),
-    Endpoint(name="cancel", method="POST", path="/v1/requests/{id}/cancel", doc="End a request and free its pages.",
+    Endpoint(name="cancel", method="POST", path="/v1/requests/{id}/cancel", doc="Cancel a request and free its pages.",
              parameters=(_HANDLE,), status=202, errors=(404, 409)),
     Endpoint(name="graph", method="GET", path="/v1/graph", doc="The model's graph with its placement."),
     Endpoint(name="config", method="GET", path="/v1/config",
-             doc="The resolved configuration; the file and line, flag or default that each value is from."),
+             doc="The resolved configuration, with the file and line, flag or default of each value."),
     Endpoint(name="children", method="GET", path="/v1/children", doc="Every process with its start-up phase."),
     Endpoint(name="logs", method="GET", path="/v1/logs", doc="Lines of the processes' logs: `{from, line}`.",
-             parameters=(_FOLLOW, Parameter("from", "a process, such as supervisor, api or worker-1; all without"),
+             parameters=(_FOLLOW, Parameter("from", "a process, such as supervisor, api or worker-1; default: all"),
                          Parameter("since", "only lines of the last so many seconds", "number"),
-                         Parameter("tail", "lines from the past, per process, at most 200, default 100", "integer")),
+                         Parameter("tail", "past lines per process, at most 200, default 100", "integer")),
              errors=(404,), lines=True),
-    Endpoint(name="events", method="GET", path="/v1/events", doc="The life-cycle feed, the last 2000.",
+    Endpoint(name="events", method="GET", path="/v1/events", doc="Life-cycle events, the last 2000.",
              parameters=(_FOLLOW, Parameter("since", "only events with a higher number", "integer"),
                          Parameter("type", "a glob, such as child.*")), lines=True),
-    Endpoint(name="metrics", method="GET", path="/v1/metrics", doc="Prometheus text.", media="text/plain"),
+    Endpoint(name="metrics", method="GET", path="/v1/metrics", doc="Prometheus text format.", media="text/plain"),
     Endpoint(name="health", method="GET", path="/v1/health",
-             doc="200 while the deployment is starting or serving, 503 once it failed or is unhealthy.", errors=(503,)),
-    Endpoint(name="ready", method="GET", path="/v1/ready", doc="200 when requests are taken, else 503.", errors=(503,)),
-    Endpoint(name="clock", method="GET", path="/v1/clock", doc="The deployment's clock and the wall's, read together."),
-    Endpoint(name="openapi", method="GET", path="/v1/openapi.json", doc="The schema of all of this."),
-    Endpoint(name="drain", method="POST", path="/v1/deployment/drain", doc="Take no new requests.", status=202,
+             doc="200 while the deployment is starting or serving, 503 if it failed or is unhealthy.", errors=(503,)),
+    Endpoint(name="ready", method="GET", path="/v1/ready", doc="200 if requests are accepted.", errors=(503,)),
+    Endpoint(name="clock", method="GET", path="/v1/clock", doc="The monotonic and the wall clock, read together."),
+    Endpoint(name="openapi", method="GET", path="/v1/openapi.json", doc="The OpenAPI document of this socket."),
+    Endpoint(name="drain", method="POST", path="/v1/deployment/drain", doc="Refuse new requests.", status=202,
              errors=(409,)),
-    Endpoint(name="resume", method="POST", path="/v1/deployment/resume", doc="Take requests again.", status=202,
+    Endpoint(name="resume", method="POST", path="/v1/deployment/resume", doc="Accept requests again.", status=202,
              errors=(409,)),
-    Endpoint(name="restart", method="POST", path="/v1/deployment/restart", doc="Drain, then start every process anew.",
+    Endpoint(name="restart", method="POST", path="/v1/deployment/restart", doc="Drain, then restart every process.",
              status=202, errors=(409, 503)),
     Endpoint(name="stop", method="POST", path="/v1/deployment/stop", doc="Drain, then end.", status=202,
              parameters=(Parameter("now", "1: do not wait for requests in flight", "integer"),
-                         Parameter("grace", "most seconds of the drain", "integer")), errors=(409,)),
-    Endpoint(name="log_level", method="POST", path="/v1/log-level", doc="Set a log level until the next start.",
+                         Parameter("grace", "limit of the drain in seconds", "integer")), errors=(409,)),
+    Endpoint(name="log_level", method="POST", path="/v1/log-level", doc="Set the log level until the next start.",
              body=(Parameter("level", "DEBUG, INFO, WARNING or ERROR"),
-                   Parameter("children", "names of processes; all without", "array")), status=202, errors=(400, 404)),
-    Endpoint(name="recordings", method="GET", path="/v1/recordings", doc="Every recording that is kept."),
+                   Parameter("children", "names of processes; default: all", "array")), status=202, errors=(400, 404)),
+    Endpoint(name="recordings", method="GET", path="/v1/recordings", doc="All recordings."),
     Endpoint(name="record", method="POST", path="/v1/recordings",
-             doc="Begin to write the trace of each request that ends into a file of at most 1 GiB.",
-             body=(Parameter("name", "what it is for"), Parameter("max_bytes", "a smaller limit", "integer")),
+             doc="Start to write the trace of each request that ends to a file of at most 1 GiB.",
+             body=(Parameter("name", "its purpose"), Parameter("max_bytes", "a smaller limit", "integer")),
              status=201, errors=(400, 409)),
-    Endpoint(name="recording", method="GET", path="/v1/recordings/{id}", doc="Its state; its lines with `lines=1`.",
-             parameters=(Parameter("lines", "1: the traces, one a line", "integer"),), errors=(404,)),
+    Endpoint(name="recording", method="GET", path="/v1/recordings/{id}", doc="Its state, or its lines with `lines=1`.",
+             parameters=(Parameter("lines", "1: the traces, one per line", "integer"),), errors=(404,)),
     Endpoint(name="progress", method="POST", path="/v1/recordings/{id}/progress",
-             doc="What the load test has to say of itself; shown with the recording. Any object of at most 64 KiB.",
+             doc="Store the progress of the load test, shown with the recording. Any JSON object of at most 64 KiB.",
              status=202, errors=(404,)),
-    Endpoint(name="erase", method="DELETE", path="/v1/recordings/{id}", doc="End a recording and remove its file.",
+    Endpoint(name="erase", method="DELETE", path="/v1/recordings/{id}", doc="Stop a recording and delete its file.",
              errors=(404,)),
 )  # fmt: skip
+
+PROBLEM: Final = {
+    "type": "object",
+    "description": "An error: title, detail with numbers, and a hint what to try.",
+    "properties": {name: {"type": "string"} for name in ("code", "title", "detail", "hint")},
+    "required": ["code", "title", "detail", "hint"],
+}
+
+
+def openapi_document() -> dict[str, Any]:
+    """Return the OpenAPI document."""
+    types = [*ITEM_TYPES.values(), DeploymentStatus, GraphView, HelloFrame, SnapshotFrame, DeltaFrame]
+    _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in ENDPOINTS:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "mstarctl admin socket", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": {**dict(sorted(schemas.items())), "Problem": PROBLEM}},
+    }
+
+
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
+    media = "application/x-ndjson" if endpoint.lines else endpoint.media
+    operation: dict[str, Any] = {
+        "operationId": endpoint.name,
+        "summary": endpoint.doc,
+        "parameters": [_in_path(endpoint)] * ("{id}" in endpoint.path) + [_in_query(p) for p in endpoint.parameters],
+        "responses": {
+            str(endpoint.status): {"description": HTTPStatus(endpoint.status).phrase, "content": {media: {}}},
+            **{
+                str(status): {
+                    "description": HTTPStatus(status).phrase,
+                    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+                }
+                for status in (*endpoint.errors, 403)
+            },
+        },
+    }
+    if endpoint.body:
+        fields = {p.name: {"type": p.kind, "description": p.doc} for p in endpoint.body}
+        schema = {"type": "object", "properties": fields}
+        operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+    if endpoint.method == "POST":
+        doc = "A repeated key has no effect and returns the first answer."
+        key = {"name": "Idempotency-Key", "in": "header", "schema": {"type": "string"}, "description": doc}
+        operation["parameters"].append(key)
+    return operation
+
+
+def _in_path(endpoint: Endpoint) -> dict[str, Any]:
+    what = "a request" if "requests" in endpoint.path else "a recording"
+    return {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}, "description": f"id of {what}"}
+
+
+def _in_query(parameter: Parameter) -> dict[str, Any]:
+    return {"name": parameter.name, "in": "query", "schema": {"type": parameter.kind}, "description": parameter.doc}

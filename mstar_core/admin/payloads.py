@@ -1,34 +1,40 @@
-"""What the admin socket shows besides the hub: plain dictionaries made from the supervisor's state. No client text."""
+"""Payloads of the admin socket: plain dictionaries made from the supervisor's state. No client text."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.observe.frames import API, MIN_API, PARTS, SnapshotFrame
-from mstar_core.observe.phases import longest_phases
 
 if TYPE_CHECKING:
+    from mstar_core.admin.streams import Log
     from mstar_core.observe.hub import TelemetryHub
+    from mstar_core.observe.request_log import RequestLog
 
 FEATURES = ("watch", "trace", "filter", "recordings", "log-level", "cancel", "metrics")
-"""What a client may count on besides the version; names are only added."""
+"""Features that a client can rely on besides the version. Names are only added."""
 
 HIDDEN = "[hidden]"
 
 
-class ChildView(Protocol):
-    """What is read of a child."""
+class StatePublisherLike(Protocol):
+    """The part of the state publisher that is used here."""
 
-    phases_s: dict[str, float]
+    requests: RequestLog
+
+    def refresh(self, *, now_all: bool = False) -> None: ...
+
+    def exposition(self) -> bytes: ...
 
 
-class DeploymentView(Protocol):
-    """What is read of the supervisor."""
+class AdminTarget(Protocol):
+    """The part of the supervisor that the admin socket reads and controls."""
 
     spec: DeploymentSpec
     state: str
@@ -37,49 +43,69 @@ class DeploymentView(Protocol):
     started_at: float
     ready_s: float | None
     restarts: int
-    fetch_s: float
     last_cause: dict[str, Any] | None
     values: dict[str, float]
     events: Any
     hub: TelemetryHub
 
     @property
-    def children(self) -> Any: ...
+    def publisher(self) -> StatePublisherLike: ...
+
+    @property
+    def children(self) -> Mapping[str, object]: ...
+
+    @property
+    def logs(self) -> Mapping[str, Log]: ...
+
+    @property
+    def phases_s(self) -> dict[str, float]: ...
 
     @property
     def is_drained(self) -> bool: ...
 
+    def stop(self, *, now: bool = False, reason: str = "", grace_s: float | None = None) -> None: ...
 
-def head(view: DeploymentView) -> dict[str, Any]:
-    """The first thing that a client reads."""
+    def drain(self, reason: str = "") -> None: ...
+
+    def resume(self) -> None: ...
+
+    def ask_restart(self) -> None: ...
+
+    def cancel(self, handle: int) -> None: ...
+
+    def log_level(self, level: str, names: Iterable[str] = ()) -> list[str]: ...
+
+
+def head(target: AdminTarget) -> dict[str, Any]:
+    """Return versions, features and the head of the deployment."""
     return {
         "api": API,
         "min_api": MIN_API,
-        "boot": view.hub.boot,
+        "boot": target.hub.boot,
         "features": list(FEATURES),
-        **deployment(view),
+        **deployment(target),
     }
 
 
-def deployment(view: DeploymentView) -> dict[str, Any]:
-    """The head of the deployment: who, where, in what state, and why; and the sums that the hub has of it."""
-    spec = view.spec
+def deployment(target: AdminTarget) -> dict[str, Any]:
+    """Return the head of the deployment: name, place, state, cause, and the hub's totals."""
+    spec = target.spec
     return {
-        **plain(view.hub.store.deployment),
+        **plain(target.hub.store.deployment),
         "name": spec.name,
         "pid": os.getpid(),
         "weights": spec.weights_source,
-        "state": view.state,
-        "reason": view.reason,
+        "state": target.state,
+        "reason": target.reason,
         "host": spec.api.host,
         "port": spec.api.port,
-        "age_s": round(time.monotonic() - view.started, 3),
-        "phases_s": longest_phases(view.fetch_s, view.children.values()),
-        "restarts": view.restarts,
-        "is_drained": view.is_drained,
-        "last_event": view.events.number,
+        "age_s": round(time.monotonic() - target.started, 3),
+        "phases_s": target.phases_s,
+        "restarts": target.restarts,
+        "is_drained": target.is_drained,
+        "last_event": target.events.number,
         "config": spec.config_file,
-        "cause": view.last_cause,
+        "cause": target.last_cause,
         "versions": spec.versions,
         "transport": spec.transport,
         "unused": list(spec.unused),
@@ -87,32 +113,32 @@ def deployment(view: DeploymentView) -> dict[str, Any]:
     }
 
 
-def children(view: DeploymentView) -> list[dict[str, Any]]:
-    """Every process with its state and start-up phase; the supervisor itself is in the head."""
-    return [plain(child) for name, child in view.hub.store.children.items() if name in view.children]
+def children(target: AdminTarget) -> list[dict[str, Any]]:
+    """Return every child with its state and start-up phase. The supervisor itself is in the head."""
+    return [plain(child) for name, child in target.hub.store.children.items() if name in target.children]
 
 
-def snapshot(view: DeploymentView, frame: SnapshotFrame) -> dict[str, Any]:
-    """A snapshot with every field of every object, the whole head, and the flat readings of all processes."""
+def snapshot(target: AdminTarget, frame: SnapshotFrame) -> dict[str, Any]:
+    """Return a snapshot with all fields, the whole head, and the flat readings of all processes."""
     return {
         "rev": frame.rev,
         "t": frame.t,
-        "boot": view.hub.boot,
-        "deployment": deployment(view),
+        "boot": target.hub.boot,
+        "deployment": deployment(target),
         "graph": msgspec.to_builtins(frame.graph),
         **{part: {key: plain(item) for key, item in getattr(frame, part).items()} for part in PARTS},
         "events": frame.events,
-        "values": dict(sorted(view.values.items())),
+        "values": dict(sorted(target.values.items())),
         "truncated": frame.truncated,
     }
 
 
-def config(view: DeploymentView) -> dict[str, Any]:
-    """The resolved configuration. Keys of clients are hidden."""
-    spec = view.spec
+def config(target: AdminTarget) -> dict[str, Any]:
+    """Return the resolved configuration. API keys are hidden."""
+    spec = target.spec
     resolved: dict[str, Any] = msgspec.to_builtins(spec)
     settings, sources = resolved.pop("settings", {}), resolved.pop("sources", {})
-    resolved.pop("graph", None)  # /v1/graph has it, with its placement
+    resolved.pop("graph", None)  # /v1/graph returns it, with its placement
     if spec.api.api_keys:
         resolved["api"]["api_keys"] = [HIDDEN] * len(spec.api.api_keys)
     resolved["argv"] = _without_keys(list(spec.argv))
@@ -124,7 +150,7 @@ def config(view: DeploymentView) -> dict[str, Any]:
 
 
 def plain(item: msgspec.Struct) -> dict[str, Any]:
-    """Every field of an object, those at their defaults too."""
+    """Return all fields of an object, defaults included."""
     return {name: getattr(item, name) for name in item.__struct_fields__}
 
 

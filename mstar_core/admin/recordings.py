@@ -1,6 +1,6 @@
-"""Recordings: the trace of each request that ends, one JSON object a line, in bounded files. For load tests.
+"""Recordings for load tests: the trace of each request that ends, one JSON object per line, in bounded files.
 
-Files lie in the run directory and go with it. All recordings together take at most 1 GiB.
+The files are in the run directory and are deleted with it. All recordings together take at most 1 GiB.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK_BYTES: Final = 256 * 1024
 
 @dataclass(slots=True, kw_only=True)
 class Recording:
-    """One file. dropped: requests that came after it was full. progress: what the load test said last."""
+    """One recording. dropped: requests that did not fit. progress: last reported by the load test."""
 
     id: str
     name: str
@@ -36,7 +36,7 @@ class Recording:
     progress: dict[str, Any] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
-        """What is shown of it."""
+        """Return the state of the recording for clients."""
         return {
             "id": self.id,
             "name": self.name,
@@ -57,7 +57,7 @@ class Traced(Protocol):
 
 
 class Recordings:
-    """Owned by the admin server. `ended` is called by the request log."""
+    """All recordings of a deployment. Owned by the admin server; the request log calls `ended`."""
 
     def __init__(self, folder: Path, model: str, encode: Any) -> None:
         self._folder = folder
@@ -66,14 +66,14 @@ class Recordings:
         self._all: dict[str, Recording] = {}
 
     def begin(self, name: str = "", max_bytes: int | None = None) -> Recording:
-        """Begin one. Raises Conflict when four are kept or no room is left, UsageError for a limit out of range."""
+        """Start a recording. Raises StateConflict if no further one is possible, UsageError for an invalid limit."""
         if max_bytes is not None and not 0 < max_bytes <= LIMIT_BYTES:
             raise UsageError(f"max_bytes is {max_bytes}", hint=f"1 to {LIMIT_BYTES}")
         room = LIMIT_BYTES - sum(recording.limit_bytes for recording in self._all.values())
         if len(self._all) >= MOST or room <= 0:
             raise StateConflict(
                 "no further recording is possible",
-                f"{len(self._all)} are kept, of at most {MOST} and 1 GiB together",
+                f"{len(self._all)} of at most {MOST} exist, with 1 GiB together",
                 "delete one, or give each a smaller max_bytes",
             )
         key = secrets.token_hex(4)
@@ -85,31 +85,31 @@ class Recordings:
         return made
 
     def all(self) -> list[Recording]:
-        """Every recording, oldest first."""
+        """Return all recordings, oldest first."""
         return list(self._all.values())
 
     def get(self, key: str) -> Recording:
-        """One of them. Raises NotFound."""
+        """Return one recording. Raises NotFound."""
         if key not in self._all:
             raise NotFound(f"no recording {key!r}", hint=did_you_mean(key, self._all), kind="recording", name=key)
         return self._all[key]
 
     def erase(self, key: str) -> None:
-        """End one and remove its file. Raises NotFound."""
+        """Stop a recording and delete its file. Raises NotFound."""
         recording = self.get(key)
         del self._all[key]
         recording.file.close()
         recording.path.unlink(missing_ok=True)
 
     def lines(self, key: str) -> Iterator[bytes]:
-        """Its contents so far, in pieces. Raises NotFound."""
+        """Yield the contents so far in chunks. Raises NotFound."""
         recording = self.get(key)
         recording.file.flush()
         with recording.path.open("rb") as file:
             yield from iter(lambda: file.read(CHUNK_BYTES), b"")
 
     def ended(self, request: Traced) -> None:
-        """A request ended: write it wherever there is room."""
+        """Write a request that ended to every recording that has room."""
         if not self._all:
             return
         trace = request.trace(self._model)
@@ -120,14 +120,14 @@ class Recordings:
                 continue
             try:
                 recording.file.write(line)
-            except OSError:  # the disk is full: the recording says so, the deployment goes on
+            except OSError:  # a full disk counts as a dropped request
                 recording.dropped += 1
                 continue
             recording.requests += 1
             recording.size_bytes += len(line)
 
     def close(self) -> None:
-        """Close every file; the run directory's end removes them."""
+        """Close all files. They are deleted with the run directory."""
         for recording in self._all.values():
             recording.file.close()
         self._all.clear()

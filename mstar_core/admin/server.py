@@ -1,14 +1,14 @@
-"""Serves the admin socket inside the supervisor's loop. A fixed table of routes; what is answered is made elsewhere."""
+"""HTTP server of the admin socket, on the supervisor's loop. Routes come from the table of endpoints."""
 
 from __future__ import annotations
 
 import logging
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from sanic import Sanic
@@ -22,72 +22,39 @@ from mstar_core.admin.arguments import (
     LEVELS,
     LIMIT,
     body,
+    find_request,
     flag,
     json_object,
-    known_request,
     number,
     ordered,
     parts,
     whole,
 )
-from mstar_core.admin.endpoints import ENDPOINTS
-from mstar_core.admin.idempotency import Once
-from mstar_core.admin.metrics import CONTENT_TYPE, exposition
-from mstar_core.admin.openapi import document
+from mstar_core.admin.endpoints import ENDPOINTS, openapi_document
+from mstar_core.admin.payloads import AdminTarget
 from mstar_core.admin.recordings import Recordings
-from mstar_core.admin.responses import StateConflict, answer, as_json, no_route, problem
+from mstar_core.admin.responses import IdempotentAnswers, StateConflict, answer, as_json, no_route, problem
 from mstar_core.admin.streams import NDJSON, NdjsonStreams
 from mstar_core.errors import NotFound, Refused, UsageError, did_you_mean
 from mstar_core.observe.filter import Filter
-from mstar_core.observe.request_log import request_item
+from mstar_core.observe.metrics import CONTENT_TYPE
+from mstar_core.observe.request_log import RequestRecord, request_item
 
 if TYPE_CHECKING:
     from sanic.request import Request
     from sanic.response import HTTPResponse
 
-    from mstar_core.admin.streams import Log
-    from mstar_core.observe.request_log import RequestLog
-
 BODY_LIMIT: Final = 64 * 1024
 RESPONSE_S: Final = 3600
 SERVING: Final = ("ready", "degraded")
-ILL: Final = ("failed", "unhealthy", "stopping")
+NOT_HEALTHY: Final = ("failed", "unhealthy", "stopping")
 READ_METHODS: Final = ("GET", "HEAD")
 
 Handler = Callable[..., Coroutine[Any, Any, "HTTPResponse | None"]]
 
 
-class RequestSource(Protocol):
-    """What is asked of the picture."""
-
-    requests: RequestLog
-
-    def refresh(self, *, now_all: bool = False) -> None: ...
-
-
-class AdminTarget(payloads.DeploymentView, Protocol):
-    """What the admin socket asks of the supervisor."""
-
-    publisher: Any
-
-    @property
-    def logs(self) -> Mapping[str, Log]: ...
-
-    def stop(self, *, now: bool = False, reason: str = "", grace_s: float | None = None) -> None: ...
-
-    def drain(self, reason: str = "") -> None: ...
-
-    def resume(self) -> None: ...
-
-    def ask_restart(self) -> None: ...
-
-    def cancel(self, handle: int) -> None: ...
-
-    def log_level(self, level: str, names: Iterable[str] = ()) -> list[str]: ...
-
-
 class AdminServer:
-    """The server inside the supervisor's loop. Ends its streams before it closes. gid: the group that may read."""
+    """The admin socket's server. Owned by the supervisor's main. gid: the group that may read."""
 
     def __init__(
         self, deployment: AdminTarget, sock: socket.socket, gid: int | None = None, streams: NdjsonStreams | None = None
@@ -97,13 +64,13 @@ class AdminServer:
         self._gid = gid
         self._server: Any = None
         self._streams = streams or NdjsonStreams()
-        self._once = Once()
+        self._answers = IdempotentAnswers()
         self._recordings = Recordings(Path(deployment.spec.run_dir) / "recordings", deployment.spec.model, as_json)
         deployment.publisher.requests.on_end.append(self._recordings.ended)
         self._app = self._make_app()
 
     async def start(self) -> None:
-        """Begin to serve."""
+        """Start to serve."""
         self._server = await self._app.create_server(
             sock=self._sock, return_asyncio_server=True, asyncio_server_kwargs={"start_serving": False}
         )
@@ -111,10 +78,10 @@ class AdminServer:
         await self._server.start_serving()
 
     async def stop(self) -> None:
-        """End streams, then the server, then the socket."""
+        """Close the streams, then the server, then the socket."""
         self._streams.close()
         if self._server is not None:
-            with suppress(Exception):  # the process ends next; nothing could be done about it
+            with suppress(Exception):  # the process ends next, so an error has no consequence
                 self._server.close()
                 await self._server.wait_closed()
                 for connection in list(self._server.connections):
@@ -131,7 +98,7 @@ class AdminServer:
             REQUEST_MAX_SIZE=BODY_LIMIT,
             MOTD=False,
             ACCESS_LOG=False,
-            TOUCHUP=False,  # it rewrites Sanic's own functions at start, once per process, and fails the second time
+            TOUCHUP=False,  # it patches Sanic once per process and fails the second time
         )
         handlers = self.handlers()
         for endpoint in ENDPOINTS:
@@ -142,7 +109,7 @@ class AdminServer:
         return app
 
     def handlers(self) -> Mapping[str, Handler]:
-        """The handler of each endpoint's name."""
+        """Return the handlers by the names of their endpoints."""
         return {
             "head": self._head, "snapshot": self._snapshot, "watch": self._watch, "requests": self._requests,
             "request": self._request, "trace": self._trace, "cancel": self._cancel, "graph": self._graph,
@@ -174,18 +141,18 @@ class AdminServer:
         chosen = Filter.parse(request.args.get("filter", ""))
         limit, since = whole(request, "limit", 100, LIMIT), number(request, "since", None)
         now, log = self._deployment.hub.now(), self._deployment.publisher.requests
-        rows = [known.request(self._deployment.spec.model) for known in log.all()]
+        rows = [record.request(self._deployment.spec.model) for record in log.all()]
         rows = [row for row in rows if chosen.takes(row, now) and (since is None or now - row.started <= since)]
         items = ordered(rows, request.args.get("sort", ""), now)
         return _json({"items": items[:limit], "truncated": max(0, len(items) - limit)})
 
     async def _request(self, request: Request, key: str) -> HTTPResponse:
-        known = known_request(self._deployment.publisher.requests, request, key)
-        return _json(request_item(known.request(self._deployment.spec.model), self._deployment.hub.now()))
+        record = self._find(request, key)
+        return _json(request_item(record.request(self._deployment.spec.model), self._deployment.hub.now()))
 
     async def _trace(self, request: Request, key: str) -> HTTPResponse:
-        known = known_request(self._deployment.publisher.requests, request, key)
-        return _json(known.trace(self._deployment.spec.model, self._deployment.hub.now()))
+        record = self._find(request, key)
+        return _json(record.trace(self._deployment.spec.model, self._deployment.hub.now()))
 
     async def _graph(self, request: Request) -> HTTPResponse:
         return _json(msgspec.to_builtins(self._deployment.hub.store.graph))
@@ -194,12 +161,11 @@ class AdminServer:
         return _json(payloads.config(self._deployment))
 
     async def _metrics(self, request: Request) -> HTTPResponse:
-        self._deployment.publisher.refresh(now_all=True)
-        return raw(exposition(self._deployment), content_type=CONTENT_TYPE)
+        return raw(self._deployment.publisher.exposition(), content_type=CONTENT_TYPE)
 
     async def _health(self, request: Request) -> HTTPResponse:
         state = self._deployment.state
-        return _json({"state": state, "reason": self._deployment.reason}, 503 if state in ILL else 200)
+        return _json({"state": state, "reason": self._deployment.reason}, 503 if state in NOT_HEALTHY else 200)
 
     async def _ready(self, request: Request) -> HTTPResponse:
         state = self._deployment.state
@@ -209,7 +175,7 @@ class AdminServer:
         return _json({"monotonic": self._deployment.hub.now(), "time": time.time()})
 
     async def _openapi(self, request: Request) -> HTTPResponse:
-        return _json(document())
+        return _json(openapi_document())
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
@@ -240,15 +206,15 @@ class AdminServer:
         lines = self._streams.logs(chosen, tail=tail, since_s=since, follow=flag(request, "follow"))
         await self._streams.lines(request, lines)
 
-    # -- acts ---------------------------------------------------------------------------------------------------------
+    # -- actions ------------------------------------------------------------------------------------------------------
 
     async def _cancel(self, request: Request, key: str) -> HTTPResponse:
         def act() -> dict[str, Any]:
-            known = known_request(self._deployment.publisher.requests, request, key)
-            if known.has_ended:
-                raise StateConflict(f"request {key} has ended", known.api.state or "", code="already_ended")
-            self._deployment.cancel(known.handle)
-            return {"id": key, "handle": known.handle, "state": "cancelling"}
+            record = self._find(request, key)
+            if record.has_ended:
+                raise StateConflict(f"request {key} has ended", record.api.state or "", code="already_ended")
+            self._deployment.cancel(record.handle)
+            return {"id": key, "handle": record.handle, "state": "cancelling"}
 
         return self._acted(request, act)
 
@@ -277,11 +243,11 @@ class AdminServer:
                 raise NotFound(f"no process {name!r}", hint=did_you_mean(name, known), kind="process", name=name)
 
         def act() -> dict[str, Any]:
-            told = self._deployment.log_level(level, names) if names != ["supervisor"] else []
+            reached = self._deployment.log_level(level, names) if names != ["supervisor"] else []
             if not names or "supervisor" in names:
                 logging.getLogger().setLevel(level)
-                told.append("supervisor")
-            return {"level": level, "children": told}
+                reached.append("supervisor")
+            return {"level": level, "children": reached}
 
         return self._acted(request, act)
 
@@ -312,7 +278,10 @@ class AdminServer:
         self._recordings.erase(key)
         return _json({"id": key, "state": "erased"})
 
-    # -- around all of them -------------------------------------------------------------------------------------------
+    # -- shared -------------------------------------------------------------------------------------------
+
+    def _find(self, request: Request, key: str) -> RequestRecord:
+        return find_request(self._deployment.publisher.requests, request, key)
 
     def _current(self, made: Callable[[], Any]) -> HTTPResponse:
         self._deployment.publisher.refresh(now_all=True)
@@ -328,10 +297,10 @@ class AdminServer:
 
     def _acted(self, request: Request, act: Callable[[], dict[str, Any]], status: int = 202) -> HTTPResponse:
         what = f"{request.method} {request.path}?{request.query_string}"
-        return _json(self._once.run(request.headers.get("idempotency-key"), what, act), status)
+        return _json(self._answers.run(request.headers.get("idempotency-key"), what, act), status)
 
     async def _admit(self, request: Request) -> HTTPResponse | None:
-        """The kernel says who speaks; the socket's mode has let through only those that may speak at all."""
+        """Check the permissions of the peer, whose credentials come from the kernel."""
         request.ctx.access = Access.ALL
         sock = request.transport.get_extra_info("socket") if request.transport else None
         if sock is None:
@@ -341,8 +310,8 @@ class AdminServer:
             if request.ctx.access is Access.READ and request.method not in READ_METHODS:
                 raise Refused("this peer may only read", "it is a member of the admin group", "ask the owner")
         except Refused as error:
-            status, told = problem(error)
-            return json_response(told, status=status)
+            status, body = problem(error)
+            return json_response(body, status=status)
         return None
 
     async def _problem(self, request: Request, error: Exception) -> HTTPResponse:

@@ -1,6 +1,6 @@
-"""The streams of the admin socket: watches, logs, events. One NDJSON line an object, a beat each two seconds.
+"""NDJSON streams of the admin socket: watches, logs, events. One object per line, a heartbeat every two seconds.
 
-A reader that is slow holds up only itself: what it did not read is not kept for it, and after 30 s it is cut off.
+A slow reader affects only itself: nothing is buffered for it, and it is disconnected after 30 s.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NDJSON: Final = "application/x-ndjson; charset=utf-8"
 
 
 class Log(Protocol):
-    """A process's log. lines: written so far; tail: the newest of them; listeners: set with each line."""
+    """The part of a LogFile that is used here. lines: written so far; listeners: set with each line."""
 
     @property
     def lines(self) -> int: ...
@@ -43,11 +43,11 @@ class Log(Protocol):
 
 
 Line = dict[str, Any] | None
-"""An object of a stream, None for a beat."""
+"""An object of a stream, None for a heartbeat."""
 
 
 class NdjsonStreams:
-    """Sends streams until the server closes. Owned by the admin server. blocked_s: patience with a reader."""
+    """Sends streams until the server closes. Owned by the admin server. blocked_s: time limit of one write."""
 
     def __init__(self, blocked_s: float = BLOCKED_S) -> None:
         self._closing = asyncio.Event()
@@ -58,7 +58,7 @@ class NdjsonStreams:
         self._closing.set()
 
     async def watch(self, request: Request, subscription: Subscription) -> None:
-        """Send a subscription's frames at its pace until the reader leaves."""
+        """Send a subscription's frames at its rate until the reader disconnects."""
         bound_buffer(request)
         response = await request.respond(content_type=NDJSON)
         while not self._closing.is_set():
@@ -70,7 +70,7 @@ class NdjsonStreams:
         await response.eof()
 
     async def lines(self, request: Request, lines: AsyncIterator[Line]) -> None:
-        """Send objects as they come."""
+        """Send objects as they arrive."""
         bound_buffer(request)
         response = await request.respond(content_type=NDJSON)
         async for line in lines:
@@ -91,7 +91,7 @@ class NdjsonStreams:
         return True
 
     async def events(self, feed: Any, since: int, kind: str, *, follow: bool) -> AsyncIterator[Line]:
-        """Events after number `since`, of types that match `kind`."""
+        """Yield events after number `since` whose type matches the glob `kind`."""
         while True:
             for event in feed.since(since):
                 since = event["n"]
@@ -107,7 +107,7 @@ class NdjsonStreams:
     async def logs(
         self, logs: Mapping[str, Log], *, tail: int, since_s: float | None, follow: bool
     ) -> AsyncIterator[Line]:
-        """Lines of these processes' logs: the last `tail` of each that are young enough, then those that come."""
+        """Yield lines of these logs: the last `tail` of each within `since_s`, then new ones with `follow`."""
         wake = asyncio.Event()
         for log in logs.values():
             log.listeners.add(wake)
@@ -116,7 +116,7 @@ class NdjsonStreams:
             for name, log in logs.items():
                 seen[name] = log.lines
                 for line in list(log.tail)[-tail:] if tail else []:
-                    if since_s is None or is_young(line, since_s):
+                    if since_s is None or is_recent(line, since_s):
                         yield {"from": name, "line": line}
             while follow and not self._closing.is_set():
                 try:
@@ -136,14 +136,14 @@ class NdjsonStreams:
 
 
 def bound_buffer(request: Request) -> None:
-    """Let the kernel keep little for a reader: with the default it would be megabytes of stale frames."""
+    """Limit the kernel's send buffer: its default would hold megabytes of stale frames."""
     sock = request.transport.get_extra_info("socket") if request.transport is not None else None
     if sock is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
 
 
-def is_young(line: str, since_s: float) -> bool:
-    """Whether a log line is of the last so many seconds. A line without a time is shown."""
+def is_recent(line: str, since_s: float) -> bool:
+    """Return whether a log line was written in the last `since_s` seconds. True for a line without a time."""
     try:
         written = datetime.fromisoformat(json.loads(line)["time"]).timestamp()
     except (ValueError, TypeError, KeyError):

@@ -224,7 +224,7 @@ class Link:
                 self._drained_told = not message.on
                 self.note_change()
             case Telemetry():
-                self._metrics.take_telemetry(message.values)
+                self._metrics.take_samples(message.samples)
             case _:
                 log.error("%s sent a message that the api does not accept: %s", envelope.sender, type(message).__name__)
 
@@ -296,7 +296,7 @@ class Link:
             deployment.down.pop(CONDUCTOR, None)
         if message.fd_endpoint:
             self._tensors.connect(message.name, message.fd_endpoint, message.incarnation)
-        self._metrics.component_up.labels(message.name).set(1)
+        self._metrics.component_up[(message.name,)] = 1
 
     def _peer_down(self, message: PeerDown) -> None:
         deployment = self.deployment
@@ -304,7 +304,7 @@ class Link:
             return
         deployment.up.pop(message.name, None)
         deployment.down[message.name] = message.cause
-        self._metrics.component_up.labels(message.name).set(0)
+        self._metrics.component_up[(message.name,)] = 0
         log.error("%s is gone: %s", message.name, message.cause)
         if message.name == CONDUCTOR:
             for live in self._registry:

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from mstar_core.messages.telemetry import MetricSample, RequestNews
-from mstar_core.observe.families import CONTENT_TYPE, FAMILIES
-from mstar_core.observe.prometheus import Timeless, Told, samples_of
-from mstar_core.observe.step_histograms import READINGS
+from mstar_core.observe.metrics import CONTENT_TYPE, FAMILIES, exposition, made_by, samples, samples_of
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
-TELL_S: Final = 1.0
-"""Interval of reports to the supervisor."""
+REPORT_S: Final = 1.0
+"""Interval between reports to the supervisor."""
 
 
 class Metrics:
-    """Metrics of one api process. The registry is not global, so that several apis can run in one process (tests)."""
+    """Counts the api's families, and keeps samples of the supervisor's. Each api has a registry of its own.
+
+    component_up: (process,) -> 1 while it is connected, else 0.
+    """
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.component_up: dict[tuple[str], int] = {}
         self._own = CollectorRegistry()
-        self._told = Told()
-        self._next_tell = 0.0
+        self._remote: dict[tuple[str, tuple[str, ...]], MetricSample] = {}
+        self._next_report = 0.0
         self._last: dict[tuple[str, tuple[str, ...]], float] = {}
 
         def counter(name: str) -> Counter:
@@ -56,11 +57,6 @@ class Metrics:
         self.inflight = gauge("mstar_inflight")
         self.queue_depth = gauge("mstar_queue_depth")
         self.pool_busy = gauge("mstar_pool_busy")
-        self.component_up = Gauge(
-            "mstar_component_up", FAMILIES["mstar_component_up"].doc, ("component",), registry=self.registry
-        )
-        self.registry.register(Timeless(self._own))
-        self.registry.register(self._told)
 
     def ended(self, news: RequestNews) -> None:
         """Record the audio metrics of a finished request."""
@@ -69,38 +65,15 @@ class Metrics:
         if news.state == "finished" and news.audio_s and news.started is not None and news.ended is not None:
             self.real_time_factor.observe((news.ended - news.started) / news.audio_s)
 
-    def take_telemetry(self, values: Mapping[str, float]) -> None:
-        """Store readings sent by the supervisor: `node.NAME.READING`, `component.NAME.READING`, `deployment.READING`.
-
-        READING is `pages_STATE`, `KIND_HOW` (steps), or a key of _NODE, _COMPONENT or _DEPLOYMENT. Other readings are
-        ignored.
-        """
-        for name, value in values.items():
-            kind, _, rest = name.partition(".")
-            who, _, what = rest.rpartition(".")
-            if kind == "node" and who:
-                self._node(who, what, value)
-            elif kind == "component" and what in _COMPONENT:
-                self._told.put(_COMPONENT[what], (who,), value)
-            elif kind == "deployment" and what in _DEPLOYMENT:
-                self._told.put(_DEPLOYMENT[what], (), value)
-
-    def _node(self, node: str, what: str, value: float) -> None:
-        if what in _NODE:
-            self._told.put(_NODE[what], (node,), value)
-        elif what in READINGS:
-            self._told.put_step(node, what, value)
-        elif what.startswith("pages_"):
-            self._told.put("mstar_kv_pages", (node, what.removeprefix("pages_")), value)
-        elif what.endswith(("_replayed", "_plain")):
-            kind, _, how = what.partition("_")
-            self._told.put("mstar_graph_steps", (node, kind, how), value)
+    def take_samples(self, received: Iterable[MetricSample]) -> None:
+        """Keep the newest samples of the families that the supervisor makes."""
+        self._remote.update(((sample.name, tuple(sample.labels)), sample) for sample in received)
 
     def news(self, now: float) -> list[MetricSample]:
-        """Return the samples that changed since the last call, at most once per second."""
-        if now < self._next_tell:
+        """Return the api's samples that changed since the last report, at most once a second."""
+        if now < self._next_report:
             return []
-        self._next_tell = now + TELL_S
+        self._next_report = now + REPORT_S
         changed = []
         for sample in samples_of(self._own.collect()):
             key = (sample.name, tuple(sample.labels))
@@ -110,14 +83,6 @@ class Metrics:
         return changed
 
     def text(self) -> bytes:
-        """Return the metrics in the Prometheus text format."""
-        return generate_latest(self.registry)
-
-
-_NODE: Final = {
-    "batch_size": "mstar_batch_size",
-    "preempted": "mstar_preempted",
-    "graph_bytes": "mstar_graph_bytes",
-}
-_COMPONENT: Final = {"sent_bytes": "mstar_transport_bytes"}
-_DEPLOYMENT: Final = {"restarts": "mstar_restarts"}
+        """Render all series in the Prometheus text format."""
+        found = [*samples_of(self._own.collect()), *samples("mstar_component_up", self.component_up)]
+        return exposition(made_by("api", "supervisor"), [*found, *self._remote.values()])

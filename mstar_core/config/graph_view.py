@@ -1,4 +1,4 @@
-"""The served model's graph as watch frames carry it, with its placement. Made by the conductor, read by screens."""
+"""Graph of a served model with its placement, as watch frames contain it. Used by `up`, conductor and workers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mstar_core.observe.frames import EdgeView, GraphView, NodeView, WalkView
 from mstar_core.plugin.spec import ModelSpec
 
 Route = tuple[str, str, str, str, bool, str]
-"""(name, source, into, modality, is a stream, chunk policy): what makes an edge one edge in several walks."""
+"""(name, source, into, modality, is a stream, chunk policy): identity of an edge that several walks share."""
 
 
 def graph_of(model: ModelSpec, plan: Plan | None = None) -> GraphView:
-    """Nodes, edges and walks of a model. plan: where nodes run; without one no node has a replica."""
+    """Return nodes, edges and walks of a model. plan: placement of the nodes; without one, nodes have no replicas."""
     walks = {name: walk for partition in model.partitions for name, walk in partition.walks.items()}
     compiled = compile_graph(walks, model.streams)
     routes: dict[Route, list[str]] = {}
@@ -39,7 +39,7 @@ def graph_of(model: ModelSpec, plan: Plan | None = None) -> GraphView:
 
 
 def main_nodes(model: ModelSpec) -> dict[str, str]:
-    """Walk -> the node that a request is said to be at while it takes that walk: one with a cache, else the first."""
+    """Return walk -> the node that is shown as a request's place in that walk: one with a cache, else the first."""
     cached = {node.name for node in model.nodes if node.kv is not None}
     return {
         walk.name: next((node for node in walk.nodes if node in cached), walk.nodes[0] if walk.nodes else "")
@@ -48,16 +48,16 @@ def main_nodes(model: ModelSpec) -> dict[str, str]:
 
 
 def stream_ends(graph: GraphView) -> dict[str, tuple[str, str]]:
-    """Stream -> (node that puts items on it, node that takes them)."""
+    """Return stream -> (producing node, consuming node)."""
     return {edge.name: (edge.source, edge.into) for edge in graph.edges if edge.is_stream}
 
 
 def input_kind(port: str, node: str, kinds: Collection[str]) -> str:
-    """The modality that a client sends for an input of a walk; empty for what the request's own numbers make of it.
+    """Return the modality of a walk's input, empty for an input that is computed from the request's parameters.
 
-    port: its name; node: that takes nothing else, or empty; kinds: modalities that the model reads. Ids are text, the
-    others named after what they are of (`images`, `pixel_values_videos`), or go alone into a node that is
-    (`audio_encoder`). Positions, masks and noise are of none.
+    port: name of the input. node: its consumer if that has no other input, else empty. kinds: input modalities of the
+    model. Token ids are text. Other ports are named after their modality (`images`, `pixel_values_videos`), or are the
+    only input of a node that is (`audio_encoder`). Positions, masks and noise have no modality.
     """
     if port.rpartition("_")[2] == "tokens" and "text" in kinds:
         return "text"
@@ -65,8 +65,8 @@ def input_kind(port: str, node: str, kinds: Collection[str]) -> str:
     return next((kind for kind in kinds if kind in words or node.startswith(f"{kind}_")), "")
 
 
-def chunk_words(stream: Stream) -> str:
-    """A chunk policy in as few words as a drawing has room for: `fixed 1`, `25, left 25`, `28, stride 7`."""
+def chunk_text(stream: Stream) -> str:
+    """Describe a chunk policy briefly for drawings: `fixed 1`, `25, left 25`, `28, stride 7`."""
     match stream.chunk:
         case FixedChunk(size=size):
             return f"fixed {size}"
@@ -124,4 +124,4 @@ def _leaving(source: str, outlet: Outlet) -> Iterator[Route]:
         yield outlet.port, source, "", outlet.modality, False, ""
     if outlet.stream is not None:
         stream: Stream = outlet.stream
-        yield stream.name, source, stream.into[0].name, "", True, chunk_words(stream)
+        yield stream.name, source, stream.into[0].name, "", True, chunk_text(stream)

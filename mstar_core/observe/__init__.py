@@ -1,1 +1,1 @@
-"""What a process tells of itself: its life towards the supervisor, logs, events, counters. No torch, no sockets."""
+"""Telemetry: watch frames and their store, hub, request log, filters, metrics. No torch, no sockets."""

@@ -1,12 +1,12 @@
-"""The filter language for requests: one for the admin socket, `mstarctl requests --filter` and `top`.
+"""Filter language for requests, shared by the admin socket, `mstarctl requests --filter` and `top`.
 
-Terms stand side by side (all must hold); `OR` parts alternatives; a leading `!` turns a term round. No brackets.
+Adjacent terms are joined by AND; `OR` separates alternatives; a leading `!` negates a term. Brackets are not supported.
 
     state:queue  model:qwen*  walk:decode  node:talker  rank:1  id:r-7f*    a glob on a field
-    ttft>500  age>=2s  tokens<100  pages>64  rtf>0.8                        a number, with units where it is a time
+    ttft>500  age>=2s  tokens<100  pages>64  rtf>0.8                        a comparison, with units for times
     err                                                                     a flag
-    speech                                                                  text anywhere in the row
-    /r-7f[0-9]/                                                             an expression, in clients only
+    speech                                                                  a substring of the row
+    /r-7f[0-9]/                                                             a regular expression, in clients only
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT_CHARS: Final = 1024
 LIMIT_TERMS: Final = 32
 
 Test = Callable[[RequestStatus, float], bool]
-"""Whether a request is meant, at a time of the deployment's clock."""
+"""Whether a request matches, at a time of the deployment's clock."""
 
 Texts = Callable[[RequestStatus], Iterable[str | None]]
 Number = Callable[[RequestStatus, float], float | None]
@@ -77,7 +77,7 @@ _NUMBER: Final = re.compile(r"(?P<number>-?\d+(?:\.\d+)?)(?P<unit>[a-z]*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """A parsed filter. An empty one takes everything. is_timed: its answer can change while nothing else does."""
+    """A parsed filter. An empty one matches everything. is_timed: the result depends on the time."""
 
     text: str = ""
     alternatives: tuple[tuple[Test, ...], ...] = ()
@@ -85,16 +85,16 @@ class Filter:
 
     @classmethod
     def parse(cls, text: str, *, expressions: bool = False) -> Filter:
-        """Read a filter. expressions: take `/regular expressions/` too, which a server must not.
+        """Parse a filter. expressions: accept `/regular expressions/`, which a server must not.
 
-        Raises UsageError for a field that does not exist (with the nearest), a value that is none, an overlong text.
+        Raises UsageError for an unknown field (with the nearest name), a bad value or a text that is too long.
         """
         words = text.split()
         if len(text) > LIMIT_CHARS or len(words) > LIMIT_TERMS:
             raise _wrong(
                 "the filter is too long",
                 f"{len(text)} characters in {len(words)} terms; at most {LIMIT_CHARS} in {LIMIT_TERMS}",
-                "leave some terms out",
+                "remove some terms",
             )
         alternatives: list[list[Test]] = [[]]
         timed = False
@@ -111,14 +111,14 @@ class Filter:
         return cls(text=" ".join(words), alternatives=found, is_timed=timed)
 
     def takes(self, request: RequestStatus, t: float) -> bool:
-        """Whether the request is meant. t: the deployment's clock now, as frames carry it."""
+        """Return whether the request matches. t: the current time of the deployment's clock, as in frames."""
         if not self.alternatives:
             return True
         return any(all(test(request, t) for test in tests) for tests in self.alternatives)
 
 
 def row_text(request: RequestStatus) -> str:
-    """What plain words and expressions are looked for in: everything that a row of the request shows."""
+    """Return the text that words and regular expressions are matched against: the row of the request."""
     r = request
     parts: list[str | None] = [r.id, r.state, r.model, r.route, *r.inputs, *r.outputs, r.node, r.walk]
     parts += [*r.active, *r.walks, r.why, r.error]
@@ -147,12 +147,12 @@ def _term(word: str, expressions: bool) -> tuple[Test, bool]:
 
 def _expression(source: str, allowed: bool) -> Test:
     if not allowed:
-        raise _wrong("a server takes no regular expressions", f"/{source}/", "use a glob, such as id:r-7f*")
+        raise _wrong("the server does not accept regular expressions", f"/{source}/", "use a glob, such as id:r-7f*")
     try:
         found = re.compile(source)
     except re.error as error:
         raise _wrong(
-            "this is no regular expression", f"/{source}/: {error}", "escape its special characters"
+            "this is not a regular expression", f"/{source}/: {error}", "escape its special characters"
         ) from error
     return lambda r, t: found.search(row_text(r)) is not None
 
@@ -179,7 +179,7 @@ def _comparison(name: str, how: str, value: str) -> tuple[Test, bool]:
 def _number(name: str, text: str) -> float:
     found = _NUMBER.fullmatch(text)
     if found is None:
-        raise _wrong(f"{name} is compared with {text!r}, which is no number", hint=f"such as {name}>100")
+        raise _wrong(f"{name} is compared with {text!r}, which is not a number", hint=f"such as {name}>100")
     number, unit = float(found["number"]), found["unit"]
     if not unit:
         return number
@@ -195,7 +195,7 @@ def _number(name: str, text: str) -> float:
 def _unknown(name: str, among: Iterable[str], other_form: str) -> UsageError:
     names = list(among)
     hint = did_you_mean(name, names) if names else f"write {other_form}"
-    title = f"a filter has no field {name!r}" if names else f"{name} is not compared this way"
+    title = f"filters have no field {name!r}" if names else f"{name} cannot be compared this way"
     return _wrong(title, hint=hint)
 
 

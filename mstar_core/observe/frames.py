@@ -1,8 +1,8 @@
-"""What the admin socket's watch sends: one JSON object a line. Made by the hub, read by `Store`; schema of the socket.
+"""Frames of the admin socket's watch: one JSON object per line, made by the hub and read by `Store`.
 
-Base units: seconds, milliseconds where a name ends in `_ms`, bytes, shares between 0 and 1. Times named `t`, `started`
-and `ended` are seconds of the deployment's monotonic clock (each frame's `t` is its present). None: not known here.
-Within an api version fields are only added, and readers skip what they do not know.
+Base units: seconds, milliseconds if the name ends in `_ms`, bytes, shares from 0 to 1. The times `t`, `started` and
+`ended` are seconds of the deployment's monotonic clock; a frame's `t` is its current time. None: unknown.
+Within an API version fields are only added, and readers ignore unknown fields.
 """
 
 from __future__ import annotations
@@ -15,27 +15,26 @@ from mstar_core.errors import TransportError
 
 API: Final = 1
 MIN_API: Final = 1
-"""Major versions of the admin socket: the one spoken here, and the oldest that is still understood."""
+"""Major versions of the admin socket: the current one, and the oldest that is supported."""
 
 BEAT_S: Final = 2.0
 STALE_S: Final = 6.0
-"""Without any frame for three beats, a client calls its view stale."""
+"""A client calls its view stale after three missing heartbeats."""
 
 SNAPSHOT_REQUESTS: Final = 2000
 SNAPSHOT_EVENTS: Final = 200
-"""Most requests, and events, that a snapshot holds."""
-
+"""Most requests, and events, in a snapshot."""
 
 GRAPH_FACT: Final = "graph"
-"""The fact under which the conductor's `ready` carries the graph to the supervisor."""
+"""Name of the fact of the conductor's `ready` phase that carries the graph to the supervisor."""
 
 
 class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The head: who, in what state and why, and the sums over everything.
+    """The head: identity, state, cause and totals of a deployment.
 
-    state: starting, ready, degraded, draining, stopping, failed, unhealthy. phase: the start-up phase that is slowest
-    now, `done` of `total` in it. running, waiting: requests; slots, queue_limit: most of each. ttft, ttfa, itl: over
-    the requests of the last minute. audio_x: seconds of sound made per second. cause: record of the last failure.
+    state: starting, ready, degraded, draining, stopping, failed, unhealthy. phase: the slowest current start-up phase,
+    with `done` of `total`. running, waiting: requests; slots, queue_limit: their limits. ttft, ttfa: of the last
+    minute. audio_x: seconds of audio generated per second. cause: record of the last failure.
     """
 
     name: str
@@ -77,10 +76,10 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One worker. device: `cpu` or `cuda:INDEX`; gpu: key in `gpus`, if any. state: as its child's.
+    """One worker. device: `cpu` or `cuda:INDEX`; gpu: key in `gpus`, if any. state: of its child process.
 
-    busy: share of time with a step in flight. core: share of one CPU core. memory: on its device (that of `cpu` is the
-    host), by this process; weights and caches are part of it. shm: its shared memory in use.
+    busy: share of time with a step in flight. core: share of one CPU core. memory: used by this process on its device,
+    weights and caches included; the device of `cpu` is the host. shm: its shared memory in use.
     """
 
     rank: int
@@ -107,10 +106,10 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One node on one rank; its key is `NODE@RANK`.
 
-    batch: rows of the last step. step_ms: mean of the last second, p50 and p99 of the last minute. queue: rows that
-    could run now; waiting: jobs without a slot or pages. walks: walk -> requests in it here. graph_share: share of
-    steps replayed from a graph, None without graphs; eager: steps run plainly, by reason. busy: share of time in steps.
-    ahead_s: least sound that a listener has in hand; underruns: how often it was none.
+    batch: rows of the last step. step_ms: mean of the last second; p50 and p99 of the last 256 steps. queue: rows that
+    are ready to run; waiting: jobs without a slot or pages. walks: walk -> requests in it here. graph_share: share of
+    steps replayed from a CUDA graph, None without graphs; eager: steps run without one, by kind. busy: share of time in
+    steps. ahead_s: least audio buffered by a listener; underruns: how often a buffer was empty.
     """
 
     name: str
@@ -160,12 +159,12 @@ class EdgeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request; its key is the handle as text. id: the client's own name for it.
+    """One request; its key is the handle as text. id: chosen by the client.
 
-    state: prepare, queue, run, then finished, failed or cancelled. inputs, outputs: modalities. node, rank: where it
-    is now (None in the queue); walk: the walk there. active: walks under way; walks: walk -> how often it has been
-    done. waited_ms: in queues so far, of the api and of nodes. why: what it waits for, in a few words. error: code.
-    ttft, ttfa: to the first output, and to the first sound.
+    state: prepare, queue, run, then finished, failed or cancelled. inputs, outputs: modalities. node, rank: its current
+    place (None in the queue); walk: the walk there. active: walks in progress; walks: walk -> completed runs.
+    waited_ms: time in the queues of the api and of nodes. why: reason of the wait. error: code. ttft, ttfa: time to the
+    first output, and to the first audio.
     """
 
     id: str
@@ -195,15 +194,15 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing will follow."""
+        """Whether the request has ended."""
         return self.ended is not None
 
     def age_s(self, t: float) -> float:
-        """Seconds it has lived at `t`, or did live."""
+        """Return the seconds from its start to `t`, or to its end."""
         return max(0.0, (t if self.ended is None else self.ended) - self.started)
 
     def rtf(self, t: float) -> float | None:
-        """Real-time factor: seconds taken per second of sound; None without sound."""
+        """Return the real-time factor: seconds per second of audio; None without audio."""
         return self.age_s(t) / self.audio_s if self.audio_s > 0 else None
 
 
@@ -258,9 +257,9 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EdgeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A route of the graph. source or into empty: the client; then `modality` says what comes in or goes out.
+    """A route of the graph. An empty source or into is the client; then `modality` is set.
 
-    chunk: a stream's chunk policy in words.
+    chunk: description of a stream's chunk policy.
     """
 
     name: str
@@ -273,7 +272,7 @@ class EdgeView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WalkView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A named path: the nodes it visits, in order."""
+    """A walk: the nodes that it visits, in order."""
 
     name: str
     partition: str = ""
@@ -292,7 +291,7 @@ class GraphView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 Part: TypeAlias = Literal["ranks", "nodes", "requests", "edges", "gpus", "children"]
 PARTS: Final[tuple[Part, ...]] = ("ranks", "nodes", "requests", "edges", "gpus", "children")
-"""The keyed parts of the state; `deployment` is one object, and `events` are frames of their own."""
+"""The keyed parts of the state. `deployment` is one object, and `events` have their own frames."""
 
 Item: TypeAlias = RankStatus | NodeStatus | RequestStatus | EdgeStatus | GpuStatus | ChildStatus
 ITEM_TYPES: Final[dict[str, type[Item]]] = {
@@ -309,9 +308,9 @@ COUNTERS: Final[dict[str, frozenset[str]]] = {"edges": frozenset({"items", "byte
 
 
 class HelloFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", tag="hello"):
-    """First line of a watch. boot: changes with each start of a deployment; a new one empties the client's state.
+    """First line of a watch. boot: id of this start of the deployment; a new one clears the client's state.
 
-    hz: the pace that was granted. readonly: this peer may read only.
+    hz: the granted rate. readonly: the peer has read permission only.
     """
 
     api: int = API
@@ -323,9 +322,9 @@ class HelloFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", tag="
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened, numbered from 1 in a deployment. time: seconds since the epoch.
+    """A life-cycle event, numbered from 1 in a deployment. time: seconds since the epoch.
 
-    On the wire the facts stand beside the other fields. Facts in use: child, rank, node, request, why, cause.
+    On the wire the facts are merged into the other fields. Common facts: child, rank, node, request, why, cause.
     """
 
     n: int
@@ -336,14 +335,14 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, Any] = {}
 
     def flat(self) -> dict[str, Any]:
-        """As it travels in lists of events."""
+        """Return the event as a flat record, as in lists of events."""
         return {"n": self.n, "time": self.time, "type": self.type, **self.facts}
 
 
 class SnapshotFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", tag="snapshot", omit_defaults=True):
-    """The whole state. Parts that were not asked for are empty. truncated: part -> objects left out.
+    """The whole state. Parts that were not selected are empty. truncated: part -> objects left out.
 
-    events: the newest ones, oldest first, as `Event.flat` makes them.
+    events: the newest ones, oldest first, as flat records.
     """
 
     rev: int
@@ -361,10 +360,10 @@ class SnapshotFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", ta
 
 
 class DeltaFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", tag="delta", omit_defaults=True):
-    """What changed since the frame with revision `after` (-1: an older server that does not say).
+    """Changes since the frame with revision `after` (-1: not sent by the server).
 
-    set: part -> key -> fields with their new values; an unknown key is a new object. delete (`del`): part -> keys.
-    add: part -> key -> counter -> increase. deployment: changed fields of the head. graph, truncated: if changed.
+    set: part -> key -> changed fields; an unknown key is a new object. delete (`del`): part -> keys.
+    add: part -> key -> counter -> increase. deployment: changed fields of the head. graph, truncated: only if changed.
     """
 
     rev: int
@@ -387,14 +386,14 @@ class EventFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BeatFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", tag="beat"):
-    """Nothing changed for two seconds; the sender lives."""
+    """Heartbeat: nothing changed for two seconds."""
 
     rev: int
     t: float
 
 
 class ResyncFrame(msgspec.Struct, frozen=True, kw_only=True, tag_field="k", tag="resync"):
-    """Events were lost for this reader (why: `slow`); a snapshot follows."""
+    """This reader missed events (why: `slow`); a snapshot follows."""
 
     rev: int
     why: str = "slow"
@@ -407,14 +406,14 @@ _EVENT_FIELDS: Final = frozenset({"k", "n", "type", "time", "t", "rev"})
 
 
 def event_of(flat: dict[str, Any]) -> Event:
-    """The event of a flat record, as `Event.flat` and event frames carry it."""
+    """Return the event of a flat record, as made by `Event.flat` or read from an event frame."""
     facts = {key: value for key, value in flat.items() if key not in _EVENT_FIELDS}
     head: dict[str, Any] = {key: flat[key] for key in ("n", "type", "time", "t", "rev") if key in flat}
     return msgspec.convert({**head, "facts": facts}, type=Event)
 
 
 def encode(frame: Frame) -> bytes:
-    """One line of a watch, its newline included. msgspec escapes every line break inside it."""
+    """Encode one line of a watch, with its newline. msgspec escapes all other line breaks."""
     if isinstance(frame, EventFrame):
         event = frame.event
         flat = {**event.facts, "k": "event", "rev": frame.rev, "t": frame.t, "n": event.n, "time": event.time,
@@ -424,7 +423,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(line: bytes | str) -> Frame | None:
-    """The frame of one line; None for a kind that a newer server added. Raises TransportError for anything else."""
+    """Decode one line; None for a kind that a newer server added. Raises TransportError for a malformed line."""
     try:
         raw = msgspec.json.decode(line)
         kind = raw.get("k")

@@ -1,7 +1,7 @@
-"""The telemetry hub: one deployment's state and everyone who watches it. Owned by the supervisor, used on its loop.
+"""Telemetry hub: the state of one deployment and its watchers. Owned by the supervisor, used on its loop.
 
-A watcher has no queue. The hub notes per watcher which objects changed since its last frame and what the watcher then
-knew of them, so a frozen one costs one entry per object that it knows, and nobody waits for it.
+A watcher has no queue. The hub notes for each watcher which objects changed since its last frame, and their state in
+that frame. A blocked watcher costs one entry per object and delays nothing.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from mstar_core.observe.store import Store, changed_fields
 SUBSCRIBERS: Final = 16
 HZ_MIN: Final = 0.1
 HZ_MAX: Final = 10.0
-ASKABLE: Final = (*PARTS, "graph", "events")
-"""Parts that a reader may ask for; the head comes with each."""
+SELECTABLE: Final = (*PARTS, "graph", "events")
+"""Parts that a reader may select. The head is always included."""
 
 
 class TelemetryHub:
-    """State and watchers. `put`, `remove`, `head` and `event` are called by whoever learns something.
+    """State and watchers. The state publisher calls `put`, `remove`, `head`, `graph` and `event`.
 
-    The revision rises with each change; the hub runs on one thread, so nothing is locked.
+    Each change increments the revision. The hub runs on one thread and needs no lock.
     """
 
     def __init__(self, boot: str, name: str = "", clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,7 +58,7 @@ class TelemetryHub:
 
     @property
     def boot(self) -> str:
-        """Changes with each start of a deployment."""
+        """Id of this start of the deployment."""
         return self.store.boot
 
     @property
@@ -68,17 +68,17 @@ class TelemetryHub:
 
     @property
     def watchers(self) -> int:
-        """Subscriptions that are open."""
+        """Number of open subscriptions."""
         return len(self._subscriptions)
 
     def now(self) -> float:
-        """The deployment's clock."""
+        """Return the time of the deployment's clock."""
         return self._clock()
 
-    # -- what changes -------------------------------------------------------------------------------------------------
+    # -- changes ------------------------------------------------------------------------------------------------------
 
     def put(self, part: Part, key: str, item: Item) -> None:
-        """Set one object of a part. Nothing happens when it is as it was."""
+        """Set one object of a part. An equal object changes nothing."""
         items = self._items(part)
         old = items.get(key)
         if old == item:
@@ -87,7 +87,7 @@ class TelemetryHub:
         self._changed(part, key, old)
 
     def remove(self, part: Part, key: str) -> None:
-        """Remove one object, if it is there."""
+        """Remove one object, if it exists."""
         old = self._items(part).pop(key, None)
         if old is not None:
             self._changed(part, key, old)
@@ -99,26 +99,26 @@ class TelemetryHub:
             self.store.rev += 1
 
     def graph(self, graph: GraphView) -> None:
-        """Set the model's graph."""
+        """Set the graph of the model."""
         if graph != self.store.graph:
             self.store.graph = graph
             self.store.rev += 1
 
     def event(self, event: Event) -> None:
-        """Add one event to the ring. Its revision is given here."""
+        """Add one event to the ring, with the next revision."""
         self.store.rev += 1
         self.store.events.append(
             Event(n=event.n, type=event.type, time=event.time, t=self.now(), rev=self.store.rev, facts=event.facts)
         )
 
-    # -- who reads ----------------------------------------------------------------------------------------------------
+    # -- readers ------------------------------------------------------------------------------------------------------
 
     def subscribe(
         self, *, parts: Collection[str] = (), filter_text: str = "", hz: float = 4.0, readonly: bool = False
     ) -> Subscription:
-        """A new watcher; whoever opened it calls `unsubscribe`. parts: none named means all.
+        """Add a watcher. The caller must call `unsubscribe`. parts: none named means all.
 
-        Raises Unavailable when 16 watch already, UsageError for an unknown part, a wrong filter or a pace out of range.
+        Raises Unavailable if there are 16 watchers, UsageError for an unknown part, a bad filter or a bad rate.
         """
         chosen = check_parts(parts)
         if not HZ_MIN <= hz <= HZ_MAX:
@@ -126,25 +126,28 @@ class TelemetryHub:
         chosen_filter = Filter.parse(filter_text)
         if len(self._subscriptions) >= SUBSCRIBERS:
             raise Unavailable(
-                "too many watch this deployment", f"{SUBSCRIBERS} do", "end one of them", code="too_many_watchers"
+                "this deployment has too many watchers",
+                f"{SUBSCRIBERS} are connected",
+                "close one of them",
+                code="too_many_watchers",
             )
         made = Subscription(self, parts=chosen, filter=chosen_filter, hz=hz, readonly=readonly)
         self._subscriptions.append(made)
         return made
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """Forget a watcher. Safe to call twice."""
+        """Remove a watcher. Idempotent."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
 
     def snapshot(
         self, *, parts: Collection[str] = (), filter_text: str = "", events: int = EVENTS_SHOWN
     ) -> SnapshotFrame:
-        """One consistent view of now. Raises UsageError for an unknown part or a wrong filter."""
+        """Return a consistent snapshot. Raises UsageError for an unknown part or a bad filter."""
         return self.filtered_snapshot(check_parts(parts), Filter.parse(filter_text), events)
 
     def filtered_snapshot(self, parts: Collection[str], chosen: Filter, events: int = EVENTS_SHOWN) -> SnapshotFrame:
-        """As `snapshot`, of parts and a filter that were checked before."""
+        """Return a snapshot of validated parts with a parsed filter."""
         store, now = self.store, self.now()
         store.t = now
         requests, cut = self.matching(chosen, now) if "requests" in parts else ({}, 0)
@@ -165,7 +168,7 @@ class TelemetryHub:
         )
 
     def matching(self, chosen: Filter, now: float) -> tuple[dict[str, RequestStatus], int]:
-        """Requests that a filter takes, at most 2000, and how many were left out. The filter comes before the limit."""
+        """Return the requests that match a filter, at most 2000, and the number of further matches."""
         found: dict[str, RequestStatus] = {}
         cut = 0
         for key, request in self.store.requests.items():
@@ -178,13 +181,13 @@ class TelemetryHub:
         return found, cut
 
     def events_after(self, number: int) -> Iterator[Event]:
-        """Events of the ring with a higher number, oldest first."""
+        """Yield the events of the ring with a higher number, oldest first."""
         events = self.store.events
         if not events or events[-1].n <= number:
             return
         yield from (event for event in list(events) if event.n > number)
 
-    # -- inside -------------------------------------------------------------------------------------------------------
+    # -- internal -----------------------------------------------------------------------------------------------------
 
     def _items(self, part: Part) -> dict[str, Item]:
         return self._parts[part]  # type: ignore[return-value]  # the hub is the store's one writer
@@ -196,21 +199,21 @@ class TelemetryHub:
 
 
 def check_parts(parts: Collection[str]) -> frozenset[str]:
-    """The parts asked for; none named means all. Raises UsageError with the nearest name."""
+    """Return the selected parts; none named means all. Raises UsageError with the nearest name."""
     for part in parts:
-        if part not in ASKABLE:
-            raise UsageError(f"there is no part {part!r}", hint=did_you_mean(part, ASKABLE))
-    return frozenset(parts or ASKABLE)
+        if part not in SELECTABLE:
+            raise UsageError(f"unknown part {part!r}", hint=did_you_mean(part, SELECTABLE))
+    return frozenset(parts or SELECTABLE)
 
 
 NEVER: Final = float("-inf")
 
 
 class Subscription:
-    """Owned by the hub's list; read by the one stream that opened it. `frames` is called when its socket is writable.
+    """One watcher of the hub. Owned by the stream that opened it, which calls `frames` when its socket is writable.
 
-    dirty: (part, key) -> the object as this watcher knows it, None when it does not. known: requests that it has seen;
-    with a filter or past the limit that is fewer than there are.
+    dirty: (part, key) -> the object as the watcher knows it, None if it does not. known: requests that the watcher has
+    seen, which a filter or the limit may reduce.
     """
 
     def __init__(self, hub: TelemetryHub, *, parts: frozenset[str], filter: Filter, hz: float, readonly: bool) -> None:
@@ -230,17 +233,17 @@ class Subscription:
         self._truncated = 0
 
     def note(self, part: Part, key: str, old: Item | None) -> None:
-        """An object changed. old: as it was before, None for a new one."""
+        """Note that an object changed. old: its previous state, None for a new one."""
         if part not in self._parts:
             return
         where = (part, key)
         if where not in self.dirty:
             self.dirty[where] = old
         elif self.dirty[where] is None and key not in self._hub.store.part(part):
-            del self.dirty[where]  # it came and went in between: this watcher never knew it
+            del self.dirty[where]  # added and removed since the last frame
 
     def frames(self) -> list[Frame]:
-        """What to send now: first hello and a snapshot, later what changed, a beat when two seconds were silent."""
+        """Return the frames to send now: first hello and a snapshot, then changes, a heartbeat after 2 s of silence."""
         hub = self._hub
         now = hub.now()
         if not self._has_begun:
@@ -274,7 +277,7 @@ class Subscription:
         if "events" in self._parts:
             for event in self._hub.events_after(self._event):
                 self._event = event.n
-                # An event is older than the state that follows it in the same moment: revisions never go back.
+                # The event precedes the state of the same update; revisions never decrease.
                 rev = self._sent_rev = max(self._sent_rev, event.rev)
                 yield EventFrame(rev=rev, t=event.t, event=event)
         delta = self._delta(now)
@@ -340,7 +343,7 @@ class Subscription:
             changes.delete.setdefault("requests", []).append(key)
 
     def _cut(self, changes: _Changes, now: float) -> int | None:
-        """Requests left out, if that number changed. Rooms that came free are filled."""
+        """Fill free places with further requests. Returns the number left out, None if it did not change."""
         store = self._hub.store
         if "requests" not in self._parts or (not self._truncated and len(store.requests) <= SNAPSHOT_REQUESTS):
             return None
@@ -360,7 +363,7 @@ class Subscription:
 
 
 class _Changes:
-    """The parts of a delta, as they are found."""
+    """The parts of a delta."""
 
     def __init__(self) -> None:
         self.set: dict[str, dict[str, dict[str, Any]]] = {}
@@ -372,7 +375,7 @@ class _Changes:
         return bool(self.set or self.delete or self.add)
 
     def add_change(self, part: Part, key: str, old: Item | None, new: Item | None) -> None:
-        """What leads from one state of an object to the next."""
+        """Add the difference between two states of an object."""
         if new is None:
             if old is not None:
                 self.delete.setdefault(part, []).append(key)
@@ -382,7 +385,7 @@ class _Changes:
             fields = changed_fields(old, new)
             for name in COUNTERS.get(part, frozenset()) & fields.keys():
                 more = fields[name] - getattr(old, name)
-                if more > 0:  # a counter that fell has begun anew, and is set
+                if more > 0:  # a counter that fell was reset, so it is set
                     self.add.setdefault(part, {}).setdefault(key, {})[name] = more
                     del fields[name]
             if fields:

@@ -1,4 +1,4 @@
-"""Rates from counters, and quantiles over the last minute. Pure; times are given."""
+"""Rates of counters, and quantiles over the last minute. All times are arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST: Final = 4096
 
 
 class Rate:
-    """How fast a counter grows. Owned by whoever reads the counter now and then."""
+    """Growth rate of a counter, from periodic readings."""
 
     __slots__ = ("_samples", "_window_s")
 
@@ -21,15 +21,15 @@ class Rate:
         self._samples: deque[tuple[float, float]] = deque()
 
     def at(self, t: float, value: float) -> float:
-        """Growth per second over about the window that ends now; 0.0 before there are two looks at it.
+        """Add a reading and return the growth per second over the window that ends now; 0.0 for the first reading.
 
-        A counter that fell has begun anew, and so does its rate.
+        A counter that fell was reset, which restarts its rate.
         """
         samples = self._samples
         if samples and value < samples[-1][1]:
             samples.clear()
         if len(samples) > 1 and t - samples[-2][0] < self._window_s / 20:
-            samples[-1] = (t, value)  # however often somebody looks, a window has at most some twenty samples
+            samples[-1] = (t, value)  # frequent readings add at most about 20 samples per window
         else:
             samples.append((t, value))
         while len(samples) > 2 and samples[1][0] <= t - self._window_s:
@@ -39,7 +39,7 @@ class Rate:
 
 
 class Minute:
-    """Values of the last minute, at most a few thousand. Owned by the request log."""
+    """Values of the last minute, at most 4096. Owned by the request log."""
 
     __slots__ = ("_values",)
 
@@ -47,11 +47,11 @@ class Minute:
         self._values: deque[tuple[float, float]] = deque(maxlen=MOST)
 
     def add(self, t: float, value: float) -> None:
-        """Note a value."""
+        """Add a value."""
         self._values.append((t, value))
 
     def quantiles(self, t: float, *shares: float) -> tuple[float | None, ...]:
-        """The values at these shares of the sorted minute; None for each without any."""
+        """Return the quantiles at these shares, None for each without values."""
         values = self._values
         while values and values[0][0] < t - MINUTE_S:
             values.popleft()
@@ -59,7 +59,7 @@ class Minute:
 
 
 def quantiles(values: Iterable[float], *shares: float) -> tuple[float | None, ...]:
-    """Nearest-rank quantiles, None for each when there are no values. shares: 0 to 1."""
+    """Return nearest-rank quantiles, None for each without values. shares: 0 to 1."""
     ordered = sorted(values)
     if not ordered:
         return tuple(None for _ in shares)

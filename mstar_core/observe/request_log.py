@@ -1,6 +1,6 @@
-"""Requests as the supervisor knows them: the news of all processes put together, spans, and the last ones that ended.
+"""Request log of the supervisor: merges the reports of all processes about live requests and those that ended.
 
-Bounded: 2000 ended requests, 200 spans of each and sums of all. Read by the admin socket.
+Bounded: 2000 ended requests, 200 spans of each, and the sums of all spans. Read by the admin socket.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from mstar_core.observe.rates import Minute
 ENDED: Final = 2000
 SPANS: Final = 200
 LINGER_S: Final = 3.0
-"""How long an ended request stays in the live view."""
+"""Time that an ended request stays in the live view."""
 
 ORPHAN_S: Final = 30.0
-"""How long news of a request wait for the api to tell of it."""
+"""Time after which reports about a request that the api has not named are dropped."""
 
-ENDS: Final = frozenset({"finished", "failed", "cancelled"})
 _NONE: Final = RequestNews(handle=0)
 
 
 @dataclass(slots=True)
-class Sum:
-    """All spans of one kind at one place, also those that are not kept. busy_s: time in them."""
+class SpanSum:
+    """Totals of all spans of one kind at one place, dropped spans included. busy_s: time in them."""
 
     spans: int = 0
     count: int = 0
@@ -42,7 +41,7 @@ class Sum:
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """One request. workers: news by process. spans: by (process, key), newest last. seen: when first heard of."""
+    """One request as its processes report it. spans: by (process, key), newest last. seen: time of the first report."""
 
     handle: int
     seen: float
@@ -50,12 +49,12 @@ class RequestRecord:
     conductor: RequestNews = _NONE
     workers: dict[str, RequestNews] = field(default_factory=dict)
     spans: OrderedDict[tuple[str, int], Span] = field(default_factory=OrderedDict)
-    sums: dict[tuple[str, str, str, str], Sum] = field(default_factory=dict)
+    sums: dict[tuple[str, str, str, str], SpanSum] = field(default_factory=dict)
     spans_cut: int = 0
 
     @property
     def is_named(self) -> bool:
-        """Whether the api has told of it."""
+        """Whether the api has reported the request."""
         return self.api.id is not None
 
     @property
@@ -63,13 +62,13 @@ class RequestRecord:
         return self.api.ended is not None
 
     def tokens(self) -> int:
-        """Ids drawn; at the end, what the answer's usage says."""
+        """Return the tokens sampled so far; after the end, those in the answer's usage."""
         if self.api.tokens is not None:
             return self.api.tokens
         return sum(news.tokens or 0 for news in self.workers.values())
 
     def add(self, child: str, span: Span) -> None:
-        """Keep a span; the same key again replaces it. Open ones are in no sum."""
+        """Keep a span. It replaces one with the same key. Open spans are in no sum."""
         self.spans.pop((child, span.key), None)
         self.spans[child, span.key] = span
         if len(self.spans) > SPANS:
@@ -77,7 +76,7 @@ class RequestRecord:
             self.spans_cut += 1
         if span.is_open:
             return
-        found = self.sums.setdefault((child, span.node, span.walk, span.kind), Sum(start=span.start))
+        found = self.sums.setdefault((child, span.node, span.walk, span.kind), SpanSum(start=span.start))
         found.spans += 1
         found.count += span.count
         found.busy_s += span.end - span.start
@@ -85,7 +84,7 @@ class RequestRecord:
         found.size_bytes += span.size_bytes
 
     def request(self, model: str) -> RequestStatus:
-        """The request as everybody sees it."""
+        """Return the request as clients see it."""
         api, at = self.api, self.conductor
         ended = self.has_ended
         waited = (api.waited_s or 0.0) + sum(news.waited_s or 0.0 for news in self.workers.values())
@@ -120,7 +119,7 @@ class RequestRecord:
         )
 
     def trace(self, model: str, now: float | None = None) -> dict[str, Any]:
-        """The request with where its time went. Offsets in milliseconds from its arrival. now: for its age."""
+        """Return the request with its spans and sums, in milliseconds since its arrival. now: for its age."""
         zero = self.api.started or 0.0
         spans = sorted(self.spans.items(), key=lambda item: item[1].start)
         return {
@@ -132,9 +131,10 @@ class RequestRecord:
 
 
 class RequestLog:
-    """Owned by the picture. ttft, ttfa: seconds of the last minute. tokens, audio_s: made since the start.
+    """All requests of a deployment. Owned by the state publisher.
 
-    on_end: called with each request that ended, once a moment has passed in which its last spans came.
+    ttft, ttfa: seconds, of the last minute. tokens, audio_s: generated since the start. on_end: called with each
+    request that ended, after LINGER_S, when its last spans have arrived.
     """
 
     def __init__(self, model: str) -> None:
@@ -148,86 +148,86 @@ class RequestLog:
         self._model = model
 
     def take(self, child: str, telemetry: Telemetry, now: float) -> None:
-        """News and spans of one process."""
+        """Add the request reports and spans of one process."""
         for news in telemetry.requests:
-            self._news(child, news, now)
+            self._report(child, news, now)
         for span in telemetry.spans:
-            known = self.live.get(span.handle) or self.ended.get(span.handle)
-            if known is None:
-                known = self.live[span.handle] = RequestRecord(handle=span.handle, seen=now)
-            known.add(child, span)
+            record = self.live.get(span.handle) or self.ended.get(span.handle)
+            if record is None:
+                record = self.live[span.handle] = RequestRecord(handle=span.handle, seen=now)
+            record.add(child, span)
 
     def part(self, child: str) -> None:
-        """A process is gone: what it told of live requests counts no more; without the api there are none."""
+        """Drop what a dead process reported about live requests. The end of the api ends all live requests."""
         if child == API:
             self.dirty.update(self.live)
             self.live.clear()
             return
-        for handle, known in self.live.items():
+        for handle, record in self.live.items():
             if child == CONDUCTOR:
-                known.conductor = _NONE
-            elif known.workers.pop(child, None) is None:
+                record.conductor = _NONE
+            elif record.workers.pop(child, None) is None:
                 continue
             self.dirty.add(handle)
 
     def settle(self, now: float) -> None:
-        """Move requests that ended a moment ago out of the live view, and forget news that nobody claimed."""
-        for handle in [h for h, known in self.live.items() if _is_over(known, now)]:
-            known = self.live.pop(handle)
+        """Move ended requests out of the live view after LINGER_S, and drop reports of unnamed ones after ORPHAN_S."""
+        for handle in [h for h, record in self.live.items() if _is_over(record, now)]:
+            record = self.live.pop(handle)
             self.dirty.add(handle)
-            if not known.is_named:
+            if not record.is_named:
                 continue
-            self.ended[handle] = known
+            self.ended[handle] = record
             if len(self.ended) > ENDED:
                 self.ended.popitem(last=False)
-            for tell in self.on_end:
-                tell(known)
+            for callback in self.on_end:
+                callback(record)
 
     def take_dirty(self) -> Iterator[tuple[int, RequestStatus | None]]:
-        """Requests that changed since the last call, None for those that left the live view."""
+        """Yield the requests that changed since the last call, with None for those that left the live view."""
         dirty, self.dirty = self.dirty, set()
         for handle in dirty:
-            known = self.live.get(handle)
-            if known is None:
+            record = self.live.get(handle)
+            if record is None:
                 yield handle, None
-            elif known.is_named:
-                yield handle, known.request(self._model)
+            elif record.is_named:
+                yield handle, record.request(self._model)
 
     def all(self) -> Iterator[RequestRecord]:
-        """Requests, newest first: live ones, then those that ended."""
-        yield from (known for known in reversed(self.live.values()) if known.is_named)
+        """Yield requests, newest first: live ones, then those that ended."""
+        yield from (record for record in reversed(self.live.values()) if record.is_named)
         yield from reversed(self.ended.values())
 
     def find(self, request_id: str, handle: int | None = None) -> RequestRecord | None:
-        """The newest request that a client named so; with a handle that very one."""
+        """Return the newest request with this client id; with a handle, exactly that one."""
         if handle is not None:
             found = self.live.get(handle) or self.ended.get(handle)
             return found if found is not None and found.is_named and found.api.id == request_id else None
-        return next((known for known in self.all() if known.api.id == request_id), None)
+        return next((record for record in self.all() if record.api.id == request_id), None)
 
     def name_of(self, handle: int) -> str:
-        """The client's name for a request; empty when nobody has told it."""
-        known = self.live.get(handle) or self.ended.get(handle)
-        return "" if known is None else known.api.id or ""
+        """Return the client's id of a request, empty if it is unknown."""
+        record = self.live.get(handle) or self.ended.get(handle)
+        return "" if record is None else record.api.id or ""
 
-    def _news(self, child: str, news: RequestNews, now: float) -> None:
-        known = self.live.get(news.handle)
-        if known is None:
-            if (over := self.ended.get(news.handle)) is not None:  # it ended a while ago, and this was told late
+    def _report(self, child: str, news: RequestNews, now: float) -> None:
+        record = self.live.get(news.handle)
+        if record is None:
+            if (over := self.ended.get(news.handle)) is not None:  # a late report about a request that ended
                 if child == CONDUCTOR:
                     over.conductor = news
                 return
-            known = self.live[news.handle] = RequestRecord(handle=news.handle, seen=now)
-        before, audio = known.tokens(), known.api.audio_s or 0.0
+            record = self.live[news.handle] = RequestRecord(handle=news.handle, seen=now)
+        before, audio = record.tokens(), record.api.audio_s or 0.0
         if child == API:
-            self._firsts(known.api, news, now)
-            known.api = news
+            self._firsts(record.api, news, now)
+            record.api = news
         elif child == CONDUCTOR:
-            known.conductor = news
+            record.conductor = news
         elif rank_of(child) is not None:
-            known.workers[child] = news
-        self.tokens += max(0, known.tokens() - before)
-        self.audio_s += max(0.0, (known.api.audio_s or 0.0) - audio)
+            record.workers[child] = news
+        self.tokens += max(0, record.tokens() - before)
+        self.audio_s += max(0.0, (record.api.audio_s or 0.0) - audio)
         self.dirty.add(news.handle)
 
     def _firsts(self, before: RequestNews, news: RequestNews, now: float) -> None:
@@ -238,16 +238,16 @@ class RequestLog:
 
 
 def request_item(request: RequestStatus, now: float) -> dict[str, Any]:
-    """A request as lists and single reads give it: every field, with its age and real-time factor."""
+    """Return a request as the admin socket shows it: all fields, its age and its real-time factor."""
     fields = {name: getattr(request, name) for name in request.__struct_fields__}
     rtf = request.rtf(now)
     return {**fields, "age_s": round(request.age_s(now), 3), "rtf": None if rtf is None else round(rtf, 3)}
 
 
-def _is_over(known: RequestRecord, now: float) -> bool:
-    if known.api.ended is not None:
-        return now - known.api.ended > LINGER_S
-    return not known.is_named and now - known.seen > ORPHAN_S
+def _is_over(record: RequestRecord, now: float) -> bool:
+    if record.api.ended is not None:
+        return now - record.api.ended > LINGER_S
+    return not record.is_named and now - record.seen > ORPHAN_S
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -270,7 +270,7 @@ def _span(child: str, span: Span, zero: float) -> dict[str, Any]:
     }
 
 
-def _sum(where: tuple[str, str, str, str], found: Sum, zero: float) -> dict[str, Any]:
+def _sum(where: tuple[str, str, str, str], found: SpanSum, zero: float) -> dict[str, Any]:
     child, node, walk, kind = where
     return {
         "process": child,

@@ -1,6 +1,6 @@
-"""The state that watch frames add up to: a pure reducer, the same in the hub, `ps --watch`, `top`, replay and tests.
+"""State store: a pure reducer of watch frames, shared by the hub, `ps --watch`, `top`, replay and tests.
 
-No clock, no sockets. Objects are frozen, so a shallow copy of a store is a picture that later frames leave alone.
+It has no clock and no sockets. Objects are frozen, so later frames do not change a shallow copy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mstar_core.observe.frames import (
 )
 
 EVENTS: Final = 2000
-"""Events that a store remembers; the hub's ring has the same size."""
+"""Size of a store's ring of events."""
 
 NO_DEPLOYMENT: Final = DeploymentStatus(name="")
 NO_GRAPH: Final = GraphView()
@@ -47,11 +47,11 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 @dataclass(slots=True, kw_only=True)
 class Store:
-    """Everything a client knows of one deployment. Owned by whoever applies frames to it.
+    """The state of one deployment. Owned by the object that applies frames to it.
 
-    rev: of the last frame taken. changes: rises with every frame that changed something to see (not with beats).
-    is_synced: a snapshot has come and no delta is missing since; without it deltas are not taken, and a client that
-    sees `has_gap` asks for a new watch.
+    rev: of the last applied frame. changes: incremented by each frame with a visible change (not by heartbeats).
+    is_synced: a snapshot has arrived and no delta is missing since then. A store that is not synced ignores deltas, and
+    a client that sees `has_gap` opens a new watch.
     """
 
     boot: str = ""
@@ -76,7 +76,7 @@ class Store:
     truncated: dict[str, int] = field(default_factory=dict)
 
     def apply(self, frame: Frame) -> None:
-        """Take one frame. Frames must come in the order in which one connection delivered them."""
+        """Apply one frame. Frames must come in the order in which one connection delivered them."""
         match frame:
             case HelloFrame():
                 self._hello(frame)
@@ -85,26 +85,26 @@ class Store:
             case DeltaFrame():
                 self._delta(frame)
             case EventFrame():
-                self._moved(frame.rev, frame.t)
+                self._advance(frame.rev, frame.t)
                 self._event(frame.event)
             case BeatFrame():
-                self._moved(frame.rev, frame.t)
+                self._advance(frame.rev, frame.t)
             case ResyncFrame():
                 self.rev = frame.rev
                 self.is_synced = False
 
     def part(self, name: str) -> Mapping[str, Item]:
-        """The objects of one of `PARTS` by key. Raises KeyError for another name."""
+        """Return the objects of one of `PARTS` by key. Raises KeyError for another name."""
         return self._parts()[name]
 
     def copy(self) -> Store:
-        """A picture of now: later frames change neither."""
+        """Return a copy that later frames do not change."""
         parts = {name: dict(items) for name, items in self._parts().items()}
         scalars = {name: getattr(self, name) for name in _SCALARS}
         return Store(**scalars, **parts, events=deque(self.events, EVENTS), truncated=dict(self.truncated))  # type: ignore[arg-type]  # parts keep their types
 
     def snapshot(self, events: int = 0) -> SnapshotFrame:
-        """The state as one frame, with its newest `events`; applied to an empty store it gives the same state."""
+        """Return the state as one frame with its newest `events`. An empty store that applies it has the same state."""
         newest = list(self.events)[len(self.events) - events :] if events else []
         return SnapshotFrame(
             rev=self.rev,
@@ -132,7 +132,7 @@ class Store:
         self.changes += 1
 
     def _snapshot(self, frame: SnapshotFrame) -> None:
-        self._moved(frame.rev, frame.t)
+        self._advance(frame.rev, frame.t)
         self.changes += 1
         self.is_synced, self.has_gap = True, False
         self.deployment = frame.deployment or NO_DEPLOYMENT
@@ -149,7 +149,7 @@ class Store:
         if frame.after not in (-1, self.rev):
             self.is_synced, self.has_gap = False, True
             return
-        self._moved(frame.rev, frame.t)
+        self._advance(frame.rev, frame.t)
         self.changes += 1
         if frame.deployment:
             self.deployment = replaced(self.deployment, frame.deployment)
@@ -169,11 +169,11 @@ class Store:
                 _add(parts[part], COUNTERS.get(part, frozenset()), increases)
 
     def _event(self, event: Event) -> None:
-        if not self.events or event.n > self.events[-1].n:  # a snapshot repeats what came before
+        if not self.events or event.n > self.events[-1].n:  # a snapshot repeats earlier events
             self.events.append(event)
             self.changes += 1
 
-    def _moved(self, rev: int, t: float) -> None:
+    def _advance(self, rev: int, t: float) -> None:
         self.rev, self.t = rev, t
 
     def _empty(self) -> None:
@@ -215,12 +215,12 @@ def _add(items: dict[str, Any], counters: frozenset[str], increases: Mapping[str
 
 
 def replaced(old: S, fields: Mapping[str, Any]) -> S:
-    """`old` with these fields as a delta carries them; unknown ones are skipped, wrong types raise ValidationError."""
+    """Return `old` with the fields of a delta. Unknown fields are ignored; wrong types raise ValidationError."""
     return msgspec.convert({**msgspec.structs.asdict(old), **fields}, type=type(old))
 
 
 def changed_fields(old: msgspec.Struct, new: msgspec.Struct) -> dict[str, Any]:
-    """Fields of `new` that differ from `old`, as a delta carries them. Called for each object of each frame."""
+    """Return the fields of `new` that differ from `old`. Called for each object of each frame."""
     before, after = msgspec.structs.astuple(old), msgspec.structs.astuple(new)
     fields = zip(new.__struct_fields__, before, after, strict=True)
     return {name: value for name, was, value in fields if value is not was and value != was}

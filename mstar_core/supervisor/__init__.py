@@ -1,1 +1,1 @@
-"""Owns a deployment's processes, logs, run directory and admin socket, before and after everything else. No torch."""
+"""Supervisor of a deployment: owns its processes, logs, run directory and admin socket. No torch."""

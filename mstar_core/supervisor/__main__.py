@@ -1,4 +1,4 @@
-"""Runs a deployment's supervisor; started by `mstarctl up`."""
+"""Entry point of the supervisor process, started by `mstarctl up`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One child process: how it is started, watched and ended. Owned by the supervisor."""
+"""Child process of the supervisor: spawn, log pump, signals, start-up progress."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.life import Phase
 from mstar_core.supervisor.log_file import LINE_LIMIT, LogFile, pump
 
-LAST_WORDS_S = 1.0
+DRAIN_LOG_S = 1.0
+"""Time to read the rest of a dead child's output."""
+
 PARENT_PATH = os.pathsep.join(p for p in sys.path if p)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildKind:
-    """What a child runs: its mailbox name, module and further arguments."""
+    """The program of a child. name: of its mailbox; module: run with `python -m`."""
 
     name: str
     module: str
@@ -31,7 +33,7 @@ class ChildKind:
 
 
 class ChildProtocol(asyncio.subprocess.SubprocessStreamProtocol):
-    """Tells the exit when it happens. asyncio's own wait also waits for whoever else holds the output pipe open."""
+    """Reports the exit at once. asyncio's own wait also waits for other processes that hold the output pipe open."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(limit=LINE_LIMIT, loop=loop)
@@ -44,7 +46,7 @@ class ChildProtocol(asyncio.subprocess.SubprocessStreamProtocol):
 
 @dataclass(slots=True)
 class Child:
-    """A child's present incarnation. State words: spawned, known, ready, ended."""
+    """The current incarnation of a child. Owned by the supervisor. state: spawned, known, ready or ended."""
 
     kind: ChildKind
     log: LogFile
@@ -82,7 +84,7 @@ class Child:
         return self.process is not None and self.process.returncode is None
 
     async def spawn(self, spec: DeploymentSpec, run: RunDirectory, supervisor: str) -> None:
-        """Start the next incarnation. Raises OSError when no process can be made."""
+        """Start the next incarnation. Raises OSError if no process can be created."""
         self.incarnation += 1
         self.state, self.endpoint, self.phase, self.facts = "spawned", "", "spawn", {}
         self.started = self.last_progress = self.last_beat = self.last_step_change = time.monotonic()
@@ -106,33 +108,33 @@ class Child:
         self.process, self.exited = asyncio.subprocess.Process(transport, protocol, loop), protocol.exited
 
     async def watch(self) -> int:
-        """Pump its output and return its exit status (negative: signal) when it has ended with all that it started."""
+        """Pump the output; return the exit status (negative: signal) once the child and its group have ended."""
         process = self.process
         if process is None or process.stdout is None:
             return 0
         pumping = asyncio.ensure_future(pump(process.stdout, self.log))
         try:
             await self.exited.wait()
-            self.signal(signal.SIGKILL)  # what it started is of no use without it, and would hold the pipe open
-            await asyncio.wait((pumping,), timeout=LAST_WORDS_S)
+            self.signal(signal.SIGKILL)  # grandchildren are useless without it, and hold the pipe open
+            await asyncio.wait((pumping,), timeout=DRAIN_LOG_S)
         finally:
             pumping.cancel()
         return process.returncode or 0
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to its whole process group. A group that is gone is fine."""
+        """Send a signal to the whole process group, if it still exists."""
         if self.process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
 
     def extend_deadlines(self, seconds: float) -> None:
-        """Count so many seconds less of its silence, of its standstill and of its lack of steps."""
+        """Exclude these seconds from the limits on silence, progress and steps."""
         self.last_progress += seconds
         self.last_beat += seconds
         self.last_step_change += seconds
 
     def advance(self, phase: Phase, now: float) -> float:
-        """Note how far a start has come. Returns the seconds of the phase that ended with it, 0 when none did."""
+        """Note the progress of a start. Returns the seconds of the phase that ended with it, 0 if none did."""
         took = self._enter_phase(phase.phase, now)
         if phase.done > self.phase_done:
             self.last_progress = now
@@ -140,7 +142,7 @@ class Child:
         return took
 
     def _enter_phase(self, phase: str, now: float) -> float:
-        """The time since the last phase began is charged to that one, and returned."""
+        """Add the time since the last change of phase to the old phase, and return it."""
         if phase == self.phase:
             return 0.0
         begun = self.started + sum(self.phases_s.values())
@@ -153,15 +155,15 @@ class Child:
 
 
 def child_environment(spec: DeploymentSpec) -> dict[str, str]:
-    """The environment of children: one compute thread each, our modules on the path, output unbuffered.
+    """Return the environment of children: one compute thread each, our modules on the path, unbuffered output.
 
-    Kernels that Triton compiles are kept in the deployment's cache folder, unless TRITON_CACHE_DIR says another.
+    Triton caches compiled kernels in the deployment's cache folder, unless TRITON_CACHE_DIR names another.
     """
     on_cpu = all(r.device == "cpu" for r in spec.plan.ranks)
     kernels = {} if on_cpu else {TRITON_CACHE: str(triton_cache(spec.cache_dir))}
     return {
         **os.environ,
-        "OMP_NUM_THREADS": "1",  # more than one spin between a GPU worker's small copies: 11 cores of one worker
+        "OMP_NUM_THREADS": "1",  # further threads spin between the small copies of a GPU worker, on up to 11 cores
         "MKL_NUM_THREADS": "1",
         **kernels,
         "PYTHONPATH": PARENT_PATH,

@@ -1,6 +1,6 @@
-"""Readings of the host's GPUs, once a second in a thread of their own. A host without NVML has none, which is no error.
+"""GPU readings by NVML, once a second in a thread. A host without NVML has none, which is not an error.
 
-A call into the driver can hang for seconds: the thread waits, the loop never does, and old readings are marked stale.
+A driver call can hang for seconds: it blocks the thread alone, and old readings are marked stale.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class GpuReader:
-    """Owned by the supervisor, which starts and stops it. library: NVML's module, None where there is none."""
+    """Reads all GPUs periodically. Owned by the supervisor. library: the NVML module, None if it is not installed."""
 
     def __init__(self, library: Any | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._nvml = library
@@ -38,26 +38,26 @@ class GpuReader:
         self._latest: tuple[float, bool, list[GpuStatus]] = (0.0, False, [])
 
     def start(self) -> None:
-        """Begin to read; nothing happens without a library."""
+        """Start the thread, if there is a library."""
         if self._nvml is not None and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, unless the driver holds it: then it ends with the process."""
+        """End the thread. A thread that hangs in the driver ends with the process."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(JOIN_S)
 
     def latest(self, now: float) -> list[GpuStatus]:
-        """The newest readings; stale when the last call was slow, or is not back yet."""
+        """Return the newest readings, marked stale if the last call was slow or has not returned."""
         read_at, was_slow, gpus = self._latest
         if was_slow or now - read_at > OLD_S:
             return [msgspec.structs.replace(gpu, is_stale=True) for gpu in gpus]
         return gpus
 
     def read(self) -> None:
-        """Take one reading now. Called by the thread, and by tests."""
+        """Read all GPUs now. Called by the thread, and by tests."""
         began = self._clock()
         gpus = [_reading(self._nvml, index) for index in range(int(self._nvml.nvmlDeviceGetCount()))]  # type: ignore[union-attr]  # started only with a library
         now = self._clock()
@@ -69,7 +69,7 @@ class GpuReader:
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
-            log.info("no readings of GPUs: %s", error)
+            log.info("GPU readings are not available: %s", error)
             return
         failed = False
         while not self._stop.is_set():
@@ -78,7 +78,7 @@ class GpuReader:
                 failed = False
             except nvml.NVMLError as error:
                 if not failed:
-                    log.warning("the GPUs could not be read: %s", error)
+                    log.warning("reading the GPUs failed: %s", error)
                 failed = True
             self._stop.wait(PERIOD_S)
         with suppress(nvml.NVMLError):
@@ -86,12 +86,12 @@ class GpuReader:
 
 
 def library() -> Any | None:
-    """NVML's Python module, if it is installed."""
+    """Return NVML's Python module, if it is installed."""
     return import_module("pynvml") if find_spec("pynvml") is not None else None
 
 
 def device_keys(gpus: Sequence[GpuStatus], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """`cuda:INDEX` as processes see it -> the key of that GPU, under CUDA_VISIBLE_DEVICES."""
+    """Map `cuda:INDEX`, as processes see it under CUDA_VISIBLE_DEVICES, to the key of that GPU."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return {f"cuda:{gpu.index}": str(gpu.index) for gpu in gpus}
@@ -99,7 +99,7 @@ def device_keys(gpus: Sequence[GpuStatus], environ: Mapping[str, str] = os.envir
     for position, word in enumerate(part.strip() for part in visible.split(",")):
         found = next((g for g in gpus if word and (word == str(g.index) or g.uuid.startswith(word))), None)
         if found is None:
-            break  # the driver ends the list at the first entry that it does not know
+            break  # the driver ends the list at the first unknown entry
         keys[f"cuda:{position}"] = str(found.index)
     return keys
 
@@ -107,21 +107,21 @@ def device_keys(gpus: Sequence[GpuStatus], environ: Mapping[str, str] = os.envir
 def _reading(nvml: Any, index: int) -> GpuStatus:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
 
-    def ask(call: Callable[[], Any]) -> Any | None:
-        with suppress(nvml.NVMLError):  # not every card tells everything
+    def read(call: Callable[[], Any]) -> Any | None:
+        with suppress(nvml.NVMLError):  # not every card supports every reading
             return call()
         return None
 
-    memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-    rates = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-    power = ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-    limit = ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
-    heat = ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-    clock = ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+    memory = read(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    rates = read(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+    power = read(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+    limit = read(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+    heat = read(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+    clock = read(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
     return GpuStatus(
         index=index,
-        uuid=_text(ask(lambda: nvml.nvmlDeviceGetUUID(handle))),
-        name=_text(ask(lambda: nvml.nvmlDeviceGetName(handle))),
+        uuid=_text(read(lambda: nvml.nvmlDeviceGetUUID(handle))),
+        name=_text(read(lambda: nvml.nvmlDeviceGetName(handle))),
         util=None if rates is None else rates.gpu / 100,
         memory_used=None if memory is None else int(memory.used),
         memory_total=None if memory is None else int(memory.total),

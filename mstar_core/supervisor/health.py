@@ -1,4 +1,4 @@
-"""Judgements on children and their deaths: pure functions over what the supervisor has seen."""
+"""Health of children: readiness to serve, and the supervisor's watchdog, which kills children that stall or hang."""
 
 from __future__ import annotations
 
@@ -10,15 +10,23 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from mstar_core.config.deployment import Plan
-from mstar_core.errors import ExitCode
 from mstar_core.messages.names import CONDUCTOR, rank_of
 from mstar_core.supervisor.child import Child
 from mstar_core.supervisor.events import Events
-from mstar_core.supervisor.kinds import Pace
+from mstar_core.supervisor.processes import Pace
+
+
+def can_serve(plan: Plan, children: Iterable[Child]) -> bool:
+    """Return whether requests can be served: the conductor and one whole replica of each placement are ready."""
+    ready = {child.name for child in children if child.state == "ready"}
+    ranks = {rank for name in ready if (rank := rank_of(name)) is not None}
+    return CONDUCTOR in ready and all(
+        any(ranks.issuperset(replica) for replica in placement.replicas) for placement in plan.placements
+    )
 
 
 def hang(child: Child, now: float, limit_s: float) -> str | None:
-    """Why a child that is ready counts as hanging, or None. Only workers take steps."""
+    """Return why a ready child counts as hanging, or None. Only workers take steps."""
     silent = now - child.last_beat
     stuck = now - child.last_step_change if rank_of(child.name) is not None else 0.0
     if silent > limit_s:
@@ -27,43 +35,16 @@ def hang(child: Child, now: float, limit_s: float) -> str | None:
 
 
 def is_stalled(child: Child, now: float, limit_s: float) -> bool:
-    """Whether a start stands still: no new phase, and nothing more done in it. How long it takes does not matter."""
+    """Return whether a start makes no progress: no new phase, and no more done in it. Its duration has no limit."""
     return now - max(child.last_progress, child.started) > limit_s
-
-
-def can_serve(plan: Plan, children: Iterable[Child]) -> bool:
-    """Whether a request could be taken: a conductor, and for each placement a replica whose ranks are all ready."""
-    ready = {child.name for child in children if child.state == "ready"}
-    ranks = {rank for name in ready if (rank := rank_of(name)) is not None}
-    return CONDUCTOR in ready and all(
-        any(ranks.issuperset(replica) for replica in placement.replicas) for placement in plan.placements
-    )
-
-
-def in_flight(values: Mapping[str, float]) -> int:
-    """Requests that the conductor works for, as it told last."""
-    return int(values.get("conductor.in_flight", 0))
-
-
-def exit_code_of(record: dict[str, Any]) -> ExitCode:
-    """The exit code of a start that failed of this: a stall, a wrong input, anything else."""
-    if record.get("code") == "stalled":
-        return ExitCode.TIMED_OUT
-    return ExitCode.INVALID if record.get("status") == ExitCode.INVALID else ExitCode.START_FAILED
-
-
-def cause_sentence(record: dict[str, Any]) -> str:
-    """A death in one sentence."""
-    detail = record.get("detail") or ""
-    return f"{record.get('message', 'a process died')}{f' ({detail})' if detail else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watchdog:
-    """Owned by the supervisor, whose children it looks at; a killed child is restarted by whoever attends to it.
+    """Kills children that stall during their start or hang afterwards. Owned by the supervisor, which restarts them.
 
     stall_s, hang_s: seconds without progress, without a step. is_starting: whether a stall now fails the deployment.
-    fail: takes the record of that failure.
+    fail: called with the record of that failure.
     """
 
     children: Mapping[str, Child]
@@ -75,25 +56,25 @@ class Watchdog:
     fail: Callable[[dict[str, Any]], None]
 
     async def watch(self) -> NoReturn:
-        """Look at every child for ever."""
-        looked = time.monotonic()
+        """Check all children forever."""
+        checked = time.monotonic()
         while True:
             await asyncio.sleep(self.pace.watch_s)
             now = time.monotonic()
-            self._extend_deadlines(now - looked - self.pace.watch_s)
-            for child in list(self.children.values()):  # a look may take a second, and children come and go
+            self._extend_deadlines(now - checked - self.pace.watch_s)
+            for child in list(self.children.values()):  # a check may take a second, and children come and go
                 if not child.is_running or child.ending:
                     continue
                 if child.state == "ready":
                     await self._check_hang(child, now)
                 elif is_stalled(child, now, self.stall_s):
-                    await self._stalled(child)
-            looked = time.monotonic()
+                    await self._end_stalled(child)
+            checked = time.monotonic()
 
     def _extend_deadlines(self, late_s: float) -> None:
-        """Hold a time in which this process did not run against nobody.
+        """Exclude time in which this process did not run.
 
-        A pause of the container or of the machine stopped the children too; else what they said in it is still unread.
+        A pause of the container or host stops the children too; otherwise their messages of that time are unread.
         """
         if late_s > self.pace.watch_s:
             for child in self.children.values():
@@ -106,7 +87,7 @@ class Watchdog:
         self.events.add("child.hangs", child=child.name, why=why)
         await self._dump_and_kill(child)
 
-    async def _stalled(self, child: Child) -> None:
+    async def _end_stalled(self, child: Child) -> None:
         why = f"{child.name} made no progress in phase {child.phase} for {self.stall_s:g} s"
         self.events.add("child.stalled", child=child.name, phase=child.phase)
         await self._dump_and_kill(child, end=self.is_starting())

@@ -1,7 +1,4 @@
-"""A process's log on disk: bounded, rotated once, never in the way of the process.
-
-Children's are written by the supervisor's pumps, its own by its logging.
-"""
+"""Log files: bounded, rotated once. The supervisor writes those of its children and its own."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ log = logging.getLogger(__name__)
 
 
 class LogFile:
-    """Appends lines, keeps the last ones in memory, turns the file over at its limit. Owned by who writes it.
+    """Appends lines, keeps the last ones in memory, and rotates the file at its limit. Owned by its writer.
 
-    listeners: set with each line; whoever follows the log puts an event in and takes it out again.
+    listeners: events that are set with each line; followers of the log add and remove theirs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,17 +31,17 @@ class LogFile:
         self._size = self._file.tell()
 
     def write(self, line: bytes) -> None:
-        """Append one line (with its newline) and wake who follows. A full disk loses lines, never the child."""
+        """Append one line (with its newline) and wake followers. A full disk loses lines, but never blocks."""
         self.append(line)
         self.wake()
 
     def wake(self) -> None:
-        """Tell who follows. On the loop's thread only."""
+        """Wake followers. Called on the loop's thread only."""
         for listener in self.listeners:
             listener.set()
 
     def append(self, line: bytes) -> None:
-        """Append one line (with its newline) without a word to anybody."""
+        """Append one line (with its newline) without waking followers."""
         self.lines += 1
         text = line.decode("utf-8", "replace").rstrip("\n")
         self.tail.append(text)
@@ -52,14 +49,14 @@ class LogFile:
             self._file.write(line if line.endswith(b"\n") else line + b"\n")
             self._size += len(line)
             if self._size > FILE_LIMIT:
-                self._turn_over()
+                self._rotate()
         except OSError as error:
             log.warning("a log line was lost: %s", error.strerror)
 
     def close(self) -> None:
         self._file.close()
 
-    def _turn_over(self) -> None:
+    def _rotate(self) -> None:
         self._file.close()
         self.path.replace(self.path.with_suffix(".log.1"))
         self._file = self.path.open("ab", buffering=0)
@@ -67,30 +64,32 @@ class LogFile:
 
 
 class LogStream:
-    """A log file as the stream that logging writes to: the supervisor's own log is told like a child's."""
+    """A log file as the stream of a logging handler, for the supervisor's own log."""
 
     def __init__(self, file: LogFile) -> None:
         self._file = file
         self._is_writing = False
 
     def write(self, text: str) -> int:
-        """Append one line. What a file that cannot be written has logging say of itself is left out."""
+        """Append one line. Lines that logging writes because this write failed are dropped."""
         if not self._is_writing:
             self._is_writing = True
             try:
                 self._file.append(text.encode("utf-8", "replace"))
             finally:
                 self._is_writing = False
-            if threading.current_thread() is threading.main_thread():  # others are read with the next line or beat
+            if (
+                threading.current_thread() is threading.main_thread()
+            ):  # lines of other threads are read with the next line or heartbeat
                 self._file.wake()
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: lines are not buffered."""
 
 
 async def pump(reader: asyncio.StreamReader, into: LogFile) -> None:
-    """Move a child's output into its log until it ends. Over-long lines are cut, not waited for."""
+    """Copy a child's output into its log until the child ends. Lines over the limit are split."""
     while True:
         try:
             line = await reader.readuntil(b"\n")

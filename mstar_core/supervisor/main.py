@@ -1,4 +1,4 @@
-"""The supervisor's process: takes the run directory, opens the mailbox and the admin socket, runs the deployment."""
+"""Main of the supervisor process: locks the run directory, opens mailbox and admin socket, runs the deployment."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ from mstar_core.host.ports import check_port, one_start, port_claimant
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.process.logs import start_logging
-from mstar_core.supervisor.kinds import Kinds, child_kinds, write_spec
+from mstar_core.supervisor.deaths import outcome, write_outcome
 from mstar_core.supervisor.log_file import LogFile, LogStream
-from mstar_core.supervisor.outcome import outcome, write_outcome
-from mstar_core.supervisor.stats_log import FILE as STATS_FILE
-from mstar_core.supervisor.stats_log import StatsLog
+from mstar_core.supervisor.processes import Kinds, child_kinds, write_spec
+from mstar_core.supervisor.stats_log import STATS_FILE, StatsLog
 from mstar_core.supervisor.supervisor import Supervisor
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 
@@ -41,9 +40,9 @@ NAME = "supervisor"
 
 
 def main(argv: list[str] | None = None, kinds: Kinds = child_kinds) -> None:
-    """Entry point: `python -m mstar_core.supervisor SPEC`. Exits with the deployment's code.
+    """Run `python -m mstar_core.supervisor SPEC` and exit with the deployment's code.
 
-    SPEC: the file that `up` wrote for this start; removed once read (it may hold keys). kinds: what children run.
+    SPEC: the file that `up` wrote for this start; removed once read, because it may contain keys. kinds: the children.
     """
     parser = argparse.ArgumentParser(prog="mstar_core.supervisor")
     parser.add_argument("spec", type=Path)
@@ -61,7 +60,7 @@ def main(argv: list[str] | None = None, kinds: Kinds = child_kinds) -> None:
 
 
 def identity(spec: DeploymentSpec) -> dict[str, object]:
-    """What is still worth knowing of a deployment once it has ended."""
+    """Return the facts of a deployment that its outcome keeps."""
     return {
         "name": spec.name, "model": spec.model, "weights": spec.weights_source, "ranks": len(spec.plan.ranks),
         "host": spec.api.host, "port": spec.api.port, "config": spec.config_file, "ended_at": round(time.time(), 3),
@@ -88,7 +87,7 @@ def _serve(
     except MstarError as error:
         log.error("%s", error)
         return ExitCode.START_FAILED if error.exit_code is ExitCode.INTERNAL else error.exit_code, _failed(error)
-    except Exception as error:  # isolation boundary: who waits for this start or this end is told why
+    except Exception as error:  # isolation boundary: the outcome must name the cause
         log.exception("the supervisor failed")
         broken = MstarError("the supervisor failed", f"{type(error).__name__}: {error}", "its log has the traceback")
         return ExitCode.INTERNAL, _failed(broken)
@@ -100,7 +99,7 @@ def _serve(
 
 
 def admin_gid(spec: DeploymentSpec) -> int | None:
-    """The group that may read the admin socket. Raises ConfigError when it is gone."""
+    """Return the group that may read the admin socket. Raises ConfigError if it does not exist."""
     return None if spec.admin_group is None else group_id(spec.admin_group)
 
 
@@ -115,7 +114,7 @@ def prepare(run: RunDirectory, spec: DeploymentSpec) -> None:
 
 
 def unwritable(run: RunDirectory, error: OSError) -> ConfigError:
-    """The refusal of a run directory that is none, is full or is not ours."""
+    """Return the error of a run directory that is missing, full or owned by another user."""
     hint = "set MSTAR_RUNTIME_DIR to a folder of yours"
     return ConfigError("the run directory cannot be written", f"{run.path}: {error.strerror}", hint)
 
@@ -152,7 +151,7 @@ async def _run(
         try:
             code = await supervisor.run()
         finally:
-            requests.settle(math.inf)  # whoever ended in the last moment is told of too
+            requests.settle(math.inf)  # report requests that ended in the last moment too
             await server.stop()
             mailbox.detach()
             courier.detach()

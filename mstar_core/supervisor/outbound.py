@@ -1,4 +1,4 @@
-"""What the supervisor sends: introductions, partings, words to one child or to all. Owned by the supervisor."""
+"""Outbound messages of the supervisor: introductions, farewells, messages to one child or all."""
 
 from __future__ import annotations
 
@@ -13,36 +13,39 @@ from mstar_core.transport import Courier
 
 log = logging.getLogger(__name__)
 
-SPEAKS = ("known", "ready")
-"""States of a child that can be spoken to."""
+REACHABLE = ("known", "ready")
+"""States of a child that can receive messages."""
 
 
 class Outbound:
-    """Speaks to children by name. A child that does not read is logged; its watchdog decides about it."""
+    """Sends messages to children by name. Owned by the supervisor.
+
+    A failed send is logged; the watchdog deals with a child that does not read.
+    """
 
     def __init__(self, courier: Courier[Message], children: Mapping[str, Child]) -> None:
         self._courier = courier
         self._children = children
 
     def send(self, name: str, message: Message) -> None:
-        """Tell one child."""
+        """Send to one child."""
         try:
             self._courier.send(name, message)
         except MstarError as error:
-            log.warning("%s was not told: %s", name, error)
+            log.warning("a message to %s was not sent: %s", name, error)
 
-    def broadcast(self, message: Message, but: str = "") -> None:
-        """Tell every child that can be spoken to."""
+    def broadcast(self, message: Message, except_for: str = "") -> None:
+        """Send to every reachable child."""
         for child in self._children.values():
-            if child.state in SPEAKS and child.name != but:
+            if child.state in REACHABLE and child.name != except_for:
                 self.send(child.name, message)
 
     def flush(self) -> None:
-        """Try again what children did not take yet."""
+        """Retry messages that children have not accepted yet."""
         self._courier.flush()
 
     def introduce(self, child: Child, hello: Hello) -> bool:
-        """Answer a hello: tell the child of all others, and them of it. True the first time in its life."""
+        """Answer a hello: introduce the child to all others. Returns True for the first hello of an incarnation."""
         first = not child.endpoint
         self._courier.connect(child.name, hello.endpoint, hello.incarnation)
         child.endpoint, child.fd_endpoint = hello.endpoint, hello.fd_endpoint
@@ -51,7 +54,7 @@ class Outbound:
         up = _peer_up(child)
         self.send(child.name, up)
         for other in self._children.values():
-            if other is child or other.state not in SPEAKS:
+            if other is child or other.state not in REACHABLE:
                 continue
             self.send(child.name, _peer_up(other))
             if first:
@@ -61,11 +64,11 @@ class Outbound:
         return first
 
     def announce_ready(self, child: Child) -> None:
-        """Tell the others that a child may be given work."""
+        """Tell the others that a child accepts work."""
         self.broadcast(_peer_ready(child), child.name)
 
     def part(self, child: Child, cause: str) -> None:
-        """Tell the others that a child is gone, and drop what waits for it."""
+        """Tell the others that a child is gone, and drop its pending messages."""
         self.broadcast(PeerDown(name=child.name, incarnation=child.incarnation, cause=cause), child.name)
         self._courier.disconnect(child.name, child.incarnation)
 

@@ -1,18 +1,21 @@
-"""What the kernel says of child processes: their share of a core and their memory, from /proc. Read once a second."""
+"""Process statistics from /proc: CPU and memory of children, memory and out-of-memory kills of the host."""
 
 from __future__ import annotations
 
 import os
 import resource
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
+OOM_WINDOW_S: Final = 3.0
 _TICKS_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessLoad(NamedTuple):
-    """core: share of one CPU core since the last look, None at the first. resident_bytes: memory."""
+    """core: share of one CPU core since the last reading, None at the first. resident_bytes: memory."""
 
     core: float | None
     resident_bytes: int | None
@@ -22,7 +25,7 @@ NO_LOAD: Final = ProcessLoad(None, None)
 
 
 def host_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Memory that processes of this host can have: what is built in, or the limit of a container."""
+    """Return the memory available to processes: that of the host, or the limit of the container."""
     built_in = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         return min(built_in, int(cgroup.read_text(encoding="ascii")))
@@ -32,17 +35,17 @@ def host_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
 
 @dataclass(slots=True)
 class ProcessLoads:
-    """Owned by the picture. Looks by process id."""
+    """Reads the load of processes by id. Owned by the state publisher."""
 
     _before: dict[int, tuple[float, float]] = field(default_factory=dict)
 
-    def look(self, pid: int | None, now: float) -> ProcessLoad:
-        """The load of a process; nothing of one that is gone."""
+    def read(self, pid: int | None, now: float) -> ProcessLoad:
+        """Return the load of a process, NO_LOAD if it has ended."""
         if pid is None:
             return NO_LOAD
         try:
             with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-                # The name in brackets may hold anything, blanks and brackets too: the fields follow the last bracket.
+                # The name in brackets may contain blanks and brackets: the fields follow the last bracket.
                 fields = file.read().rpartition(")")[2].split()
             used_s = (int(fields[11]) + int(fields[12])) / _TICKS_S
             resident = int(fields[21]) * resource.getpagesize()
@@ -54,3 +57,32 @@ class ProcessLoads:
         if before is None or now <= before[0]:
             return ProcessLoad(None, resident)
         return ProcessLoad(round(max(0.0, used_s - before[1]) / (now - before[0]), 3), resident)
+
+
+@dataclass(slots=True)
+class OomKills:
+    """Recent out-of-memory kills of the host, from /proc/vmstat."""
+
+    path: Path = Path("/proc/vmstat")
+    _seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def sample(self, now: float) -> None:
+        """Note the count. Called once a second."""
+        count = self._count()
+        if count is None:
+            return
+        while len(self._seen) > 1 and self._seen[1][0] <= now - OOM_WINDOW_S:
+            self._seen.popleft()
+        self._seen.append((now, count))
+
+    def recent(self) -> int | None:
+        """Return the kills since the sample of about three seconds ago, None if the kernel does not count them."""
+        count = self._count()
+        return None if count is None or not self._seen else count - self._seen[0][1]
+
+    def _count(self) -> int | None:
+        with suppress(OSError, ValueError, IndexError):
+            for line in self.path.read_text(encoding="ascii").splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+        return None

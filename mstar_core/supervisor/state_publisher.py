@@ -1,11 +1,12 @@
-"""The picture of a deployment: puts what children tell and what the supervisor sees into the hub. Owned by it.
+"""State publisher: turns telemetry of children and observations of the supervisor into the hub's state.
 
-Every figure that anybody shows is made here, once: rates from counters, quantiles, shares, the bottleneck.
+Every displayed figure is computed here, once: rates from counters, quantiles, shares, the bottleneck, metrics.
 """
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -25,12 +26,13 @@ from mstar_core.observe.frames import (
     RankStatus,
 )
 from mstar_core.observe.hub import TelemetryHub
+from mstar_core.observe.metrics import FAMILIES, exposition
 from mstar_core.observe.rates import Rate
 from mstar_core.observe.request_log import RequestLog
-from mstar_core.supervisor.deaths import Circumstances, OomKills
+from mstar_core.supervisor.deaths import Circumstances
 from mstar_core.supervisor.gpus import GpuReader, device_keys
-from mstar_core.supervisor.proc_stats import NO_LOAD, ProcessLoad, ProcessLoads, host_memory_bytes
-from mstar_core.supervisor.readings import Readings
+from mstar_core.supervisor.metrics import shared_samples, socket_samples
+from mstar_core.supervisor.proc_stats import NO_LOAD, OomKills, ProcessLoad, ProcessLoads, host_memory_bytes
 
 if TYPE_CHECKING:
     from mstar_core.config.deployment import DeploymentSpec
@@ -38,17 +40,17 @@ if TYPE_CHECKING:
     from mstar_core.supervisor.child import Child as Process
 
 PARTS_S: Final = 0.25
-"""How often nodes, edges, ranks and the head are made anew; requests whenever asked."""
+"""Interval between updates of nodes, edges, ranks and the head. Each refresh updates requests."""
 
 LOADS_S: Final = 1.0
 BUSY: Final = 0.5
-"""Below this share of time in steps no node is called the bottleneck."""
+"""Least share of time in steps of a node that is marked as the bottleneck."""
 
 SUPERVISOR: Final = "supervisor"
 
 
 class PublishedSupervisor(Protocol):
-    """What is read of the supervisor."""
+    """The part of the supervisor that is read here."""
 
     spec: DeploymentSpec
     state: str
@@ -63,16 +65,16 @@ class PublishedSupervisor(Protocol):
 
 
 class StatePublisher:
-    """Keeps the hub current. `take`, `part` and `phase` follow children; `refresh` is called ten times a second.
+    """Keeps the hub up to date. Owned by the supervisor, which calls `refresh` ten times a second.
 
-    samples: of the api's metrics, as it told them last.
+    `take`, `part` and `phase` handle messages and the end of children.
     """
 
     def __init__(self, view: PublishedSupervisor, hub: TelemetryHub, gpus: GpuReader) -> None:
         self.hub = hub
         self.requests = RequestLog(view.spec.model)
         self.weights: dict[str, int] = {}
-        self.samples: dict[tuple[str, tuple[str, ...]], MetricSample] = {}
+        self._api_samples: dict[tuple[str, tuple[str, ...]], MetricSample] = {}
         self._view = view
         self._gpus = gpus
         self._processes = ProcessLoads()
@@ -84,32 +86,32 @@ class StatePublisher:
         self._rates: dict[tuple[str, ...], Rate] = {}
         self._partitions: dict[str, str] = {}
         self._next_parts = self._next_loads = 0.0
-        if view.spec.graph:  # as declared; the conductor tells that of the checkpoint
+        if view.spec.graph:  # as declared; the conductor sends the graph of the checkpoint later
             self._graph(view.spec.graph)
 
-    # -- what comes in ------------------------------------------------------------------------------------------------
+    # -- input --------------------------------------------------------------------------------------------------------
 
     def take(self, child: str, telemetry: Telemetry) -> None:
-        """One batch of a child."""
+        """Handle one telemetry batch of a child."""
         self.requests.take(child, telemetry, self.hub.now())
         for edge in telemetry.edges:
             key = f"{edge.name}@{edge.source_rank}>{edge.into_rank}"
             self._edges.setdefault(key, {})[child] = edge
         for sample in telemetry.samples:
-            self.samples[sample.name, tuple(sample.labels)] = sample
+            self._api_samples[sample.name, tuple(sample.labels)] = sample
 
     def part(self, child: str) -> None:
-        """A child is gone."""
+        """Drop the state that a child reported, after its end."""
         self.requests.part(child)
-        for told in self._edges.values():
-            told.pop(child, None)
+        for reported in self._edges.values():
+            reported.pop(child, None)
 
     def circumstances(self, child: str) -> Circumstances:
-        """What is known of a child that has just died."""
-        return Circumstances(resident_bytes=self._resident.get(child), memory_kills=self._kills.lately())
+        """Return the memory use of a child that has just died, and recent out-of-memory kills."""
+        return Circumstances(resident_bytes=self._resident.get(child), memory_kills=self._kills.recent())
 
     def phase(self, child: str, phase: Phase) -> dict[str, Any]:
-        """A phase of a start. Returns its facts without those that belong here."""
+        """Handle a start-up phase. Returns its facts without the graph."""
         if phase.phase == "weights" and phase.total:
             self.weights[child] = phase.total
         if GRAPH_FACT not in phase.facts:
@@ -124,19 +126,31 @@ class StatePublisher:
 
     @property
     def refused(self) -> dict[str, float]:
-        """How many requests the api refused before they ran, by code."""
-        told = (sample for sample in self.samples.values() if sample.name == "mstar_rejected_total")
-        return {sample.labels[0]: sample.value for sample in told}
+        """Requests that the api refused before admission, by code."""
+        found = (sample for sample in self._api_samples.values() if sample.name == "mstar_rejected_total")
+        return {sample.labels[0]: sample.value for sample in found}
 
     def event(self, flat: Mapping[str, Any]) -> None:
-        """An event of the feed."""
+        """Publish an event of the feed."""
         facts = {name: value for name, value in flat.items() if name not in ("n", "time", "type")}
         self.hub.event(Event(n=flat["n"], type=flat["type"], time=flat["time"], facts=facts))
 
-    # -- what goes into the hub ---------------------------------------------------------------------------------------
+    # -- metrics ------------------------------------------------------------------------------------------------------
+
+    def shared_samples(self) -> list[MetricSample]:
+        """Return the metric samples that the api shows too."""
+        return list(shared_samples(self.hub.store, self._view.values, self._view.restarts))
+
+    def exposition(self) -> bytes:
+        """Render all metrics, those last reported by the api included, in the Prometheus text format."""
+        self.refresh(now_all=True)
+        own = socket_samples(self.hub.store, self._view.state, self.hub.watchers)
+        return exposition(FAMILIES.values(), [*self._api_samples.values(), *self.shared_samples(), *own])
+
+    # -- output -------------------------------------------------------------------------------------------------------
 
     def refresh(self, *, now_all: bool = False) -> None:
-        """Bring the hub up to date: requests always, the rest at its pace or with `now_all`."""
+        """Update the hub: requests always, the rest at its interval or with `now_all`."""
         now = self.hub.now()
         self.requests.settle(now)
         for handle, request in self.requests.take_dirty():
@@ -159,10 +173,10 @@ class StatePublisher:
 
     def _look(self, now: float) -> None:
         pids = {name: child.pid if child.is_running else None for name, child in self._view.children.items()}
-        self._loads = {name: self._processes.look(pid, now) for name, pid in {**pids, SUPERVISOR: os.getpid()}.items()}
-        # A process that has died and is not yet noticed holds nothing: what counts is what it held before.
+        self._loads = {name: self._processes.read(pid, now) for name, pid in {**pids, SUPERVISOR: os.getpid()}.items()}
+        # A dead process that was not reaped yet has no memory: keep its last reading for the death record.
         self._resident |= {name: load.resident_bytes for name, load in self._loads.items() if load.resident_bytes}
-        self._kills.look(now)
+        self._kills.sample(now)
         gpus = self._gpus.latest(now)
         ranks: dict[str, list[int]] = {}
         keys = device_keys(gpus)
@@ -173,15 +187,15 @@ class StatePublisher:
             self.hub.put("gpus", str(gpu.index), msgspec.structs.replace(gpu, ranks=ranks.get(str(gpu.index), [])))
 
     def _put_edges(self, now: float) -> None:
-        for key, told in self._edges.items():
-            if not told:
+        for key, reported in self._edges.items():
+            if not reported:
                 continue
-            items = sum(edge.items for edge in told.values())
-            size = sum(edge.size_bytes for edge in told.values())
-            transfers = sum(edge.transfers for edge in told.values())
+            items = sum(edge.items for edge in reported.values())
+            size = sum(edge.size_bytes for edge in reported.values())
+            transfers = sum(edge.transfers for edge in reported.values())
             per_s = self._rate(now, transfers, "edge", key, "transfers")
-            seconds = self._rate(now, sum(edge.transfer_s for edge in told.values()), "edge", key, "transfer_s")
-            edge = max(told.values(), key=lambda each: each.into)  # the reader of a value does not know its name there
+            seconds = self._rate(now, sum(edge.transfer_s for edge in reported.values()), "edge", key, "transfer_s")
+            edge = max(reported.values(), key=lambda each: each.into)  # only the sender knows the name of the receiver
             self.hub.put(
                 "edges",
                 key,
@@ -202,18 +216,20 @@ class StatePublisher:
 
     def _nodes(self, now: float) -> dict[str, NodeStatus]:
         made: dict[str, NodeStatus] = {}
-        readings = Readings(self._view.values)
+        walks = _walks(self._view.values)
         for plan in self._view.spec.plan.ranks:
             for name in plan.nodes:
-                made[f"{name}@{plan.rank}"] = self._node(name, plan.rank, readings, now)
+                made[f"{name}@{plan.rank}"] = self._node(name, plan.rank, walks, now)
         busiest = max(made, key=lambda key: made[key].busy, default=None)
         if busiest is not None and made[busiest].busy >= BUSY:
             made[busiest] = msgspec.structs.replace(made[busiest], is_bottleneck=True)
         return made
 
-    def _node(self, name: str, rank: int, readings: Readings, now: float) -> NodeStatus:
+    def _node(self, name: str, rank: int, walks: Mapping[str, dict[str, int]], now: float) -> NodeStatus:
+        where, values = f"{worker_name(rank)}.{name}", self._view.values
+
         def number(reading: str) -> float:
-            return readings.number(rank, name, reading)
+            return values.get(f"{where}.{reading}", 0.0)
 
         def count(reading: str) -> int:
             return int(number(reading))
@@ -229,8 +245,7 @@ class StatePublisher:
         prefill_hits, prefill_misses = count("prefill_hits"), count("prefill_misses")
         replayed, plain = hits + prefill_hits, misses + prefill_misses
         eager = {kind: n for kind, n in (("decode", misses), ("prefill", prefill_misses)) if n}
-        ahead = readings.find(rank, name, "ahead_s")
-        underruns = readings.find(rank, name, "underruns")
+        underruns = values.get(f"{where}.underruns")
         return NodeStatus(
             name=name,
             rank=rank,
@@ -244,7 +259,7 @@ class StatePublisher:
             tokens_s=round(rate("tokens"), 1),
             queue=count("ready"),
             waiting=count("waiting"),
-            walks=readings.walks(rank, name),
+            walks=walks.get(where, {}),
             pages_used=count("pages_used"),
             pages_total=count("pages_total"),
             pages_cached=count("pages_cached"),
@@ -254,7 +269,7 @@ class StatePublisher:
             graph_share=round(replayed / (replayed + plain), 4) if replayed + plain else None,
             eager=eager if replayed else {},
             busy=round(min(1.0, busy), 3),
-            ahead_s=ahead,
+            ahead_s=values.get(f"{where}.ahead_s"),
             underruns=None if underruns is None else int(underruns),
         )
 
@@ -270,7 +285,7 @@ class StatePublisher:
             mine = [nodes[f"{node}@{plan.rank}"] for node in plan.nodes]
             load = self._loads.get(name, NO_LOAD)
             used, total = values.get(f"{name}.memory_used"), values.get(f"{name}.memory_total")
-            if plan.device == "cpu":  # its device is the host
+            if plan.device == "cpu":  # the device of a CPU rank is the host
                 used, total = load.resident_bytes, self._host_bytes
             rank = RankStatus(
                 rank=plan.rank,
@@ -384,8 +399,18 @@ def endpoint(host: str, port: int) -> str:
 
 
 def _start_order(child: Process) -> tuple[int, str]:
-    """Workers take longest: their phase is the one to show."""
+    """Sort key: workers first, because their phases take longest and are the ones to show."""
     return (0 if rank_of(child.name) is not None else 1, child.name)
+
+
+def _walks(values: Mapping[str, float]) -> dict[str, dict[str, int]]:
+    """Return `worker-RANK.NODE` -> walk -> requests in it there, from readings named `worker-RANK.NODE.walk.WALK`."""
+    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for name, value in values.items():
+        node, is_walk, walk = name.partition(".walk.")
+        if is_walk and value:
+            found[node][walk] = int(value)
+    return found
 
 
 def _ms(seconds: float | None) -> float | None:

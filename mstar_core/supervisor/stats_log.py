@@ -1,4 +1,4 @@
-"""One JSON line per finished request: the summary of its trace. Written by the supervisor for `up --log-stats`."""
+"""Statistics log of `up --log-stats`: one JSON line per finished request, the summary of its trace."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Final
 
 from mstar_core.observe.request_log import RequestRecord
 
-FILE: Final = "stats.ndjson"
+STATS_FILE: Final = "stats.ndjson"
 LIMIT_BYTES: Final = 200 << 20
-"""Turned over once at this size, as logs are."""
+"""Size at which the file is rotated once, as logs are."""
 
 log = logging.getLogger(__name__)
 
 
 class StatsLog:
-    """Appends to a file for the owner alone. Owned by the supervisor's process; a full disk costs lines, nothing else.
+    """Appends to a file that only its owner can read. Owned by the supervisor; a full disk loses lines, nothing else.
 
-    `ended` is called by the request log, once the last spans of a request have come.
+    The request log calls `ended` once the last spans of a request have arrived.
     """
 
     def __init__(self, path: Path, model: str) -> None:
         self.path = path
         self._model = model
 
-    def ended(self, known: RequestRecord) -> None:
-        """Write one request: its facts, and sums of its spans by process, node, walk and kind."""
-        trace = known.trace(self._model, known.api.ended or known.seen)
+    def ended(self, record: RequestRecord) -> None:
+        """Write one request: its facts, and the sums of its spans by process, node, walk and kind."""
+        trace = record.trace(self._model, record.api.ended or record.seen)
         line = {**trace["request"], "sums": trace["sums"]}
         try:
             if self.path.exists() and self.path.stat().st_size > LIMIT_BYTES:
@@ -37,7 +37,7 @@ class StatsLog:
             with open(self.path, "a", encoding="utf-8", opener=_private) as file:
                 file.write(json.dumps(line, default=str) + "\n")
         except OSError as error:
-            log.warning("a line of the statistics was lost: %s: %s", self.path, error.strerror)
+            log.warning("a line of the statistics log was lost: %s: %s", self.path, error.strerror)
 
 
 def _private(path: str, flags: int) -> int:

@@ -1,6 +1,6 @@
-"""The supervisor's heart: starts children, introduces them to each other, watches, restarts, drains and stops.
+"""Supervisor of a deployment: starts, introduces, watches, restarts, drains and stops its child processes.
 
-One asyncio loop; its mailbox takes what children say. Nothing here imports torch or any sibling process's code.
+It runs on one asyncio loop and receives messages of children in its mailbox.
 """
 
 from __future__ import annotations
@@ -34,20 +34,17 @@ from mstar_core.messages.life import (
 )
 from mstar_core.messages.names import API
 from mstar_core.messages.requests import CancelRequest
+from mstar_core.messages.telemetry import MetricSample
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.observe.hub import TelemetryHub
 from mstar_core.supervisor.child import Child, ChildKind
-from mstar_core.supervisor.deaths import death_record
-from mstar_core.supervisor.event_throttle import EventThrottle
-from mstar_core.supervisor.events import Events
+from mstar_core.supervisor.deaths import cause_sentence, death_record, exit_code_of, in_order, outcome
+from mstar_core.supervisor.events import Events, EventThrottle
 from mstar_core.supervisor.gpus import GpuReader, library
-from mstar_core.supervisor.health import Watchdog, can_serve, cause_sentence, exit_code_of, in_flight
-from mstar_core.supervisor.kinds import DEFAULT_PACE, FETCHED, Kinds, Pace, child_kinds, write_spec
+from mstar_core.supervisor.health import Watchdog, can_serve
 from mstar_core.supervisor.log_file import LogFile
-from mstar_core.supervisor.outbound import Outbound
-from mstar_core.supervisor.outcome import outcome
-from mstar_core.supervisor.readings import forwarded
-from mstar_core.supervisor.start_facts import plan_facts, ready_facts
+from mstar_core.supervisor.outbound import REACHABLE, Outbound
+from mstar_core.supervisor.processes import DEFAULT_PACE, FETCHED, Kinds, Pace, child_kinds, plan_facts, write_spec
 from mstar_core.supervisor.state_publisher import StatePublisher
 from mstar_core.transport import Courier, Malformed
 
@@ -55,10 +52,10 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """A deployment's life. Owned by `main.py`; read by the admin socket.
+    """The life of a deployment. Owned by `main.py`; read by the admin socket.
 
-    state: starting, ready, degraded, draining, stopping, failed or unhealthy. logs: of every process there was, and of
-    the supervisor itself.
+    state: starting, ready, degraded, draining, stopping, failed or unhealthy. logs: of the supervisor and of every
+    process that was started. values: flat readings of all processes.
     """
 
     def __init__(
@@ -94,13 +91,13 @@ class Supervisor:
         self._pace = pace
         self._stop_asked = False
         self._outbound = Outbound(courier, self.children)
-        self._forwarded: dict[str, float] = {}
+        self._shared_samples: list[MetricSample] = []
         self._endpoint = endpoint
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
         self._drained = asyncio.Event()
         self._pings = 0
-        self._began = self.started  # of the start that goes on, or of the last one: a restart is one
+        self._began = self.started  # start time of the current start or restart
         self._watchdog = Watchdog(
             children=self.children,
             events=self.events,
@@ -114,12 +111,12 @@ class Supervisor:
     # -- life -------------------------------------------------------------------------------------------------
 
     async def run(self) -> ExitCode:
-        """Start everything, serve until stopped or failed, end everything. Returns the exit code."""
+        """Start all processes, serve until stopped or failed, and end them. Returns the exit code."""
         self.events.add("deployment.starting", ranks=len(self.spec.plan.ranks), model=self.spec.model)
         self.events.add("phase", child="supervisor", phase="plan", **plan_facts(self.spec))
         self._task(self._ping_forever())
         self._task(self._watchdog.watch())
-        self._task(self._show_forever())
+        self._task(self._publish_forever())
         self.gpus.start()
         fetch, *kinds = self._kinds(self.spec)
         await self._fetch_weights(fetch)
@@ -138,9 +135,9 @@ class Supervisor:
         return self.exit_code
 
     def stop(self, *, now: bool = False, reason: str = "asked to stop", grace_s: float | None = None) -> None:
-        """Drain and end; with `now`, or when called again, end at once. grace_s: most seconds of the drain."""
+        """Drain, then end; with `now`, or at the second call, end at once. grace_s: limit of the drain."""
         if self._stop_asked or now or self.state in ("failed", "starting", "unhealthy"):
-            if (left := in_flight(self.values)) and not self._ended.is_set():
+            if (left := self._in_flight()) and not self._ended.is_set():
                 self.events.add("deployment.cut", requests=left, why=reason)
             self._end(ExitCode.DONE if self.state != "failed" else self.exit_code, reason)
             return
@@ -149,14 +146,14 @@ class Supervisor:
         self._task(self._stop_when_drained(reason, self.spec.drain_timeout_s if grace_s is None else grace_s))
 
     def drain(self, reason: str = "asked to drain") -> None:
-        """Refuse new requests; those in flight go on."""
+        """Refuse new requests; requests in flight continue."""
         if self.state in ("ready", "degraded"):
             self._drained.clear()
             self._set_state("draining", reason)
             self._outbound.send(API, Drain(on=True))
 
     def resume(self) -> None:
-        """Take requests again after a drain."""
+        """Accept requests again after a drain."""
         if self.state == "draining" and not self._stop_asked:
             self._outbound.send(API, Drain(on=False))
             is_whole = all(child.state == "ready" for child in self.children.values())
@@ -165,25 +162,25 @@ class Supervisor:
             )
 
     def cancel(self, handle: int) -> None:
-        """End one request; the api tells when it has."""
+        """Cancel one request. The api reports its end."""
         self._outbound.send(API, CancelRequest(handle=handle, why="by_operator"))
 
     def log_level(self, level: str, names: Iterable[str] = ()) -> list[str]:
-        """Let these children (none named: all) log from that level on. Returns those that were told."""
+        """Set the log level of these children (none named: all). Returns the children that were reached."""
         chosen = set(names)
-        told = [n for n, c in self.children.items() if c.state in ("known", "ready") and (n in chosen or not chosen)]
-        for name in told:
+        reached = [n for n, c in self.children.items() if c.state in REACHABLE and (n in chosen or not chosen)]
+        for name in reached:
             self._outbound.send(name, LogLevel(level=level))
-        self.events.add("log.level", level=level, children=told)
-        return told
+        self.events.add("log.level", level=level, children=reached)
+        return reached
 
     @property
     def is_drained(self) -> bool:
-        """Whether the api said since the last drain that no request is left."""
+        """Whether the api has reported since the last drain that no request is left."""
         return self._drained.is_set()
 
     def ask_restart(self) -> None:
-        """Drain, then end every process and start it anew. A deployment that is draining or ending refuses."""
+        """Drain, then restart every process. Raises Unavailable if the deployment is starting, draining or ending."""
         if self.state not in ("ready", "degraded", "unhealthy"):
             raise Unavailable(f"the deployment is {self.state}", hint="wait, or mstarctl down", code="not_ready")
         self._task(self._restart_all())
@@ -210,9 +207,7 @@ class Supervisor:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._drained.wait(), limit_s)
         if not self._drained.is_set():
-            self.events.add(
-                "deployment.cut", requests=in_flight(self.values), why=f"drain took longer than {limit_s:g} s"
-            )
+            self.events.add("deployment.cut", requests=self._in_flight(), why=f"drain took longer than {limit_s:g} s")
 
     async def _stop_when_drained(self, reason: str, limit_s: float) -> None:
         await self._wait_drained(limit_s)
@@ -226,11 +221,24 @@ class Supervisor:
             self._ended.set()
 
     def record(self) -> dict[str, Any]:
-        """The outcome as written to the log folder when the supervisor ends."""
+        """Return the outcome, which the supervisor writes to the log folder at its end."""
         deaths = self.deaths if self.exit_code is not ExitCode.DONE else []
         return outcome(deaths, self.exit_code, self.reason)
 
     # -- children ---------------------------------------------------------------------------------------------
+
+    @property
+    def phases_s(self) -> dict[str, float]:
+        """Seconds of each start-up phase, of the process that took longest in it; `fetch` is that of the weights."""
+        longest = {"fetch": self.fetch_s} if self.fetch_s else {}
+        for child in self.children.values():
+            for name, seconds in child.phases_s.items():
+                longest[name] = max(longest.get(name, 0.0), seconds)
+        return {name: round(seconds, 3) for name, seconds in longest.items()}
+
+    def _in_flight(self) -> int:
+        """Return the requests in flight that the conductor reported last."""
+        return int(self.values.get("conductor.in_flight", 0))
 
     def _adopt(self, kind: ChildKind) -> Child:
         child = Child(kind, LogFile(Path(self.spec.log_dir) / f"{kind.name}.log"))
@@ -239,7 +247,7 @@ class Supervisor:
         return child
 
     async def _fetch_weights(self, kind: ChildKind) -> None:
-        """Let a child of its own find, make or download the checkpoint, and write its folder into the spec."""
+        """Run the child that finds, makes or downloads the checkpoint, and write its folder into the spec."""
         child = self._adopt(kind)
         await child.spawn(self.spec, self.run_dir, self._endpoint)
         self.events.add("child.spawned", child=child.name, pid=child.pid, incarnation=child.incarnation)
@@ -251,7 +259,7 @@ class Supervisor:
             child.signal(signal.SIGKILL)
         status = await watching
         child.state = "ended"
-        if child.ending:  # it stood still: the ask for its stacks ends a child that is not prepared for it yet
+        if child.ending:  # it stalled: SIGUSR1 for its stacks ends a child that has no handler yet
             await self._ended.wait()
         if self._ended.is_set():
             return
@@ -292,7 +300,7 @@ class Supervisor:
         self.events.add("child.died", child=child.name, status=status, cause=record["message"], phase=child.phase)
         self._part(child, cause_sentence(record))
         if self.state == "starting" and was != "ready":
-            # Others may die of the same cause a moment later or earlier: the record that is oldest is the cause.
+            # Others may die of the same cause a moment earlier or later: the oldest record is the root cause.
             await asyncio.sleep(self._pace.cause_s)
             self._fail(record)
         else:
@@ -301,7 +309,7 @@ class Supervisor:
     def _part(self, child: Child, cause: str) -> None:
         self._outbound.part(child, cause)
         self.publisher.part(child.name)
-        # Its numbers died with it: kept, they would show requests and pages that nobody holds any more.
+        # Readings of a dead process would show requests and pages that no longer exist.
         self.values = {name: value for name, value in self.values.items() if not name.startswith(f"{child.name}.")}
 
     async def _restart(self, child: Child, record: dict[str, Any]) -> None:
@@ -327,7 +335,7 @@ class Supervisor:
             return
         if record not in self.deaths:
             self.deaths.append(record)
-        first = min(self.deaths, key=lambda death: float(death.get("monotonic", 0.0)))
+        first = in_order(self.deaths)[0]
         self.last_cause = first
         self._set_state("failed", cause_sentence(first))
         self._end(exit_code_of(first), cause_sentence(first))
@@ -344,16 +352,16 @@ class Supervisor:
             for child in running:
                 if child.is_running:
                     self.events.add("child.killed", child=child.name, why=f"did not end within {self._pace.stop_s:g} s")
-                # The group may hold grandchildren (the media pool) even when the child itself has ended.
+                # The group may contain grandchildren (the preprocessing pool) even when the child itself has ended.
                 child.signal(signal.SIGKILL)
             if late:
                 await asyncio.wait(late, timeout=self._pace.stop_s)
         self.events.add("deployment.stopped", reason=self.reason)
 
-    # -- what children say ------------------------------------------------------------------------------------
+    # -- messages of children ---------------------------------------------------------------------------------
 
     def on_batch(self, batch: Iterable[Envelope | Malformed]) -> None:
-        """Take messages from the mailbox; one bad message disturbs no other."""
+        """Handle messages of the mailbox. A bad message does not affect the others."""
         for item in batch:
             if isinstance(item, Malformed):
                 log.warning("a message could not be read: %s", item.error)
@@ -390,13 +398,13 @@ class Supervisor:
     def _introduce(self, child: Child, hello: Hello) -> None:
         first = self._outbound.introduce(child, hello)
         if child.name == API:
-            self._tell_api()
+            self._send_state()
         if first and child.phase == "ready":
             self._became_ready(child)
 
     def _phase(self, child: Child, phase: Phase, now: float) -> None:
         before, new = child.phase, phase.phase != child.phase
-        if before == "ready" and new:  # late: a child that is ready stays it until it ends
+        if before == "ready" and new:  # a late message: ready is the last phase
             return
         took = child.advance(phase, now)
         if new:
@@ -404,14 +412,14 @@ class Supervisor:
                             after=before, after_s=round(took, 3))  # fmt: skip
         child.facts = {**child.facts, **self.publisher.phase(child.name, phase)}
         if phase.phase == "ready":
-            if child.endpoint:  # before its hello it cannot be spoken to: it becomes ready with that
+            if child.endpoint:  # otherwise its hello, which is still to come, makes it ready
                 self._became_ready(child)
         elif self.state == "starting" and new:
-            self._tell_api()
+            self._send_state()
 
     def _became_ready(self, child: Child) -> None:
         child.state = "ready"
-        child.last_step_change = time.monotonic()  # what the start took is no hang
+        child.last_step_change = time.monotonic()  # the time of the start does not count as a hang
         self._outbound.announce_ready(child)
         self._maybe_ready()
 
@@ -421,45 +429,43 @@ class Supervisor:
         facts: dict[str, Any] = {}
         if self.ready_s is None:
             self.ready_s = time.monotonic() - self._began
-            facts = ready_facts(self.ready_s, self.fetch_s, self.children.values())
+            facts = {"ready_s": round(self.ready_s, 2), "phases_s": self.phases_s}
         self._set_state("ready", **facts)
 
-    # -- showing ----------------------------------------------------------------------------------------------
+    # -- publishing -------------------------------------------------------------------------------------------
 
     async def _ping_forever(self) -> None:
         while True:
             self._pings += 1
             self._outbound.broadcast(Ping(seq=self._pings))
-            self._forward_readings()
+            self._share_samples()
             self._outbound.flush()
             await asyncio.sleep(self._pace.ping_s)
 
-    async def _show_forever(self) -> None:
+    async def _publish_forever(self) -> None:
         while True:
             self.publisher.refresh()
-            for kind, facts in self._throttle.look(self.values, self.publisher.refused, self.hub.now()):
+            for kind, facts in self._throttle.due(self.values, self.publisher.refused, self.hub.now()):
                 self.events.add(kind, **facts)
-            await asyncio.sleep(self._pace.show_s)
+            await asyncio.sleep(self._pace.publish_s)
 
-    def _forward_readings(self) -> None:
-        readings = forwarded(self.values, self.restarts)
-        if readings != self._forwarded and API in self.children:
-            self._forwarded = readings
-            self._outbound.send(API, Telemetry(name="supervisor", incarnation=0, values=readings))
-
-    # -- telling ----------------------------------------------------------------------------------------------
+    def _share_samples(self) -> None:
+        samples = self.publisher.shared_samples()
+        if samples != self._shared_samples and API in self.children:
+            self._shared_samples = samples
+            self._outbound.send(API, Telemetry(name="supervisor", incarnation=0, samples=samples))
 
     def _set_state(self, state: str, reason: str = "", **facts: Any) -> None:
         if (state, reason) == (self.state, self.reason):
             return
         self.state, self.reason = state, reason
         self.events.add(f"deployment.{state}", reason=reason, **facts)
-        self._tell_api()
+        self._send_state()
 
-    def _tell_api(self) -> None:
+    def _send_state(self) -> None:
         partly = "ready" if can_serve(self.spec.plan, self.children.values()) else "starting"
-        words = {"degraded": partly, "failed": "unhealthy", "stopping": "draining"}
-        state = words.get(self.state, self.state)
+        states = {"degraded": partly, "failed": "unhealthy", "stopping": "draining"}
+        state = states.get(self.state, self.state)
         phase = next((f"{c.name}: {c.phase}" for c in self.children.values() if c.state != "ready"), "")
         self._outbound.send(API, ServiceState(state=state, phase=phase, reason=self.reason))
 

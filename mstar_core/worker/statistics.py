@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mstar_core.engine.base import StepResult
-from mstar_core.observe import step_histograms
-from mstar_core.observe.step_histograms import StepHistogram
+from mstar_core.observe.metrics import STEP_ROWS, STEP_SECONDS, StepHistogram
 
 RECENT: Final = 256
 """Steps that quantiles are taken from."""
@@ -32,8 +31,8 @@ class NodeStatistics:
     collect_s: float = 0.0
     route_s: float = 0.0
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    took: StepHistogram = field(default_factory=lambda: StepHistogram(step_histograms.SECONDS))
-    batched: StepHistogram = field(default_factory=lambda: StepHistogram(step_histograms.ROWS))
+    took: StepHistogram = field(default_factory=lambda: StepHistogram(STEP_SECONDS))
+    batched: StepHistogram = field(default_factory=lambda: StepHistogram(STEP_ROWS))
 
     def add(self, result: StepResult) -> None:
         """Count one step."""

@@ -87,14 +87,14 @@ def top(
             os.environ.setdefault("TEXTUAL_SMOOTH_SCROLL", "0")
             os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
 
-        def look_at(admin: AdminClient) -> Session:
+        def open_session(admin: AdminClient) -> Session:
             return _session(admin, None, look, hz=hz, speed=speed, is_readonly=is_readonly)
 
         session = _session(admin, replay, look, hz=hz, speed=speed, is_readonly=is_readonly)
         session.filter = wanted
         if record is not None:
             session.toggle_recording(record)
-        _run(session, admin, look, state, _others(printer.options, look_at), has_mouse=not has_no_mouse)
+        _run(session, admin, look, state, _switcher(printer.options, open_session), has_mouse=not has_no_mouse)
 
 
 def look_of(printer: Printer, *, is_ascii: bool, is_mono: bool) -> Look:
@@ -121,10 +121,10 @@ def _session(
     return LiveSession(Feed(admin, hz), LogFeed(admin), glyphs=look.glyphs, readonly=is_readonly, hz=hz)
 
 
-def _others(options: GlobalOptions, look_at: Callable[[AdminClient], Session]) -> DeploymentSwitcher:
+def _switcher(options: GlobalOptions, open_session: Callable[[AdminClient], Session]) -> DeploymentSwitcher:
     from mstarctl.top.data.deployments import DeploymentSwitcher
 
-    return DeploymentSwitcher(options, look_at)
+    return DeploymentSwitcher(options, open_session)
 
 
 def _run(
@@ -132,7 +132,7 @@ def _run(
     admin: AdminClient | None,
     look: Look,
     state: State,
-    others: DeploymentSwitcher,
+    switcher: DeploymentSwitcher,
     *,
     has_mouse: bool,
 ) -> None:
@@ -145,9 +145,9 @@ def _run(
         mode=look.mode,
         state=state,
         is_animated=not look.is_remote,
-        others=others if session.is_live else None,
+        switcher=switcher if session.is_live else None,
     )
-    with others:
+    with switcher:
         try:
             app.run(mouse=has_mouse)
         finally:
@@ -212,7 +212,7 @@ def _print(
     )
     size = shutil.get_terminal_size((120, 34))
     is_terminal = sys.stdout.isatty()
-    for row in once.picture(view, state, size.columns, size.lines - 1 if is_terminal else None):
+    for row in once.screen_lines(view, state, size.columns, size.lines - 1 if is_terminal else None):
         plain = row.plain.rstrip()
         printer.text(sgr(row, look.mode) if printer.options.is_coloured() and look.mode != "mono" else plain)
 
@@ -223,8 +223,8 @@ def _pictured(admin: AdminClient | None, replay: Path | None) -> tuple[Store, Hi
     from mstarctl.top.data.recording import read_recording
 
     if replay is not None or admin is None:
-        return once.last_picture(read_recording(replay or Path()))
-    return once.first_picture(admin), History()
+        return once.last_state(read_recording(replay or Path()))
+    return once.first_state(admin), History()
 
 
 def _builtins(store: Store) -> dict[str, Any]:

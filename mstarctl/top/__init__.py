@@ -1,1 +1,1 @@
-"""`mstarctl top`: a live view of one deployment in the terminal. Only `app` and what it imports load textual."""
+"""Live view of a deployment: data, drawing, layouts and the few Textual widgets."""

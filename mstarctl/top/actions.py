@@ -1,42 +1,78 @@
-"""What keys do beyond the picture: sheets, questions that are asked first, files."""
+"""Actions of keys beyond navigation: dialogs, confirmed calls, other deployments, files. Called by the app."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
 from mstar_core.errors import MstarError
 from mstarctl.top import navigation
+from mstarctl.top.data.deployments import OtherDeployment, Switcher
+from mstarctl.top.data.queries import DeploymentQueries
+from mstarctl.top.data.session import Session
+from mstarctl.top.data.view import View
 from mstarctl.top.drawing.line import Line, cells, safe
+from mstarctl.top.drawing.theme import Mode
 from mstarctl.top.export import FORMS, export, perfetto, save
+from mstarctl.top.keys import Key
 from mstarctl.top.layout import dialogs
+from mstarctl.top.layout.state import State
 from mstarctl.top.widgets.dialog import Dialog
 
-if TYPE_CHECKING:
-    from mstarctl.top.app import TopApp
-    from mstarctl.top.data.deployments import OtherDeployment
+T = TypeVar("T")
+
+SELECT_FIRST: Final = "select a request first, with the arrow keys"
 
 
-def open_help(app: TopApp) -> None:
-    """The keys that are active."""
+class Host(Protocol):
+    """The part of the app that actions use."""
+
+    session: Session
+    queries: DeploymentQueries
+    mode: Mode
+    state: State
+    folder: Path
+    switcher: Switcher | None
+
+    @property
+    def lines(self) -> list[Line]: ...
+
+    def view(self) -> View: ...
+    def active_keys(self) -> list[Key]: ...
+    def show_notice(self, text: str, *, is_error: bool = False) -> None: ...
+    def open_dialog(self, dialog: Dialog, then: Callable[[str], None] | None = None) -> None: ...
+    def in_background(self, work: Callable[[], T], then: Callable[[T], None], group: str) -> None: ...
+    def switch_to(self, session: Session, queries: DeploymentQueries) -> None: ...
+    def copy_to_clipboard(self, text: str) -> None: ...
+
+
+def error_text(error: MstarError) -> str:
+    """Return an error in one line."""
+    return "; ".join(part for part in (error.title, error.detail, error.hint) if part)
+
+
+def _dialog(app: Host, title: str, rows: Callable[[int], Sequence[Line]], **options: Any) -> Dialog:
+    return Dialog(title, rows, app.session.glyphs, app.mode, **options)
+
+
+def open_help(app: Host) -> None:
+    """Show the active keys."""
     keys = app.active_keys()
-    _open(
-        app, Dialog("keys that work here", lambda width: dialogs.help_rows(keys, width), app.session.glyphs, app.mode)
-    )
+    app.open_dialog(_dialog(app, "active keys", lambda width: dialogs.help_rows(keys, width)))
 
 
-def describe(app: TopApp) -> None:
-    """Every field of what is marked."""
-    name, item = marked(app)
-    _open(app, Dialog(name, lambda width: dialogs.fields_rows(item, width), app.session.glyphs, app.mode))
+def describe(app: Host) -> None:
+    """Show all fields of the selected object."""
+    name, item = selected(app)
+    app.open_dialog(_dialog(app, name, lambda width: dialogs.fields_rows(item, width)))
 
 
-def show_json(app: TopApp) -> None:
-    """What is marked, as JSON; `c` copies it."""
-    name, item = marked(app)
+def show_json(app: Host) -> None:
+    """Show the selected object as JSON; `c` copies it."""
+    name, item = selected(app)
     text = msgspec.json.format(msgspec.json.encode(item, enc_hook=str)).decode()
 
     def copy(key: str) -> bool:
@@ -44,15 +80,15 @@ def show_json(app: TopApp) -> None:
             app.copy_to_clipboard(text)
         return key == "c"
 
-    rows = lambda width: dialogs.json_rows(item, width)  # noqa: E731  as the other sheets
-    _open(app, Dialog(name, rows, app.session.glyphs, app.mode, hint="c copy   esc close", on_key=copy))
+    hint = "c copy   esc close"
+    app.open_dialog(_dialog(app, name, lambda width: dialogs.json_rows(item, width), hint=hint, on_key=copy))
 
 
-def marked(app: TopApp) -> tuple[str, msgspec.Struct]:
-    """(kind/name, what keys are about): the marked request, node, rank or event; else the deployment."""
+def selected(app: Host) -> tuple[str, msgspec.Struct]:
+    """Return (kind/name, object) of the selected request, node, rank or event; else of the deployment."""
     view, state = app.view(), app.state
     store = view.store
-    key = navigation.marked_request(view, state)
+    key = navigation.selected_request(view, state)
     if key is not None:
         return f"request/{safe(store.requests[key].id)}", store.requests[key]
     if state.page == "graph" and state.node:
@@ -67,181 +103,132 @@ def marked(app: TopApp) -> tuple[str, msgspec.Struct]:
     return f"deployment/{safe(store.deployment.name)}", store.deployment
 
 
-def copy_id(app: TopApp) -> None:
-    """The id of the marked request to the clipboard."""
-    key = navigation.marked_request(app.view(), app.state)
-    if key is None:
-        app.tell("mark a request first, with the arrows")
-        return
-    request = app.view().store.requests[key]
-    app.copy_to_clipboard(request.id)
-    app.tell(f"copied {request.id}")
-
-
-# -- questions ----------------------------------------------------------------------------------------------------
-
-
-def ask_cancel(app: TopApp) -> None:
-    """Cancel the marked request, once that is said twice."""
+def copy_id(app: Host) -> None:
+    """Copy the id of the selected request to the clipboard."""
     view = app.view()
-    key = navigation.marked_request(view, app.state)
+    key = navigation.selected_request(view, app.state)
     if key is None:
-        app.tell("mark a request first, with the arrows")
+        app.show_notice(SELECT_FIRST)
+        return
+    app.copy_to_clipboard(view.store.requests[key].id)
+    app.show_notice(f"copied {view.store.requests[key].id}")
+
+
+# -- confirmed calls ----------------------------------------------------------------------------------------------
+
+
+def ask_cancel(app: Host) -> None:
+    """Cancel the selected request after a confirmation."""
+    view = app.view()
+    key = navigation.selected_request(view, app.state)
+    if key is None:
+        app.show_notice(SELECT_FIRST)
         return
     request = view.store.requests[key]
     if request.has_ended:
-        app.tell(f"{request.id} has ended already")
+        app.show_notice(f"{request.id} has already ended")
         return
     question = f"Cancel {request.id}? It ends now and its pages are freed."
-    _ask(app, question, "cancel it", "leave it", lambda: app.asking.cancel(request))
+    _confirm(app, question, "cancel it", lambda: app.queries.cancel(request))
 
 
-def ask_drain(app: TopApp) -> None:
-    """Drain the deployment, or let it take requests again."""
+def ask_drain(app: Host) -> None:
+    """Drain the deployment, or let it accept requests again, after a confirmation."""
     head = app.view().store.deployment
-    is_draining = head.state == "draining"
-    question = f"Drain {head.name}? It takes no new requests; {head.running + head.waiting} in flight go on."
-    if is_draining:
-        question = f"Let {head.name} take requests again?"
-    _ask(app, question, "resume" if is_draining else "drain", "leave it", lambda: app.asking.drain(is_draining))
+    if head.state == "draining":
+        _confirm(app, f"Let {head.name} accept requests again?", "resume", lambda: app.queries.drain(True))
+        return
+    open_requests = head.running + head.waiting
+    question = f"Drain {head.name}? It refuses new requests; {open_requests} in flight continue."
+    _confirm(app, question, "drain", lambda: app.queries.drain(False))
 
 
-def _ask(app: TopApp, question: str, yes: str, no: str, act: Callable[[], str]) -> None:
-    answers = (("y", yes), ("n", no))
-    sheet = Dialog(
-        "sure?",
-        lambda width: dialogs.question_rows(question, answers, width),
-        app.session.glyphs,
-        app.mode,
-        answers={"y": "yes", "n": ""},
-        hint="y or n",
-    )
-    app.push_screen(sheet, lambda word: _act(app, act) if word == "yes" else None)
-
-
-def _act(app: TopApp, act: Callable[[], str]) -> None:
-    def run() -> None:
-        try:
-            said, is_bad = act(), False
-        except MstarError as error:
-            said, is_bad = in_words(error), True
-        app.call_from_thread(lambda: app.tell(said, is_bad=is_bad))
-
-    app.run_worker(run, thread=True, group="act")
+def _confirm(app: Host, question: str, yes: str, act: Callable[[], str]) -> None:
+    answers = (("y", yes), ("n", "leave it"))
+    dialog = _dialog(
+        app, "confirm", lambda width: dialogs.question_rows(question, answers, width),
+        answers={"y": "yes", "n": ""}, hint="y or n",
+    )  # fmt: skip
+    app.open_dialog(dialog, lambda word: app.in_background(act, app.show_notice, "act") if word == "yes" else None)
 
 
 # -- other deployments --------------------------------------------------------------------------------------------
 
 NAMES: Final = "123456789abdefgh"
-"""Keys of a list to choose from, but those that move in a sheet or close it."""
+"""Keys of a list of choices, without the keys that scroll or close a dialog."""
 
 
-def ask_other(app: TopApp) -> None:
-    """List the deployments that run beside this one, and go to the one that is chosen."""
-    others = app.others
-    if others is None:
-        app.tell("a replay is one deployment; leave it and start top without --replay")
+def ask_other(app: Host) -> None:
+    """List the other running deployments, and switch to the chosen one."""
+    switcher = app.switcher
+    if switcher is None:
+        app.show_notice("a replay shows one deployment; start top without --replay to see others")
         return
-
-    def look() -> None:
-        try:
-            found = others.running()
-        except MstarError as error:
-            said = in_words(error)
-            app.call_from_thread(lambda: app.tell(said, is_bad=True))
-            return
-        app.call_from_thread(lambda: _choose_other(app, found))
-
-    app.run_worker(look, thread=True, exclusive=True, group="others")
+    app.in_background(switcher.running, lambda found: _choose_other(app, switcher, found), "others")
 
 
-def _choose_other(app: TopApp, found: Sequence[OtherDeployment]) -> None:
+def _choose_other(app: Host, switcher: Switcher, found: Sequence[OtherDeployment]) -> None:
     here = app.view().store.deployment.name
     names = [other for other in found if other.name != here]
     if not names:
-        app.tell(f"no other deployment runs beside {here}; start one with: mstarctl up MODEL -d --name NAME")
+        app.show_notice("no other deployment is running; start one with: mstarctl up MODEL -d --name NAME")
         return
     shown = list(zip(NAMES, names, strict=False))
-    answers = {key: other.name for key, other in shown}
     wide = max(cells(other.name) for other in names) + 2
 
     def rows(width: int) -> list[Line]:
         return dialogs.other_rows(here, shown, len(names), wide, app.view(), width)
 
-    sheet = Dialog("go to", rows, app.session.glyphs, app.mode, answers=answers, hint="a key, or esc to stay")
-    app.push_screen(sheet, lambda name: _go(app, name) if name else None)
+    def go(name: str) -> None:
+        if name:
+            app.show_notice(f"switching to {name}")
+            app.in_background(lambda: switcher.go(name), lambda opened: app.switch_to(*opened), "others")
 
-
-def _go(app: TopApp, name: str) -> None:
-    others = app.others
-    assert others is not None, "asked only where there are others"
-
-    def open_it() -> None:
-        try:
-            session, asking = others.go(name)
-        except MstarError as error:
-            said = in_words(error)
-            app.call_from_thread(lambda: app.tell(said, is_bad=True))
-            return
-        app.call_from_thread(lambda: app.look_at(session, asking))
-
-    app.tell(f"going to {name}")
-    app.run_worker(open_it, thread=True, exclusive=True, group="others")
+    answers = {key: other.name for key, other in shown}
+    app.open_dialog(_dialog(app, "go to", rows, answers=answers, hint="a key, or esc to stay"), go)
 
 
 # -- files --------------------------------------------------------------------------------------------------------
 
 
-def ask_export(app: TopApp) -> None:
-    """Which form, then a file in the folder where top was started."""
-    forms = [(key, what) for key, _, what in FORMS]
-    sheet = Dialog(
-        "write to a file",
-        lambda width: dialogs.question_rows(f"In {app.folder}:", forms, width),
-        app.session.glyphs,
-        app.mode,
+def ask_export(app: Host) -> None:
+    """Ask for a form, then write a file to the folder in which top was started."""
+    forms = [(key, doc) for key, _, doc in FORMS]
+
+    def write(form: str) -> None:
+        if form:
+            _write(app, lambda: export(form, app.view(), app.state.sort, app.lines, app.folder))
+
+    dialog = _dialog(
+        app, "write a file", lambda width: dialogs.question_rows(f"In {app.folder}:", forms, width),
         answers={key: form for key, form, _ in FORMS},
-    )
-    app.push_screen(sheet, lambda form: _export(app, form))
+    )  # fmt: skip
+    app.open_dialog(dialog, write)
 
 
-def _export(app: TopApp, form: str | None) -> None:
-    if form:
-        _write(app, lambda: export(form, app.view(), app.state.sort, app.picture, app.folder))
-
-
-def write_perfetto(app: TopApp) -> None:
-    """The opened request's spans."""
+def write_perfetto(app: Host) -> None:
+    """Write the spans of the open request for Perfetto."""
     trace = app.state.trace
     if trace is None or not trace.lanes:
-        app.tell("no spans are known of this request")
+        app.show_notice("this request has no recorded spans")
         return
     _write(app, lambda: save(app.folder, app.view(), "trace", "json", perfetto(trace.request, trace.lanes)))
 
 
-def _write(app: TopApp, write: Callable[[], Path]) -> None:
+def _write(app: Host, write: Callable[[], Path]) -> None:
     try:
-        app.tell(f"wrote {write()}")
+        app.show_notice(f"wrote {write()}")
     except MstarError as error:
-        app.tell(in_words(error), is_bad=True)
+        app.show_notice(error_text(error), is_error=True)
 
 
-def toggle_recording(app: TopApp) -> None:
-    """Begin a recording under the first free name, or end the one that runs."""
+def toggle_recording(app: Host) -> None:
+    """Start a recording under the first free name, or end the running one."""
     name = app.view().store.deployment.name or "mstar"
     number = 1
     while (path := app.folder / f"{name}-{number}.mstar.gz").exists():
         number += 1
     try:
-        app.tell(app.session.toggle_recording(path))
+        app.show_notice(app.session.toggle_recording(path))
     except MstarError as error:
-        app.tell(in_words(error), is_bad=True)
-
-
-def in_words(error: MstarError) -> str:
-    """An error in one line."""
-    return "; ".join(word for word in (error.title, error.detail, error.hint) if word)
-
-
-def _open(app: TopApp, sheet: Dialog) -> None:
-    app.push_screen(sheet)
+        app.show_notice(error_text(error), is_error=True)

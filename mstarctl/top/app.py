@@ -1,4 +1,4 @@
-"""The terminal program: polls the session, draws pictures, turns keys into choices."""
+"""Textual app of `top`: polls the session, draws screens, and maps keys to states and actions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeVar
 
 from textual.app import App, ComposeResult, SystemCommand
 from textual.screen import Screen
@@ -16,8 +16,10 @@ from textual.screen import Screen
 from mstar_core.errors import MstarError, UsageError
 from mstar_core.observe.filter import Filter
 from mstarctl.top import actions, navigation
+from mstarctl.top.data.deployments import Switcher
 from mstarctl.top.data.queries import DeploymentQueries
 from mstarctl.top.data.session import Session
+from mstarctl.top.data.spans import end_of
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.line import Line
 from mstarctl.top.drawing.theme import GROUND, Mode
@@ -27,24 +29,24 @@ from mstarctl.top.layout.logs import sources
 from mstarctl.top.layout.pages import Painted, compose
 from mstarctl.top.layout.scroll import Window
 from mstarctl.top.layout.state import State
-from mstarctl.top.layout.waterfall import Zoom, end_of
+from mstarctl.top.layout.waterfall import Zoom
+from mstarctl.top.widgets.dialog import Dialog
 from mstarctl.top.widgets.filter_bar import FilterBar
 from mstarctl.top.widgets.main_pane import MainPane
 from mstarctl.top.widgets.pane import Pane
 
-if TYPE_CHECKING:
-    from mstarctl.top.data.deployments import Switcher
-
 POLL_S: Final = 0.1
-"""At most ten pictures a second."""
+"""Interval between polls, and shortest interval between two drawings."""
 
 ANIMATION_POLLS: Final = 2
-ASK_S: Final = 1.0
+QUERY_S: Final = 1.0
 NOTICE_S: Final = 4.0
+
+T = TypeVar("T")
 
 
 class TopApp(App[None]):
-    """One look at one deployment. failure: what ended it, if that was an error."""
+    """The live view of one deployment. failure: the error that ended the app, if any."""
 
     CSS = f"""
     Screen {{ background: {GROUND}; }}
@@ -62,17 +64,17 @@ class TopApp(App[None]):
     def __init__(
         self,
         session: Session,
-        asking: DeploymentQueries,
+        queries: DeploymentQueries,
         *,
         mode: Mode = "true",
         state: State | None = None,
         is_animated: bool = True,
         folder: Path | None = None,
-        others: Switcher | None = None,
+        switcher: Switcher | None = None,
     ) -> None:
         super().__init__(ansi_color=mode != "true")
-        self.session, self.asking, self.mode = session, asking, mode
-        self.others = others
+        self.session, self.queries, self.mode = session, queries, mode
+        self.switcher = switcher
         self.state = state or State()
         self.failure: Exception | None = None
         self.folder = folder or Path.cwd()
@@ -85,7 +87,7 @@ class TopApp(App[None]):
         self._has_mouse = True
         self._recordings: list[dict[str, object]] = []
 
-    # -- life -------------------------------------------------------------------------------------------------
+    # -- life cycle -------------------------------------------------------------------------------------------------
 
     def compose(self) -> ComposeResult:
         yield self._pane
@@ -94,18 +96,18 @@ class TopApp(App[None]):
     def on_mount(self) -> None:
         self.set_class(self.mode != "true", "-plain")
         self.session.start()
-        if self.state.page == "logs":  # --view logs: no key has asked for them
+        if self.state.page == "logs":  # started with --view logs
             self.session.want_logs()
         self._pane.focus()
         self.set_interval(POLL_S, self.poll)
-        self.set_interval(ASK_S, self.ask)
+        self.set_interval(QUERY_S, self.refresh_queries)
         loop = asyncio.get_running_loop()
-        if threading.current_thread() is threading.main_thread():  # only there can signals be taken
+        if threading.current_thread() is threading.main_thread():  # signal handlers work on the main thread only
             for number in (signal.SIGTERM, signal.SIGHUP):
                 loop.add_signal_handler(number, self.exit)
 
     def _handle_exception(self, error: Exception) -> None:
-        """Keep the error for the command, which writes it to a file once the terminal is as it was."""
+        """Keep the error for the command, which writes it to a file after the terminal is restored."""
         self.failure = self.failure or error
         self._return_code = 1
         if self._exception is None:
@@ -114,7 +116,7 @@ class TopApp(App[None]):
         self._close_messages_no_wait()
 
     def poll(self) -> None:
-        """Take what has come and draw when something changed. Moving dots go five times a second."""
+        """Apply new frames and draw changes. Animated dots move five times a second."""
         self.session.poll()
         self._polls += 1
         if self._polls % ANIMATION_POLLS == 0 and self._is_moving():
@@ -128,12 +130,12 @@ class TopApp(App[None]):
         return view.link.state in ("live", "replay") and any(edge.items_s > 0 for edge in view.store.edges.values())
 
     def view(self) -> View:
-        """The picture's data."""
+        """Return the data to draw."""
         return replace(self.session.view(), phase=self._phase, recordings=self._recordings)
 
-    def look_at(self, session: Session, asking: DeploymentQueries) -> None:
-        """Leave this deployment for another one: its readers and a recording of it end, the filter stays."""
-        before, self.session, self.asking = self.session, session, asking
+    def switch_to(self, session: Session, queries: DeploymentQueries) -> None:
+        """Show another deployment. The readers and the recording of the current one end; the filter stays."""
+        before, self.session, self.queries = self.session, session, queries
         before.stop()
         session.filter = before.filter
         page = "overview" if self.state.page == "request" else self.state.page
@@ -144,9 +146,9 @@ class TopApp(App[None]):
         self.choose(State(page=page, sort=self.state.sort))
 
     def draw(self, *, always: bool = False) -> None:
-        """Paint the screen if anything that it shows has changed."""
+        """Draw the screen if anything on it has changed."""
         pane = self._pane
-        if not pane.is_attached:  # the last tick of a program that ends
+        if not pane.is_attached:  # the last tick of an app that ends
             return
         wanted = (self.session.changes, self.state, self._phase, pane.size, self.session.filter, len(self._recordings))
         if wanted == self._drawn and not always:
@@ -159,29 +161,47 @@ class TopApp(App[None]):
         self.call_after_refresh(self.draw, always=True)
 
     @property
-    def picture(self) -> list[Line]:
+    def lines(self) -> list[Line]:
         """The lines on the screen."""
         return self._painted.lines
 
     def choose(self, state: State) -> None:
-        """Show another choice."""
+        """Switch to another state of the screen."""
         self.state = state
         self.refresh_bindings()
         self.draw()
 
-    def tell(self, text: str, *, is_bad: bool = False) -> None:
-        """A sentence in the foot for a few seconds."""
-        self.choose(replace(self.state, notice=text, is_notice_bad=is_bad))
-        self.set_timer(NOTICE_S, lambda: self._untell(text))
+    def show_notice(self, text: str, *, is_error: bool = False) -> None:
+        """Show a sentence in the footer for a few seconds."""
+        self.choose(replace(self.state, notice=text, is_notice_error=is_error))
+        self.set_timer(NOTICE_S, lambda: self._clear_notice(text))
 
-    def _untell(self, text: str) -> None:
+    def _clear_notice(self, text: str) -> None:
         if self.state.notice == text:
             self.choose(replace(self.state, notice=""))
+
+    def open_dialog(self, dialog: Dialog, then: Callable[[str], None] | None = None) -> None:
+        """Open a dialog. then: called with its answer, empty if it was closed without one."""
+        self.push_screen(dialog, None if then is None else lambda answer: then(answer or ""))
+
+    def in_background(self, work: Callable[[], T], then: Callable[[T], None], group: str) -> None:
+        """Run `work` in a thread, then `then` with its result. An MstarError becomes a notice."""
+
+        def run() -> None:
+            try:
+                found = work()
+            except MstarError as error:
+                text = actions.error_text(error)
+                self.call_from_thread(lambda: self.show_notice(text, is_error=True))
+            else:
+                self.call_from_thread(then, found)
+
+        self.run_worker(run, thread=True, exclusive=group != "act", group=group)
 
     # -- keys -------------------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Which keys are active: by page, and by what this peer may do."""
+        """Return whether a key is active on this page and for this peer's permissions."""
         known = [key for key in KEYS if _name(key) == action]
         if not known:
             return True
@@ -189,7 +209,7 @@ class TopApp(App[None]):
         return any(works(key, self.state.page, may_write=may_write, is_live=self.session.is_live) for key in known)
 
     def active_keys(self) -> list[Key]:
-        """Rows of the table whose bindings are active now, in its order."""
+        """Return the keys of the table whose bindings are active now, in its order."""
         active = self._pane.is_mounted and self.screen_stack[0].active_bindings
         if not active:
             return []
@@ -203,10 +223,10 @@ class TopApp(App[None]):
         return found
 
     def hints(self) -> list[Hint]:
-        """What the foot says, from the bindings that are active."""
+        """Return the hints of the footer, from the active bindings."""
         if self._bar.display:
             return [("enter", "keep"), ("esc", "undo")]
-        shown = sorted((key for key in self.active_keys() if key.foot), key=lambda key: key.foot)
+        shown = sorted((key for key in self.active_keys() if key.footer), key=lambda key: key.footer)
         return [("1-7", "screen"), *((key.shown, key.label) for key in shown)]
 
     def action_page(self, page: str) -> None:
@@ -237,7 +257,7 @@ class TopApp(App[None]):
     def action_open(self) -> None:
         self.choose(navigation.opened(self.view(), self.state))
         if self.state.page == "request":
-            self.ask()
+            self.refresh_queries()
 
     def action_leave(self) -> None:
         state = self.state
@@ -280,9 +300,9 @@ class TopApp(App[None]):
         self.choose(navigation.at_node(self.view(), self.state))
 
     def action_logs(self) -> None:
-        """The logs of what is marked: a request's lines, a rank's process."""
+        """Show the logs of the selected object: lines of a request, or of a rank's process."""
         view, state = self.view(), self.state
-        key = navigation.marked_request(view, state)
+        key = navigation.selected_request(view, state)
         self.session.want_logs()
         if key is not None:
             self.choose(replace(state, page="logs", log_text=view.store.requests[key].id, log_source="", log_above=0))
@@ -297,17 +317,19 @@ class TopApp(App[None]):
             end = end_of(self.state.trace.lanes)
             self.choose(replace(self.state, zoom=self.state.zoom.closer(end, 2.0 if to > 0 else 0.5)))
             return
-        self.tell(self.session.faster(2.0 if to > 0 else 0.5))
+        self.show_notice(self.session.faster(2.0 if to > 0 else 0.5))
 
     def action_mouse(self) -> None:
-        """Textual has no public switch for this; the driver's own two functions do it."""
+        """Switch mouse reporting. Textual has no public switch, so the driver's private functions are used."""
         driver = self._driver
         self._has_mouse = not self._has_mouse
         name = "_enable_mouse_support" if self._has_mouse else "_disable_mouse_support"
         switch = getattr(driver, name, None)
         if switch is not None:
             switch()
-        self.tell("the mouse is ours again" if self._has_mouse else "the mouse is the terminal's; m takes it back")
+        self.show_notice(
+            "mouse reporting on" if self._has_mouse else "mouse reporting off, the terminal can select text"
+        )
 
     # -- the filter -------------------------------------------------------------------------------------------
 
@@ -331,7 +353,7 @@ class TopApp(App[None]):
         self.call_after_refresh(self.draw, always=True)
 
     def _filter(self, text: str) -> bool:
-        """Use a filter text. Says what is wrong with it, and keeps the one before."""
+        """Apply a filter text. Returns False and shows the error if it is invalid; the previous filter stays."""
         if self.state.page == "logs":
             self.choose(replace(self.state, log_text=text, log_above=0))
         elif self.state.page == "events":
@@ -340,42 +362,42 @@ class TopApp(App[None]):
             try:
                 self.session.filter = Filter.parse(text, expressions=True)
             except UsageError as error:
-                self.choose(replace(self.state, notice=actions.in_words(error), is_notice_bad=True))
+                self.choose(replace(self.state, notice=actions.error_text(error), is_notice_error=True))
                 return False
             self.choose(replace(self.state, notice=""))
         return True
 
-    # -- questions --------------------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------------
 
-    def ask(self) -> None:
-        """Once a second: what the frames do not carry."""
+    def refresh_queries(self) -> None:
+        """Fetch the data that frames do not contain: traces and recordings. Called once a second."""
         if self.state.page == "bench":
-            self.run_worker(self._ask_recordings, thread=True, exclusive=True, group="recordings")
+            self.run_worker(self._query_recordings, thread=True, exclusive=True, group="recordings")
         request = self.session.view().store.requests.get(self.state.request)
         is_settled = request is not None and request.has_ended and bool(self.state.trace and self.state.trace.lanes)
         if self.state.page == "request" and request is not None and not is_settled:
-            self.run_worker(self._ask_trace, thread=True, exclusive=True, group="trace")
+            self.run_worker(self._query_trace, thread=True, exclusive=True, group="trace")
 
-    def _ask_recordings(self) -> None:
+    def _query_recordings(self) -> None:
         try:
-            found = self.asking.recordings()
+            found = self.queries.recordings()
         except MstarError:
-            return  # the head says that the deployment does not answer
+            return  # the header shows that the deployment does not answer
         self.call_from_thread(self._note_recordings, found)
 
     def _note_recordings(self, found: list[dict[str, object]]) -> None:
         self._recordings = found
         self.draw(always=True)
 
-    def _ask_trace(self) -> None:
+    def _query_trace(self) -> None:
         view = self.session.view()
         request = view.store.requests.get(self.state.request)
         if request is None:
             return
-        trace = self.asking.trace(request, view.t)
+        trace = self.queries.trace(request, view.t)
         self.call_from_thread(lambda: self.choose(replace(self.state, trace=trace)))
 
-    # -- beyond the picture -----------------------------------------------------------------------------------
+    # -- actions ----------------------------------------------------------------------------------------------
 
     def action_cancel(self) -> None:
         actions.ask_cancel(self)
@@ -429,7 +451,7 @@ class TopApp(App[None]):
         self.action_move(event.by)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """The palette: every active key by name."""
+        """Return the commands of the palette: every active key by name."""
         for key in self.active_keys():
             yield SystemCommand(f"{key.label} ({key.shown})", key.help, self._runner(key.action))
 

@@ -1,4 +1,4 @@
-"""What `e` and `p` write: the table, the snapshot, the screen, a request's spans. No file is overwritten."""
+"""Export to files: table, snapshot, screen, spans of a request. Existing files are not overwritten."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, Final
 import msgspec
 
 from mstar_core.errors import MstarError
+from mstarctl.top.data.spans import Lane
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.line import Line
 from mstarctl.top.drawing.svg import svg
 from mstarctl.top.layout.requests import COLUMNS, Sort, chosen, place
-from mstarctl.top.layout.waterfall import Lane
 
 FORMS: Final = (
     ("c", "csv", "the filtered table as CSV"),
@@ -26,11 +26,11 @@ FORMS: Final = (
     ("t", "txt", "this screen as text"),
     ("v", "svg", "this screen as SVG"),
 )
-"""(key, form, what it is), as the sheet of `e` shows them."""
+"""(key, form, description), as shown in the export dialog."""
 
 
 def export(form: str, view: View, sort: Sort, screen: Sequence[Line], folder: Path) -> Path:
-    """Write one form into `folder` and return the file. Raises MstarError when it cannot be written."""
+    """Write one form to a file in `folder` and return its path. Raises MstarError."""
     match form:
         case "csv":
             return save(folder, view, "requests", "csv", table_csv(view, sort))
@@ -46,7 +46,7 @@ def export(form: str, view: View, sort: Sort, screen: Sequence[Line], folder: Pa
 
 
 def save(folder: Path, view: View, what: str, suffix: str, text: str) -> Path:
-    """A new file named after the deployment, what it holds and the time."""
+    """Write a new file, named after the deployment, its content and the time. Raises MstarError."""
     name = "".join(c if c.isalnum() or c in "-_" else "-" for c in view.store.deployment.name or "mstar")
     stem = f"{name}-{what}-{time.strftime('%Y%m%dT%H%M%S')}"
     for number in range(100):
@@ -59,18 +59,18 @@ def save(folder: Path, view: View, what: str, suffix: str, text: str) -> Path:
         except OSError as error:
             raise MstarError(f"{path} cannot be written", str(error.strerror), "start top in another folder") from error
         return path
-    raise MstarError(f"{folder} has a hundred files called {stem}", hint="remove some")
+    raise MstarError(f"{folder} contains 100 files named {stem}", hint="remove some")
 
 
 def rows(view: View, sort: Sort) -> list[dict[str, Any]]:
-    """The filtered table in its order, every field of a request in base units."""
+    """Return the filtered, sorted table with every field of a request in base units."""
     return [
         msgspec.to_builtins(r) | {"age_s": round(r.age_s(view.t), 3), "at": place(r)} for _, r in chosen(view, sort)
     ]
 
 
 def table_csv(view: View, sort: Sort) -> str:
-    """The columns of the table; text as it is, numbers in base units."""
+    """Return the columns of the table as CSV, numbers in base units."""
     value: dict[str, Callable[[dict[str, Any]], Any]] = {
         "id": lambda r: r["id"],
         "route": lambda r: f"{'+'.join(r.get('inputs', []))} > {'+'.join(r.get('outputs', []))}",
@@ -94,12 +94,12 @@ def table_csv(view: View, sort: Sort) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Text that a spreadsheet would take for a formula is quoted by a mark; ids come from clients."""
+    """Quote text that a spreadsheet would run as a formula, because ids come from clients."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
 
 
 def table_json(view: View, sort: Sort) -> str:
-    """As `mstarctl requests -o json`."""
+    """Return the table in the format of `mstarctl requests -o json`."""
     items = rows(view, sort)
     return (
         json.dumps(
@@ -112,12 +112,12 @@ def table_json(view: View, sort: Sort) -> str:
 
 
 def snapshot_json(view: View) -> str:
-    """The picture as a snapshot frame."""
+    """Return the state as a snapshot frame."""
     return msgspec.json.format(msgspec.json.encode(view.store.snapshot(events=200), enc_hook=str)).decode() + "\n"
 
 
 def perfetto(request: str, lanes: Sequence[Lane]) -> str:
-    """A request's lanes as trace events, one track a lane. Opens in ui.perfetto.dev."""
+    """Return a request's lanes as trace events for ui.perfetto.dev, one track per lane."""
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": f"{lane.place} {lane.label}"}}
         for tid, lane in enumerate(lanes, start=1)

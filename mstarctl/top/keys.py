@@ -1,4 +1,4 @@
-"""Every key of `top`: one table, from which bindings, the foot, the help and docs/top.md are made."""
+"""Table of all keys of `top`, source of the bindings, the footer, the help and docs/top.md."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from mstarctl.top.layout.state import PAGES, TITLES
 
 EVERYWHERE: Final = frozenset((*PAGES, "request"))
 TABLES: Final = frozenset(("overview", "requests"))
+OF_REQUESTS: Final = TABLES | {"request"}
+SIDEWAYS: Final = frozenset(("graph", "ranks", "request"))
 LISTS: Final = frozenset(("overview", "requests", "ranks", "logs", "events", "bench"))
+FILTERED: Final = frozenset(("overview", "requests", "logs", "events"))
+OPENING: Final = frozenset(("overview", "requests", "graph", "ranks", "events"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Key:
-    """One action. keys: textual's names; shown: as people know them. pages: where it works.
+    """One key. keys: Textual's names; action: of the app; shown: label of the key; pages: where it works.
 
-    writes: off with `--readonly`, for peers that may only read, and in replays. live: off in replays.
-    foot: place in the foot, the smaller the earlier; 0 is not shown there.
+    writes: disabled with `--readonly`, for read-only peers and in replays. live: disabled in replays.
+    footer: order in the footer; 0 is not shown there.
     """
 
     keys: str
@@ -29,303 +33,63 @@ class Key:
     pages: frozenset[str] = EVERYWHERE
     writes: bool = False
     live: bool = False
-    foot: int = 0
+    footer: int = 0
 
 
 SCREENS, MOVING, REQUESTS, TIME, TOOLS = "Screens", "Moving", "Requests", "Time", "Tools"
 
+
+def _page(number: int, page: str) -> Key:
+    title = TITLES[page].lower()
+    return Key(str(number), f"page('{page}')", str(number), title, f"the {title} screen", SCREENS)
+
+
 KEYS: Final[tuple[Key, ...]] = (
-    *(
-        Key(
-            keys=str(n),
-            action=f"page('{page}')",
-            shown=str(n),
-            label=TITLES[page].lower(),
-            help=f"the {TITLES[page].lower()} screen",
-            group=SCREENS,
-        )
-        for n, page in enumerate(PAGES, start=1)
-    ),
-    Key(
-        keys="tab",
-        action="panel",
-        shown="tab",
-        label="panel",
-        help="the next panel; on logs, the next process",
-        group=MOVING,
-        pages=frozenset(("overview", "logs")),
-    ),
-    Key(keys="up,k", action="move(-1)", shown="↑ k", label="up", help="one row up", group=MOVING),
-    Key(keys="down,j", action="move(1)", shown="↓ j", label="down", help="one row down", group=MOVING),
-    Key(
-        keys="left,h",
-        action="across(-1)",
-        shown="← h",
-        label="left",
-        help="the node to the left; in a waterfall, earlier",
-        group=MOVING,
-        pages=frozenset(("graph", "ranks", "request")),
-    ),
-    Key(
-        keys="right",
-        action="across(1)",
-        shown="→",
-        label="right",
-        help="the node to the right; in a waterfall, later",
-        group=MOVING,
-        pages=frozenset(("graph", "ranks", "request")),
-    ),
-    Key(
-        keys="pageup",
-        action="turn(-1)",
-        shown="PgUp",
-        label="page up",
-        help="a screenful up",
-        group=MOVING,
-        pages=LISTS,
-    ),
-    Key(
-        keys="pagedown",
-        action="turn(1)",
-        shown="PgDn",
-        label="page down",
-        help="a screenful down",
-        group=MOVING,
-        pages=LISTS,
-    ),
-    Key(keys="home", action="edge(-1)", shown="Home", label="first", help="the first row", group=MOVING, pages=LISTS),
-    Key(
-        keys="end",
-        action="edge(1)",
-        shown="End",
-        label="last",
-        help="the last row, and follow it",
-        group=MOVING,
-        pages=LISTS,
-    ),
-    Key(
-        keys="slash",
-        action="filter",
-        shown="/",
-        label="filter",
-        help="show only what matches, as you type",
-        group=REQUESTS,
-        pages=frozenset(("overview", "requests", "logs", "events")),
-        foot=10,
-    ),
-    Key(
-        keys="enter",
-        action="open",
-        shown="enter",
-        label="open",
-        help="open what is marked: a request, a rank, a node",
-        group=REQUESTS,
-        pages=frozenset(("overview", "requests", "graph", "ranks", "events")),
-        foot=20,
-    ),
-    Key(
-        keys="escape",
-        action="leave",
-        shown="esc",
-        label="back",
-        help="back; first clears the filter",
-        group=MOVING,
-        foot=25,
-    ),
-    Key(
-        keys="space",
-        action="pause",
-        shown="space",
-        label="pause",
-        help="freeze the picture, or go on with now",
-        group=TIME,
-        foot=30,
-    ),
-    Key(
-        keys="comma",
-        action="step(-1)",
-        shown=",",
-        label="step back",
-        help="one picture back, up to five minutes",
-        group=TIME,
-    ),
-    Key(keys="full_stop", action="step(1)", shown=".", label="step on", help="one picture on", group=TIME),
-    Key(keys="less_than_sign", action="skip(-10)", shown="<", label="10 s back", help="ten seconds back", group=TIME),
-    Key(keys="greater_than_sign", action="skip(10)", shown=">", label="10 s on", help="ten seconds on", group=TIME),
-    Key(
-        keys="s",
-        action="sort",
-        shown="s",
-        label="sort",
-        help="sort by the next column",
-        group=REQUESTS,
-        pages=TABLES,
-        foot=40,
-    ),
-    Key(
-        keys="S",
-        action="reverse",
-        shown="S",
-        label="reverse",
-        help="turn the order round",
-        group=REQUESTS,
-        pages=TABLES,
-    ),
-    Key(
-        keys="w",
-        action="walk(1)",
-        shown="w",
-        label="walk",
-        help="light the next walk of the graph, then all",
-        group=TOOLS,
-        pages=frozenset(("overview", "graph")),
-        foot=50,
-    ),
-    Key(
-        keys="g",
-        action="graph",
-        shown="g",
-        label="graph",
-        help="the graph, at the node of the marked request",
-        group=TOOLS,
-    ),
-    Key(
-        keys="l",
-        action="logs",
-        shown="l",
-        label="logs",
-        help="the logs of what is marked",
-        group=TOOLS,
-        pages=EVERYWHERE - {"logs", "request"},
-        foot=60,
-    ),
-    Key(
-        keys="l",
-        action="across(1)",
-        shown="l",
-        label="later",
-        help="later in a waterfall",
-        group=MOVING,
-        pages=frozenset(("request",)),
-    ),
-    Key(
-        keys="d", action="describe", shown="d", label="describe", help="everything known of what is marked", group=TOOLS
-    ),
-    Key(keys="y", action="json", shown="y", label="JSON", help="what is marked, as JSON", group=TOOLS),
-    Key(
-        keys="c",
-        action="copy",
-        shown="c",
-        label="copy id",
-        help="copy the request's id to the clipboard",
-        group=REQUESTS,
-        pages=frozenset(("overview", "requests", "request")),
-    ),
-    Key(
-        keys="p",
-        action="perfetto",
-        shown="p",
-        label="Perfetto",
-        help="write the request's spans for Perfetto",
-        group=REQUESTS,
-        pages=frozenset(("request",)),
-        foot=45,
-    ),
-    Key(
-        keys="x",
-        action="cancel",
-        shown="x",
-        label="cancel",
-        help="cancel the marked request; asks first",
-        group=REQUESTS,
-        pages=frozenset(("overview", "requests", "request")),
-        writes=True,
-        foot=70,
-    ),
-    Key(
-        keys="D",
-        action="drain",
-        shown="D",
-        label="drain",
-        help="drain, or take requests again; asks first",
-        group=TOOLS,
-        writes=True,
-    ),
-    Key(
-        keys="plus,equals_sign",
-        action="pace(1)",
-        shown="+",
-        label="faster",
-        help="more frames a second; closer; faster",
-        group=TIME,
-    ),
-    Key(
-        keys="minus",
-        action="pace(-1)",
-        shown="-",
-        label="slower",
-        help="fewer frames a second; wider; slower",
-        group=TIME,
-    ),
-    Key(
-        keys="e",
-        action="export",
-        shown="e",
-        label="export",
-        help="write table, snapshot or screen to a file",
-        group=TOOLS,
-        foot=80,
-    ),
-    Key(
-        keys="r",
-        action="record",
-        shown="r",
-        label="record",
-        help="begin or end a recording for --replay",
-        group=TIME,
-        live=True,
-        foot=90,
-    ),
-    Key(
-        keys="o",
-        action="other",
-        shown="o",
-        label="other",
-        help="go to another deployment of this host",
-        group=TOOLS,
-        live=True,
-        foot=92,
-    ),
-    Key(
-        keys="m",
-        action="mouse",
-        shown="m",
-        label="mouse",
-        help="give the mouse to the terminal, to select text",
-        group=TOOLS,
-    ),
-    Key(
-        keys="colon",
-        action="command_palette",
-        shown=":",
-        label="command",
-        help="every command by name",
-        group=TOOLS,
-        foot=95,
-    ),
-    Key(keys="question_mark", action="help", shown="?", label="help", help="this help", group=TOOLS, foot=98),
-    Key(
-        keys="q,ctrl+c",
-        action="quit",
-        shown="q",
-        label="quit",
-        help="leave; the deployment goes on",
-        group=TOOLS,
-        foot=99,
-    ),
-)
+    *(_page(number, page) for number, page in enumerate(PAGES, start=1)),
+    Key("tab", "panel", "tab", "panel", "next panel; on logs, next process", MOVING, frozenset(("overview", "logs"))),
+    Key("up,k", "move(-1)", "↑ k", "up", "one row up", MOVING),
+    Key("down,j", "move(1)", "↓ j", "down", "one row down", MOVING),
+    Key("left,h", "across(-1)", "← h", "left", "node to the left; in a waterfall, earlier", MOVING, SIDEWAYS),
+    Key("right", "across(1)", "→", "right", "node to the right; in a waterfall, later", MOVING, SIDEWAYS),
+    Key("pageup", "turn(-1)", "PgUp", "page up", "half a screen up", MOVING, LISTS),
+    Key("pagedown", "turn(1)", "PgDn", "page down", "half a screen down", MOVING, LISTS),
+    Key("home", "edge(-1)", "Home", "first", "first row", MOVING, LISTS),
+    Key("end", "edge(1)", "End", "last", "last row, and follow it", MOVING, LISTS),
+    Key("slash", "filter", "/", "filter", "show matching rows, as you type", REQUESTS, FILTERED, footer=10),
+    Key("enter", "open", "enter", "open", "open the selected request, rank or node", REQUESTS, OPENING, footer=20),
+    Key("escape", "leave", "esc", "back", "back; first clears the filter", MOVING, footer=25),
+    Key("space", "pause", "space", "pause", "pause, or continue live", TIME, footer=30),
+    Key("comma", "step(-1)", ",", "step back", "one frame back, up to five minutes", TIME),
+    Key("full_stop", "step(1)", ".", "step on", "one frame forward", TIME),
+    Key("less_than_sign", "skip(-10)", "<", "10 s back", "ten seconds back", TIME),
+    Key("greater_than_sign", "skip(10)", ">", "10 s on", "ten seconds forward", TIME),
+    Key("s", "sort", "s", "sort", "sort by the next column", REQUESTS, TABLES, footer=40),
+    Key("S", "reverse", "S", "reverse", "reverse the order", REQUESTS, TABLES),
+    Key("w", "walk(1)", "w", "walk", "highlight the next walk of the graph, then all", TOOLS,
+        frozenset(("overview", "graph")), footer=50),
+    Key("g", "graph", "g", "graph", "the graph, at the node of the selected request", TOOLS),
+    Key("l", "logs", "l", "logs", "logs of the selected object", TOOLS, EVERYWHERE - {"logs", "request"}, footer=60),
+    Key("l", "across(1)", "l", "later", "later in a waterfall", MOVING, frozenset(("request",))),
+    Key("d", "describe", "d", "describe", "all fields of the selected object", TOOLS),
+    Key("y", "json", "y", "JSON", "the selected object as JSON", TOOLS),
+    Key("c", "copy", "c", "copy id", "copy the request's id to the clipboard", REQUESTS, OF_REQUESTS),
+    Key("p", "perfetto", "p", "Perfetto", "write the request's spans for Perfetto", REQUESTS, frozenset(("request",)),
+        footer=45),
+    Key("x", "cancel", "x", "cancel", "cancel the selected request, after a question", REQUESTS, OF_REQUESTS,
+        writes=True, footer=70),
+    Key("D", "drain", "D", "drain", "drain or resume, after a question", TOOLS, writes=True),
+    Key("plus,equals_sign", "pace(1)", "+", "faster", "more frames per second; zoom in; play faster", TIME),
+    Key("minus", "pace(-1)", "-", "slower", "fewer frames per second; zoom out; play slower", TIME),
+    Key("e", "export", "e", "export", "write the table, snapshot or screen to a file", TOOLS, footer=80),
+    Key("r", "record", "r", "record", "start or stop a recording for --replay", TIME, live=True, footer=90),
+    Key("o", "other", "o", "other", "switch to another deployment of this host", TOOLS, live=True, footer=92),
+    Key("m", "mouse", "m", "mouse", "mouse reporting off, to select text, or on", TOOLS),
+    Key("colon", "command_palette", ":", "command", "every command by name", TOOLS, footer=95),
+    Key("question_mark", "help", "?", "help", "this help", TOOLS, footer=98),
+    Key("q,ctrl+c", "quit", "q", "quit", "leave; the deployment continues", TOOLS, footer=99),
+)  # fmt: skip
 
 
 def works(key: Key, page: str, *, may_write: bool, is_live: bool) -> bool:
-    """Whether a key does something there."""
+    """Return whether a key has an effect on a page."""
     return page in key.pages and (may_write or not key.writes) and (is_live or not (key.live or key.writes))

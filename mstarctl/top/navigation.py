@@ -1,40 +1,40 @@
-"""What moving keys do: from a picture and what is chosen to what is chosen next. Pure functions."""
+"""Navigation keys: pure functions from a view and a state to the next state."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mstarctl.top.data.spans import end_of
 from mstarctl.top.data.view import View
 from mstarctl.top.layout.requests import BY_KEY, SORTS, Sort, choose, chosen
 from mstarctl.top.layout.scroll import Window, moved
 from mstarctl.top.layout.state import State
-from mstarctl.top.layout.waterfall import end_of
 from mstarctl.top.layout.wires import graph_of
 
 
 def request_keys(view: View, state: State) -> list[str]:
-    """The table's rows in order."""
+    """Return the keys of the table's rows in order."""
     return [key for key, _ in chosen(view, state.sort)]
 
 
 def rank_keys(view: View) -> list[str]:
-    """Ranks in order."""
+    """Return the keys of ranks in order."""
     return sorted(view.store.ranks, key=lambda key: view.store.ranks[key].rank)
 
 
 def event_keys(view: View, state: State) -> list[str]:
-    """Events in order, those that the type lets through."""
+    """Return the keys of events that match the type, in order."""
     return [str(event.n) for event in view.store.events if state.event_text in event.type]
 
 
 def node_names(view: View) -> list[str]:
-    """Nodes in the graph's order."""
+    """Return node names in the graph's order."""
     return [node.name for node in graph_of(view).nodes]
 
 
 def move(view: View, state: State, by: int) -> State:
-    """Rows down (or up, below zero) in whatever list is shown."""
+    """Move down (or up, if negative) in the list of the page."""
     match state.page:
         case "overview" if state.panel == "ranks":
             return replace(state, rank=_next(rank_keys(view), state.rank, by))
@@ -57,7 +57,7 @@ def move(view: View, state: State, by: int) -> State:
 
 
 def edge(view: View, state: State, to: int) -> State:
-    """The first row (-1) or the last (1); the last one of logs and events is followed."""
+    """Move to the first row (-1) or the last (1). Logs and events follow the last row."""
     if state.page == "logs":
         return replace(state, log_above=0 if to > 0 else len(view.logs))
     if state.page == "events" and to > 0:
@@ -66,7 +66,7 @@ def edge(view: View, state: State, to: int) -> State:
 
 
 def across(view: View, state: State, by: int) -> State:
-    """Left or right: nodes of the graph, ranks, time in a waterfall."""
+    """Move left or right: nodes of the graph, ranks, time in a waterfall."""
     if state.page == "request":
         lanes = state.trace.lanes if state.trace is not None else ()
         return replace(state, zoom=state.zoom.moved(end_of(lanes), by * 0.25))
@@ -82,18 +82,18 @@ def _next(keys: Sequence[str], now: str | None, by: int) -> str | None:
 
 
 def next_sort(state: State) -> State:
-    """The next column to sort by."""
+    """Sort by the next column."""
     at = SORTS.index(state.sort.key) if state.sort.key in SORTS else -1
     return replace(state, sort=Sort(key=SORTS[(at + 1) % len(SORTS)], is_rising=state.sort.is_rising))
 
 
 def reverse(state: State) -> State:
-    """The other direction."""
+    """Reverse the order."""
     return replace(state, sort=replace(state.sort, is_rising=not state.sort.is_rising))
 
 
 def sort_at(state: State, x: int, width: int) -> State:
-    """A click on a title: sorts by that column, a second one turns the order."""
+    """Sort by the clicked column title; a second click reverses the order."""
     columns, _ = choose(width)
     at = 1
     for column in columns:
@@ -106,21 +106,21 @@ def sort_at(state: State, x: int, width: int) -> State:
 
 
 def next_walk(view: View, state: State, by: int) -> State:
-    """The next walk of the graph; after the last one all are lit."""
+    """Highlight the next walk of the graph, and all walks after the last one."""
     names = ["", *(walk.name for walk in graph_of(view).walks)]
     at = names.index(state.walk) if state.walk in names else 0
     return replace(state, walk=names[(at + by) % len(names)])
 
 
 def next_source(state: State, sources: Sequence[str]) -> State:
-    """The next process of the logs; after the last one all are shown."""
+    """Show the logs of the next process, and all logs after the last one."""
     names = ["", *sources]
     at = names.index(state.log_source) if state.log_source in names else 0
     return replace(state, log_source=names[(at + 1) % len(names)], log_above=0)
 
 
-def marked_request(view: View, state: State) -> str | None:
-    """The key of the request that actions are about, None without one."""
+def selected_request(view: View, state: State) -> str | None:
+    """Return the key of the selected request, None without one."""
     if state.page == "request":
         return state.request if state.request in view.store.requests else None
     if state.page in ("overview", "requests") and (state.page != "overview" or state.panel == "requests"):
@@ -129,13 +129,13 @@ def marked_request(view: View, state: State) -> str | None:
 
 
 def opened(view: View, state: State) -> State:
-    """What `enter` does: a request's waterfall, a rank in full, the requests at a node."""
+    """Open the selected object: the waterfall of a request, the page of a rank or node."""
     match state.page:
         case "overview" if state.panel == "ranks":
             return replace(state, page="ranks", rank=state.rank or next(iter(rank_keys(view)), None))
         case "overview" | "requests":
             keys = request_keys(view, state)
-            key = marked_request(view, state) or (keys[0] if keys else None)
+            key = selected_request(view, state) or (keys[0] if keys else None)
             if key is None:
                 return state
             window = replace(state.requests, cursor=key)
@@ -157,7 +157,7 @@ def opened(view: View, state: State) -> State:
 
 
 def at_node(view: View, state: State) -> State:
-    """The graph, with the node of the marked request chosen."""
-    key = marked_request(view, state)
+    """Open the graph with the node of the selected request."""
+    key = selected_request(view, state)
     node = view.store.requests[key].node if key is not None else None
     return replace(state, page="graph", node=node or state.node)

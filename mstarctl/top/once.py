@@ -1,4 +1,4 @@
-"""One picture without a terminal: `--once`, and the frames themselves for `-o json`. Imports no textual."""
+"""Output without a live terminal: `--once`, and raw frames for `-o json`. Imports no Textual."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mstar_core.observe.frames import HelloFrame, decode
 from mstar_core.observe.store import Store
 from mstarctl.top.data.feed import Lines, check
 from mstarctl.top.data.history import History
+from mstarctl.top.data.logs import Logged, merged, parse
 from mstarctl.top.data.recording import Recording
-from mstarctl.top.data.view import Logged, View
+from mstarctl.top.data.view import View
 from mstarctl.top.drawing.line import Line
-from mstarctl.top.layout.logs import merged, parse
 from mstarctl.top.layout.pages import compose
 from mstarctl.top.layout.state import State
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from mstarctl.client import AdminClient
 
 
-def first_picture(admin: Lines, filter_text: str = "") -> Store:
-    """The state of a deployment, from the first frames of a watch. The filter is the server's: no expressions."""
+def first_state(admin: Lines, filter_text: str = "") -> Store:
+    """Return the state of a deployment from the first frames of a watch. The server applies the filter."""
     store = Store()
     arguments = {"filter": filter_text} if filter_text else {}
     for raw in admin.raw_lines("/v1/watch", hz=10, **arguments):
@@ -34,11 +34,11 @@ def first_picture(admin: Lines, filter_text: str = "") -> Store:
             check(frame)
         if store.is_synced:
             return store
-    raise Unreachable("the watch ended before its first picture", hint="mstarctl ps")
+    raise Unreachable("the watch ended before its first snapshot", hint="mstarctl ps")
 
 
-def last_picture(recording: Recording) -> tuple[Store, History]:
-    """The state at the end of a recording, and the curves that led there."""
+def last_state(recording: Recording) -> tuple[Store, History]:
+    """Return the state at the end of a recording, and the history before it."""
     store, history = Store(), History()
     for index in range(len(recording.lines)):
         frame = recording.entry(index).frame
@@ -49,28 +49,28 @@ def last_picture(recording: Recording) -> tuple[Store, History]:
 
 
 def raw_frames(admin: Lines, hz: float, filter_text: str = "") -> Iterator[str]:
-    """The watch itself, a line each: what `top -o json` prints."""
+    """Yield the raw lines of the watch, the output of `top -o json`."""
     arguments = {"filter": filter_text} if filter_text else {}
     for raw in admin.raw_lines("/v1/watch", hz=hz, **arguments):
         if raw.strip():
             yield raw.decode().rstrip("\n")
 
 
-def picture(view: View, state: State, width: int, height: int | None) -> list[Line]:
-    """A screen without its foot. height: of the terminal; None shows every row."""
+def screen_lines(view: View, state: State, width: int, height: int | None) -> list[Line]:
+    """Return a screen without its footer. height: of the terminal; None shows every row."""
     tall = height + 2 if height is not None else 60 + len(view.store.requests) + len(view.store.events)
     lines = compose(view, state, width, max(14, tall)).lines[:-2]
     return without_gaps(lines) if height is None else lines
 
 
 def log_lines(admin: AdminClient) -> list[Logged]:
-    """The newest lines of every process, by time."""
+    """Return the newest log lines of all processes, by time."""
     found = admin.lines("/v1/logs", tail=50)
     return merged([parse(str(item.get("from", "")), str(item.get("line", ""))) for item in found if item is not None])
 
 
 def without_gaps(lines: list[Line]) -> list[Line]:
-    """No blank lines at the end, and one where there were many: the screen had more rows than there was to show."""
+    """Remove blank lines at the end and repeated blank lines, which fill the unused rows of the screen."""
     kept: list[Line] = []
     for row in lines:
         if row.plain.strip() or (kept and kept[-1].plain.strip()):

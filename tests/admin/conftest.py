@@ -58,7 +58,7 @@ class FakeDeployment:
         self.started, self.started_at = time.monotonic(), time.time()
         self.ready_s: float | None = 1.5
         self.restarts = 0
-        self.fetch_s = 0.0
+        self.phases_s = {"spawn": 0.5}
         self.last_cause: dict[str, Any] | None = None
         self.values: dict[str, float] = {"worker-0.LLM.pages_total": 64.0, "worker-0.LLM.pages_used": 3.0}
         self.is_drained = False

@@ -8,8 +8,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mstar_core.api.metrics import Metrics
 from mstar_core.messages.life import Telemetry
-from mstar_core.observe.families import made_by
-from mstar_core.supervisor.readings import FORWARDED, node_readings
+from mstar_core.observe.frames import ChildStatus, NodeStatus
+from mstar_core.observe.metrics import FAMILIES, SUFFIXES, made_by, samples
+from mstar_core.observe.store import Store
+from mstar_core.supervisor.metrics import shared_samples
 from tests.api.conftest import Api, Started
 from tests.fakes.conductor import say, speak
 
@@ -38,9 +40,8 @@ async def test_every_metric_moves(started: Started) -> None:
         second = asyncio.create_task(api.client.post("/generate", data=GOOD))
         await api.until(lambda: [live.state for live in api.process.registry] == ["running", "queued"])
         assert (await api.client.post("/generate", data=GOOD)).status_code == 429
-        api.fake.tell(
-            Telemetry(name="worker-0", incarnation=0, values={"node.LLM.pages_used": 5, "node.LLM.batch_size": 2})
-        )
+        found = [*samples("mstar_kv_pages", {("LLM", "used"): 5}), *samples("mstar_batch_size", {("LLM",): 2})]
+        api.fake.tell(Telemetry(name="supervisor", incarnation=0, samples=found))
         await api.until(lambda: b"mstar_batch_size{" in api.process.metrics.text())
         during = await values(api)
         first.cancel()
@@ -60,15 +61,24 @@ async def test_every_metric_moves(started: Started) -> None:
     assert during["mstar_component_up"] == 2
 
 
-def test_the_api_makes_the_families_of_the_table_and_no_other() -> None:
+def test_the_page_has_the_families_of_the_api_and_of_the_supervisor() -> None:
     metrics = Metrics()
-    assert {metric.name for metric in metrics.registry.collect()} == {
-        *(family.name for family in made_by("api")), "mstar_component_up",
-    }  # fmt: skip
-    told = {f"node.LLM.{reading}": 1.0 for reading in FORWARDED.values()}
-    metrics.take_telemetry({**told, "component.api.sent_bytes": 1.0, "deployment.restarts": 1.0, "node.LLM.other": 1.0})
-    made = {*(family.name for family in made_by("api")), *(family.name for family in made_by("supervisor"))}
-    assert {metric.name for metric in metrics.registry.collect()} == made
+    shown = {family.name for family in text_string_to_metric_families(metrics.text().decode())}
+    assert shown == {family.name for family in made_by("api", "supervisor")}
+    counted = {sample.name for sample in metrics.news(0.0)}
+    for family in made_by("api"):
+        is_made = any(f"{family.name}{suffix}" in counted for suffix in SUFFIXES[family.kind])
+        assert is_made or family.labels, f"{family.name} is not counted"
+
+
+def test_the_supervisor_shares_its_families_and_no_other() -> None:
+    node = NodeStatus(name="LLM", rank=0, pages_total=8)
+    readings = ("took_0", "batched_0", "preempted", "graph_bytes", "graph_hits")
+    values = {f"worker-0.LLM.{reading}": 1.0 for reading in readings} | {"worker-0.sent_bytes": 1.0}
+    store = Store(nodes={"LLM@0": node}, children={"worker-0": ChildStatus(name="worker-0")})
+    made = {sample.name for sample in shared_samples(store, values, restarts=1)}
+    series = {f"{name}{suffix}": name for name, family in FAMILIES.items() for suffix in SUFFIXES[family.kind]}
+    assert {series[name] for name in made} == {f.name for f in made_by("supervisor")} - {"mstar_component_up"}
 
 
 def test_only_what_changed_is_told_and_once_a_second() -> None:
@@ -113,8 +123,10 @@ async def test_replayed_steps_show(started: Started) -> None:
         "worker-0.LLM.graph_hits": 7.0, "worker-1.LLM.graph_hits": 5.0, "worker-0.LLM.graph_misses": 1.0,
         "worker-0.LLM.prefill_hits": 3.0, "worker-0.LLM.graph_bytes": 1024.0,
     }  # fmt: skip
+    nodes = {f"LLM@{rank}": NodeStatus(name="LLM", rank=rank) for rank in (0, 1)}
+    found = list(shared_samples(Store(nodes=nodes), reported, restarts=0))
     async with started(speak(1)) as api:
-        api.fake.tell(Telemetry(name="supervisor", incarnation=0, values=node_readings(reported)))
+        api.fake.tell(Telemetry(name="supervisor", incarnation=0, samples=found))
         await api.until(lambda: b"mstar_graph_bytes{" in api.process.metrics.text())
         text = api.process.metrics.text().decode()
     for line in (

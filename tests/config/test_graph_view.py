@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mstar_core.config.graph_view import chunk_words, graph_of, input_kind
+from mstar_core.config.graph_view import chunk_text, graph_of, input_kind
 from mstar_core.graph.spec.nodes import STATELESS, NodeSpec
 from mstar_core.graph.spec.streams import ChunkPolicy, FixedChunk, LeftContext, SlidingWindow, Stream
 from mstar_core.plugin import Plugins
@@ -21,7 +21,7 @@ KINDS = ("text", "image", "audio", "video")
     ],
 )
 def test_a_chunk_policy_is_a_few_short_words(policy: ChunkPolicy, words: str) -> None:
-    assert chunk_words(Stream("s", (NodeSpec(name="codec", engine=STATELESS), "x"), policy)) == words
+    assert chunk_text(Stream("s", (NodeSpec(name="codec", engine=STATELESS), "x"), policy)) == words
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from mstar_core.observe.families import FAMILIES
-from mstar_core.observe.prometheus import SUFFIXES
+from mstar_core.observe.metrics import FAMILIES, SUFFIXES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -79,9 +78,7 @@ def test_everything_that_operators_ask_for_is_on_the_dashboard() -> None:
     assert asked <= {name for _, query in QUERIES for name in NAME.findall(query)}
 
 
-def test_the_table_is_read_without_the_library_of_prometheus() -> None:
-    code = (
-        "import sys, mstar_core.observe.families, mstar_core.admin.metrics; print('prometheus_client' in sys.modules)"
-    )
+def test_the_supervisor_does_not_import_the_prometheus_client() -> None:
+    code = "import sys, mstar_core.supervisor.main; print('prometheus_client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from mstar_core.host.run_dir import RunDirectory
-from mstar_core.supervisor.deaths import LATELY_S, Circumstances, OomKills, death_record
+from mstar_core.supervisor.deaths import Circumstances, death_record
+from mstar_core.supervisor.proc_stats import OOM_WINDOW_S, OomKills
 
 
 @pytest.fixture
@@ -33,13 +34,13 @@ def test_a_killed_process_has_its_signal_memory_and_last_words(run: RunDirectory
     record = death_record(child('{"message": "reading layer 7"}'), run, -signal.SIGKILL, known)
     assert (record["signal"], record["resident_bytes"], record["phase"]) == ("SIGKILL", 3 << 30, "weights")
     assert record["message"] == "worker-0 was killed by SIGKILL"
-    assert record["detail"] == "it held 3,072 MiB; its last words: reading layer 7"
-    assert "counts no process" in record["hint"]
+    assert record["detail"] == "resident memory 3,072 MiB; last log line: reading layer 7"
+    assert "reports no kill" in record["hint"]
     written = json.loads((run.children / "worker-0.fatal.json").read_text())
     assert written == record
 
 
-@pytest.mark.parametrize(("age_s", "words"), [(5.0, "its last words: serving"), (3600.0, "")])
+@pytest.mark.parametrize(("age_s", "words"), [(5.0, "last log line: serving"), (3600.0, "")])
 def test_words_of_long_before_say_nothing_of_an_end(run: RunDirectory, age_s: float, words: str) -> None:
     said = datetime.fromtimestamp(time.time() - age_s, UTC).isoformat(timespec="milliseconds")
     line = json.dumps({"time": said, "message": "serving"})
@@ -48,7 +49,7 @@ def test_words_of_long_before_say_nothing_of_an_end(run: RunDirectory, age_s: fl
 
 def test_the_kernels_own_kill_is_named_with_what_to_try(run: RunDirectory) -> None:
     record = death_record(child(), run, -signal.SIGKILL, Circumstances(memory_kills=1))
-    assert "ended 1 process of this host for lack of memory" in record["hint"] and "kv_cache.pages" in record["hint"]
+    assert "killed 1 process of this host for lack of memory" in record["hint"] and "kv_cache.pages" in record["hint"]
 
 
 def test_what_a_process_wrote_of_itself_wins(run: RunDirectory) -> None:
@@ -61,11 +62,11 @@ def test_what_a_process_wrote_of_itself_wins(run: RunDirectory) -> None:
 def test_kills_count_for_a_few_seconds(run: RunDirectory, tmp_path: Path) -> None:
     path = tmp_path / "vmstat"
     kills = OomKills(path)
-    kills.look(0.0)  # a kernel that tells nothing
-    assert kills.lately() is None
-    assert "if nobody sent that signal" in death_record(child(), run, -signal.SIGKILL, Circumstances())["hint"]
+    kills.sample(0.0)  # a kernel that tells nothing
+    assert kills.recent() is None
+    assert "may have run out of memory" in death_record(child(), run, -signal.SIGKILL, Circumstances())["hint"]
     for second, count in enumerate((4, 4, 5, 5, 5, 5, 5)):
         path.write_text(f"nr_free_pages 9\noom_kill {count}\n")
-        wanted = None if second == 0 else 1 if 2 <= second <= 2 + LATELY_S else 0
-        assert kills.lately() == wanted, second
-        kills.look(float(second))
+        wanted = None if second == 0 else 1 if 2 <= second <= 2 + OOM_WINDOW_S else 0
+        assert kills.recent() == wanted, second
+        kills.sample(float(second))

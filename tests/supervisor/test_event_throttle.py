@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mstar_core.supervisor.event_throttle import FIRST_S, MOST_S, EventThrottle, ThrottledCounter
+from mstar_core.supervisor.events import PAUSE_MAX_S, PAUSE_MIN_S, EventThrottle, ThrottledCounter
 
 
 def preempted(count: int, pages: int, last: int = 7) -> dict[str, float]:
@@ -16,17 +16,17 @@ def preempted(count: int, pages: int, last: int = 7) -> dict[str, float]:
 
 
 def events(
-    storms: EventThrottle, values: dict[str, float], now: float, **refused: float
+    throttle: EventThrottle, values: dict[str, float], now: float, **refused: float
 ) -> list[tuple[str, dict[str, Any]]]:
-    return list(storms.look(values, refused, now))
+    return list(throttle.due(values, refused, now))
 
 
 def test_one_preemption_is_told_at_once_with_its_request_pages_and_reason() -> None:
-    storms = EventThrottle(lambda handle: f"r-{handle}")
-    assert events(storms, preempted(0, 0), 0.0) == []
+    throttle = EventThrottle(lambda handle: f"r-{handle}")
+    assert events(throttle, preempted(0, 0), 0.0) == []
     facts = {"request": "r-7", "node": "LLM", "rank": 1, "pages": 96, "why": "pool full"}
-    assert events(storms, preempted(1, 96), 0.1) == [("kv.preempt", facts)]
-    assert events(storms, preempted(1, 96), 60.0) == []
+    assert events(throttle, preempted(1, 96), 0.1) == [("kv.preempt", facts)]
+    assert events(throttle, preempted(1, 96), 60.0) == []
 
 
 def test_a_request_that_nobody_knows_is_not_named() -> None:
@@ -35,42 +35,44 @@ def test_a_request_that_nobody_knows_is_not_named() -> None:
 
 
 def test_what_comes_close_together_is_one_event_with_its_sums() -> None:
-    storms = EventThrottle(str)
-    events(storms, preempted(1, 10), 0.0)
-    assert events(storms, preempted(4, 40), FIRST_S / 2) == []
-    ((_, facts),) = events(storms, preempted(6, 70), FIRST_S + 0.1)
+    throttle = EventThrottle(str)
+    events(throttle, preempted(1, 10), 0.0)
+    assert events(throttle, preempted(4, 40), PAUSE_MIN_S / 2) == []
+    ((_, facts),) = events(throttle, preempted(6, 70), PAUSE_MIN_S + 0.1)
     assert (facts["requests"], facts["pages"]) == (5, 60)
     assert "request" not in facts
 
 
 def test_a_storm_of_an_hour_is_some_sixty_events_and_none_of_it_is_lost() -> None:
-    storm, told, seen = ThrottledCounter(), 0, 0
+    counter, told, seen = ThrottledCounter(), 0, 0
     for tick in range(36_000):
-        found = storm.news(tick * 50, tick * 100, tick / 10)
+        found = counter.increase(tick * 50, tick * 100, tick / 10)
         if found is not None:
             seen += 1
             told += found[0]
-    assert 3600 / MOST_S < seen < 3600 / MOST_S + 12
-    assert told == storm.told > 36_000 * 50 - 50 * 10 * MOST_S - 1
+    assert 3600 / PAUSE_MAX_S < seen < 3600 / PAUSE_MAX_S + 12
+    assert told == counter.reported > 36_000 * 50 - 50 * 10 * PAUSE_MAX_S - 1
 
 
 def test_after_a_pause_the_next_one_is_told_at_once_again() -> None:
-    storm = ThrottledCounter()
-    assert storm.news(1, 1, 0.0) == (1, 1)
-    assert storm.news(2, 2, 1.1) == (1, 1)
-    assert storm.news(3, 3, 2.0) is None
-    assert storm.news(3, 3, 100.0) == (1, 1)
-    assert storm.pause_s == FIRST_S
+    counter = ThrottledCounter()
+    assert counter.increase(1, 1, 0.0) == (1, 1)
+    assert counter.increase(2, 2, 1.1) == (1, 1)
+    assert counter.increase(3, 3, 2.0) is None
+    assert counter.increase(3, 3, 100.0) == (1, 1)
+    assert counter.pause_s == PAUSE_MIN_S
 
 
 def test_a_worker_that_begins_anew_begins_its_count_anew() -> None:
-    storms = EventThrottle(str)
-    events(storms, preempted(5, 50), 0.0)
-    ((_, facts),) = events(storms, preempted(1, 8), 50.0)
+    throttle = EventThrottle(str)
+    events(throttle, preempted(5, 50), 0.0)
+    ((_, facts),) = events(throttle, preempted(1, 8), 50.0)
     assert (facts["request"], facts["pages"]) == ("7", 8)
 
 
 def test_refusals_are_told_by_code() -> None:
-    storms = EventThrottle(str)
-    assert events(storms, {}, 0.0, overloaded=3) == [("api.refused", {"code": "overloaded", "requests": 3})]
-    assert events(storms, {}, 0.1, overloaded=3, too_large=1) == [("api.refused", {"code": "too_large", "requests": 1})]
+    throttle = EventThrottle(str)
+    assert events(throttle, {}, 0.0, overloaded=3) == [("api.refused", {"code": "overloaded", "requests": 3})]
+    assert events(throttle, {}, 0.1, overloaded=3, too_large=1) == [
+        ("api.refused", {"code": "too_large", "requests": 1})
+    ]

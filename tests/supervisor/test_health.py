@@ -12,7 +12,7 @@ from typing import Any
 from mstar_core.supervisor.child import Child, ChildKind
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.health import Watchdog
-from mstar_core.supervisor.kinds import Pace
+from mstar_core.supervisor.processes import Pace
 
 LIMIT_S = 60.0
 HANG_S = 0.5

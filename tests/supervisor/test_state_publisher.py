@@ -136,16 +136,16 @@ def test_the_head_counts_requests_by_state(deployment: FakeDeployment) -> None:
 
 def test_a_process_has_its_share_of_a_core_and_its_memory() -> None:
     processes = ProcessLoads()
-    first = processes.look(os.getpid(), 0.0)
+    first = processes.read(os.getpid(), 0.0)
     until = time.process_time() + 0.1
     while time.process_time() < until:
         pass
-    second = processes.look(os.getpid(), 0.2)
+    second = processes.read(os.getpid(), 0.2)
     assert first.core is None
     assert second.core is not None and second.core >= 0.25
     assert second.resident_bytes is not None and second.resident_bytes > 1 << 20
-    assert processes.look(2**22 + 1, 0.0) == (None, None)
-    assert processes.look(None, 0.0) == (None, None)
+    assert processes.read(2**22 + 1, 0.0) == (None, None)
+    assert processes.read(None, 0.0) == (None, None)
 
 
 class FakeNvml:

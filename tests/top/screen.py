@@ -51,10 +51,10 @@ class FakeFeed:
 
     def stop(self) -> None: ...
 
-    def ask(self, hz: float) -> None:
+    def set_rate(self, hz: float) -> None:
         self.asked.append(hz)
 
-    def ask_again(self) -> None: ...
+    def restart(self) -> None: ...
 
 
 class FakeLogs:
@@ -166,7 +166,7 @@ def followed(*, readonly: bool = False) -> tuple[LiveSession, FakeFeed, FakeAdmi
 async def running(size: tuple[int, int] = SIZE, *, others: FakeOthers | None = None) -> AsyncIterator[Screen]:
     """An app of its own."""
     session, feed, admin = followed()
-    app = TopApp(session, DeploymentQueries(admin, session), is_animated=False, others=others)
+    app = TopApp(session, DeploymentQueries(admin, session), is_animated=False, switcher=others)
     async with app.run_test(size=size) as pilot:
         screen = Screen(app, pilot, feed, admin)
         await screen.settled()
@@ -196,8 +196,8 @@ class Shared:
             app.pop_screen()
         app.query_one(FilterBar).close()
         session, feed, admin = followed(readonly=readonly)
-        app.look_at(session, DeploymentQueries(admin, session))
-        session.filter, app.others, app.folder = Filter(), others, folder or Path.cwd()
+        app.switch_to(session, DeploymentQueries(admin, session))
+        session.filter, app.switcher, app.folder = Filter(), others, folder or Path.cwd()
         app.choose(State(page=page))
         if size != self._size:
             self._size = size

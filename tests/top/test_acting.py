@@ -25,7 +25,7 @@ async def running() -> AsyncIterator[Shared]:
 
 async def test_cancel_asks_first(running: Shared) -> None:
     async with running() as screen:
-        assert "mark a request first" in await screen.press("x")
+        assert "select a request first" in await screen.press("x")
         text = await screen.press("down", "x")
         request = screen.app.view().store.requests[str(screen.app.state.requests.cursor)]
         assert f"Cancel {request.id}?" in text
@@ -48,7 +48,7 @@ async def test_drain_asks_first_and_then_offers_to_resume(running: Shared) -> No
         await screen.press("y")
         store = screen.app.session.store  # type: ignore[attr-defined]  # of the live session
         store.deployment = msgspec.structs.replace(store.deployment, state="draining")
-        assert "take requests again?" in await screen.press("D")
+        assert "accept requests again?" in await screen.press("D")
         await screen.press("y")
         assert [path for path, _ in screen.admin.acts] == ["/v1/deployment/drain", "/v1/deployment/resume"]
 
@@ -89,15 +89,15 @@ async def test_r_records_and_stops(running: Shared, tmp_path: Path) -> None:
 
 async def test_plus_and_minus_ask_for_another_pace(running: Shared) -> None:
     async with running() as screen:
-        assert "8 frames a second" in await screen.press("plus")
+        assert "8 frames per second" in await screen.press("plus")
         await screen.press("minus", "minus")
         assert screen.feed.asked == [8.0, 4.0, 2.0]
 
 
 async def test_the_mouse_can_be_given_back(running: Shared) -> None:
     async with running() as screen:
-        assert "the terminal's" in await screen.press("m")
-        assert "ours again" in await screen.press("m")
+        assert "mouse reporting off" in await screen.press("m")
+        assert "mouse reporting on" in await screen.press("m")
 
 
 async def test_o_goes_to_another_deployment(running: Shared) -> None:
@@ -119,10 +119,10 @@ async def test_o_goes_to_another_deployment(running: Shared) -> None:
 
 async def test_o_says_why_it_cannot(running: Shared) -> None:
     async with running() as screen:
-        assert "a replay is one deployment" in await screen.press("o")
+        assert "a replay shows one deployment" in await screen.press("o")
     alone = FakeOthers(OtherDeployment(name="qwen3_omni", state="ready"), gone="speech")
     async with running(others=alone) as screen:
-        assert "no other deployment runs beside qwen3_omni" in await screen.press("o")
+        assert "no other deployment is running" in await screen.press("o")
         alone.error = MstarError("only this socket is known", hint="start top without --socket to see the others")
         assert "only this socket is known" in await screen.press("o")
         alone.error, alone.found = None, (OtherDeployment(name="speech", state="ready"),)

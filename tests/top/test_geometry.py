@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mstar_core.observe.frames import EdgeStatus, EdgeView, GraphView, NodeView, WalkView
 from mstar_core.observe.store import Store
 from mstarctl.top.data.view import View, size_of
-from mstarctl.top.layout.geometry import Picture, Size, place
-from mstarctl.top.layout.graph import graph_page, picture
+from mstarctl.top.layout.geometry import GraphLayout, Size, place
+from mstarctl.top.layout.graph import drawing, graph_page
 from mstarctl.top.layout.wires import levels, wires
 from tests.top.models import qwen_graph
 
@@ -36,7 +36,7 @@ def graphs(draw: st.DrawFn) -> GraphView:
                  walks=[WalkView(name="a", nodes=list(names))])  # fmt: skip
 
 
-def placed(graph: GraphView) -> tuple[Picture, dict[str, Size]]:
+def placed(graph: GraphView) -> tuple[GraphLayout, dict[str, Size]]:
     found = wires(graph, ())
     ends = {end for wire in found for end in (wire.source, wire.into)} | {node.name for node in graph.nodes}
     sizes = {end: Size(width=12, height=4 if end in NAMES else 1, port=len(end)) for end in ends}
@@ -92,7 +92,7 @@ def test_levels_count_the_longest_way_and_forgive_circles() -> None:
 
 def test_a_walk_dims_what_it_does_not_visit() -> None:
     view = View(store=Store(graph=qwen_graph(), is_synced=True))
-    rows = picture(view, view.store.graph, "code2wav_chunk", "", 120, 30)
+    rows = drawing(view, view.store.graph, "code2wav_chunk", "", 120, 30)
     assert rows is not None
     roles = {span.text.strip(): span.role for row in rows for span in row.spans}
     assert roles["Talker"].endswith("+off")
@@ -107,12 +107,12 @@ def test_where_all_walks_are_too_many_the_lit_one_is_drawn_alone() -> None:
     edges = [EdgeView(name="x", source=a, into=b, walks=["all", *["two"] * (a == names[3])])
              for a, b in pairwise(names)]  # fmt: skip
     view = View(store=Store(graph=GraphView(partitions=["P"], nodes=nodes, edges=edges), is_synced=True))
-    assert picture(view, view.store.graph, "", "", 100, 20) is None
-    rows = picture(view, view.store.graph, "two", "", 100, 20)
+    assert drawing(view, view.store.graph, "", "", 100, 20) is None
+    rows = drawing(view, view.store.graph, "two", "", 100, 20)
     assert rows is not None
     text = "\n".join(row.plain for row in rows)
     assert [name for name in names if f"{name} " in text] == names[3:5] and view.glyphs.arrow_right in text
-    assert picture(view, view.store.graph, "all", "", 100, 20) is None
+    assert drawing(view, view.store.graph, "all", "", 100, 20) is None
 
 
 def test_parallel_edges_are_one_wire_with_the_sum_of_their_rates() -> None:

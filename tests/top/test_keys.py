@@ -137,7 +137,7 @@ async def test_the_graph_is_walked_through_and_its_nodes_opened(running: Shared)
         assert screen.app.state.page == "graph"
 
 
-async def test_g_shows_the_node_of_the_marked_request(running: Shared) -> None:
+async def test_g_shows_the_node_of_the_selected_request(running: Shared) -> None:
     async with running() as screen:
         await screen.press("down", "g")
         key = screen.app.state.requests.cursor
@@ -180,7 +180,7 @@ async def test_events_are_marked_filtered_and_lead_to_their_request(running: Sha
 async def test_recordings_of_load_tests_are_listed(running: Shared) -> None:
     async with running() as screen:
         await screen.press("7")
-        screen.app.ask()
+        screen.app.refresh_queries()
         text = await screen.settled()
         assert "nightly" in text and "25 %" in text and "rate 8/s" in text
 
@@ -218,7 +218,7 @@ async def test_help_lists_every_key_that_works(running: Shared) -> None:
             if "overview" in key.pages:
                 assert key.help in text, key.help
         assert "ttft>500" in text
-        assert "keys that work here" not in await screen.press("escape")
+        assert "active keys" not in await screen.press("escape")
 
 
 async def test_the_palette_has_every_command(running: Shared) -> None:

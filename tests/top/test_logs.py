@@ -6,8 +6,9 @@ import pytest
 
 from mstar_core.observe.store import Store
 from mstarctl.top.app import TopApp
+from mstarctl.top.data.logs import Logged
 from mstarctl.top.data.queries import DeploymentQueries
-from mstarctl.top.data.view import Logged, View
+from mstarctl.top.data.view import View
 from mstarctl.top.layout.logs import tail
 from mstarctl.top.layout.state import State
 from tests.top.screen import Screen, followed

@@ -18,7 +18,7 @@ from mstar_core.observe.filter import Filter
 from mstar_core.observe.frames import RequestStatus
 from mstar_core.observe.store import Store
 from mstarctl.output.facts import facts_text
-from mstarctl.top.data.spans import lanes
+from mstarctl.top.data.spans import Bar, Lane, lanes
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.bars import area, bar, nice_top, resample, spark, stacked
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE
@@ -31,7 +31,7 @@ from mstarctl.top.layout.bench import bench_page
 from mstarctl.top.layout.curves import Curve, chart
 from mstarctl.top.layout.requests import SORTS, Sort, choose, chosen, note
 from mstarctl.top.layout.scroll import Window, moved, scrolled
-from mstarctl.top.layout.waterfall import Bar, Lane, Zoom, cells, scale, waterfall
+from mstarctl.top.layout.waterfall import Zoom, cells, scale, waterfall
 from tests.top.pictures import painted, view_of
 from tests.top.recorded import span
 

@@ -144,7 +144,7 @@ def test_what_was_not_sent_is_said() -> None:
 
 def test_a_request_that_has_gone_is_said_to_be_gone() -> None:
     text = text_of(compose(view_of("qwen3_omni"), State(page="request", request="nope"), 120, 34, HINTS).lines)
-    assert "not in the picture any more" in text
+    assert "no longer shown" in text
 
 
 def test_an_error_stands_in_the_row_of_its_request() -> None:

@@ -1,1 +1,1 @@
-"""What the screens show: frames of the watch, recordings, history, requests to the deployment. No textual."""
+"""Data of the screens: frames of the watch, recordings, history, calls of the admin socket. No Textual."""

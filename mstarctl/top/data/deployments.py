@@ -1,4 +1,4 @@
-"""The other deployments that one `top` may go to: those of the same host, over their own sockets or tunnels."""
+"""Switching of `top` between the deployments of one host, over their sockets or ssh tunnels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mstarctl.top.data.session import Session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherDeployment:
-    """A deployment that runs. load: requests that run and that wait; None when it does not say."""
+    """A running deployment. load: running and waiting requests, None if unknown."""
 
     name: str
     state: str
@@ -28,7 +28,7 @@ class OtherDeployment:
 
 
 class Switcher(Protocol):
-    """What the screen asks for. Both wait for sockets or ssh, so they are called in threads."""
+    """The interface to the screen. Both methods wait for sockets or ssh, so they are called in threads."""
 
     def running(self) -> list[OtherDeployment]: ...
 
@@ -36,10 +36,10 @@ class Switcher(Protocol):
 
 
 class DeploymentSwitcher:
-    """Owned by the command; leaving the block closes the tunnel of the one that was opened last."""
+    """Lists and opens deployments. Owned by the command. Leaving the block closes the last tunnel."""
 
-    def __init__(self, options: GlobalOptions, look_at: Callable[[AdminClient], Session]) -> None:
-        self._options, self._look_at = options, look_at
+    def __init__(self, options: GlobalOptions, open_session: Callable[[AdminClient], Session]) -> None:
+        self._options, self._open_session = options, open_session
         self._open = ExitStack()
 
     def __enter__(self) -> DeploymentSwitcher:
@@ -49,9 +49,9 @@ class DeploymentSwitcher:
         self._open.close()
 
     def running(self) -> list[OtherDeployment]:
-        """The deployments of this host (or of the context's) by name. Raises MstarError when they cannot be known."""
+        """Return the running deployments of this host, or of the context's. Raises MstarError."""
         if self._options.socket is not None:
-            raise MstarError("only this socket is known", hint="start top without --socket to see the others")
+            raise MstarError("--socket names one deployment", hint="start top without --socket to see others")
         context = context_of(self._options)
         if context.is_local:
             found = [known(run) for run in deployments()]
@@ -60,10 +60,10 @@ class DeploymentSwitcher:
         return [_other(str(item["name"]), str(item["state"]), item) for item in items if item.get("pid") is not None]
 
     def go(self, name: str) -> tuple[Session, DeploymentQueries]:
-        """A look at that deployment; the tunnel of the one before is closed. Raises MstarError, and changes nothing."""
+        """Open a deployment and close the previous tunnel. Raises MstarError without closing it."""
         fresh = ExitStack()
         found = fresh.enter_context(reached(self._options, name))
-        session = self._look_at(found.admin)
+        session = self._open_session(found.admin)
         self._open.close()
         self._open = fresh
         return session, DeploymentQueries(found.admin, session)

@@ -1,4 +1,4 @@
-"""Reads a deployment's watch in a thread of its own and hands the frames over whole. Reconnects; says how it stands."""
+"""Feeds of a deployment's watch and logs: read in threads, reconnected, with the state of the connection."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mstar_core.errors import MstarError, TransportError, Unreachable, UsageErro
 from mstar_core.observe.frames import API, STALE_S, Frame, HelloFrame, decode
 
 HELD: Final = 2000
-"""Frames that may wait for the screen; the reader stops then, and the socket with it."""
+"""Most frames that wait for the screen. The reader blocks at this limit, which stops the socket too."""
 
 BACK_OFF_S: Final = (0.2, 0.5, 1.0, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A frame with the line that it came in. at: the reader's monotonic clock."""
+    """A frame with its line. at: time of arrival, on the reader's monotonic clock."""
 
     at: float
     raw: bytes
@@ -28,13 +28,13 @@ class Arrival:
 
 
 class Lines(Protocol):
-    """What is asked of an admin client."""
+    """The part of an admin client that is used here."""
 
     def raw_lines(self, path: str, **arguments: Any) -> Iterator[bytes]: ...
 
 
 class Feed:
-    """Owned by the session: `start`, `take` as often as one likes, `stop`."""
+    """Reads the watch in a thread. Owned by the session, which calls `start`, `take` repeatedly, and `stop`."""
 
     def __init__(self, admin: Lines, hz: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._admin, self._clock = admin, clock
@@ -50,25 +50,25 @@ class Feed:
         self._thread = threading.Thread(target=self._run, name="top-feed", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End soon. The thread ends with the next line or the end of its wait; it is a daemon and holds nothing."""
+        """Stop reading. The daemon thread ends with the next line or the end of its wait."""
         self._stopping.set()
         self._again.set()
 
-    def ask(self, hz: float) -> None:
-        """Ask for another pace: the next line ends this watch and a new one begins."""
+    def set_rate(self, hz: float) -> None:
+        """Change the frame rate: the next line ends this watch, and a new one is opened."""
         self._wanted_hz = hz
         self._again.set()
 
-    def ask_again(self) -> None:
-        """Begin a new watch: frames are missing."""
+    def restart(self) -> None:
+        """Open a new watch, because frames are missing."""
         self._again.set()
 
     def take(self) -> list[Arrival]:
-        """All frames since the last call. Raises what ended the reader for good (another API version, a bug)."""
+        """Return the frames since the last call. Raises a permanent failure of the reader (API version, bug)."""
         if self._failure is not None:
             raise self._failure
         with self._lock:
@@ -78,7 +78,7 @@ class Feed:
 
     @property
     def state(self) -> tuple[str, str]:
-        """(live, connecting or stale, why)."""
+        """(`live`, `connecting` or `stale`, reason)."""
         silent = self._clock() - self._heard
         if self._is_connected and silent < STALE_S:
             return "live", ""
@@ -100,15 +100,15 @@ class Feed:
                 return
             except (MstarError, OSError, ValueError) as error:
                 self._why = _why(error)
-            except Exception as error:  # noqa: BLE001  the isolation boundary of the thread: the screen tells of it
+            except Exception as error:  # noqa: BLE001  isolation boundary of the thread: the screen reports it
                 self._failure = error
                 return
-            was_asked = self._again.is_set()
+            is_restart = self._again.is_set()
             self._again.clear()
             if self._is_connected:
                 failures = 0
             self._is_connected = False
-            if not was_asked:
+            if not is_restart:
                 self._stopping.wait(BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)])
                 failures += 1
 
@@ -133,12 +133,12 @@ class Feed:
 
 
 def check(hello: HelloFrame) -> None:
-    """Raises UsageError when one side must be updated."""
+    """Raise UsageError if the API versions are incompatible."""
     if hello.min_api > API:
-        raise UsageError(f"the deployment speaks admin API {hello.min_api}, this is {API}", hint="update mstarctl")
+        raise UsageError(f"the deployment uses admin API {hello.min_api}, mstarctl {API}", hint="update mstarctl")
     if hello.api < API:
         raise UsageError(
-            f"the deployment speaks admin API {hello.api}, this is {API}", hint="restart it: mstarctl restart"
+            f"the deployment uses admin API {hello.api}, mstarctl {API}", hint="restart it: mstarctl restart"
         )
 
 
@@ -153,7 +153,7 @@ def _why(error: Exception) -> str:
 
 
 class LogFeed:
-    """Reads the merged logs in a thread, from the moment the screen first asks for them."""
+    """Reads the merged logs in a thread, from the first visit of the logs screen."""
 
     def __init__(self, admin: Any, tail: int = 200) -> None:
         self._admin, self._tail = admin, tail
@@ -162,17 +162,17 @@ class LogFeed:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to read; again does nothing."""
+        """Start to read. Idempotent."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="top-logs", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """End with the next line."""
+        """Stop with the next line."""
         self._stopping.set()
 
     def take(self) -> list[dict[str, Any]]:
-        """Lines since the last call."""
+        """Return the lines since the last call."""
         found = []
         while self._waiting:
             found.append(self._waiting.popleft())
@@ -189,5 +189,5 @@ class LogFeed:
                         self._waiting.append(line)
             except (MstarError, OSError, ValueError) as error:
                 self._waiting.append({"from": "top", "line": f"the logs cannot be read: {_why(error)}"})
-            tail = 0  # what came before was shown
+            tail = 0  # earlier lines were shown already
             self._stopping.wait(2.0)

@@ -1,13 +1,13 @@
-"""Five minutes of the figures that screens draw as curves, one value a second. Owned by the session."""
+"""History of figures for curves: five minutes, one value per second. Owned by the session."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
-from mstar_core.observe.frames import GpuStatus, NodeStatus, RankStatus
 from mstar_core.observe.store import Store
+from mstarctl.top.drawing.numbers import part
 
 SECONDS: Final = 300
 Series = tuple[str, str, str]
@@ -19,10 +19,11 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "gpus": ("util", "memory", "power_w"),
     "nodes": ("busy", "step_ms", "queue", "batch", "tokens_s"),
 }
+"""Recorded fields by part. `pages` and `memory` are shares, computed from `_used` and `_total`."""
 
 
 class History:
-    """Values by series, newest last. A series that is not reported for a second has None there."""
+    """Values by series, newest last. A second without a value is None."""
 
     def __init__(self) -> None:
         self._seconds: deque[int] = deque(maxlen=SECONDS)
@@ -30,7 +31,7 @@ class History:
         self._boot = ""
 
     def note(self, store: Store) -> None:
-        """Take the store's figures when a second of its time has begun. A new boot begins anew."""
+        """Record the store's figures once per second of its time. A new boot clears the history."""
         if store.boot != self._boot:
             self._seconds.clear()
             self._values.clear()
@@ -46,10 +47,10 @@ class History:
                 self._values[series] = deque([None] * min(before, SECONDS - 1), maxlen=SECONDS)
             self._values[series].append(now.get(series))
         if before == SECONDS:
-            self._forget()
+            self._drop_empty()
 
     def values(self, part: str, key: str, name: str, until: float) -> list[float | None]:
-        """The series up to the time `until` of the store, oldest first."""
+        """Return the series up to the time `until` of the store, oldest first."""
         found = self._values.get((part, key, name))
         if found is None:
             return []
@@ -61,49 +62,22 @@ class History:
         """Seconds from the oldest value to the newest."""
         return self._seconds[-1] - self._seconds[0] if self._seconds else 0
 
-    def _forget(self) -> None:
-        gone = [series for series, values in self._values.items() if all(value is None for value in values)]
-        for series in gone:
+    def _drop_empty(self) -> None:
+        for series in [s for s, values in self._values.items() if all(value is None for value in values)]:
             del self._values[series]
 
 
 def figures(store: Store) -> Iterator[tuple[Series, float | None]]:
-    """What is remembered of a store."""
-    head = store.deployment
-    yield from (
-        (("deployment", "", name), value)
-        for name, value in (
-            ("running", head.running),
-            ("waiting", head.waiting),
-            ("ttft_p50_ms", head.ttft_p50_ms),
-            ("tokens_s", head.tokens_s),
-            ("audio_x", head.audio_x),
-        )
-    )
-    for key, rank in store.ranks.items():
-        yield from ((("ranks", key, name), value) for name, value in _rank(rank).items())
-    for key, node in store.nodes.items():
-        yield from ((("nodes", key, name), value) for name, value in _node(node).items())
-    for key, gpu in store.gpus.items():
-        yield from ((("gpus", key, name), value) for name, value in _gpu(gpu).items())
+    """Yield the recorded figures of a store."""
+    for name, fields in FIELDS.items():
+        items: dict[str, Any] = {"": store.deployment} if name == "deployment" else dict(store.part(name))
+        for key, item in items.items():
+            for field in fields:
+                yield (name, key, field), _value(item, field)
 
 
-def _rank(rank: RankStatus) -> dict[str, float | None]:
-    pages = rank.pages_used / rank.pages_total if rank.pages_total else None
-    memory = rank.memory_used / rank.memory_total if rank.memory_used and rank.memory_total else None
-    return {"busy": rank.busy, "pages": pages, "memory": memory}
-
-
-def _node(node: NodeStatus) -> dict[str, float | None]:
-    return {
-        "busy": node.busy,
-        "step_ms": node.step_ms,
-        "queue": node.queue,
-        "batch": node.batch,
-        "tokens_s": node.tokens_s,
-    }
-
-
-def _gpu(gpu: GpuStatus) -> dict[str, float | None]:
-    memory = gpu.memory_used / gpu.memory_total if gpu.memory_used and gpu.memory_total else None
-    return {"util": gpu.util, "memory": memory, "power_w": gpu.power_w}
+def _value(item: Any, field: str) -> float | None:
+    if field in ("pages", "memory"):
+        return part(getattr(item, f"{field}_used"), getattr(item, f"{field}_total"))
+    value: float | None = getattr(item, field)
+    return value

@@ -1,4 +1,4 @@
-"""Questions and actions that go to the deployment from the screen: spans, recordings, cancel, drain. Run in threads."""
+"""Calls of the admin socket by the screen: traces, recordings, cancel, drain. Run in threads."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from urllib.parse import quote
 from mstar_core.errors import MstarError
 from mstar_core.observe.frames import RequestStatus
 from mstarctl.top.data.session import Session
-from mstarctl.top.data.spans import lanes
-from mstarctl.top.layout.state import Trace
+from mstarctl.top.data.spans import Trace, lanes
 
-NO_SPANS: Final = "no spans are known of this request"
+NO_SPANS: Final = "this request has no recorded spans"
 
 
 class Admin(Protocol):
-    """What is asked of an admin client."""
+    """The part of an admin client that is used here."""
 
     def get(self, path: str) -> dict[str, Any]: ...
 
@@ -23,42 +22,42 @@ class Admin(Protocol):
 
 
 class DeploymentQueries:
-    """Owned by the app; without an admin client (a replay) answers come from the recording alone."""
+    """Calls one deployment. Owned by the app. Without an admin client, answers come from the recording."""
 
     def __init__(self, admin: Admin | None, session: Session | None) -> None:
         self._admin, self._session = admin, session
 
     def trace(self, request: RequestStatus, t: float) -> Trace:
-        """The spans of a request as lanes; why there are none, else."""
+        """Return the spans of a request as lanes, or the reason why there are none."""
         path = f"/v1/requests/{quote(request.id, safe='')}/trace?handle={request.handle}"
         try:
             body = self._read(path)
         except MstarError as error:
             return Trace(request=request.id, why=error.title)
         if body is None:
-            return Trace(request=request.id, why="this recording has no spans of it; open a request while it records")
+            return Trace(request=request.id, why="the recording has no spans of it; open the request while recording")
         found = lanes(body, 1000 * request.age_s(t)) if isinstance(body, dict) else ()
         return Trace(request=request.id, lanes=found, why="" if found else NO_SPANS)
 
     def recordings(self) -> list[dict[str, object]]:
-        """The load tests that record. Raises MstarError."""
+        """Return the recordings of load tests. Raises MstarError."""
         body = self._read("/v1/recordings")
         items = body.get("items", []) if isinstance(body, dict) else []
         return [item for item in items if isinstance(item, dict)]
 
     def cancel(self, request: RequestStatus) -> str:
-        """Ask for the end of a request. Raises MstarError."""
-        self._needed().post(f"/v1/requests/{quote(request.id, safe='')}/cancel", handle=request.handle)
+        """Cancel a request. Returns a notice. Raises MstarError."""
+        self._required().post(f"/v1/requests/{quote(request.id, safe='')}/cancel", handle=request.handle)
         return f"{request.id} is being cancelled"
 
     def drain(self, is_draining: bool) -> str:
-        """Stop taking requests, or take them again. Raises MstarError."""
-        self._needed().post(f"/v1/deployment/{'resume' if is_draining else 'drain'}")
-        return "requests are taken again" if is_draining else "no new requests are taken; those in flight go on"
+        """Drain, or resume if `is_draining`. Returns a notice. Raises MstarError."""
+        self._required().post(f"/v1/deployment/{'resume' if is_draining else 'drain'}")
+        return "requests are accepted again" if is_draining else "new requests are refused; those in flight continue"
 
-    def _needed(self) -> Admin:
+    def _required(self) -> Admin:
         if self._admin is None:
-            raise MstarError("a replay has no deployment to act on")
+            raise MstarError("a replay has no deployment to control")
         return self._admin
 
     def _read(self, path: str) -> Any:

@@ -1,7 +1,7 @@
-"""Recordings of a watch: frames as they came, with their times, gzipped. `--record` writes, `--replay` reads.
+"""Recordings of a watch: raw frames with arrival times, gzipped. `--record` writes them, `--replay` reads them.
 
-A file is lines of JSON. The first says what it is; each other one has `at` (seconds since the recording began) and one
-of `frame` (a line of the watch, as it came), `log` (a line of a log) or `answer` (`path`, `body`: what a read gave).
+A file contains lines of JSON. The first is a header. Each other line has `at` (seconds since the recording started)
+and one of `frame` (a raw line of the watch), `log` (a log line) or `answer` (`path` and `body` of a read).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mstar_core.observe.store import Store
 
 FORMAT: Final = 1
 LIMIT_BYTES: Final = 512 * 2**20
-"""A replay holds its recording in memory: a longer one is refused, with its size."""
+"""Limit of a recording, because a replay keeps it in memory."""
 
 FLUSH_S: Final = 1.0
 
@@ -35,7 +35,7 @@ class Recorder:
         self._begun = at
         self._flushed = 0.0
         try:
-            # The time in the header of gzip is left out, so that one watch gives one file.
+            # No time in the gzip header, so that equal watches give equal files.
             self._plain = path.open("xb")
             self._file = gzip.GzipFile(filename="", mode="wb", fileobj=self._plain, mtime=0)
         except FileExistsError as error:
@@ -46,20 +46,20 @@ class Recorder:
         self._write(json.dumps(head).encode())
 
     def frame(self, at: float, raw: bytes) -> None:
-        """One line of the watch."""
+        """Write one line of the watch."""
         self._entry(at, b'"frame":' + raw.rstrip(b"\n"))
 
     def begin(self, at: float, store: Store) -> None:
-        """The state of now as the first two frames, for a recording that begins in the middle of a watch."""
+        """Write the current state as the first two frames of a recording that starts during a watch."""
         self.frame(at, encode(HelloFrame(boot=store.boot, hz=store.hz, rev=store.rev, readonly=store.readonly)))
         self.frame(at, encode(store.snapshot(events=200)))
 
     def log(self, at: float, facts: dict[str, Any]) -> None:
-        """One line of a log: `from`, `line`."""
+        """Write one log line: `from`, `line`."""
         self._entry(at, b'"log":' + msgspec.json.encode(facts))
 
     def answer(self, at: float, path: str, body: Any) -> None:
-        """What a read gave, so that a replay can show it."""
+        """Write the answer of a read, so that a replay can show it."""
         self._entry(at, b'"answer":' + msgspec.json.encode({"path": path, "body": body}))
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class Recorder:
     def _entry(self, at: float, rest: bytes) -> None:
         begun = self._begun = at if self._begun is None else self._begun
         self._write(b'{"at":%.3f,' % max(0.0, at - begun) + rest + b"}")
-        if at - self._flushed >= FLUSH_S:  # what a crash leaves is a recording up to a second before it
+        if at - self._flushed >= FLUSH_S:  # a crash loses at most one second of the recording
             self._flushed = at
             self._file.flush()
             self._plain.flush()
@@ -91,7 +91,7 @@ class Entry:
 
 @dataclass(slots=True, kw_only=True)
 class Recording:
-    """A recording in memory; entries are read when they are asked for. is_cut: its end is missing."""
+    """A recording in memory. Entries are decoded on demand. is_cut: the end of the file is missing."""
 
     name: str
     lines: list[bytes] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Recording:
         return self.times[-1] if self.times else 0.0
 
     def entry(self, index: int) -> Entry:
-        """One entry. Raises TransportError for a frame that cannot be read."""
+        """Decode one entry. Raises TransportError for a malformed frame."""
         raw = msgspec.json.decode(self.lines[index], type=_Raw)
         frame = decode(bytes(raw.frame)) if raw.frame else None
         return Entry(at=raw.at, frame=frame, log=raw.log, answer=raw.answer)
@@ -121,7 +121,7 @@ class _At(msgspec.Struct):
 
 
 def read_recording(path: Path) -> Recording:
-    """Read a file. Raises NotFound, and UsageError when it is no recording or too long."""
+    """Read a file. Raises NotFound, and UsageError if it is not a recording or is too long."""
     try:
         # A gzip stream is bytes; IO[bytes] says so to the type checker.
         with cast(IO[bytes], gzip.open(path, "rb")) as file:
@@ -129,7 +129,7 @@ def read_recording(path: Path) -> Recording:
     except FileNotFoundError as error:
         raise NotFound(f"no recording {path}", hint="write one with: mstarctl top --record FILE") from error
     except (gzip.BadGzipFile, IsADirectoryError, PermissionError) as error:
-        raise UsageError(f"{path} is no recording of top", str(error)) from error
+        raise UsageError(f"{path} is not a recording", str(error)) from error
 
 
 def _read(path: Path, file: IO[bytes]) -> Recording:
@@ -141,14 +141,14 @@ def _read(path: Path, file: IO[bytes]) -> Recording:
             size += len(line)
             if size > LIMIT_BYTES:
                 raise UsageError(
-                    f"{path} is too long to replay", f"more than {LIMIT_BYTES // 2**20} MiB", "record a shorter time"
+                    f"{path} is too long to replay", f"more than {LIMIT_BYTES // 2**20} MiB", "make a shorter recording"
                 )
             found.times.append(msgspec.json.decode(line, type=_At).at)
             found.lines.append(line)
     except (EOFError, zlib.error, msgspec.DecodeError):
-        found.is_cut = True  # whoever wrote it was killed: what is there is shown
+        found.is_cut = True  # the writer was killed: replay the rest
     if not found.lines:
-        raise UsageError(f"{path} holds no frames", "it was cut before the first one")
+        raise UsageError(f"{path} contains no frames", "the file ends before the first one")
     return found
 
 
@@ -157,7 +157,7 @@ def _head(path: Path, line: bytes) -> str:
         head = json.loads(line)
         version = int(head["mstar_recording"])
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no recording of top", hint="write one with: mstarctl top --record FILE") from error
+        raise UsageError(f"{path} is not a recording", hint="write one with: mstarctl top --record FILE") from error
     if version > FORMAT:
-        raise UsageError(f"{path} has format {version}, this is {FORMAT}", hint="update mstarctl")
+        raise UsageError(f"{path} has format {version}, mstarctl reads {FORMAT}", hint="update mstarctl")
     return str(head.get("deployment", ""))

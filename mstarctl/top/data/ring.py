@@ -1,6 +1,6 @@
-"""The last five minutes of frames, to step back through: a keyframe every ten seconds and what came between. Bounded.
+"""Ring of the last five minutes of frames, to step back: a keyframe every ten seconds, and the frames between.
 
-Owned by the live session. Frames are numbered; a number stays valid until its block is dropped, oldest first.
+Owned by the live session. States are numbered; a number is valid until its block is dropped, oldest first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EVENTS: Final = 200
 
 @dataclass(slots=True)
 class FrameBlock:
-    """A keyframe (hello and snapshot, encoded) and the frames after it. first: number of the keyframe's picture."""
+    """A keyframe (encoded hello and snapshot) and the frames after it. first: number of the keyframe's state."""
 
     first: int
     t: float
@@ -35,7 +35,7 @@ class FrameBlock:
 
 
 class Ring:
-    """Pictures of the recent past by number."""
+    """Recent states by number, bounded in time and memory."""
 
     def __init__(self, span_s: float = SPAN_S, limit_bytes: int = LIMIT_BYTES) -> None:
         self._blocks: deque[FrameBlock] = deque()
@@ -45,16 +45,16 @@ class Ring:
 
     @property
     def newest(self) -> int:
-        """The number of the newest picture, -1 when there is none."""
+        """Number of the newest state, -1 if the ring is empty."""
         return self._next - 1
 
     @property
     def oldest(self) -> int:
-        """The number of the oldest picture that is still there."""
+        """Number of the oldest state in the ring."""
         return self._blocks[0].first if self._blocks else self._next
 
     def add(self, raw: bytes, store: Store, *, is_whole: bool) -> None:
-        """A frame was applied to `store`. is_whole: it was a snapshot, which begins a block."""
+        """Add a frame that was applied to `store`. is_whole: it was a snapshot, which starts a block."""
         if not store.is_synced:
             return
         if not self._blocks or is_whole or store.t - self._blocks[-1].t >= KEY_S:
@@ -71,9 +71,9 @@ class Ring:
             self.size_bytes -= self._blocks.popleft().size
 
     def at(self, number: int) -> Store:
-        """The picture of that number, or the nearest one that is there. Raises LookupError when empty."""
+        """Return the state with this number, or the nearest one. Raises LookupError if the ring is empty."""
         if not self._blocks:
-            raise LookupError("nothing has been kept yet")
+            raise LookupError("the ring is empty")
         wanted = min(max(number, self.oldest), self.newest)
         block = next(block for block in reversed(self._blocks) if block.first <= wanted)
         store = Store()
@@ -84,6 +84,6 @@ class Ring:
         return store
 
     def before(self, t: float) -> int:
-        """The number of the last picture whose block begins at or before `t`; the oldest when there is none."""
+        """Return the number of the last keyframe at or before `t`, else that of the oldest state."""
         found = next((block for block in reversed(self._blocks) if block.t <= t), None)
         return self.oldest if found is None else found.first

@@ -1,6 +1,6 @@
-"""One look at a deployment, live or replayed: applies frames, remembers, freezes, steps back, records. No textual here.
+"""Sessions, live or replayed: apply frames, keep history, pause, step back and record.
 
-The screen calls `poll` ten times a second and draws `view()`; everything else is what keys do.
+The screen calls `poll` ten times a second and draws `view()`; keys call the other methods.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from mstar_core.observe.frames import BeatFrame, HelloFrame, SnapshotFrame
 from mstar_core.observe.store import Store
 from mstarctl.top.data.feed import Feed, LogFeed
 from mstarctl.top.data.history import History
+from mstarctl.top.data.logs import Logged, merged, parse
 from mstarctl.top.data.recording import Recorder, Recording
 from mstarctl.top.data.ring import Ring
-from mstarctl.top.data.view import Link, Logged, View
+from mstarctl.top.data.view import Link, View
 from mstarctl.top.drawing.glyphs import UNICODE, Glyphs
-from mstarctl.top.layout.logs import merged, parse
 
 LOG_LINES: Final = 10_000
 KEY_FRAMES: Final = 40
-"""A replay keeps a picture for each so many frames, to seek from."""
+"""Number of frames between two states that a replay keeps for seeking."""
 
 
 class Session(Protocol):
-    """What screens ask of a look at a deployment."""
+    """The interface of sessions to the screens."""
 
     glyphs: Glyphs
     filter: Filter
@@ -38,12 +38,12 @@ class Session(Protocol):
 
     @property
     def changes(self) -> int:
-        """Rises when there is something new to draw."""
+        """Incremented when there is something new to draw."""
         ...
 
     @property
     def is_live(self) -> bool:
-        """Whether actions and questions reach a deployment."""
+        """Whether calls reach a deployment."""
         ...
 
     def start(self) -> None: ...
@@ -61,7 +61,7 @@ class Session(Protocol):
 
 
 class LiveSession:
-    """Follows a watch. Owned by the command that made it, which stops it."""
+    """Follows a watch. Owned by the command, which stops it."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class LiveSession:
         self._link_state: tuple[str, str] = ("connecting", "")
         self._seen = 0
         self._link_changes = 0
-        self._is_asked = False
+        self._is_restarting = False
 
     @property
     def is_live(self) -> bool:
@@ -99,7 +99,7 @@ class LiveSession:
         self._feed.start()
 
     def stop(self) -> None:
-        """End readers and the recording."""
+        """Stop the readers and end the recording."""
         self._feed.stop()
         self._log_feed.stop()
         if self._recorder is not None:
@@ -107,7 +107,7 @@ class LiveSession:
             self._recorder = None
 
     def poll(self) -> None:
-        """Apply what has come. Raises what ended the reader for good."""
+        """Apply new frames and log lines. Raises a permanent failure of the reader."""
         before = self.store.changes
         for arrival in self._feed.take():
             self._apply(arrival.raw, arrival.frame)
@@ -120,9 +120,9 @@ class LiveSession:
         if lines:
             self._logs += merged([parse(str(f.get("from", "")), str(f.get("line", ""))) for f in lines])
             self._link_changes += 1
-        if self.store.has_gap and not self._is_asked:
-            self._feed.ask_again()
-        self._is_asked = self.store.has_gap
+        if self.store.has_gap and not self._is_restarting:
+            self._feed.restart()
+        self._is_restarting = self.store.has_gap
         self._seen += self.store.changes - before
         state = self._feed.state
         if state != self._link_state:
@@ -130,7 +130,7 @@ class LiveSession:
             self._link_changes += 1
 
     def view(self) -> View:
-        """The picture to draw now."""
+        """Return the data to draw now."""
         store = self.store if self._frozen is None else self._frozen
         state, why = self._link_state
         link = Link(state=state, hz=self.store.hz or self._hz, why=why, is_recording=self._recorder is not None)
@@ -149,7 +149,7 @@ class LiveSession:
         )
 
     def toggle_pause(self) -> None:
-        """Freeze the picture, or go back to now. Frames are applied all the same."""
+        """Freeze the view, or return to live. Frames are applied in both cases."""
         self._link_changes += 1
         if self._frozen is not None:
             self._frozen = None
@@ -158,39 +158,39 @@ class LiveSession:
             self._number = self.ring.newest
 
     def step(self, frames: int) -> None:
-        """Some pictures on or back; freezes first."""
+        """Step some states forward or back; pauses first."""
         if self._frozen is None:
             self.toggle_pause()
         self._show(self._number + frames)
 
     def skip(self, seconds: float) -> None:
-        """About so many seconds on or back; freezes first."""
+        """Step about so many seconds forward or back; pauses first."""
         if self._frozen is None:
             self.toggle_pause()
         step = max(1, round(abs(seconds) * (self.store.hz or self._hz)))
         self._show(self._number + (step if seconds > 0 else -step))
 
     def faster(self, factor: float) -> str:
-        """Another pace of the watch, 0.1 to 10 frames a second."""
+        """Multiply the frame rate of the watch, within 0.1 to 10 per second. Returns a notice."""
         self._hz = min(10.0, max(0.1, round(self._hz * factor, 2)))
-        self._feed.ask(self._hz)
-        return f"asking for {self._hz:g} frames a second"
+        self._feed.set_rate(self._hz)
+        return f"requesting {self._hz:g} frames per second"
 
     def want_logs(self) -> None:
-        """Logs are read from the first time somebody looks at them."""
+        """Start to read the logs."""
         self._log_feed.start()
 
     def answer(self, path: str) -> Any:
-        """Answers come from the deployment itself."""
+        """Return None: answers come from the deployment."""
         return None
 
     def note_answer(self, path: str, body: Any) -> None:
-        """An answer that a recording should show too."""
+        """Add an answer to the recording."""
         if self._recorder is not None:
             self._recorder.answer(self._clock(), path, body)
 
     def toggle_recording(self, path: Path) -> str:
-        """Begin (with a snapshot of now) or end a recording. Raises MstarError when the file cannot be written."""
+        """Start a recording with the current state, or end it. Raises MstarError if the file cannot be written."""
         self._link_changes += 1
         if self._recorder is not None:
             written = self._recorder.path
@@ -220,7 +220,7 @@ class LiveSession:
 
 
 class ReplaySession:
-    """Plays a recording. Its time runs with the clock, times `speed`, until it is paused."""
+    """Plays a recording at `speed` times the clock, until it is paused."""
 
     def __init__(
         self,
@@ -253,15 +253,15 @@ class ReplaySession:
         return self._moves
 
     def start(self) -> None:
-        """Show the first picture."""
+        """Show the first state."""
         self._before = self._clock()
         self._go(bisect_right(self.recording.times, 0.0))
 
     def stop(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def poll(self) -> None:
-        """Play up to now."""
+        """Play up to the current time."""
         now = self._clock()
         if not self._is_paused:
             self._at = min(self.recording.length_s, self._at + (now - self._before) * self._speed)
@@ -269,12 +269,12 @@ class ReplaySession:
         self._before = now
 
     def view(self) -> View:
-        """The picture to draw now."""
+        """Return the data to draw now."""
         length = self.recording.length_s
         progress = self._at / length if length else 1.0
         state = "paused" if self._is_paused else "ended" if self._index >= len(self.recording.lines) else "replay"
         behind = self._at if state == "paused" else 0.0
-        why = "the recording was cut" if self.recording.is_cut else "end of the recording"
+        why = "the recording is incomplete" if self.recording.is_cut else "end of the recording"
         return View(
             store=self.store,
             history=self.history,
@@ -294,7 +294,7 @@ class ReplaySession:
         )
 
     def toggle_pause(self) -> None:
-        """Stop the recording's time, or let it run; at the end it begins again."""
+        """Pause or continue; at the end, start again."""
         if not self._is_paused and self._index >= len(self.recording.lines):
             self._seek(0.0)
             return
@@ -302,7 +302,7 @@ class ReplaySession:
         self._moves += 1
 
     def step(self, frames: int) -> None:
-        """Some entries on or back; pauses first."""
+        """Step some entries forward or back; pauses first."""
         self._is_paused = True
         wanted = min(max(self._index + frames, 1), len(self.recording.lines))
         self._at = self.recording.times[wanted - 1]
@@ -310,28 +310,28 @@ class ReplaySession:
         self._moves += 1
 
     def skip(self, seconds: float) -> None:
-        """Seconds on or back; goes on playing if it plays."""
+        """Seek some seconds forward or back."""
         self._seek(self._at + seconds)
 
     def faster(self, factor: float) -> str:
-        """Another speed, a sixteenth to 64 times."""
+        """Multiply the speed, within 1/16 to 64. Returns a notice."""
         self._speed = min(64.0, max(1 / 16, self._speed * factor))
         self._moves += 1
         return f"speed x{self._speed:g}"
 
     def want_logs(self) -> None:
-        """The recording has them or has none."""
+        """Do nothing: logs are part of the recording."""
 
     def answer(self, path: str) -> Any:
-        """The newest recorded answer to a read up to now, None without one."""
+        """Return the newest answer recorded for a read up to now, None without one."""
         return next((body for index, of, body in reversed(self._answers) if of == path and index < self._index), None)
 
     def note_answer(self, path: str, body: Any) -> None:
-        """A replay is not recorded."""
+        """Do nothing: a replay cannot be recorded."""
 
     def toggle_recording(self, path: Path) -> str:
-        """A replay is not recorded."""
-        return "a replay is not recorded: it is a recording"
+        """Return a notice: a replay cannot be recorded."""
+        return "a replay cannot be recorded"
 
     def _seek(self, at: float) -> None:
         self._at = min(max(0.0, at), self.recording.length_s)
@@ -339,7 +339,7 @@ class ReplaySession:
         self._moves += 1
 
     def _go(self, wanted: int) -> None:
-        """Show the picture after `wanted` entries."""
+        """Show the state after `wanted` entries."""
         if wanted == self._index:
             return
         if wanted < self._index:

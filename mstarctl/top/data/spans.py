@@ -1,26 +1,63 @@
-"""From a trace, as the admin socket gives it, to the lanes of a waterfall. Pure functions."""
+"""Lanes of a waterfall, made from a trace of the admin socket. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from mstarctl.output.units import size_text
 from mstarctl.top.drawing import numbers
-from mstarctl.top.layout.waterfall import KINDS, Bar, Lane
+
+KINDS: Final = ("queue", "compute", "transfer", "stall")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One period of a lane, in milliseconds since the request's arrival. kind: one of `KINDS`."""
+
+    kind: str
+    start_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One row of a waterfall: place (`rank 1`), label (`Thinker decode`), bars, and a note at the right."""
+
+    place: str
+    label: str
+    bars: tuple[Bar, ...]
+    note: str = ""
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The trace of a request. why: reason for missing lanes."""
+
+    request: str
+    lanes: tuple[Lane, ...] = ()
+    why: str = ""
+
+
+def end_of(lanes: Sequence[Lane]) -> float:
+    """Return the end of the last bar, at least 1 ms."""
+    return max((bar.end_ms for lane in lanes for bar in lane.bars), default=1.0) or 1.0
+
 
 Record = Mapping[str, Any]
 Key = tuple[str, str, str]
-"""(process, node, walk): what has a lane of its own. A transfer has none of a walk."""
+"""(process, node, walk) of a lane. A transfer has no walk."""
 
 MOVED: Final = "transfer"
 
 
 def lanes(trace: Record, now_ms: float) -> tuple[Lane, ...]:
-    """A lane for each process, node and walk, by when they began.
+    """Return a lane for each process, node and walk, by start time.
 
-    now_ms: age of the request, where open spans end. Only the newest spans of a long request are kept: what came before
-    them is one bar, from the sums.
+    now_ms: age of the request, where open spans end. Only the newest spans of a long request are kept; one bar, made
+    from the sums, stands for the earlier ones.
     """
     spans, sums = records(trace, "spans"), records(trace, "sums")
     keys = sorted({*map(_key, spans), *map(_key, sums)}, key=lambda key: (_begin(key, spans, sums), key))
@@ -28,7 +65,7 @@ def lanes(trace: Record, now_ms: float) -> tuple[Lane, ...]:
 
 
 def records(trace: Record, name: str) -> list[Record]:
-    """The objects of one list of a trace."""
+    """Return the objects of one list of a trace."""
     found = trace.get(name)
     return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
 
@@ -77,7 +114,7 @@ def _bar(record: Record, start_ms: float, end_ms: float) -> Bar:
 
 
 def note(spans: Sequence[Record], sums: Sequence[Record]) -> str:
-    """`312 steps, b14, 5.2 ms`, `2.4 MiB`, `53.0 ms`; from the sums, which lose nothing, where there are any."""
+    """Return `312 steps, b14, 5.2 ms`, `2.4 MiB` or `53.0 ms`; from the sums if present, which are complete."""
     moved = [record for record in (sums or spans) if record.get("kind") == MOVED]
     if moved:
         size = sum(_number(record, "size_bytes") for record in moved)

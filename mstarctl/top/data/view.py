@@ -1,4 +1,4 @@
-"""What a layout function sees: the store at one moment, its history, and how to draw. Made by the session, frozen."""
+"""View: the frozen input of layout functions. It contains a state, its history and display options."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mstar_core.observe.filter import Filter
 from mstar_core.observe.frames import NodeStatus
 from mstar_core.observe.store import Store
 from mstarctl.top.data.history import History
+from mstarctl.top.data.logs import Logged
 from mstarctl.top.drawing.glyphs import UNICODE, Glyphs
 from mstarctl.top.drawing.theme import NODE_COLOURS
 
@@ -20,7 +21,7 @@ LEAST_HEIGHT: Final = 12
 
 
 def size_of(width: int, height: int) -> int:
-    """One of TINY, SMALL, NORMAL, WIDE: the smaller of what the width and the height allow."""
+    """Return TINY, SMALL, NORMAL or WIDE, the largest that fits both width and height."""
     by_width = next(size for size, least in ((WIDE, 160), (NORMAL, 100), (SMALL, 60), (TINY, 0)) if width >= least)
     by_height = next(size for size, least in ((WIDE, 30), (SMALL, 18), (TINY, 0)) if height >= least)
     return min(by_width, by_height)
@@ -28,9 +29,9 @@ def size_of(width: int, height: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """How the picture came here. state: live, paused, stale, connecting, replay, ended. why: for stale and ended.
+    """State of the connection: live, paused, stale, connecting, replay, ended. why: reason of stale and ended.
 
-    behind: frames that came since the picture was frozen; back_s: how far behind the newest frame it is.
+    behind: frames received since the view was paused; back_s: seconds behind the newest frame.
     """
 
     state: str = "live"
@@ -44,19 +45,8 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Logged:
-    """One line of a log as it came. level, time and message are taken from JSON lines; plain text has none."""
-
-    source: str
-    message: str
-    level: str = ""
-    time: str = ""
-    request: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """One picture. phase: of the animation, up five times a second while things move; zone: None is local time."""
+    """Everything that a screen shows. phase: step of the animation, five per second; zone: None is local time."""
 
     store: Store
     history: History = field(default_factory=History)
@@ -71,24 +61,24 @@ class View:
 
     @property
     def t(self) -> float:
-        """Now, on the deployment's clock."""
+        """Time of the state, on the deployment's clock."""
         return self.store.t
 
     def clock(self, time: float) -> str:
-        """A time of day of seconds since the epoch."""
+        """Return the time of day of seconds since the epoch."""
         return datetime.fromtimestamp(time, tz=self.zone).strftime("%H:%M:%S")
 
     def node_role(self, name: str | None) -> str:
-        """The colour of a node, the same on every screen: by its place in the graph."""
+        """Return the role of a node's colour, the same on all screens: by its place in the graph."""
         names = [node.name for node in self.store.graph.nodes] or sorted({n.name for n in self.store.nodes.values()})
         return f"node.{names.index(name) % NODE_COLOURS}" if name in names else ""
 
     def nodes_of(self, rank: int) -> list[tuple[str, NodeStatus]]:
-        """Nodes of a rank with their keys, in the graph's order."""
+        """Return the nodes of a rank with their keys, in the graph's order."""
         order = {node.name: place for place, node in enumerate(self.store.graph.nodes)}
         found = [(key, node) for key, node in self.store.nodes.items() if node.rank == rank]
         return sorted(found, key=lambda pair: (order.get(pair[1].name, len(order)), pair[0]))
 
     def recent(self, part: str, key: str, name: str) -> list[float | None]:
-        """A series of the history up to this picture."""
+        """Return a series of the history up to the time of this view."""
         return self.history.values(part, key, name, self.t)

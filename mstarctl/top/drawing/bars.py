@@ -1,4 +1,4 @@
-"""Bars, small histories and charts of block glyphs. Pure functions from numbers to lines of exact width."""
+"""Bars, sparklines and charts of block glyphs. Pure functions from numbers to lines of exact width."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mstarctl.top.drawing.line import Line, line
 
 
 def load_role(share: float | None) -> str:
-    """Up to 10 % dim, to 75 % normal, above strong."""
+    """Return the role of a load: dim up to 10 %, normal up to 75 %, strong above."""
     if share is None or share <= 0.10:
         return "dim"
     return "bar" if share <= 0.75 else "hot"
 
 
 def bar(share: float | None, width: int, glyphs: Glyphs, role: str = "") -> Line:
-    """A bar of exactly `width` cells. share: 0 to 1, None draws an empty one. role: of the filled part."""
+    """Draw a bar of exactly `width` cells. share: 0 to 1, None is empty. role: of the filled part."""
     filled = min(1.0, max(0.0, share or 0.0)) * width
     whole = int(filled)
     rest = filled - whole
@@ -32,7 +32,7 @@ def bar(share: float | None, width: int, glyphs: Glyphs, role: str = "") -> Line
 
 
 def stacked(parts: Sequence[tuple[float, str, str]], width: int, rest: str) -> Line:
-    """A bar of parts: (share of the whole, glyph, role). What is left is drawn as `rest`."""
+    """Draw a bar of parts: (share of the whole, glyph, role). `rest` fills the remaining cells."""
     row, used, place = line(), 0, 0.0
     for share, glyph, role in parts:
         place += max(0.0, share) * width
@@ -43,7 +43,7 @@ def stacked(parts: Sequence[tuple[float, str, str]], width: int, rest: str) -> L
 
 
 def spark(values: Sequence[float | None], width: int, glyphs: Glyphs, peak: float | None = None) -> str:
-    """The newest `width` values, one cell each, scaled to `peak` (default: their largest). Exactly `width` cells."""
+    """Draw the newest `width` values, one cell each, scaled to `peak` (default: the largest). Exactly `width` cells."""
     shown = list(values)[-width:] if width else []
     known = [value for value in shown if value is not None]
     top = peak if peak is not None else max(known, default=0.0)
@@ -60,7 +60,7 @@ def _step(value: float | None, top: float, glyphs: Glyphs) -> str:
 
 
 def resample(values: Sequence[float | None], width: int) -> list[float | None]:
-    """`width` values, each the largest of its share of `values`; the newest stand at the right."""
+    """Return `width` values, each the largest of its share of `values`, the newest at the right."""
     if len(values) <= width:
         return [None] * (width - len(values)) + list(values)
     found: list[float | None] = []
@@ -72,7 +72,7 @@ def resample(values: Sequence[float | None], width: int) -> list[float | None]:
 
 
 def area(values: Sequence[float | None], width: int, height: int, top: float, glyphs: Glyphs) -> list[Line]:
-    """A filled chart: `height` lines of `width` cells, the newest value at the right. top: value of the upper edge."""
+    """Draw a filled chart of `height` lines of `width` cells, newest at the right. top: value of the upper edge."""
     columns = [_levels(value, height, top) for value in resample(values, width)]
     rows = []
     for row in range(height):
@@ -92,7 +92,7 @@ def _levels(value: float | None, height: int, top: float) -> int:
 
 
 def nice_top(values: Sequence[float | None], least: float = 1.0) -> float:
-    """The next of 1, 2, 5 x 10^n that holds all values."""
+    """Return the least of 1, 2, 5 x 10^n that is not below any value."""
     most = max((value for value in values if value is not None), default=0.0)
     most = max(most, least)
     scale = 10.0 ** math.floor(math.log10(most))

@@ -1,4 +1,4 @@
-"""The characters that pictures are made of, in two sets: line drawing, and plain ASCII for `--ascii`."""
+"""Glyph sets of the screens: Unicode, and plain ASCII for `--ascii`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mstarctl.top.drawing.line import Line, Span, cells
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Glyphs:
-    """One set. Each glyph is one cell wide. steps: levels of a small history, lowest first (index 0: nothing).
+    """One set. Each glyph is one cell wide. steps: levels of a sparkline, lowest first (index 0: blank).
 
-    eighths: a bar's last cell, from one eighth to seven; empty: the bar is drawn in whole cells.
-    lines: box drawing by the sum of the directions that a line leaves a cell in (1 up, 2 right, 4 down, 8 left).
+    eighths: a bar's last cell, from one eighth to seven; if empty, bars have whole cells.
+    lines: box drawing by the sum of the directions in which a line leaves a cell (1 up, 2 right, 4 down, 8 left).
     spans: queue, compute, transfer, stall of a waterfall.
     """
 
@@ -121,15 +121,15 @@ ASCII: Final = Glyphs(
     is_ascii=True,
 )
 
-_LIKENESS: Final = {"…": "~", "→": ">", "←": "<", "↑": "^", "↓": "v", "°": "'", "×": "x", "·": ".", "–": "-", "’": "'"}
+_SIMILAR: Final = {"…": "~", "→": ">", "←": "<", "↑": "^", "↓": "v", "°": "'", "×": "x", "·": ".", "–": "-", "’": "'"}
 
 
 def in_ascii(row: Line) -> Line:
-    """The line with what ASCII does not have replaced, cell by cell: our marks by their likeness, others by `?`."""
+    """Replace non-ASCII characters cell by cell: known marks by a similar character, others by `?`."""
     if row.plain.isascii():
         return row
-    return Line(tuple(Span("".join(_likeness(char) for char in text), role) for text, role in row.spans))
+    return Line(tuple(Span("".join(_similar(char) for char in text), role) for text, role in row.spans))
 
 
-def _likeness(char: str) -> str:
-    return char if char.isascii() else _LIKENESS.get(char, "?" * cells(char))
+def _similar(char: str) -> str:
+    return char if char.isascii() else _SIMILAR.get(char, "?" * cells(char))

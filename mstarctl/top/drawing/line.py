@@ -1,4 +1,4 @@
-"""Lines of styled text, all that layout functions make. Widths are terminal cells; roles are names of styles."""
+"""Lines of styled text, the output of layout functions. Widths are terminal cells; roles are names of styles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ELLIPSIS: Final = "…"
 
 
 class Span(NamedTuple):
-    """Text of one role. Never holds control characters: see `safe`."""
+    """Text of one role, without control characters (see `safe`)."""
 
     text: str
     role: str = ""
@@ -27,12 +27,12 @@ class Line:
 
     @property
     def width(self) -> int:
-        """Cells."""
+        """Width in cells."""
         return sum(cells(span.text) for span in self.spans)
 
     @property
     def plain(self) -> str:
-        """The text alone."""
+        """The text without roles."""
         return "".join(span.text for span in self.spans)
 
     def __add__(self, other: Line) -> Line:
@@ -40,13 +40,13 @@ class Line:
 
 
 Part: TypeAlias = str | tuple[str, str] | Span | Line
-"""What `line` takes: text, text with a role, or a finished line."""
+"""Argument of `line`: text, text with a role, or a finished line."""
 
 EMPTY: Final = Line()
 
 
 def line(*parts: Part) -> Line:
-    """A line of parts, in order; empty parts vanish."""
+    """Join parts to a line; empty parts are dropped."""
     spans: list[Span] = []
     for part in parts:
         if isinstance(part, Line):
@@ -60,17 +60,17 @@ def line(*parts: Part) -> Line:
 
 @lru_cache(maxsize=8192)
 def cells(text: str) -> int:
-    """Cells that `text` takes."""
+    """Return the width of `text` in cells."""
     return cell_width(text)
 
 
 def safe(text: str) -> str:
-    """Text from outside (ids, log lines) that cannot drive the terminal."""
+    """Escape control characters of external text (ids, log lines)."""
     return escape(text)
 
 
 def clip(text: str, width: int, mark: str = ELLIPSIS) -> str:
-    """At most `width` cells of `text`; what is cut shows `mark`."""
+    """Shorten `text` to at most `width` cells, with `mark` at the end."""
     if cells(text) <= width:
         return text
     if width <= cells(mark):
@@ -85,7 +85,7 @@ def clip(text: str, width: int, mark: str = ELLIPSIS) -> str:
 
 
 def clip_inside(text: str, width: int) -> str:
-    """At most `width` cells: start and end, the mark between. Ids of one generator differ in their last characters."""
+    """Shorten `text` to at most `width` cells in the middle, because generated ids differ in their last characters."""
     if cells(text) <= width or width < 5:
         return clip(text, width)
     end = text[-1]
@@ -97,19 +97,19 @@ def clip_inside(text: str, width: int) -> str:
 
 
 def left(text: str, width: int) -> str:
-    """Exactly `width` cells, text at the left."""
+    """Return exactly `width` cells, text at the left."""
     text = clip(text, width)
     return text + " " * (width - cells(text))
 
 
 def right(text: str, width: int) -> str:
-    """Exactly `width` cells, text at the right."""
+    """Return exactly `width` cells, text at the right."""
     text = clip(text, width)
     return " " * (width - cells(text)) + text
 
 
 def fit(row: Line, width: int, role: str = "") -> Line:
-    """Exactly `width` cells: clipped with a mark, or padded with blanks of `role`."""
+    """Return exactly `width` cells: clipped with a mark, or padded with blanks of `role`."""
     have = row.width
     if have == width:
         return row
@@ -131,7 +131,7 @@ def fit(row: Line, width: int, role: str = "") -> Line:
 
 
 def spread(start: Line, end: Line, width: int) -> Line:
-    """`start` at the left and `end` at the right of exactly `width` cells; the start gives way."""
+    """Return exactly `width` cells with `start` at the left and `end` at the right; `start` is clipped."""
     room = width - end.width
     if room < 1:
         return fit(start, width)
@@ -139,7 +139,7 @@ def spread(start: Line, end: Line, width: int) -> Line:
 
 
 def join(parts: Iterable[Line], gap: str = "  ") -> Line:
-    """Parts that are not empty, `gap` between them."""
+    """Join the parts that are not empty, with `gap` between them."""
     spans: list[Span] = []
     for part in parts:
         if not part.spans:
@@ -151,7 +151,7 @@ def join(parts: Iterable[Line], gap: str = "  ") -> Line:
 
 
 def take(parts: Iterable[Line], width: int, gap: str = "  ") -> Line:
-    """As many whole parts as fit into `width`, in order; a part that does not fit is left out."""
+    """Join the whole parts that fit into `width`, in order; others are left out."""
     row, room = EMPTY, width
     for part in parts:
         need = part.width + (cells(gap) if row.spans else 0)
@@ -162,17 +162,17 @@ def take(parts: Iterable[Line], width: int, gap: str = "  ") -> Line:
 
 
 def with_role(row: Line, role: str) -> Line:
-    """The line with every role replaced: selected or dimmed rows."""
+    """Replace every role of a line, for dimmed rows."""
     return Line(tuple(Span(span.text, role) for span in row.spans))
 
 
 def over(row: Line, mark: str) -> Line:
-    """The line with `+MARK` added to each role: a theme lays the mark's style over the role's (`+selected`)."""
+    """Add `+MARK` to each role: the theme combines the mark's style with the role's (`+selected`)."""
     return Line(tuple(Span(span.text, f"{span.role.partition('+')[0]}+{mark}") for span in row.spans))
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Lines of at most `width` cells, broken at blanks where there are any."""
+    """Wrap text to lines of at most `width` cells, at blanks if possible."""
     rows: list[str] = []
     for paragraph in text.splitlines() or [""]:
         row = ""
@@ -194,6 +194,6 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def window(rows: list[Line], height: int, width: int) -> list[Line]:
-    """Exactly `height` lines of exactly `width` cells."""
+    """Return exactly `height` lines of exactly `width` cells."""
     shown = [fit(row, width) for row in rows[:height]]
     return shown + [fit(EMPTY, width)] * (height - len(shown))

@@ -1,4 +1,4 @@
-"""Numbers as short as a cell needs them. `-` for what is not known. Pure functions."""
+"""Short number formats for cells; `-` for unknown values. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ NONE: Final = "-"
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds with three digits: `0.1`, `5.2`, `53.0`, `612`."""
+    """Format milliseconds with three digits: `0.1`, `5.2`, `53.0`, `612`."""
     if value is None:
         return NONE
     return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
 def whole_ms(value: float | None) -> str:
-    """Whole milliseconds, for latencies: `231`."""
+    """Format whole milliseconds, for latencies: `231`."""
     return NONE if value is None else f"{value:.0f}"
 
 
 def percent(share: float | None) -> str:
-    """`48 %`."""
+    """Format a share: `48 %`."""
     return NONE if share is None else f"{100 * share:.0f} %"
 
 
 def age(seconds: float | None) -> str:
-    """`2.9s`, then `2m05s`, `2h11m`."""
+    """Format an age: `2.9s`, `2m05s`, `2h11m`."""
     if seconds is None:
         return NONE
     return f"{seconds:.1f}s" if seconds < 59.95 else age_text(seconds)
 
 
 def rate(value: float | None) -> str:
-    """Things a second with at most four digits: `0.4`, `3.1`, `412`, `1184`, `18.6k`."""
+    """Format a rate with at most four digits: `0.4`, `3.1`, `412`, `1184`, `18.6k`."""
     if value is None:
         return NONE
     if value < 9.95:
@@ -43,12 +43,12 @@ def rate(value: float | None) -> str:
 
 
 def count(value: int | None) -> str:
-    """A count; `-` for none at all, so that rows with work stand out."""
+    """Format a count; `-` for zero, so that active rows stand out."""
     return NONE if not value else str(value)
 
 
 def amount(used: int | None, total: int | None) -> str:
-    """`71.8/79.1 GiB`, or the used part alone."""
+    """Format `71.8/79.1 GiB`, or the used part alone."""
     if used is None:
         return NONE
     if not total:
@@ -59,10 +59,10 @@ def amount(used: int | None, total: int | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """`2.4 MiB`."""
+    """Format a size: `2.4 MiB`."""
     return NONE if value is None else size_text(value)
 
 
 def part(used: float | None, total: float | None) -> float | None:
-    """used / total, None when either is not known."""
+    """Return used / total, None if either is unknown."""
     return None if used is None or not total else used / total

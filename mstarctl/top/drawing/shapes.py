@@ -1,4 +1,4 @@
-"""Blocks and lines as shapes, for pictures: fonts leave seams between them, and many lack some. Pure; read by `svg`."""
+"""SVG shapes of block and line characters, because fonts leave gaps between them or lack some. Used by `svg`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ CELL_W: Final = 8.43
 CELL_H: Final = 16.5
 STROKE: Final = {"light": 1.1, "heavy": 2.2, "double": 1.0}
 GAP: Final = 2.6
-"""Between the two strokes of a double line."""
+"""Distance between the two strokes of a double line."""
 
 UP, RIGHT, DOWN, LEFT = 1, 2, 4, 8
 
 
 @dataclass(frozen=True, slots=True)
 class CellShape:
-    """The part of a cell that a block element fills, in shares of it. opacity: of a shade."""
+    """The part of a cell that a block element fills, as shares. opacity: of a shade character."""
 
     y: float = 0.0
     width: float = 1.0
@@ -39,22 +39,22 @@ LINES: Final = {
     **{char: (arms, "heavy") for arms, char in enumerate(UNICODE.heavy) if arms},
     **{char: (arms, "double") for char, arms in (("═", 10), ("║", 5), ("╔", 6), ("╗", 12), ("╚", 3), ("╝", 9))},
 }  # fmt: skip
-"""Character -> the directions that it leaves its cell in, and its kind."""
+"""Character -> the directions in which it leaves its cell, and its kind."""
 
 
 def runs(text: str) -> Iterator[tuple[str, str]]:
-    """The text in runs of one kind: (`block` of one character, a kind of line, or `text`; the run)."""
+    """Split text into runs of one kind: (`block` of one character, a kind of line, or `text`; the run)."""
     for kind, chars in groupby(text, lambda char: char if char in CELL_SHAPES else LINES.get(char, (0, "text"))[1]):
         yield ("block" if kind in CELL_SHAPES else kind), "".join(chars)
 
 
 def rectangle(run: str, x: float, y: float, colour: str, inset: float = 0.0) -> str:
-    """A run of one block element. x, y: of its first cell, in pixels. inset: kept free above and below a full one."""
+    """Draw a run of one block element. x, y: of its first cell, in pixels. inset: vertical margin of full blocks."""
     block = CELL_SHAPES[run[0]]
     is_joined = block.width == 1.0
     starts, count = (range(1), len(run)) if is_joined else (range(len(run)), 1)
     low, high = (inset, CELL_H - inset) if block.height == 1.0 else (block.y * CELL_H, CELL_H)
-    top, bottom = round(y + low, 2), round(y + high, 2)  # edges that meet are rounded alike
+    top, bottom = round(y + low, 2), round(y + high, 2)  # adjacent edges must round to the same value
     sides = [(round(x + at * CELL_W, 1), round(x + (at + count * block.width) * CELL_W, 1)) for at in starts]
     return "".join(
         f'<rect x="{left:g}" y="{top:g}" width="{right - left:.1f}" height="{bottom - top:.2f}" '
@@ -68,7 +68,7 @@ def _shade(block: CellShape) -> str:
 
 
 def stroke(kind: str, run: str, x: float, y: float, colour: str) -> str:
-    """A run of one kind of line as one path."""
+    """Draw a run of one kind of line as one path."""
     steps: list[str] = []
     at = 0
     for char, same in groupby(run):
@@ -90,7 +90,7 @@ def _level(kind: str, x: float, y: float, width: float) -> list[str]:
 
 
 def _turned(kind: str, arms: int, x: float, y: float) -> list[str]:
-    """One cell: a corner is one stroke (two of a double line), everything else an arm from the middle each."""
+    """Return the strokes of one cell: a corner is one stroke (two if double), other characters one per direction."""
     middle_x, middle_y = x + CELL_W / 2, y + CELL_H / 2
     side = x + CELL_W if arms & RIGHT else x
     end = y if arms & UP else y + CELL_H

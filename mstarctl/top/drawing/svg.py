@@ -1,4 +1,4 @@
-"""A screen as an SVG picture: a window with cells of fixed width, so that every viewer aligns it. Pure."""
+"""SVG picture of a screen: a window with cells of fixed width, which every viewer aligns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FONT_PX: Final = 14
 MARGIN: Final = 12.0
 BAR_H: Final = 30.0
 BAR_INSET: Final = 1.5
-"""Bars of neighbouring rows stand apart; charts and small histories, which grow upward, do not."""
+"""Margin between bars of adjacent rows. Charts and sparklines, which grow upward, have none."""
 
 GROWING: Final = ("chart.", "spark")
 
@@ -22,7 +22,7 @@ FONTS: Final = "'JetBrains Mono','Cascadia Mono','SF Mono',Menlo,'DejaVu Sans Mo
 
 
 def svg(rows: Sequence[Line], title: str = "") -> str:
-    """A document of about 2 bytes a cell. Every run of one style states its width, whatever font draws it."""
+    """Return the document. Each run of one style has an explicit width, independent of the font."""
     width = max((row.width for row in rows), default=0)
     size = (width * CELL_W + 2 * MARGIN, len(rows) * CELL_H + MARGIN + BAR_H)
     found = [
@@ -41,13 +41,13 @@ def svg(rows: Sequence[Line], title: str = "") -> str:
         rects += areas
         marks += others
     at = f'transform="translate({MARGIN:.0f},{BAR_H:.0f})"'
-    # Blocks meet without a seam only when their edges are not blurred.
+    # Antialiased edges would leave gaps between adjacent blocks.
     found += [f'<g {at} shape-rendering="crispEdges">', *rects, "</g>"]
     return "\n".join([*found, f'<g {at} xml:space="preserve">', *marks, "</g>", "</svg>", ""])
 
 
 def _row(row: Line, y: float) -> tuple[list[str], list[str]]:
-    """Areas, and what stands on them."""
+    """Return the areas of a row, and the marks on them."""
     rects, marks = [], []
     x = 0
     for text, role in row.spans:
@@ -69,7 +69,7 @@ def _row(row: Line, y: float) -> tuple[list[str], list[str]]:
 
 
 def _words(text: str, x: int, y: float, colour: str, *, is_bold: bool) -> list[str]:
-    """Runs of letters, each with its width."""
+    """Draw runs of letters, each with its width."""
     weight = ' font-weight="bold"' if is_bold else ""
     return [
         f'<text x="{(x + start) * CELL_W:.1f}" y="{y + 12.7:.1f}" textLength="{cells(piece) * CELL_W:.1f}" '
@@ -79,7 +79,7 @@ def _words(text: str, x: int, y: float, colour: str, *, is_bold: bool) -> list[s
 
 
 def _pieces(text: str) -> list[tuple[int, str]]:
-    """Runs without two blanks in a row, with the cell where each begins."""
+    """Split text at two or more blanks. Returns the runs with the cells where they start."""
     found: list[tuple[int, str]] = []
     x = 0
     for part in text.split("  "):

@@ -1,6 +1,6 @@
-"""Styles by role: truecolour, the terminal's 16 colours, or none (bold and reverse alone). Plain data.
+"""Styles by role: truecolour, the terminal's 16 colours, or none (bold and reverse alone).
 
-State is never colour alone: every role that means something comes with a glyph or a word in the text.
+Colour is never the only sign of a state: a glyph or a word stands beside it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mstarctl.top.drawing.line import Line
 Mode: TypeAlias = Literal["true", "ansi", "mono"]
 
 NODE_COLOURS: Final = 8
-"""Roles `node.0` to `node.7`: one colour for a node on every screen."""
+"""Roles `node.0` to `node.7`. A node has the same colour on all screens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,9 @@ ROLES: Final = frozenset(_TRUE)
 
 @lru_cache(maxsize=1024)
 def style_of(role: str, mode: Mode) -> Style:
-    """The style of a role, with the marks that are laid over it: `+selected`, `+bar` (a strip of the head), `+off`.
+    """Return the style of a role, combined with its marks: `+selected`, `+bar` (the header's strip), `+off`.
 
-    Raises KeyError for a role that no theme knows.
+    Raises KeyError for an unknown role.
     """
     base, _, marks = role.partition("+")
     style = _TABLES[mode][base]
@@ -153,12 +153,12 @@ def _marked(style: Style, mark: str, mode: Mode) -> Style:
 
 
 def _lifted(fg: str) -> str:
-    """Dark greys are unreadable on the colour of a selection."""
+    """Return a lighter grey that is readable on the colour of a selection."""
     return {"#465162": "#8b97a8", "#7f8a9a": "#b3bdca", "#2b3442": "#4a6480", "#38465a": "#6d84a0"}.get(fg, fg)
 
 
 def sgr(row: Line, mode: Mode) -> str:
-    """A line as text with escape sequences, for `top --once` on a terminal. The ground is left to the terminal."""
+    """Return a line with escape sequences for `top --once`. The background is that of the terminal."""
     parts = []
     for text, role in row.spans:
         style = style_of(role, mode)

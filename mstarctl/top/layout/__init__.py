@@ -1,1 +1,1 @@
-"""Screens as pure functions: what a view knows, in; lines of exact width, out. No textual, clock or sockets."""
+"""Layouts: pure functions from a view to lines of exact width. No Textual, clock or sockets."""

@@ -1,4 +1,4 @@
-"""Load tests that record against this deployment, as the admin socket lists them."""
+"""Bench screen: recordings of load tests against this deployment."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from mstarctl.top.drawing.bars import bar
 from mstarctl.top.drawing.line import Line, fit, left, line, right, safe, wrap
 from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed, scrolled
 
-HINT = "no load test records against this deployment"
+HINT = "no load test is recording this deployment"
 
 
 def bench_page(view: View, width: int, height: int, window: Window) -> tuple[list[Line], list[str]]:
-    """(exactly `height` lines, keys of the recordings that are shown)."""
+    """Return (exactly `height` lines, keys of the visible recordings)."""
     found = list(view.recordings)
     keys = [str(item.get("id", "")) for item in found]
     room = height - 1
@@ -32,10 +32,10 @@ def bench_page(view: View, width: int, height: int, window: Window) -> tuple[lis
 
 
 def recording(view: View, item: dict[str, object], width: int) -> Line:
-    """One recording: its name, how far the load test says it is, what it holds."""
+    """Draw one recording: its name, the progress of the load test, its size."""
     progress = item.get("progress")
-    said: dict[str, object] = progress if isinstance(progress, dict) else {}
-    share = share_of(said)
+    reported: dict[str, object] = progress if isinstance(progress, dict) else {}
+    share = share_of(reported)
     name, state = str(item.get("name") or item.get("id") or numbers.NONE), str(item.get("state") or numbers.NONE)
     size, kept, lost = number(item.get("size_bytes")), number(item.get("requests")), number(item.get("dropped"))
     role = "accent" if state == "recording" else "warn"
@@ -43,7 +43,7 @@ def recording(view: View, item: dict[str, object], width: int) -> Line:
         short = line(" ", (left(safe(name), width - 21), "strong"), "  ", (left(safe(state), 10), role))
         return fit(short + line((f" {numbers.percent(share):>6}", "value")), width)
     meter = bar(share, 16, view.glyphs, "accent") + line((f" {numbers.percent(share):>6} ", "value"))
-    words = " ".join(f"{key} {value}" for key, value in said.items() if key not in ("done", "total", "share"))
+    words = " ".join(f"{key} {value}" for key, value in reported.items() if key not in ("done", "total", "share"))
     return fit(
         line(" ", (left(safe(name), 20), "strong"), "  ")
         + line((left(safe(state), 10), role), "  ")
@@ -55,12 +55,12 @@ def recording(view: View, item: dict[str, object], width: int) -> Line:
     )
 
 
-def share_of(said: dict[str, object]) -> float | None:
-    """How far a load test is: what it says itself, or done of total."""
-    share = number(said.get("share"))
-    return numbers.part(number(said.get("done")), number(said.get("total"))) if share is None else share
+def share_of(reported: dict[str, object]) -> float | None:
+    """Return the progress of a load test: the reported share, or done of total."""
+    share = number(reported.get("share"))
+    return numbers.part(number(reported.get("done")), number(reported.get("total"))) if share is None else share
 
 
 def number(value: object) -> float | None:
-    """A number of an answer, None for anything else."""
+    """Return a number of an answer, None for another type."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

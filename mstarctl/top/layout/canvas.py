@@ -1,4 +1,4 @@
-"""A grid of cells to draw on: text, frames, and lines that join where they meet. Turned into lines at the end."""
+"""Canvas: a grid of cells for text, frames and wires that join where they meet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ UP, RIGHT, DOWN, LEFT = 1, 2, 4, 8
 
 
 class Canvas:
-    """`width` x `height` cells. What is drawn outside is lost."""
+    """`width` x `height` cells. Drawing outside has no effect."""
 
     def __init__(self, width: int, height: int, glyphs: Glyphs) -> None:
         self.width, self.height, self.glyphs = width, height, glyphs
@@ -17,7 +17,7 @@ class Canvas:
         self._bits: dict[tuple[int, int], tuple[int, bool, str]] = {}
 
     def put(self, x: int, y: int, text: str, role: str = "") -> None:
-        """Text from a cell to the right. A wide character takes two cells, the second of them empty."""
+        """Write text from a cell to the right. A wide character takes two cells, the second one empty."""
         if not 0 <= y < self.height:
             return
         for char in text:
@@ -31,13 +31,13 @@ class Canvas:
             x += size
 
     def put_line(self, x: int, y: int, row: Line) -> None:
-        """A finished line."""
+        """Write a finished line."""
         for text, role in row.spans:
             self.put(x, y, text, role)
             x += cells(text)
 
     def frame(self, x: int, y: int, width: int, height: int, role: str) -> None:
-        """A double frame."""
+        """Draw a double frame."""
         a, b, c, d, flat, tall = tuple(self.glyphs.frame)
         self.put(x, y, a + flat * (width - 2) + b, role)
         self.put(x, y + height - 1, c + flat * (width - 2) + d, role)
@@ -46,7 +46,7 @@ class Canvas:
             self.put(x + width - 1, row, tall, role)
 
     def wire(self, start: tuple[int, int], end: tuple[int, int], role: str, *, is_heavy: bool = False) -> None:
-        """A straight line of cells, both ends included. Lines that meet in a cell join."""
+        """Add a straight wire, both ends included. Wires that meet in a cell join."""
         (x0, y0), (x1, y1) = start, end
         step_x, step_y = (x1 > x0) - (x1 < x0), (y1 > y0) - (y1 < y0)
         out = {(1, 0): RIGHT, (-1, 0): LEFT, (0, 1): DOWN, (0, -1): UP}.get((step_x, step_y), 0)
@@ -62,7 +62,7 @@ class Canvas:
             x, y = x + step_x, y + step_y
 
     def ink(self) -> None:
-        """Draw the wires into the cells. Text that is put later stands over them."""
+        """Draw the wires into the cells. Later text overwrites them."""
         for (x, y), (bits, is_heavy, role) in self._bits.items():
             if bits in (LEFT, RIGHT):
                 bits = LEFT | RIGHT
@@ -70,13 +70,13 @@ class Canvas:
         self._bits.clear()
 
     def is_blank(self, x: int, y: int, width: int) -> bool:
-        """Whether nothing is drawn there."""
+        """Return whether these cells are blank."""
         if not (0 <= y < self.height and 0 <= x and x + width <= self.width):
             return False
         return all(self._cells[y][at].text == " " for at in range(x, x + width))
 
     def lines(self) -> list[Line]:
-        """The rows, cells of one role joined."""
+        """Return the rows, with adjacent cells of one role joined."""
         found = []
         for row in self._cells:
             spans: list[Span] = []

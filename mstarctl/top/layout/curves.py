@@ -1,4 +1,4 @@
-"""Curves of the last five minutes as filled charts of block glyphs. Pure functions."""
+"""Charts of the last five minutes, filled with block glyphs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ AXIS: Final = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One chart. top: value of the upper edge, None fits the values. scale: what values are multiplied by to be shown.
+    """One chart. top: value of the upper edge, None to fit the values. scale: factor of the displayed values.
 
-    now: the value of the picture itself; the newest of `values` may be a second old.
+    now: the current value; the newest of `values` may be one second old.
     """
 
     title: str
@@ -32,7 +32,7 @@ class Curve:
 
 
 def curves(view: View, rank: RankStatus) -> list[Curve]:
-    """What is worth a curve: the device's load, steps and rows of the node that does most, the pages."""
+    """Return the curves of a rank: device load, steps and rows of its busiest node, pages."""
     key = str(rank.rank)
     gpu = view.store.gpus.get(rank.gpu) if rank.gpu is not None else None
     if gpu is not None and rank.gpu is not None:
@@ -55,7 +55,7 @@ def _share(title: str, values: Sequence[float | None], now: float | None) -> Cur
 
 
 def charts(view: View, found: Sequence[Curve], width: int, height: int, side_by_side: int) -> list[Line]:
-    """Charts next to each other, at most `side_by_side`: `height` lines of `width` cells."""
+    """Draw charts next to each other, at most `side_by_side`: `height` lines of `width` cells."""
     shown = found[:side_by_side]
     if not shown:
         return []
@@ -68,13 +68,13 @@ def charts(view: View, found: Sequence[Curve], width: int, height: int, side_by_
 
 
 def chart(view: View, curve: Curve, width: int, height: int) -> list[Line]:
-    """`height` (3 or more) lines of `width` cells: the title with the value of now, the area, the time axis."""
+    """Draw `height` (at least 3) lines of `width` cells: title with the current value, area, time axis."""
     values = [None if value is None else value * curve.scale for value in curve.values]
     top = curve.top if curve.top is not None else nice_top(values)
     high = height - 2
     labels = {high - 1: "0", 0: f"{top:g}"} | ({high // 2: f"{top / 2:g}"} if high >= 4 else {})
     rows = [fit(line((safe(curve.title), "head"), "  ", (_now(curve), "strong")), width)]
-    if all(value is None for value in values):  # a scale would tell of figures that nobody has seen
+    if all(value is None for value in values):  # a scale needs values
         rows += [
             fit(line((" " * AXIS, ""), ("no figures" if index == 0 else "", "dim")), width) for index in range(high)
         ]
@@ -92,7 +92,7 @@ def _now(curve: Curve) -> str:
 
 
 def time_axis(view: View, values: int, width: int) -> Line:
-    """`-5m00s` under the oldest value, `now` under the newest."""
+    """Draw `-5m00s` under the oldest value, `now` under the newest."""
     span = view.history.span_s
     ago = f"-{span // 60}m{span % 60:02d}s" if span >= 60 else f"-{span}s" if span else ""
     start = AXIS + max(0, width - AXIS - max(values, len(ago) + 4))

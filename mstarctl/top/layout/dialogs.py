@@ -1,25 +1,22 @@
-"""What stands on sheets: help, descriptions, JSON, questions. Pure functions from data to lines."""
+"""Contents of dialogs: help, fields, JSON, questions. Pure functions from data to lines."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from mstarctl.top.data.deployments import OtherDeployment
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing.line import Line, cells, fit, left, line, safe, wrap
 from mstarctl.top.keys import Key
 from mstarctl.top.layout.header import state_mark
 from mstarctl.top.layout.pages import shown_value
 
-if TYPE_CHECKING:
-    from mstarctl.top.data.deployments import OtherDeployment
-
 
 def help_rows(keys: Sequence[Key], width: int) -> list[Line]:
-    """The keys that work now by group, in two columns where there is room, then the filter language in short."""
+    """Draw the active keys by group, in two columns if there is room, and a summary of the filter language."""
     groups = list(dict.fromkeys(key.group for key in keys))
     blocks = [
         [line((group, "title")), *(_key_row(key) for key in keys if key.group == group), line()] for group in groups
@@ -46,10 +43,10 @@ def help_rows(keys: Sequence[Key], width: int) -> list[Line]:
 
 
 FILTERS = (
-    ("state:queue node:talker rank:1 id:r-7f*", "a glob on a field; all terms must hold"),
-    ("ttft>500 age>=2s tokens<100 rtf>0.8", "numbers, with units where they are times"),
-    ("err  !err  speech  /r-7f[0-9]/", "a flag, not, a word of the row, an expression"),
-    ("state:queue OR ttft>2s", "either"),
+    ("state:queue node:talker rank:1 id:r-7f*", "a glob on a field; terms are joined by AND"),
+    ("ttft>500 age>=2s tokens<100 rtf>0.8", "comparisons, with units for times"),
+    ("err  !err  speech  /r-7f[0-9]/", "flag, negation, word, regular expression"),
+    ("state:queue OR ttft>2s", "alternatives"),
 )
 
 
@@ -58,7 +55,7 @@ def _key_row(key: Key) -> Line:
 
 
 def fields_rows(item: msgspec.Struct, width: int) -> list[Line]:
-    """Every field with its value, one a line, long values wrapped."""
+    """Draw all fields with their values, one per line, long values wrapped."""
     names = item.__struct_fields__
     wide = max(len(name) for name in names) + 2
     rows = []
@@ -72,7 +69,7 @@ def fields_rows(item: msgspec.Struct, width: int) -> list[Line]:
 
 
 def json_rows(item: object, width: int) -> list[Line]:
-    """An object as indented JSON."""
+    """Draw an object as indented JSON."""
     text = json.dumps(msgspec.to_builtins(item, enc_hook=str, str_keys=True), indent=2, ensure_ascii=False)
     rows = []
     for row in text.splitlines():
@@ -86,7 +83,7 @@ def json_rows(item: object, width: int) -> list[Line]:
 
 
 def question_rows(question: str, answers: Sequence[tuple[str, str]], width: int) -> list[Line]:
-    """A question and its answers, a line each."""
+    """Draw a question and its answers, one per line."""
     rows = [line((piece, "strong")) for piece in wrap(safe(question), width)]
     return [*rows, line(), *(line("  ", (left(key, 4), "key"), (text, "")) for key, text in answers)]
 
@@ -94,7 +91,7 @@ def question_rows(question: str, answers: Sequence[tuple[str, str]], width: int)
 def other_rows(
     here: str, shown: Sequence[tuple[str, OtherDeployment]], count: int, wide: int, view: View, width: int
 ) -> list[Line]:
-    """The deployments that one may go to, each with its key, its state and its load. count: of all that run."""
+    """Draw the other deployments with key, state and load. count: of all that run."""
     rows = [line(("this is ", "dim"), (safe(here), "strong")), line()]
     for key, other in shown:
         load = "" if other.load is None else f"   {other.load[0]} run  {other.load[1]} wait"

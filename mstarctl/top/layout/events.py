@@ -1,4 +1,4 @@
-"""The feed of events, newest last: preemptions, restarts, refusals, the turns of a deployment's life."""
+"""Event feed, newest last: life cycle, preemptions, restarts, refusals."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed, scrolled
 BAD: Final = ("died", "failed", "fatal", "unhealthy", "lost", "stall", "killed")
 WORN: Final = ("preempt", "refused", "restart", "degraded", "drain", "stale", "cut")
 GOOD: Final = ("ready", "resumed", "finished")
-TOLD_LINES: Final = 3
+TEXT_LINES: Final = 3
 INDENT: Final = "   "
 
 
 def role_of(kind: str) -> str:
-    """The colour of an event's type."""
+    """Return the role of an event's type."""
     if any(word in kind for word in BAD):
         return "bad"
     if any(word in kind for word in WORN):
@@ -28,7 +28,7 @@ def role_of(kind: str) -> str:
 
 
 def short(view: View, event: Event) -> Line:
-    """One event in the line below a table."""
+    """Draw one event for the line below a table."""
     return line(
         (f"{view.clock(event.time)} ", "faint"),
         (safe(event.type), role_of(event.type)),
@@ -37,13 +37,13 @@ def short(view: View, event: Event) -> Line:
 
 
 def last(view: View, width: int) -> Line:
-    """As many of the newest events as fit into one line."""
+    """Draw the newest events that fit into one line."""
     newest = [short(view, event) for event in list(view.store.events)[-4:][::-1]]
     return fit(line(" ") + take(newest, width - 2, "   "), width)
 
 
 def feed(view: View, width: int, height: int, window: Window, kinds: str = "") -> tuple[list[Line], list[str]]:
-    """(exactly `height` lines with the newest at the end, keys of those that are shown). kinds: a part of the type."""
+    """Return (exactly `height` lines, newest last; keys of the visible events). kinds: a substring of the type."""
     found = [event for event in view.store.events if kinds in event.type]
     keys = [str(event.n) for event in found]
     if width < FOLDS_BELOW:
@@ -58,7 +58,7 @@ def feed(view: View, width: int, height: int, window: Window, kinds: str = "") -
 
 
 def full(view: View, event: Event) -> Line:
-    """One event as a row."""
+    """Draw one event as a row."""
     return line(
         (f" {view.clock(event.time)}  ", "dim"),
         (left(safe(event.type), 22), role_of(event.type)),
@@ -69,7 +69,7 @@ def full(view: View, event: Event) -> Line:
 def _folded(
     view: View, found: Sequence[Event], keys: Sequence[str], width: int, height: int, window: Window
 ) -> tuple[list[Line], list[str]]:
-    """As feed, on a narrow screen: what an event tells stands below its type."""
+    """Draw the feed on a narrow screen, with the facts of an event below its type."""
     if not found:
         return framed(view, [line(("  no events yet", "dim"))], (), window, 0, width, height), []
     first = last = _first_above(view, found, len(found) - 1, width, height)
@@ -85,14 +85,14 @@ def _folded(
         if len(rows) >= height:
             break
     rows, shown = rows[:height], shown[:height]
-    each = len(rows) / len(set(shown))  # rows of an event, for the bar alone
+    each = len(rows) / len(set(shown))  # mean rows per event, for the scroll bar
     total = max(height + 1, round(len(found) * each)) if first or len(set(shown)) < len(found) else len(rows)
     place = Window(offset=round(first * each), cursor=window.cursor)
     return framed(view, rows, shown, place, total, width, height), shown
 
 
 def _first_above(view: View, found: Sequence[Event], at: int, width: int, height: int) -> int:
-    """The earliest event from which on all up to `at` is in so many lines."""
+    """Return the earliest event from which all events up to `at` fit into `height` lines."""
     room = height
     for index in range(at, -1, -1):
         room -= len(folded(view, found[index], width))
@@ -102,13 +102,13 @@ def _first_above(view: View, found: Sequence[Event], at: int, width: int, height
 
 
 def folded(view: View, event: Event, width: int) -> list[Line]:
-    """One event on a narrow screen: in one line where it fits, else its text in at most three lines of their own."""
+    """Draw one event on a narrow screen: in one line if it fits, else with its facts in at most three further lines."""
     inner = width - len(INDENT) - 1  # the last cell may be the scroll bar's
     text = facts_text(event.facts)
     head = line((f" {view.clock(event.time)}  ", "dim"), (safe(event.type), role_of(event.type)))
     if head.width + 2 + cells(text) < width:
         return [head + line(f"  {text}")]
-    told = wrap(text, inner)
-    if len(told) > TOLD_LINES:
-        told = [*told[: TOLD_LINES - 1], clip(" ".join(told[TOLD_LINES - 1 :]), inner)]
-    return [head, *(line(INDENT + row) for row in told)]
+    below = wrap(text, inner)
+    if len(below) > TEXT_LINES:
+        below = [*below[: TEXT_LINES - 1], clip(" ".join(below[TEXT_LINES - 1 :]), inner)]
+    return [head, *(line(INDENT + row) for row in below)]

@@ -1,4 +1,4 @@
-"""The foot of every screen: the tabs, and the keys that work now. Keys come from the bindings that are active."""
+"""Footer of every screen: tabs and active keys."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from mstarctl.top.drawing.line import Line, fit, join, line, safe, take
 from mstarctl.top.layout.state import PAGES, TITLES, State
 
 Hint = tuple[str, str]
-"""(key as it is shown, label)."""
+"""(displayed key, label)."""
 
 
-def foot(view: View, state: State, width: int, size: int, hints: Sequence[Hint]) -> list[Line]:
-    """One line when tiny, else two."""
+def footer(view: View, state: State, width: int, size: int, hints: Sequence[Hint]) -> list[Line]:
+    """Draw one line if tiny, else two."""
     keys = fit(line(" ") + _hints(hints, width - 2), width)
     if state.notice:
-        keys = fit(line((f" {safe(state.notice)}", "bad" if state.is_notice_bad else "accent")), width)
+        keys = fit(line((f" {safe(state.notice)}", "bad" if state.is_notice_error else "accent")), width)
     return [keys] if size == TINY else [tabs(view, state, width), keys]
 
 
 def _hints(hints: Sequence[Hint], width: int) -> Line:
-    """As many as fit. The last two, help and leaving, stay whatever else has to go."""
+    """Draw the hints that fit. The last two, help and quit, are always kept."""
     shown = [line((key, "key"), (f" {label}", "hint")) for key, label in hints]
     while len(shown) > 2 and join(shown).width > width:
         del shown[-3]
@@ -29,7 +29,7 @@ def _hints(hints: Sequence[Hint], width: int) -> Line:
 
 
 def tabs(view: View, state: State, width: int) -> Line:
-    """`─ 1 Overview ─ 2 Graph ─ …`, the shown one lit. Fewer words when narrow."""
+    """Draw `─ 1 Overview ─ 2 Graph ─ …` with the current tab highlighted."""
     rule = view.glyphs.rule
     parts = []
     for index, page in enumerate(PAGES, start=1):

@@ -1,7 +1,7 @@
-"""Where boxes, frames and wires of the graph stand: columns by level, rows by neighbours, wires along tracks. Pure.
+"""Geometry of the graph drawing: columns by level, rows by neighbours, wires along tracks. Pure functions.
 
-A picture is made of bands, one for each level of partitions; a band has a column for each level of its nodes. Wires run
-in the gaps between columns; one that would cross a foreign partition goes along a lane below all frames.
+A drawing has a band for each level of partitions, and a band has a column for each level of its nodes. Wires run in the
+gaps between columns. A wire that would cross another partition runs along a lane below all frames.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ARROW: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Cells of a box. port: cells of its first line, after which wires leave."""
+    """Cells of a box. port: width of its first line, after which wires start."""
 
     width: int
     height: int
@@ -32,7 +32,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A box in the picture; (x, y) is its first cell."""
+    """Position of a box; (x, y) is its first cell."""
 
     x: int
     y: int
@@ -52,7 +52,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A wire as corners from its source to the arrow head. shown: the piece for its dots, by its first corner."""
+    """A wire as corners from its source to the arrow head. shown: first corner of the segment for its dots."""
 
     wire: Wire
     corners: tuple[Point, ...]
@@ -60,8 +60,8 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """Everything placed."""
+class GraphLayout:
+    """The positions of all boxes, frames and routes."""
 
     width: int
     height: int
@@ -71,8 +71,8 @@ class Picture:
 
 
 @dataclass(slots=True)
-class Plan:
-    """The graph while it is being placed. Owned by `place`."""
+class Placement:
+    """Working state of `place`."""
 
     graph: GraphView
     wires: Sequence[Wire]
@@ -93,13 +93,13 @@ class Plan:
 
     @property
     def last(self) -> int:
-        """The column of the terminals at the right."""
+        """Column of the terminals at the right."""
         return (self.bands[-1][1] if self.bands else 0) + 1
 
 
-def place(graph: GraphView, wires: Sequence[Wire], sizes: Mapping[str, Size], extra: int = 0) -> Picture:
-    """Place every node and terminal that has a size. extra: cells between partitions, for the rates of streams."""
-    plan = Plan(graph, wires, sizes, extra)
+def place(graph: GraphView, wires: Sequence[Wire], sizes: Mapping[str, Size], extra: int = 0) -> GraphLayout:
+    """Place all nodes and terminals with a size. extra: cells between partitions, for the rates of streams."""
+    plan = Placement(graph, wires, sizes, extra)
     _columns(plan)
     _paths(plan)
     _rows(plan)
@@ -107,13 +107,13 @@ def place(graph: GraphView, wires: Sequence[Wire], sizes: Mapping[str, Size], ex
     _terminals(plan)
     _tracks(plan)
     _across(plan)
-    return _picture(plan)
+    return _drawing(plan)
 
 
 # -- columns ------------------------------------------------------------------------------------------------------
 
 
-def _columns(plan: Plan) -> None:
+def _columns(plan: Placement) -> None:
     graph = plan.graph
     plan.partition = {node.name: node.partition for node in graph.nodes}
     partitions = list(
@@ -139,8 +139,8 @@ def _columns(plan: Plan) -> None:
             plan.column[wire.into] = plan.last
 
 
-def _paths(plan: Plan) -> None:
-    """Which wires pass between the nodes of their own partitions (a key in each column), and which take a lane."""
+def _paths(plan: Placement) -> None:
+    """Split wires into those that pass between nodes of their own partitions, with a key per column, and lanes."""
     for index, wire in enumerate(plan.wires):
         first, last = plan.column[wire.source], plan.column[wire.into]
         own = {plan.band_of[plan.partition[end]] for end in (wire.source, wire.into) if end in plan.partition}
@@ -152,14 +152,14 @@ def _paths(plan: Plan) -> None:
             plan.column.update({key: column for key, column in zip(plan.through[index], between, strict=True)})
 
 
-def _band(plan: Plan, column: int) -> int:
+def _band(plan: Placement, column: int) -> int:
     return next((i for i, (first, last) in enumerate(plan.bands) if first <= column <= last), -1)
 
 
 # -- rows ---------------------------------------------------------------------------------------------------------
 
 
-def _rows(plan: Plan) -> None:
+def _rows(plan: Placement) -> None:
     home: dict[str, str] = dict(plan.partition)
     for index, keys in plan.through.items():
         ends = [end for end in (plan.wires[index].source, plan.wires[index].into) if end in plan.partition]
@@ -178,8 +178,8 @@ def _rows(plan: Plan) -> None:
             top = bottom + 3
 
 
-def _before(plan: Plan) -> dict[str, list[str]]:
-    """What each box or passage is reached from, terminals left out."""
+def _before(plan: Placement) -> dict[str, list[str]]:
+    """Return the predecessors of each box and passage, without terminals."""
     found: dict[str, list[str]] = {}
     for index, keys in plan.through.items():
         wire = plan.wires[index]
@@ -190,8 +190,8 @@ def _before(plan: Plan) -> dict[str, list[str]]:
     return found
 
 
-def _stack(plan: Plan, keys: Sequence[str], before: Mapping[str, list[str]], top: int) -> int:
-    """Place a column of a partition from `top` on, each near what it is reached from. Returns the last row."""
+def _stack(plan: Placement, keys: Sequence[str], before: Mapping[str, list[str]], top: int) -> int:
+    """Place a column of a partition from row `top`, each box near its predecessors. Returns the last row."""
     wish = {}
     for place_, key in enumerate(keys):
         rows = [plan.y[other] for other in before.get(key, ()) if other in plan.y]
@@ -206,8 +206,8 @@ def _stack(plan: Plan, keys: Sequence[str], before: Mapping[str, list[str]], top
     return bottom
 
 
-def _lanes(plan: Plan) -> None:
-    """Rows below all frames for wires that pass foreign partitions; wires side by side share a row."""
+def _lanes(plan: Placement) -> None:
+    """Assign rows below all frames to lanes. Lanes that do not overlap share a row."""
     bottom = max((until for _, until in plan.frames.values()), default=0)
     taken: list[list[tuple[int, int]]] = []
     for index in plan.lanes:
@@ -221,8 +221,8 @@ def _lanes(plan: Plan) -> None:
         plan.lanes[index] = bottom + 2 + 2 * lane
 
 
-def _terminals(plan: Plan) -> None:
-    """Terminals stand in the row of the box that they feed, or of the lane that they use."""
+def _terminals(plan: Placement) -> None:
+    """Place terminals in the row of the box that they feed, or of their lane."""
     for column, is_source in ((0, True), (plan.last, False)):
         wish: dict[str, list[int]] = {}
         for index, wire in enumerate(plan.wires):
@@ -241,8 +241,8 @@ def _terminals(plan: Plan) -> None:
 # -- gaps ---------------------------------------------------------------------------------------------------------
 
 
-def _pieces(plan: Plan) -> list[tuple[int, int, int, str, int]]:
-    """(gap, row at its left, row at its right, group, wire) of every wire; a group shares one track in a gap."""
+def _segments(plan: Placement) -> list[tuple[int, int, int, str, int]]:
+    """Return the segments of all wires: (gap, left row, right row, group, wire). A group shares one track in a gap."""
     into_count: dict[str, int] = {}
     for wire in plan.wires:
         into_count[wire.into] = into_count.get(wire.into, 0) + 1
@@ -261,9 +261,9 @@ def _pieces(plan: Plan) -> list[tuple[int, int, int, str, int]]:
     return found
 
 
-def _tracks(plan: Plan) -> None:
+def _tracks(plan: Placement) -> None:
     spans: dict[tuple[int, str], tuple[int, int]] = {}
-    for gap, start, end, group, _ in _pieces(plan):
+    for gap, start, end, group, _ in _segments(plan):
         if start == end:
             continue
         low, high = spans.get((gap, group), (start, start))
@@ -280,8 +280,8 @@ def _tracks(plan: Plan) -> None:
         plan.track_count[gap] = max(plan.track_count.get(gap, 0), track + 1)
 
 
-def _across(plan: Plan) -> None:
-    """Where columns begin. A gap at the edge of a band has room for the frames' sides."""
+def _across(plan: Placement) -> None:
+    """Set the first cell of each column. A gap at the edge of a band has room for the sides of frames."""
     widths = [0] * (plan.last + 1)
     for key, size in plan.sizes.items():
         if key in plan.column:
@@ -302,17 +302,17 @@ def _across(plan: Plan) -> None:
     plan.widths = widths
 
 
-def _track_x(plan: Plan, gap: int, group: str) -> int:
-    """The cell column of a track; tracks are counted from the right side of the gap, where arrows begin."""
+def _track_x(plan: Placement, gap: int, group: str) -> int:
+    """Return the x coordinate of a track in a gap."""
     ends = {last for _, last in plan.bands}
     left = plan.x[gap] + plan.widths[gap] + (2 if gap in ends else 0) + 2
     return left + 2 * plan.tracks[gap, group]
 
 
-# -- the picture --------------------------------------------------------------------------------------------------
+# -- the drawing --------------------------------------------------------------------------------------------------
 
 
-def _picture(plan: Plan) -> Picture:
+def _drawing(plan: Placement) -> GraphLayout:
     boxes = {
         key: Place(x=plan.x[plan.column[key]], y=plan.y[key], column=plan.column[key])
         for key in plan.sizes
@@ -331,17 +331,17 @@ def _picture(plan: Plan) -> Picture:
         place_.y + plan.sizes[key].height for key, place_ in boxes.items()
     ]
     rows += [y + 1 for route in routes for _, y in route.corners]
-    return Picture(width=width, height=max(rows, default=0), boxes=boxes, frames=frames, routes=routes)
+    return GraphLayout(width=width, height=max(rows, default=0), boxes=boxes, frames=frames, routes=routes)
 
 
-def _route(plan: Plan, index: int) -> Route:
+def _route(plan: Placement, index: int) -> Route:
     wire = plan.wires[index]
     x = plan.x[plan.column[wire.source]] + plan.sizes[wire.source].port + 1
     corners: list[Point] = [(x, plan.y[wire.source])]
-    for gap, start, end, group, of in _pieces(plan):
+    for gap, start, end, group, of in _segments(plan):
         if of == index and start != end:
             track = _track_x(plan, gap, group)
             corners += [(track, start), (track, end)]
     corners.append((plan.x[plan.column[wire.into]] - 2, plan.y[wire.into]))
-    is_merging = any(of == index and group.startswith("t") for _, _, _, group, of in _pieces(plan))
+    is_merging = any(of == index and group.startswith("t") for _, _, _, group, of in _segments(plan))
     return Route(wire=wire, corners=tuple(corners), shown=0 if is_merging or len(corners) == 2 else len(corners) - 2)

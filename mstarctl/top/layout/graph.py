@@ -1,4 +1,4 @@
-"""The dataflow with live rates: a picture where it fits, a list where it does not, one node's facts below."""
+"""Graph screen: the dataflow with live rates as a drawing, or as a list if it does not fit, and facts of one node."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.bars import spark
 from mstarctl.top.drawing.line import Line, Span, cells, fit, join, left, line, right, safe, take, window
 from mstarctl.top.layout.canvas import Canvas
-from mstarctl.top.layout.geometry import Picture, Route, Size, place
+from mstarctl.top.layout.geometry import GraphLayout, Route, Size, place
 from mstarctl.top.layout.wires import IN, OUT, Wire, graph_of, wires
 
 HEAVY_BYTES_S: Final = 10 * 2**20
-"""From here on a wire is drawn thick."""
+"""Rate from which a wire is drawn thick."""
 
 DOT_ITEMS_S: Final = 50
 
 
 def graph_page(view: View, width: int, height: int, size: int, walk: str = "", chosen: str = "") -> list[Line]:
-    """Exactly `height` lines: the lit walk, the dataflow, facts of the chosen node (the bottleneck's, if none)."""
+    """Draw exactly `height` lines: the highlighted walk, the dataflow, facts of the chosen node or the bottleneck."""
     graph = graph_of(view)
     if not graph.nodes:
         return window([line(), line(("  the graph is not known yet", "dim"))], height, width)
@@ -31,7 +31,7 @@ def graph_page(view: View, width: int, height: int, size: int, walk: str = "", c
     facts = node_facts(view, graph, shown, width)
     top = [walk_line(view, graph, walk, width)]
     room = height - len(top) - len(facts) - 1
-    body = picture(view, graph, walk, shown if chosen else "", width, room) if size >= NORMAL else None
+    body = drawing(view, graph, walk, shown if chosen else "", width, room) if size >= NORMAL else None
     if body is None:
         body = listed(view, graph, walk, chosen, width)
     used = [line(), *body][: max(0, room)]
@@ -44,17 +44,17 @@ def graph_page(view: View, width: int, height: int, size: int, walk: str = "", c
 
 
 def bottleneck(view: View) -> str:
-    """The node that holds the others up, if one does."""
+    """Return the bottleneck, if there is one."""
     return next((node.name for node in view.store.nodes.values() if node.is_bottleneck), "")
 
 
 def walk_line(view: View, graph: GraphView, walk: str, width: int) -> Line:
-    """Which walk is lit, and what the drawing's signs mean."""
+    """Draw the highlighted walk and the legend."""
     inside = sum(node.walks.get(walk, 0) for node in view.store.nodes.values())
     text = (
         line((" walk: ", "dim"), (safe(walk), "accent"), (f" ({inside} requests)", "dim"))
         if walk
-        else line((f" {len(graph.walks)} walks, all lit", "dim"), ("   w: one at a time", "faint"))
+        else line((f" {len(graph.walks)} walks, all shown", "dim"), ("   w: one at a time", "faint"))
     )
     key = line((f"{view.glyphs.dot} = {DOT_ITEMS_S} items/s   thick = 10 MiB/s and more ", "faint"))
     return fit(text, width) if text.width + key.width + 2 > width else fit(text, width - key.width) + key
@@ -64,7 +64,7 @@ def walk_line(view: View, graph: GraphView, walk: str, width: int) -> Line:
 
 
 def box(view: View, node: NodeView, chosen: str) -> list[Line]:
-    """A node of the picture: its name, where it runs, its step, its load."""
+    """Draw the box of a node: name, rank, step time, load."""
     live = [(key, n) for key, n in view.store.nodes.items() if n.name == node.name]
     ranks = sorted({n.rank for _, n in live}) or sorted({rank for group in node.replicas for rank in group})
     batch = sum(n.batch for _, n in live)
@@ -88,17 +88,17 @@ def box(view: View, node: NodeView, chosen: str) -> list[Line]:
 
 
 def terminal(key: str) -> list[Line]:
-    """What the client sends or gets."""
+    """Draw the box of a client input or output."""
     return [line((f"[{safe(key[1:])}]", "value"))]
 
 
-# -- the picture --------------------------------------------------------------------------------------------------
+# -- the drawing --------------------------------------------------------------------------------------------------
 
 
-def picture(view: View, graph: GraphView, walk: str, chosen: str, width: int, height: int) -> list[Line] | None:
-    """The drawing in the middle of `width`, of the lit walk alone where all are too many; None when that is too."""
-    whole = _picture(view, graph, walk, chosen, width, height)
-    return _picture(view, _part(graph, walk), walk, chosen, width, height) if whole is None and walk else whole
+def drawing(view: View, graph: GraphView, walk: str, chosen: str, width: int, height: int) -> list[Line] | None:
+    """Draw the graph centred, or the highlighted walk alone if the graph is too large; None if both are."""
+    whole = _fitted(view, graph, walk, chosen, width, height)
+    return _fitted(view, _part(graph, walk), walk, chosen, width, height) if whole is None and walk else whole
 
 
 def _part(graph: GraphView, walk: str) -> GraphView:
@@ -110,7 +110,7 @@ def _part(graph: GraphView, walk: str) -> GraphView:
     )  # fmt: skip
 
 
-def _picture(view: View, graph: GraphView, walk: str, chosen: str, width: int, height: int) -> list[Line] | None:
+def _fitted(view: View, graph: GraphView, walk: str, chosen: str, width: int, height: int) -> list[Line] | None:
     found = wires(graph, view.store.edges.values())
     boxes = {node.name: box(view, node, chosen) for node in graph.nodes}
     boxes |= {end: terminal(end) for wire in found for end in (wire.source, wire.into) if end[:1] in (IN, OUT)}
@@ -121,12 +121,12 @@ def _picture(view: View, graph: GraphView, walk: str, chosen: str, width: int, h
     for extra in (16, 8, 4, 0):
         made = place(graph, found, sizes, extra)
         if made.width <= width - 2 and made.height <= height:
-            return _drawn(view, graph, made, boxes, walk, width)
+            return _draw(view, graph, made, boxes, walk, width)
     return None
 
 
-def _drawn(
-    view: View, graph: GraphView, made: Picture, boxes: dict[str, list[Line]], walk: str, width: int
+def _draw(
+    view: View, graph: GraphView, made: GraphLayout, boxes: dict[str, list[Line]], walk: str, width: int
 ) -> list[Line]:
     shift = max(1, (width - made.width) // 2)
     canvas = Canvas(width, made.height + 1, view.glyphs)
@@ -163,7 +163,7 @@ def _wire_role(wire: Wire, walk: str) -> str:
 
 
 def _dots(view: View, canvas: Canvas, route: Route, shift: int, walk: str) -> None:
-    """Dots that move along the piece of a wire that no other wire shares."""
+    """Draw moving dots on the segment of a wire that it shares with no other."""
     if not route.wire.items_s or walk and walk not in route.wire.walks:
         return
     (x0, y), (x1, _) = route.corners[route.shown], route.corners[route.shown + 1]
@@ -176,8 +176,8 @@ def _dots(view: View, canvas: Canvas, route: Route, shift: int, walk: str) -> No
         canvas.put(x0 + at + shift, y, view.glyphs.dot, "flow")
 
 
-def _labels(view: View, canvas: Canvas, made: Picture, shift: int) -> None:
-    """Rates over streams where there is room; chunk policies under the frames that they feed."""
+def _labels(view: View, canvas: Canvas, made: GraphLayout, shift: int) -> None:
+    """Draw rates above streams and chunk policies under the frames that they feed, if there is room."""
     for route in made.routes:
         (x0, y), (x1, _) = route.corners[route.shown], route.corners[route.shown + 1]
         text = f"{numbers.rate(route.wire.items_s)}/s" if route.wire.items_s is not None else ""
@@ -200,7 +200,7 @@ def _labels(view: View, canvas: Canvas, made: Picture, shift: int) -> None:
 
 
 def listed(view: View, graph: GraphView, walk: str, chosen: str, width: int) -> list[Line]:
-    """Partitions and their nodes as lines, with what goes into each: for narrow screens and wide graphs."""
+    """Draw partitions and nodes as lines with their inputs, for narrow screens and wide graphs."""
     found = wires(graph, view.store.edges.values())
     names = max((cells(node.name) for node in graph.nodes), default=4) + 1
     rows: list[Line] = []
@@ -240,7 +240,7 @@ def _listed(view: View, node: NodeView, found: list[Wire], walk: str, chosen: st
 
 
 def node_table(view: View, graph: GraphView, walk: str, width: int) -> list[Line]:
-    """Titles and a row for each node on each rank: everything that the boxes have no room for."""
+    """Draw a table with a row for each node on each rank."""
     titles = (
         "NODE",
         "RANK",
@@ -298,7 +298,7 @@ def node_table(view: View, graph: GraphView, walk: str, width: int) -> list[Line
 
 
 def node_facts(view: View, graph: GraphView, name: str, width: int) -> list[Line]:
-    """One or two lines about a node: walks, pages, step times, graphs, and each wire into it."""
+    """Draw up to four lines about a node: walks, pages, step times, CUDA graphs, incoming wires."""
     live = [node for node in view.store.nodes.values() if node.name == name]
     spec = next((node for node in graph.nodes if node.name == name), None)
     if spec is None and not live:

@@ -1,4 +1,4 @@
-"""The head of every screen: which deployment, its state, the sums, how fresh the picture is, and why it is not well."""
+"""Header of every screen: deployment, state, totals, connection, and the cause of a failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORN: Final = frozenset({"degraded", "unhealthy"})
 
 
 def state_mark(state: str, view: View) -> Line:
-    """`● ready`, `◐ loading`, `▲ unhealthy`, `✕ failed`: a glyph, a word and a colour."""
+    """Draw a state as glyph, word and colour: `● ready`, `◐ loading`, `▲ unhealthy`, `✕ failed`."""
     glyphs = view.glyphs
     if state in GOOD:
         return line((f"{glyphs.ready} {state}", "ok"))
@@ -27,8 +27,8 @@ def state_mark(state: str, view: View) -> Line:
     return line((f"{glyphs.failed} {state or 'unknown'}", "bad"))
 
 
-def head(view: View, width: int, size: int) -> list[Line]:
-    """One to three lines: the strip with the name, the second line of sums, the cause of the last failure."""
+def header(view: View, width: int, size: int) -> list[Line]:
+    """Draw one to three lines: name and state, further totals, the cause of the last failure."""
     if size == TINY:
         rows = [_tiny(view, width)]
     else:
@@ -41,7 +41,7 @@ def head(view: View, width: int, size: int) -> list[Line]:
 
 
 def cause_of(head: DeploymentStatus) -> str:
-    """Why it is not well, in one line; empty when all is well."""
+    """Return the cause of a bad state in one line; empty if all is well."""
     record: dict[str, Any] = head.cause or {}
     if not record:
         return safe(head.reason) if head.state not in GOOD | BUSY else ""
@@ -51,7 +51,7 @@ def cause_of(head: DeploymentStatus) -> str:
 
 
 def link_mark(view: View) -> Line:
-    """How fresh the picture is; at the right of the first line."""
+    """Draw the state of the connection, at the right of the first line."""
     link, glyphs = view.link, view.glyphs
     recording = line((f"{glyphs.record} rec ", "bad")) if link.is_recording else EMPTY
     match link.state:
@@ -120,7 +120,7 @@ def _sums(view: View, size: int) -> list[Line]:
 
 
 def _speed(head: DeploymentStatus) -> str:
-    """Tokens, seconds of sound, or answers: the first that there are."""
+    """Format the throughput: tokens, seconds of audio or answers, the first that is not zero."""
     if head.tokens_s:
         return f"{numbers.rate(head.tokens_s)}t/s"
     return f"{head.audio_x:.1f}x" if head.audio_x else f"{numbers.rate(head.requests_s)}/s"

@@ -1,55 +1,28 @@
-"""The merged tail of the logs: time, process, level, message. Follows the newest line until it is scrolled."""
+"""Merged tail of the logs: time, process, level, message. It follows the newest line until it is scrolled."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from mstarctl.top.data.view import Logged, View
+from mstarctl.top.data.logs import Logged
+from mstarctl.top.data.view import View
 from mstarctl.top.drawing.line import Line, cells, clip, fit, left, line, safe, wrap
 from mstarctl.top.layout.scroll import FOLDS_BELOW, Window, framed
 
 LEVEL_ROLES: Final = {"DEBUG": "faint", "INFO": "dim", "WARNING": "warn", "ERROR": "bad", "CRITICAL": "bad"}
 SHORT_LEVELS: Final = {"WARNING": "WARN", "CRITICAL": "FATAL"}
-TOLD_LINES: Final = 3
+TEXT_LINES: Final = 3
 LEAST_BESIDE: Final = 12
-"""Cells that a message needs beside time and process to begin there."""
+"""Least cells beside time and process in which a message starts."""
 INDENT: Final = "   "
 SOURCE_ROLES: Final = {"api": "node.1", "conductor": "node.2", "supervisor": "node.4"}
 
 
-def parse(source: str, text: str) -> Logged:
-    """A line as a child wrote it: JSON with time, level and message, or plain text."""
-    try:
-        facts: Any = json.loads(text) if text.startswith("{") else None
-    except ValueError:
-        facts = None
-    if not isinstance(facts, dict):
-        return Logged(source=source, message=text)
-    return Logged(
-        source=source,
-        message=str(facts.get("message", text)),
-        level=str(facts.get("level", "")).upper(),
-        time=str(facts.get("time", ""))[11:],
-        request=str(facts.get("request") or ""),
-    )
-
-
-def merged(lines: Sequence[Logged]) -> list[Logged]:
-    """Lines of several processes by time. Plain text has none: it stays behind the line that it followed."""
-    stamps: dict[str, str] = {}
-    dated = []
-    for logged in lines:
-        stamps[logged.source] = logged.time or stamps.get(logged.source, "")
-        dated.append((stamps[logged.source], logged))
-    return [logged for _, logged in sorted(dated, key=lambda pair: pair[0])]
-
-
 def wanted(view: View, source: str, text: str) -> list[Logged]:
-    """Lines of one process (empty: all) that hold `text` in message, process or request."""
+    """Return the lines of one process (empty: all) that contain `text` in message, process or request."""
     if not source and not text:
-        return list(view.logs)  # the usual case, ten thousand lines several times a second
+        return list(view.logs)  # fast path for 10,000 lines, several times per second
     word = text.casefold()
     return [
         logged
@@ -60,12 +33,12 @@ def wanted(view: View, source: str, text: str) -> list[Logged]:
 
 
 def tail(view: View, width: int, height: int, above: int, source: str = "", text: str = "") -> list[Line]:
-    """Exactly `height` lines. above: rows that the view is scrolled up from the newest one."""
+    """Draw exactly `height` lines. above: rows scrolled up from the newest one."""
     found = wanted(view, source, text)
     first = max(0, len(found) - height - above)
     shown = found[first : first + height]
     if not shown:
-        why = "no line holds that text" if view.logs else "no log lines yet"
+        why = "no line contains that text" if view.logs else "no log lines yet"
         return framed(view, [line((f"  {why}", "dim"))], (), Window(), 0, width, height)
     if width < FOLDS_BELOW:
         return _folded(view, found[: first + height], len(found), width, height)
@@ -75,7 +48,7 @@ def tail(view: View, width: int, height: int, above: int, source: str = "", text
 
 
 def log_line(logged: Logged, names: int) -> Line:
-    """One line of a log."""
+    """Draw one log line."""
     role = SOURCE_ROLES.get(logged.source, "node.0")
     level = SHORT_LEVELS.get(logged.level, logged.level[:5])
     row = line(
@@ -90,15 +63,15 @@ def log_line(logged: Logged, names: int) -> Line:
 
 
 def _folded(view: View, found: Sequence[Logged], total: int, width: int, height: int) -> list[Line]:
-    """The last of `found` that fit, each in as many lines as its message needs, three at most."""
+    """Draw the last of `found` that fit, each in as many lines as its message needs, at most three."""
     rows: list[Line] = []
     count = 0
     for logged in reversed(found):
-        rows = folded(logged, width - 1) + rows  # the last cell may be the scroll bar's
+        rows = folded(logged, width - 1) + rows  # the last cell may belong to the scroll bar
         count += 1
         if len(rows) >= height:
             break
-    each = len(rows) / count  # rows of a line, for the bar alone
+    each = len(rows) / count  # mean rows per log line, for the scroll bar
     is_whole = count == total and len(rows) <= height
     place = Window(offset=0 if is_whole else round((len(found) - count) * each))
     return framed(view, rows[-height:], (), place, height if is_whole else max(height + 1, round(total * each)),
@@ -106,7 +79,7 @@ def _folded(view: View, found: Sequence[Logged], total: int, width: int, height:
 
 
 def folded(logged: Logged, width: int) -> list[Line]:
-    """One line of a log on a narrow screen: its level only where it is more than information."""
+    """Draw one log line on a narrow screen, with its level if above INFO."""
     level = "" if logged.level in ("INFO", "DEBUG") else f"{SHORT_LEVELS.get(logged.level, logged.level[:5])} "
     head = line(
         (f" {logged.time[:8]} " if logged.time else " ", "faint"),
@@ -121,18 +94,18 @@ def folded(logged: Logged, width: int) -> list[Line]:
         return [head + line((message, role))]
     start = wrap(message, beside)[0] if beside >= LEAST_BESIDE else ""
     below = wrap(message[len(start) :].lstrip(" "), room)
-    if len(below) >= TOLD_LINES:
-        below = [*below[: TOLD_LINES - 2], clip(" ".join(below[TOLD_LINES - 2 :]), room)]
+    if len(below) >= TEXT_LINES:
+        below = [*below[: TEXT_LINES - 2], clip(" ".join(below[TEXT_LINES - 2 :]), room)]
     return [head + line((start, role)), *(line(INDENT, (row, role)) for row in below)]
 
 
 def sources(lines: Sequence[Logged]) -> list[str]:
-    """The processes that have written, by name."""
+    """Return the names of processes with log lines, sorted."""
     return sorted({logged.source for logged in lines})
 
 
 def status(view: View, above: int, source: str, text: str, width: int) -> Line:
-    """What is shown, and whether it follows."""
+    """Draw the status line: filters, and whether the view follows."""
     following = ("following", "ok") if not above else (f"{above} lines above the newest", "warn")
     if width < FOLDS_BELOW:
         chosen = [(f"  {safe(word)}", "accent") for word in (source, text) if word]

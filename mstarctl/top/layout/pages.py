@@ -1,4 +1,4 @@
-"""Whole screens: what stands where, at any size. `compose` is all that `top`, `--once` and exports draw."""
+"""Whole screens at any size. `top`, `--once` and exports draw with `compose`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.glyphs import in_ascii
 from mstarctl.top.drawing.line import Line, cells, fit, line, safe, window, wrap
 from mstarctl.top.layout import bench, events, graph, logs, rank_page, ranks, requests, waterfall
-from mstarctl.top.layout.footer import Hint, foot
-from mstarctl.top.layout.header import head
+from mstarctl.top.layout.footer import Hint, footer
+from mstarctl.top.layout.header import header
 from mstarctl.top.layout.state import State
 
 Hits = dict[int, tuple[str, str]]
-"""Line of the screen -> (kind, key) of what a click on it means: request, rank, event, column titles."""
+"""Line of the screen -> (kind, key) of a click on it: request, rank, event, column titles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Painted:
-    """A finished picture: lines of equal width, and what they show."""
+    """A finished screen: lines of equal width, and the objects of its lines."""
 
     lines: list[Line]
     hits: Hits = field(default_factory=dict)
@@ -33,13 +33,13 @@ Page = Callable[[View, State, int, int, int], Painted]
 
 
 def compose(view: View, state: State, width: int, height: int, hints: Sequence[Hint] = ()) -> Painted:
-    """A screen of exactly `height` lines of exactly `width` cells."""
+    """Draw a screen of exactly `height` lines of exactly `width` cells."""
     if width < LEAST_WIDTH or height < LEAST_HEIGHT:
         text = f"top needs {LEAST_WIDTH}x{LEAST_HEIGHT} cells; this is {width}x{height}"
         return Painted(window([line((text, "warn"))], max(1, height), max(1, width)))
     size = size_of(width, height)
-    above = head(view, width, size)
-    below = foot(view, state, width, size, hints)
+    above = header(view, width, size)
+    below = footer(view, state, width, size, hints)
     room = height - len(above) - len(below)
     body = BODIES[state.page](view, state, width, room, size)
     lines = [*above, *window(body.lines, room, width), *below]
@@ -49,7 +49,7 @@ def compose(view: View, state: State, width: int, height: int, hints: Sequence[H
 
 
 def overview(view: View, state: State, width: int, height: int, size: int) -> Painted:
-    """Ranks above, requests in the middle, the newest events below."""
+    """Draw ranks above, requests in the middle, the newest events below."""
     is_panel = state.panel == "ranks"
     chosen = state.rank if is_panel else None
     least = 5 if size == TINY else 8
@@ -87,31 +87,31 @@ def _status(view: View, state: State, width: int, size: int) -> Line:
 
 
 def graph_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
-    """The dataflow."""
+    """Draw the dataflow."""
     return Painted(graph.graph_page(view, width, height, size, state.walk, state.node))
 
 
 def requests_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
-    """The table alone."""
+    """Draw the table of requests."""
     table, keys = requests.table(view, width, height - 1, state.sort, state.requests)
     hits: Hits = {0: ("titles", ""), **{row + 1: ("request", key) for row, key in enumerate(keys)}}
     return Painted([*table, _status(view, state, width, size)], hits)
 
 
 def ranks_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
-    """Ranks, one of them in full."""
+    """Draw the ranks, one of them in full."""
     lines, keys = rank_page.ranks_page(view, width, height, size, state.rank)
     return Painted(lines, {row: ("rank", key) for row, key in enumerate(keys)})
 
 
 def logs_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
-    """The merged tail."""
+    """Draw the merged tail."""
     rows = logs.tail(view, width, height - 1, state.log_above, state.log_source, state.log_text)
     return Painted([*rows, logs.status(view, state.log_above, state.log_source, state.log_text, width)])
 
 
 def events_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
-    """The feed."""
+    """Draw the feed of events."""
     rows, keys = events.feed(view, width, height - 1, state.events, state.event_text)
     total = len(view.store.events)
     kinds = line(("   type: ", "dim"), (safe(state.event_text), "accent")) if state.event_text else line()
@@ -120,16 +120,16 @@ def events_body(view: View, state: State, width: int, height: int, size: int) ->
 
 
 def bench_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
-    """Load tests."""
+    """Draw the load tests."""
     rows, keys = bench.bench_page(view, width, height, state.bench)
     return Painted(rows, {row + 1: ("recording", key) for row, key in enumerate(keys)})
 
 
 def request_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
-    """One request: its waterfall, then its facts."""
+    """Draw one request: its waterfall, then its fields."""
     r = view.store.requests.get(state.request)
     if r is None:
-        gone = line(("  this request is not in the picture any more; esc goes back", "dim"))
+        gone = line(("  this request is no longer shown; esc goes back", "dim"))
         return Painted(window([line(), gone], height, width))
     legend = waterfall.legend(view)
     rows = [waterfall.title(view, r, width), fit(line(" " * max(0, width - legend.width - 1)) + legend, width)]
@@ -137,16 +137,16 @@ def request_body(view: View, state: State, width: int, height: int, size: int) -
     if trace is not None and trace.lanes:
         rows += waterfall.waterfall(view, trace.lanes, width, state.zoom)
     else:
-        rows.append(line((f"  {safe(trace.why) if trace is not None else 'asking for its spans'}", "dim")))
+        rows.append(line((f"  {safe(trace.why) if trace is not None else 'loading its spans'}", "dim")))
     names = [name for name in r.__struct_fields__ if name not in UNDESCRIBED]
     rows += [line(), *describe(view, names, {name: getattr(r, name) for name in names}, width)]
     return Painted(window(rows, height, width))
 
 
 def describe(view: View, names: Sequence[str], values: dict[str, object], width: int) -> list[Line]:
-    """Fields with their values, in as many columns as fit; then the long ones, each on lines of its own."""
+    """Draw fields with their values in as many columns as fit, then long values on separate lines."""
     each = 36
-    known = [worded(name, values[name]) for name in names if values[name] not in (None, "", [], {}, 0, 0.0, False)]
+    known = [labelled(name, values[name]) for name in names if values[name] not in (None, "", [], {}, 0, 0.0, False)]
     short = [pair for pair in known if cells(" ".join(pair)) <= each - 2]
     across = max(1, (width - 2) // each)
     rows = []
@@ -162,8 +162,8 @@ def describe(view: View, names: Sequence[str], values: dict[str, object], width:
     return rows
 
 
-def worded(name: str, value: object) -> tuple[str, str]:
-    """`waited_ms`, 1698 as (waited, 1698 ms): a field's name in words, and its value with its unit."""
+def labelled(name: str, value: object) -> tuple[str, str]:
+    """Return the label and the value with unit of a field: `waited_ms`, 1698 becomes (waited, 1698 ms)."""
     for end in ("_ms", "_s"):
         if name.endswith(end) and isinstance(value, int | float):
             return name.removesuffix(end).replace("_", " "), f"{shown_value(value)} {end[1:]}"
@@ -173,7 +173,7 @@ def worded(name: str, value: object) -> tuple[str, str]:
 
 
 def shown_value(value: object) -> str:
-    """A field of an object as a person reads it."""
+    """Format the value of a field."""
     if isinstance(value, dict):
         return safe(", ".join(f"{key} {one}" for key, one in value.items()))
     if isinstance(value, list | tuple):
@@ -182,7 +182,7 @@ def shown_value(value: object) -> str:
 
 
 UNDESCRIBED: Final = ("id", "started", "ended", "state", "inputs", "outputs", "ttft_ms", "ttfa_ms", "tokens")
-"""Of a request's fields: what its title shows already."""
+"""Fields of a request that its title shows already."""
 
 BODIES: Final[dict[str, Page]] = {
     "overview": overview,

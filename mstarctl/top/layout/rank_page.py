@@ -1,4 +1,4 @@
-"""One rank in full: memory split, pages, nodes with their graph replays and eager runs, curves of five minutes."""
+"""Ranks screen: one rank in full with memory, pages, nodes and curves of five minutes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mstarctl.top.layout.ranks import folded, gpu_of, letters, load
 
 
 def ranks_page(view: View, width: int, height: int, size: int, chosen: str | None) -> tuple[list[Line], list[str]]:
-    """(exactly `height` lines, keys of the ranks in the first ones). One rank, by default the first, is in full."""
+    """Return (exactly `height` lines, keys of the ranks in the first ones). The chosen rank is shown in full."""
     keys = sorted(view.store.ranks, key=lambda key: view.store.ranks[key].rank)
     if not keys:
         return window([line(), line(("  no rank has reported yet", "dim"))], height, width), []
@@ -38,7 +38,7 @@ def ranks_page(view: View, width: int, height: int, size: int, chosen: str | Non
 
 
 def rank_facts(view: View, rank: RankStatus, width: int, size: int) -> list[Line]:
-    """Everything about a rank but its curves."""
+    """Draw all facts of a rank except its curves."""
     rows = [line(" ") + take(load(view, rank, 21 if size >= NORMAL else 10), width - 2)]
     child = next((c for c in view.store.children.values() if c.rank == rank.rank), None)
     gpu = gpu_of(view, rank)
@@ -67,7 +67,7 @@ def rank_facts(view: View, rank: RankStatus, width: int, size: int) -> list[Line
 
 
 def memory(view: View, rank: RankStatus, width: int) -> list[Line]:
-    """What holds the device's memory: weights, caches, the rest of this process, other processes, nothing."""
+    """Draw the device's memory by owner: weights, caches, rest of this process, other processes, free."""
     gpu = gpu_of(view, rank)
     total = gpu.memory_total if gpu is not None else rank.memory_total
     if not total or rank.memory_used is None:
@@ -94,7 +94,7 @@ def memory(view: View, rank: RankStatus, width: int) -> list[Line]:
 
 
 def pages(view: View, rank: RankStatus, width: int) -> list[Line]:
-    """Pages of the rank's caches: in use, kept for prefixes, free."""
+    """Draw the pages of the rank's caches: used, cached prefixes, free."""
     if not rank.pages_total:
         return []
     room = max(8, width - 10)
@@ -115,7 +115,7 @@ def pages(view: View, rank: RankStatus, width: int) -> list[Line]:
 
 
 def node_facts(view: View, node: NodeStatus, width: int) -> Line:
-    """A node: its step times, and why it ran without a graph when it did."""
+    """Draw the step times of a node, and its steps without a CUDA graph by kind."""
     parts = [
         line(
             ("step p50 ", "dim"),

@@ -1,4 +1,4 @@
-"""Ranks as blocks: a frame with the device's load, its nodes, the edges between. Folded when space is short."""
+"""Blocks of ranks: frames with device load and nodes, edges between them; one line each if space is short."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def blocks(view: View, width: int, height: int, size: int, chosen: str | None = None) -> list[Line]:
-    """All ranks in at most `height` lines: framed, then one line each, then `6 more ranks`. chosen: key of a rank."""
+    """Draw all ranks in at most `height` lines: framed, else one line each, else with `6 more ranks`."""
     keys = sorted(view.store.ranks, key=lambda key: view.store.ranks[key].rank)
     if size >= NORMAL:
         framed = _framed(view, keys, width, chosen)
@@ -37,7 +37,7 @@ def _framed(view: View, keys: list[str], width: int, chosen: str | None) -> list
 
 
 def block(view: View, rank: RankStatus, width: int, *, is_chosen: bool = False) -> list[Line]:
-    """A framed rank."""
+    """Draw a framed rank."""
     corner_a, corner_b, corner_c, corner_d, flat, tall = tuple(view.glyphs.box)
     role = "accent" if is_chosen else "frame"
     title = line((f"{corner_a} ", role)) + take(load(view, rank, 21 if width >= 110 else 12), width - 4)
@@ -50,12 +50,12 @@ def block(view: View, rank: RankStatus, width: int, *, is_chosen: bool = False) 
 
 
 def gpu_of(view: View, rank: RankStatus) -> GpuStatus | None:
-    """The GPU under a rank."""
+    """Return the GPU of a rank."""
     return view.store.gpus.get(rank.gpu) if rank.gpu is not None else None
 
 
 def load(view: View, rank: RankStatus, bar_width: int) -> list[Line]:
-    """`rank 1`, device, utilisation, memory, pages, power: what a frame's title shows, most important first."""
+    """Return the parts of a frame's title, most important first: rank, device, utilisation, memory, pages, power."""
     gpu = gpu_of(view, rank)
     device = f"gpu{gpu.index} {short_gpu(gpu.name)}" if gpu is not None else rank.device
     share, word = (gpu.util, "util") if gpu is not None and gpu.util is not None else (rank.busy, "busy")
@@ -83,7 +83,7 @@ def load(view: View, rank: RankStatus, bar_width: int) -> list[Line]:
 
 
 def short_gpu(name: str) -> str:
-    """`H100` of `NVIDIA H100 80GB HBM3`."""
+    """Shorten `NVIDIA H100 80GB HBM3` to `H100`."""
     words = [word for word in name.split() if word not in ("NVIDIA", "GeForce", "Tesla")]
     return words[0] if words else ""
 
@@ -96,7 +96,7 @@ def _hot(share: float | None) -> str:
 
 
 def node_rows(view: View, rank: RankStatus, width: int) -> list[Line]:
-    """Lines of a rank's nodes; small stateless ones stand two in a line."""
+    """Draw a rank's nodes, stateless ones two in a line."""
     nodes = view.nodes_of(rank.rank)
     if not nodes:
         return [fit(start_line(view, rank, width), width)]
@@ -120,7 +120,7 @@ def node_rows(view: View, rank: RankStatus, width: int) -> list[Line]:
 
 
 def start_line(view: View, rank: RankStatus, width: int) -> Line:
-    """What a rank without readings does: its phase with a bar, or the names of its nodes."""
+    """Draw the start-up phase of a rank with a bar, or the names of its nodes."""
     child = next((c for c in view.store.children.values() if c.rank == rank.rank), None)
     names = line((" ".join(safe(name) for name in rank.nodes), "dim"))
     if child is None or not child.phase or child.state == "ready":
@@ -136,7 +136,7 @@ def start_line(view: View, rank: RankStatus, width: int) -> Line:
 
 
 def node_line(view: View, key: str, node: NodeStatus, width: int, name_width: int) -> Line:
-    """`Thinker ▇█▇█ b14 5.2 ms/step 1 prefill 13 decode graphs 98.7 % queue 3 ◀ bottleneck`."""
+    """Draw `Thinker ▇█▇█ b14 5.2 ms/step 1 prefill 13 decode graphs 98.7 % queue 3 ◀ bottleneck`."""
     busy = spark(view.recent("nodes", key, "busy"), 8, view.glyphs, peak=1.0)
     start = line((left(safe(node.name), name_width), view.node_role(node.name)), (busy, "spark"), "  ")
     end = line((f"{view.glyphs.bottleneck} bottleneck", "hot")) if node.is_bottleneck else EMPTY
@@ -149,7 +149,7 @@ def node_line(view: View, key: str, node: NodeStatus, width: int, name_width: in
 
 def _node_facts(view: View, key: str, node: NodeStatus) -> list[Line]:
     if node.step_ms is None and not node.batch:
-        return [line(("idle", "faint")), *_sound(node)]
+        return [line(("idle", "faint")), *_playback(node)]
     batch = line((f"{'b' + str(node.batch):<4}", "value"))
     unit = "ms/chunk" if node.ahead_s is not None else "ms/step" if node.slots_total else "ms"
     facts = [batch, line((f"{numbers.ms(node.step_ms):>5}", "value"), (f" {unit}", "dim"))]
@@ -160,14 +160,14 @@ def _node_facts(view: View, key: str, node: NodeStatus) -> list[Line]:
         waiting = node.queue + node.waiting
         trail = spark(view.recent("nodes", key, "queue")[-4:], 4, view.glyphs) if waiting else ""
         facts.append(line(("queue ", "dim"), (str(waiting), "warn" if waiting else "value"), (f" {trail}", "spark")))
-    return facts + _sound(node)
+    return facts + _playback(node)
 
 
 def _busiest(walks: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(((walk, n) for walk, n in walks.items() if n), key=lambda pair: (-pair[1], pair[0]))[:2]
 
 
-def _sound(node: NodeStatus) -> list[Line]:
+def _playback(node: NodeStatus) -> list[Line]:
     found = []
     if node.ahead_s is not None:
         role = "warn" if node.ahead_s < 0.1 else "value"
@@ -181,7 +181,7 @@ def _sound(node: NodeStatus) -> list[Line]:
 
 
 def between(view: View, width: int) -> list[Line]:
-    """Lines of the edges that cross ranks, two in a line; animated by the view's phase."""
+    """Draw the edges that cross ranks, two in a line; animated by the view's phase."""
     crossing = [edge for edge in view.store.edges.values() if edge.source_rank != edge.into_rank]
     crossing.sort(key=lambda edge: (edge.source_rank, edge.into_rank, edge.name))
     gaps = max(0, len(view.store.ranks) - 1)
@@ -199,7 +199,7 @@ def between(view: View, width: int) -> list[Line]:
 
 
 def edge_line(view: View, edge: EdgeStatus, width: int) -> Line:
-    """`hidden  412/s  2.4 MiB/s  0.1 ms  ──●──●──▶ Talker`."""
+    """Draw `hidden  412/s  2.4 MiB/s  0.1 ms  ──●──●──▶ Talker`."""
     facts = [
         line((safe(edge.name), "flow")),
         line((f"{numbers.rate(edge.items_s):>5}", "value"), ("/s", "dim")),
@@ -215,7 +215,7 @@ def edge_line(view: View, edge: EdgeStatus, width: int) -> Line:
 
 
 def flow(view: View, items_s: float, width: int) -> Line:
-    """A horizontal arrow of `width` cells with a dot for each 50 items a second, which move to the right."""
+    """Draw an arrow of `width` cells with one moving dot per 50 items per second."""
     dots = 0 if items_s <= 0 else min(max(1, round(items_s / 50)), max(1, (width - 1) // 3))
     cells = [view.glyphs.rule] * (width - 1)
     for dot in range(dots):
@@ -227,7 +227,7 @@ def flow(view: View, items_s: float, width: int) -> Line:
 
 
 def letters(view: View) -> dict[str, str]:
-    """A letter for each node: of its name when it is free, else the next that is."""
+    """Return a letter for each node: the first free one of its name, else of the alphabet."""
     names = [node.name for node in view.store.graph.nodes] or sorted({n.name for n in view.store.nodes.values()})
     taken: dict[str, str] = {}
     for name in names:
@@ -237,7 +237,7 @@ def letters(view: View) -> dict[str, str]:
 
 
 def folded(view: View, keys: list[str], width: int, height: int, size: int, chosen: str | None = None) -> list[Line]:
-    """One line a rank, with a legend of the nodes' letters where there is room."""
+    """Draw one line per rank, with a legend of the nodes' letters if there is room."""
     has_legend = size > TINY and height > len(keys)
     room = height - (1 if has_legend else 0)
     shown = keys if len(keys) <= room else keys[: max(1, room - 1)]

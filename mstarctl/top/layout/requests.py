@@ -1,4 +1,4 @@
-"""The table of requests: which columns fit, in what order, which rows are in the window. Pure functions."""
+"""Table of requests: choice of columns, order, visible rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mstarctl.top.layout.scroll import Window, framed, scrolled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestColumn:
-    """One column. rank: smaller ones are kept when space is short. sort: key of the order, None sorts last."""
+    """One column. rank: columns with a small rank are kept longest. sort: sort key; None sorts last."""
 
     key: str
     title: str
@@ -43,21 +43,21 @@ COLUMNS: Final = (
 )
 BY_KEY: Final = {column.key: column for column in COLUMNS}
 SORTS: Final = ("age", "ttft", "ttfa", "tokens", "audio", "wait", "pages", "id")
-"""What `s` goes through."""
+"""Columns through which `s` cycles."""
 
 LEAST_NOTE: Final = 14
 LEAST_NAME: Final = 7
-"""Cells from which on a walk's name is cut rather than counted."""
+"""Least cells in which the name of a walk is clipped instead of counted."""
 
 LEAST_COUNT: Final = 1
 EXTRA: Final = 10
-"""Columns from this rank on are for wide terminals: they leave the last column 40 cells."""
+"""Columns from this rank on are shown on wide terminals, if the last column keeps 40 cells."""
 ORDER: Final = {"run": 0, "prepare": 1, "queue": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sort:
-    """The order of the table. Waiting requests stand last, ended ones after them."""
+    """The order of the table. Waiting requests come after running ones, ended ones last."""
 
     key: str = "age"
     is_rising: bool = False
@@ -68,7 +68,7 @@ class Sort:
 
 
 def choose(width: int, *, wide: bool = True) -> tuple[list[RequestColumn], int]:
-    """(columns in their order, cells of the last, open column). Columns go by rank until the rest keeps its least."""
+    """Return (columns in order, cells of the last, open column). Columns are added by rank while they fit."""
     kept: list[RequestColumn] = []
     room = width - 1
     for column in sorted(COLUMNS, key=lambda column: column.rank):
@@ -82,14 +82,12 @@ def choose(width: int, *, wide: bool = True) -> tuple[list[RequestColumn], int]:
 
 
 def place(r: RequestStatus) -> str:
-    """Where a request is: its node, or its state."""
-    if r.has_ended:
-        return r.state
-    return r.node or r.state
+    """Return the place of a request: its node, or its state."""
+    return r.state if r.has_ended else r.node or r.state
 
 
 def chosen(view: View, sort: Sort) -> list[tuple[str, RequestStatus]]:
-    """The rows in order: those that the filter takes, running before waiting before ended."""
+    """Return the filtered rows in order: running, waiting, then ended requests."""
     t = view.t
     rows = [(key, r) for key, r in view.store.requests.items() if view.filter.takes(r, t)]
     order = BY_KEY[sort.key].sort
@@ -108,7 +106,7 @@ def chosen(view: View, sort: Sort) -> list[tuple[str, RequestStatus]]:
 
 
 def header(view: View, columns: list[RequestColumn], rest: int, sort: Sort) -> Line:
-    """Titles; the one that sorts carries its arrow."""
+    """Draw the column titles, with an arrow at the sort column."""
     arrow = view.glyphs.up if sort.is_rising else view.glyphs.down
     row = line(" ")
     for column in columns:
@@ -121,7 +119,7 @@ def header(view: View, columns: list[RequestColumn], rest: int, sort: Sort) -> L
 
 
 def row(view: View, r: RequestStatus, columns: list[RequestColumn], rest: int) -> Line:
-    """One request."""
+    """Draw one request."""
     cells = line(" ")
     for column in columns:
         text, role = cell(view, r, column.key)
@@ -131,7 +129,7 @@ def row(view: View, r: RequestStatus, columns: list[RequestColumn], rest: int) -
 
 
 def cell(view: View, r: RequestStatus, key: str) -> tuple[str, str]:
-    """(text, role) of one cell."""
+    """Return (text, role) of one cell."""
     t = view.t
     match key:
         case "id":
@@ -168,7 +166,7 @@ def _joined(modalities: list[str]) -> str:
 
 
 def note(view: View, r: RequestStatus, width: int) -> Line:
-    """The open column: the error, what it waits for, or its walks under way, and the done ones as there is room."""
+    """Draw the open column: the error, the reason of the wait, or active walks, and completed ones if they fit."""
     if r.error:
         return line((f"{view.glyphs.failed} {safe(r.error)}", "bad"))
     if r.why:
@@ -181,11 +179,11 @@ def note(view: View, r: RequestStatus, width: int) -> Line:
     if named.width + active.width <= width + 1:
         return named + active
     count = line((f"{view.glyphs.done}{len(done)} ", "dim")) if done else line()
-    return count + active if count.width + active.width <= width + 1 else _under_way(view, r.active, width)
+    return count + active if count.width + active.width <= width + 1 else _active_walks(view, r.active, width)
 
 
-def _under_way(view: View, walks: list[str], width: int) -> Line:
-    """As many walks as fit, the next one cut where enough of it can be read, else how many more there are."""
+def _active_walks(view: View, walks: list[str], width: int) -> Line:
+    """Draw the walks that fit; the next one clipped if enough is readable, else the number of the others."""
     row, left_over = line(), list(walks)
     while left_over:
         named = line((f"{view.glyphs.active}{safe(left_over[0])} ", "flow"))
@@ -201,7 +199,7 @@ def _under_way(view: View, walks: list[str], width: int) -> Line:
 
 
 def table(view: View, width: int, height: int, sort: Sort, window: Window) -> tuple[list[Line], list[str]]:
-    """(exactly `height` lines: titles and rows, keys of the rows that are shown)."""
+    """Return (exactly `height` lines: titles and rows; keys of the visible rows)."""
     rows = chosen(view, sort)
     room = max(0, height - 1)
     window = scrolled([key for key, _ in rows], window, room)
@@ -215,14 +213,14 @@ def table(view: View, width: int, height: int, sort: Sort, window: Window) -> tu
 
 
 def empty_row(view: View) -> Line:
-    """What stands in a table without rows: why there is none."""
+    """Draw the reason why a table has no rows."""
     if view.store.requests:
         return line(("  no request matches the filter; esc clears it", "dim"))
     return line(("  no requests in flight", "dim"))
 
 
 def status(view: View, shown: int, total: int, sort: Sort, width: int) -> Line:
-    """`17 shown of 17   filter: none   sort: age ↓`."""
+    """Draw `17 shown of 17   filter: none   sort: age ↓`."""
     arrow = view.glyphs.up if sort.is_rising else view.glyphs.down
     cut = view.store.truncated.get("requests", 0)
     parts = [

@@ -1,4 +1,4 @@
-"""Windows over long lists: which rows are shown, which one is marked, the thumb at the right. Pure functions."""
+"""Windows over long lists: visible rows, selected row, scroll bar."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from mstarctl.top.data.view import View
 from mstarctl.top.drawing.line import Line, fit, line, over
 
 FOLDS_BELOW: Final = 70
-"""Cells below which events and log lines take more than one row: in one, what they tell would be cut."""
+"""Width below which events and log lines take more than one row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """offset: of the first row that is shown; cursor: key of the marked row, which it follows as rows move."""
+    """offset: of the first visible row. cursor: key of the selected row, which stays selected when rows move."""
 
     offset: int = 0
     cursor: str | None = None
 
 
 def scrolled(keys: Sequence[str], window: Window, height: int) -> Window:
-    """The window moved as little as needed to hold the cursor's row; the cursor stays, also when its row is gone."""
+    """Move the window as little as needed to show the cursor. The cursor stays even if its row is gone."""
     if not keys or height < 1:
         return Window(cursor=window.cursor)
     last = max(0, len(keys) - height)
@@ -34,7 +34,7 @@ def scrolled(keys: Sequence[str], window: Window, height: int) -> Window:
 
 
 def moved(keys: Sequence[str], window: Window, by: int) -> Window:
-    """The cursor `by` rows on, from the first shown row when there is none. It stays inside the list."""
+    """Move the cursor by `by` rows within the list; without a cursor, start at the first visible row."""
     if not keys:
         return window
     if window.cursor not in keys:
@@ -47,7 +47,7 @@ def moved(keys: Sequence[str], window: Window, by: int) -> Window:
 def framed(
     view: View, rows: Sequence[Line], keys: Sequence[str], window: Window, total: int, width: int, height: int
 ) -> list[Line]:
-    """The shown `rows` with their `keys` as exactly `height` lines; the marked one stands out, a thumb at the right."""
+    """Draw the visible rows as exactly `height` lines, with the selected row highlighted and a scroll bar."""
     is_scrolling = total > height
     inner = width - (1 if is_scrolling else 0)
     found = []
@@ -60,7 +60,7 @@ def framed(
 
 
 def thumb(view: View, index: int, height: int, total: int, offset: int) -> Line:
-    """One cell of a scroll bar."""
+    """Draw one cell of the scroll bar."""
     size = max(1, height * height // max(1, total))
     top = round(offset * (height - size) / max(1, total - height))
     return line((view.glyphs.thumb if top <= index < top + size else " ", "dim"))

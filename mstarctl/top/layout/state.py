@@ -1,32 +1,24 @@
-"""What the person at the terminal has chosen to see. Frozen; keys make a new one."""
+"""Frozen state of the screen: page, selections, filters, zoom. Each key makes a new one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Final
 
+from mstarctl.top.data.spans import Trace
 from mstarctl.top.layout.requests import Sort
 from mstarctl.top.layout.scroll import Window
-from mstarctl.top.layout.waterfall import Lane, Zoom
+from mstarctl.top.layout.waterfall import Zoom
 
 PAGES: Final = ("overview", "graph", "requests", "ranks", "logs", "events", "bench")
-"""Screens in the order of the keys 1 to 7; `request` is the eighth, opened from a row."""
+"""Screens in the order of the keys 1 to 7. `request` is an eighth screen, opened from a row."""
 
 TITLES: Final = {name: name.capitalize() for name in PAGES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """What is known of a request's way. why: instead of lanes, when there are none."""
-
-    request: str
-    lanes: tuple[Lane, ...] = ()
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """page: one of `PAGES` or `request`. panel: of the overview, `requests` or `ranks`. request: of the open one."""
+    """page: one of `PAGES`, or `request`. panel: `requests` or `ranks`, of the overview. request: key if open."""
 
     page: str = "overview"
     panel: str = "requests"
@@ -46,4 +38,4 @@ class State:
     trace: Trace | None = None
     zoom: Zoom = field(default_factory=Zoom)
     notice: str = ""
-    is_notice_bad: bool = False
+    is_notice_error: bool = False

@@ -1,48 +1,26 @@
-"""One request as a waterfall: a row for each place it was at, cells for waiting, computing, moving. Pure functions."""
+"""Waterfall of a request: a row per lane, with cells for queue, compute, transfer and stall."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from mstar_core.observe.frames import RequestStatus
+from mstarctl.top.data.spans import KINDS, Bar, Lane, end_of
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.line import Line, clip, fit, join, left, line, safe, take
 
-KINDS: Final = ("queue", "compute", "transfer", "stall")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """Time spent in one way, in milliseconds since the request came. kind: one of `KINDS`."""
-
-    kind: str
-    start_ms: float
-    end_ms: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """One row: where (`rank 1`), what (`Thinker decode`), its bars, and a note at the right."""
-
-    place: str
-    label: str
-    bars: tuple[Bar, ...]
-    note: str = ""
-    node: str = ""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zoom:
-    """The shown part of time. span_ms: None shows everything."""
+    """The visible time range. span_ms: None shows everything."""
 
     start_ms: float = 0.0
     span_ms: float | None = None
 
     def closer(self, end_ms: float, factor: float) -> Zoom:
-        """Zoomed about the middle; never wider than everything, never under 1 ms."""
+        """Zoom around the middle, between 1 ms and everything."""
         span = self.span_ms if self.span_ms is not None else end_ms
         wanted = max(1.0, span / factor)
         if wanted >= end_ms:
@@ -51,20 +29,15 @@ class Zoom:
         return Zoom(start_ms=min(max(0.0, middle - wanted / 2), max(0.0, end_ms - wanted)), span_ms=wanted)
 
     def moved(self, end_ms: float, share: float) -> Zoom:
-        """Panned by a share of what is shown."""
+        """Pan by a share of the visible range."""
         if self.span_ms is None:
             return self
         start = self.start_ms + share * self.span_ms
         return Zoom(start_ms=min(max(0.0, start), max(0.0, end_ms - self.span_ms)), span_ms=self.span_ms)
 
 
-def end_of(lanes: Sequence[Lane]) -> float:
-    """The last end of any bar, at least 1 ms."""
-    return max((bar.end_ms for lane in lanes for bar in lane.bars), default=1.0) or 1.0
-
-
 def waterfall(view: View, lanes: Sequence[Lane], width: int, zoom: Zoom | None = None) -> list[Line]:
-    """A scale and one line a lane. Every bar takes at least one cell, so that short steps do not vanish."""
+    """Draw a scale and one line per lane. Each bar has at least one cell, so that short steps are visible."""
     zoom = zoom or Zoom()
     place_w, label_w, note_w = _columns(lanes, width)
     room = max(8, width - place_w - label_w - note_w - 3)
@@ -91,7 +64,7 @@ def _columns(lanes: Sequence[Lane], width: int) -> tuple[int, int, int]:
 
 
 def scale(start_ms: float, span_ms: float, width: int) -> str:
-    """Times above the bars, at round distances; exactly `width` cells."""
+    """Draw the times above the bars at round intervals; exactly `width` cells."""
     step = _step(span_ms, width)
     text = [" "] * width
     tick = step * -(-start_ms // step)
@@ -123,7 +96,7 @@ def _tick(value: float, step: float) -> str:
 
 
 def cells(view: View, bars: Sequence[Bar], start_ms: float, span_ms: float, width: int) -> Line:
-    """Exactly `width` cells. Where bars share a cell, the one that takes most of it wins."""
+    """Draw bars in exactly `width` cells. The bar with the largest share of a cell fills it."""
     weight = [0.0] * width
     kinds = [""] * width
     for bar in bars:
@@ -150,12 +123,12 @@ def cells(view: View, bars: Sequence[Bar], start_ms: float, span_ms: float, widt
 
 
 def legend(view: View) -> Line:
-    """`queue ░  compute █  transfer ▒  stall ▓`."""
+    """Draw `queue ░  compute █  transfer ▒  stall ▓`."""
     return join(line((f"{kind} ", "dim"), (view.glyphs.spans[kind], kind)) for kind in KINDS)
 
 
 def title(view: View, r: RequestStatus, width: int) -> Line:
-    """`r-7f3a  audio → speech  1.84 s  TTFT 231  TTFA 402  RTF 0.34`."""
+    """Draw `r-7f3a  audio → speech  1.84 s  TTFT 231  TTFA 402  RTF 0.34`."""
     route = f"{'+'.join(r.inputs)} {view.glyphs.into} {'+'.join(r.outputs)}"
     where = r.state if r.has_ended or not r.node else f"{r.node}, rank {r.rank}"
     rtf = r.rtf(view.t)

@@ -1,4 +1,4 @@
-"""The served graph as boxes and wires between them, with the rates of now. What the picture of the graph is made of."""
+"""Wires between the boxes of the graph drawing, with their current rates."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mstarctl.top.data.view import View
 
 IN: Final = "<"
 OUT: Final = ">"
-"""First character of the keys of terminals: what comes from the client, what goes to it. `<audio`, `>text`."""
+"""First character of the keys of terminals, which stand for the client's inputs and outputs: `<audio`, `>text`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """All edges from one box to another. items_s, bytes_s: None where nothing is measured."""
+    """All edges from one box to another. items_s, bytes_s: None if not measured."""
 
     source: str
     into: str
@@ -29,7 +29,7 @@ class Wire:
 
 
 def graph_of(view: View) -> GraphView:
-    """The graph of the deployment; until it is known, what the nodes and edges in service show of it."""
+    """Return the graph of the deployment; until it is known, one made from the active nodes and edges."""
     if view.store.graph.nodes:
         return view.store.graph
     by_name: dict[str, list[NodeStatus]] = {}
@@ -46,7 +46,7 @@ def graph_of(view: View) -> GraphView:
 
 
 def wires(graph: GraphView, live: Iterable[EdgeStatus]) -> list[Wire]:
-    """Edges between the same two boxes as one wire. Loops of a node to itself are left out: the box shows them."""
+    """Group the edges between two boxes into one wire. Self-loops are left out: the box shows them."""
     rates: dict[tuple[str, str, str], tuple[float, float]] = {}
     for measured in live:
         ends = (measured.name, measured.source, measured.into)
@@ -80,7 +80,7 @@ def _wire(
 
 
 def acyclic(names: Sequence[str], pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The pairs without those that would close a circle, the earlier ones kept."""
+    """Return the pairs without those that would close a cycle with earlier ones."""
     after: dict[str, set[str]] = {name: set() for name in names}
     kept = []
     for source, into in pairs:
@@ -104,7 +104,7 @@ def _reaches(after: Mapping[str, set[str]], start: str, goal: str) -> bool:
 
 
 def levels(names: Sequence[str], pairs: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """The longest way to each name, in pairs; pairs that close a circle do not count."""
+    """Return the length of the longest path to each name, without pairs that close a cycle."""
     kept = acyclic(names, pairs)
     level = dict.fromkeys(names, 0)
     for _ in names:

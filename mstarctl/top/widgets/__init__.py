@@ -1,1 +1,1 @@
-"""The few widgets of `top`. Only these, the app and its sheets know textual."""
+"""Widgets of `top`. Only these and the app import Textual."""

@@ -1,4 +1,4 @@
-"""A sheet over the screen: help, descriptions, JSON, questions. Scrolls; answers with a word."""
+"""Modal dialog for help, descriptions, JSON and questions, with scrolling."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mstarctl.top.drawing.theme import Mode
 from mstarctl.top.widgets.pane import Pane
 
 Rows = Callable[[int], Sequence[Line]]
-"""Lines of the sheet for an inner width."""
+"""Lines of the dialog for an inner width."""
 
 
 class Dialog(ModalScreen[str]):
-    """Dismissed with the word of the key that was pressed, or with nothing. answers: key -> word.
+    """Returns the answer of the pressed key, or an empty text. answers: key -> answer.
 
-    A question has answers and shows them in its lowest row; other sheets close with any of escape, q and enter.
+    Escape and q close each dialog, enter those without answers. on_key: handles further keys.
     """
 
     DEFAULT_CSS = "Dialog { align: center middle; } Dialog > Pane { width: auto; height: auto; }"
@@ -53,7 +53,7 @@ class Dialog(ModalScreen[str]):
         self.redraw()
 
     def redraw(self) -> None:
-        """Lay the sheet out for the size of the terminal."""
+        """Lay out the dialog for the size of the terminal."""
         wide, tall = self.app.size
         width = max(20, min(wide - 4, 116))
         body = list(self._rows(width - 4))
@@ -75,7 +75,7 @@ class Dialog(ModalScreen[str]):
         )
 
     def on_key(self, event: events.Key) -> None:
-        """Every key ends here: nothing below a sheet may be moved by accident."""
+        """Handle every key, so that none reaches the screen below."""
         event.stop()
         event.prevent_default()
         key = event.key
@@ -97,7 +97,7 @@ class Dialog(ModalScreen[str]):
 
 
 def framed(rows: Sequence[Line], title: str, hint: str, width: int, glyphs: Glyphs) -> list[Line]:
-    """The rows in a frame with a title above and a hint below."""
+    """Draw the rows in a frame with a title above and a hint below."""
     a, b, c, d, flat, tall = tuple(glyphs.box)
     head = line((f"{a}{flat} ", "accent"), (title, "title"), " ")
     foot = line((f"{c}{flat} ", "accent"), (hint, "hint"), " ")

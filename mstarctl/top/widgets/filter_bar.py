@@ -1,4 +1,4 @@
-"""The line where a filter is typed. It works as one types; escape brings back the text before."""
+"""Input line of the filter. It applies while typing; escape restores the previous text."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ EXAMPLES = "state:queue  node:talker  ttft>500  speech  /r-7f[0-9]/"
 
 
 class FilterBar(Input):
-    """Hidden until it is opened. Owned by the app, which says whether a text can be used."""
+    """Hidden until opened. Owned by the app, which validates the text."""
 
     class Typed(Message):
-        """The text now. is_final: enter was pressed, the bar closes if the text can be used."""
+        """The current text. is_final: enter was pressed; the bar closes if the text is valid."""
 
         def __init__(self, text: str, *, is_final: bool) -> None:
             super().__init__()
             self.text, self.is_final = text, is_final
 
     class Left(Message):
-        """Escape: the text before counts again."""
+        """Escape was pressed. text: the previous one, to restore."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
@@ -31,14 +31,14 @@ class FilterBar(Input):
         self._before = ""
 
     def open(self, text: str) -> None:
-        """Show it with a text to begin with."""
+        """Show the bar with an initial text."""
         self.value = self._before = text
         self.cursor_position = len(text)
         self.display = True
         self.focus()
 
     def close(self) -> None:
-        """Hide it."""
+        """Hide the bar."""
         self.display = False
 
     def on_input_changed(self, event: Input.Changed) -> None:

@@ -1,4 +1,4 @@
-"""The pane of the whole picture, which holds the bindings of every key."""
+"""Pane of the whole screen, with the bindings of all keys."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mstarctl.top.widgets.pane import Pane
 
 
 class MainPane(Pane):
-    """Keys work while it has the focus, so not while text is typed or a sheet is open."""
+    """Keys work while the pane has the focus: not in the filter bar and not in a dialog."""
 
     BINDINGS: ClassVar = [
-        Binding(key.keys, f"app.{key.action}", key.label, show=key.foot > 0, key_display=key.shown, tooltip=key.help)
+        Binding(key.keys, f"app.{key.action}", key.label, show=key.footer > 0, key_display=key.shown, tooltip=key.help)
         for key in KEYS
     ]

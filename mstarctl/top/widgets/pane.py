@@ -1,4 +1,4 @@
-"""A widget that shows finished lines. Repaints only rows that differ; strips are cached by line."""
+"""Widget that shows finished lines. It repaints only changed rows and caches strips by line."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from mstarctl.top.drawing.theme import Mode, style_of
 
 
 class Pane(Widget, can_focus=True):
-    """Rows of cells, all of the widget's width. Owned by a screen, which calls `show` with a whole picture."""
+    """Rows of the widget's width. Owned by a screen, which calls `show` with all rows."""
 
     DEFAULT_CSS = "Pane { width: 1fr; height: 1fr; }"
 
     class Clicked(Message):
-        """A click on a row. x, y: cell inside the pane."""
+        """A click. x, y: cell inside the pane."""
 
         def __init__(self, x: int, y: int) -> None:
             super().__init__()
             self.x, self.y = x, y
 
     class Scrolled(Message):
-        """A turn of the wheel. by: rows."""
+        """A turn of the mouse wheel. by: rows."""
 
         def __init__(self, by: int) -> None:
             super().__init__()
@@ -43,7 +43,7 @@ class Pane(Widget, can_focus=True):
         self.rows: Sequence[Line] = ()
 
     def show(self, rows: Sequence[Line]) -> int:
-        """Draw these rows. Returns how many differed."""
+        """Draw these rows. Returns the number of changed rows."""
         before, self.rows = self.rows, rows
         width = self.size.width
         if len(before) != len(rows):
@@ -55,7 +55,7 @@ class Pane(Widget, can_focus=True):
         return len(changed)
 
     def render_line(self, y: int) -> Strip:
-        """Textual asks for one row."""
+        """Return one row for Textual."""
         if y >= len(self.rows):
             return Strip.blank(self.size.width, rich_style("", self.mode))
         return strip(self.rows[y], self.mode)
@@ -74,13 +74,13 @@ class Pane(Widget, can_focus=True):
 
 @lru_cache(maxsize=1024)
 def strip(row: Line, mode: Mode) -> Strip:
-    """A line as textual draws it."""
+    """Convert a line to a Textual strip."""
     return Strip([Segment(text, rich_style(role, mode)) for text, role in row.spans], row.width)
 
 
 @lru_cache(maxsize=512)
 def rich_style(role: str, mode: Mode) -> RichStyle:
-    """A role's style in rich's form."""
+    """Convert a role's style to a Rich style."""
     style = style_of(role, mode)
     return RichStyle(
         color=colour(style.fg),
@@ -92,7 +92,7 @@ def rich_style(role: str, mode: Mode) -> RichStyle:
 
 
 def colour(text: str) -> Color | None:
-    """`#rrggbb`, or the number of one of the 16 colours."""
+    """Parse `#rrggbb`, or the number of one of the 16 colours."""
     if not text:
         return Color.default()
     return Color.parse(text) if text.startswith("#") else Color.from_ansi(int(text))

@@ -58,7 +58,7 @@ def test_a_start_that_fails_ends_with_its_root_cause(
             f"{name} lacks a file",
             ["looked in a folder", f"in {name}, phase {phase}", "try: use another folder"],
         ),
-        "exit": (f"{name} ended with exit status 23", ["last words: plain words before the end", f"phase {phase}"]),
+        "exit": (f"{name} ended with exit status 23", ["last log line: plain words before the end", f"phase {phase}"]),
         "signal": (f"{name} was killed by SIGKILL", [f"in {name}, phase {phase}", "try: "]),
         "hang": (f"{name} made no progress in phase {phase} for {STALL_S} s", ["last log line: "]),
     }
