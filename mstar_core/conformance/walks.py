@@ -11,7 +11,7 @@ from mstar_core.conformance.miniature import Miniature, miniature
 from mstar_core.errors import PluginError
 from mstar_core.graph import GraphEdge, PortType, graph_nodes, loops
 from mstar_core.plugin.conformance import Subject
-from mstar_core.plugin.modality import Action, Audio
+from mstar_core.plugin.surface import Action, Audio
 
 if TYPE_CHECKING:
     from mstar_core.conformance.fake_api import ReceivedOutput, RenderedChunk, RequestOutcome

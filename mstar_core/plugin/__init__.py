@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from mstar_core.plugin.entries import PluginEntry, plugin_entries
 from mstar_core.plugin.hookspecs import hookimpl, hookspec
-from mstar_core.plugin.loader import Loaded, load_plugin
+from mstar_core.plugin.loader import Loaded, PluginEntry, Problem, load_plugin, plugin_entries
 from mstar_core.plugin.manager import Plugins
-from mstar_core.plugin.modality import Action, Audio, Image, Modality, Scalar, TensorData, Text, Video
 from mstar_core.plugin.offers import Check, FetchProgress, LifeEvent, PlanRequest, TransportSpec, WorkloadSpec
 from mstar_core.plugin.params import ParamSpec, param, param_schema, param_specs, parse_params
-from mstar_core.plugin.problem import Problem
 from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segment, Signal, WalkResult
 from mstar_core.plugin.spec import API_VERSION, ModelSpec, Partition, Sample, WeightRef
-from mstar_core.plugin.surface import Surface
+from mstar_core.plugin.surface import Action, Audio, Image, Modality, Scalar, Surface, TensorData, Text, Video
 
 __all__ = [
     "API_VERSION",

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from mstar_core.errors import MstarError, PluginError
-from mstar_core.plugin.entries import PluginEntry, find_entry
-from mstar_core.plugin.loader import load_plugin
+from mstar_core.plugin.loader import PluginEntry, find_entry, load_plugin
 from mstar_core.plugin.spec import ModelSpec
 
 Grade = Literal["bronze", "silver", "gold"]

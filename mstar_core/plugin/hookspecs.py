@@ -1,4 +1,4 @@
-"""The hooks that a plugin may implement. Called through `Plugins` alone; each has a section in docs/plugins.md."""
+"""Hooks that a plugin may implement. Only `Plugins` calls them; each has a section in docs/plugins.md."""
 
 from __future__ import annotations
 

@@ -17,10 +17,9 @@ from mstar_core.plugin.graph_json import (
     walk_from_json,
     walk_to_json,
 )
-from mstar_core.plugin.modality import MODALITIES, Modality
 from mstar_core.plugin.params import param_schema
 from mstar_core.plugin.spec import ModelSpec, Partition, Sample, WeightRef
-from mstar_core.plugin.surface import Surface
+from mstar_core.plugin.surface import MODALITIES, Modality, Surface
 
 FORM_VERSION: Final = 1
 _PLAIN: Final = (

@@ -1,4 +1,4 @@
-"""The typed front of the plugin system: one method per hook, models by name. Alone touches pluggy's hooks."""
+"""Typed front of the plugin system: one method per hook, and models by name. The only caller of pluggy's hooks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pluggy
 
 from mstar_core.errors import MstarError, NotFound, PluginError, did_you_mean, nearest
-from mstar_core.plugin.entries import PluginEntry, allowed_names, plugin_entries
-from mstar_core.plugin.loader import Loaded, Trace, load, new_manager, trace_of
+from mstar_core.plugin.loader import (
+    Loaded,
+    PluginEntry,
+    Problem,
+    Trace,
+    allowed_names,
+    load,
+    new_manager,
+    plugin_entries,
+    trace_of,
+)
 from mstar_core.plugin.offers import Check, FetchProgress, LifeEvent, PlanRequest, TransportSpec, WorkloadSpec
-from mstar_core.plugin.problem import Problem
 from mstar_core.plugin.spec import ModelSpec, WeightRef
 
 if TYPE_CHECKING:
@@ -28,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Plugins:
-    """The installed plugins of one process, side by side. Made by `discover`; failures counts hooks that raised."""
+    """Installed plugins of one process. Made by `discover`. failures: number of hooks that raised, by plugin."""
 
     loaded: tuple[Loaded, ...]
     manager: pluggy.PluginManager
@@ -58,11 +66,11 @@ class Plugins:
         return plugins
 
     def problems(self) -> tuple[Problem, ...]:
-        """Every plugin that cannot be used, with its cause."""
+        """Return the problems of all plugins that cannot be used."""
         return tuple(item.problem for item in self.loaded if item.problem is not None)
 
     def plugin(self, name: str) -> Loaded:
-        """The plugin called `name` (entry or distribution). Raises NotFound with the nearest name."""
+        """Return the plugin called `name` (entry or distribution). Raises NotFound with the nearest name."""
         for item in self.loaded:
             if name in (item.entry.name, item.entry.distribution):
                 return item
@@ -70,13 +78,13 @@ class Plugins:
         raise NotFound(f"no plugin {name!r} is installed", hint=did_you_mean(name, known), kind="plugin", name=name)
 
     def models(self) -> tuple[ModelSpec, ...]:
-        """Every model that can be asked for by its own name, by name; two of one name are left out."""
+        """Return all models with a unique name, sorted by name."""
         specs = [spec for item in self.loaded for spec in item.models]
         offers = Counter(spec.name for spec in specs)
         return tuple(sorted((spec for spec in specs if offers[spec.name] == 1), key=lambda spec: spec.name))
 
     def clashes(self) -> dict[str, tuple[str, ...]]:
-        """Model names that several plugins offer -> the `dist/model` names to ask for instead."""
+        """Map each model name that several plugins offer to its unambiguous `dist/model` names."""
         offers: dict[str, list[str]] = {}
         for item in self.loaded:
             for spec in item.models:
@@ -84,9 +92,9 @@ class Plugins:
         return {name: tuple(full) for name, full in offers.items() if len(full) > 1}
 
     def model(self, name: str) -> ModelSpec:
-        """The model called `name`: its name, an alias, or `dist/model`.
+        """Return the model called `name`: its name, an alias, or `dist/model`.
 
-        Raises PluginError when several plugins offer it or its plugin cannot be used, NotFound with the nearest name.
+        Raises PluginError if several plugins offer it or its plugin cannot be used, NotFound with the nearest name.
         """
         distribution, _, short = name.rpartition("/")
         found = [
@@ -101,12 +109,12 @@ class Plugins:
         if exact:
             full = [f"{item.entry.distribution}/{spec.name}" for item, spec in exact]
             raise PluginError(
-                f"{len(exact)} plugins offer model {name!r}", f"they are {', '.join(full)}", f"ask for {full[0]!r}"
+                f"{len(exact)} plugins offer model {name!r}", ", ".join(full), f"use its full name, such as {full[0]!r}"
             )
         raise self._missing(name, short)
 
     def distribution_of(self, spec: ModelSpec) -> PluginEntry:
-        """The plugin that offers `spec`."""
+        """Return the plugin that offers `spec`."""
         return next(item.entry for item in self.loaded if any(offer is spec for offer in item.models))
 
     def _missing(self, name: str, short: str) -> MstarError:
@@ -125,25 +133,25 @@ class Plugins:
         return NotFound(f"no model {name!r}", hint=hint, kind="model", name=name, nearest=nearest(name, known))
 
     def plan(self, model: ModelSpec, request: PlanRequest) -> Plan | None:
-        """A plugin's own placement, None for the default planner."""
+        """Return a plugin's own placement, None for the default planner."""
         call: Callable[..., Plan | None] = self.manager.hook.mstar_plan
         return self._guarded("mstar_plan", None, lambda: call(model=model, request=request))
 
     def resolve_weights(self, model: ModelSpec, ref: WeightRef, progress: FetchProgress | None = None) -> Path | None:
-        """A plugin's own weights folder, None for the local directory and the hub cache."""
+        """Return a plugin's own weights folder, None for the local directory and the hub cache."""
         call: Callable[..., Path | None] = self.manager.hook.mstar_resolve_weights
         return self._guarded("mstar_resolve_weights", None, lambda: call(model=model, ref=ref, progress=progress))
 
     def transports(self) -> tuple[TransportSpec, ...]:
-        """Further tensor transports. A hook that raises fails the command that asked."""
+        """Return further tensor transports. An exception of a hook propagates to the caller."""
         return tuple(spec for offer in self.manager.hook.mstar_transports() for spec in offer)
 
     def workloads(self, model: ModelSpec) -> tuple[WorkloadSpec, ...]:
-        """Loads to measure a model with. A hook that raises fails the command that asked."""
+        """Return the load-test workloads of a model. An exception of a hook propagates to the caller."""
         return tuple(spec for offer in self.manager.hook.mstar_workloads(model=model) for spec in offer)
 
     def doctor(self) -> tuple[Check, ...]:
-        """Findings of every plugin; one whose hook raises becomes a failed finding."""
+        """Return the findings of every plugin. A hook that raises becomes a failed finding."""
         found: list[Check] = []
         for item in self.loaded:
             if item.module is None:
@@ -165,7 +173,7 @@ class Plugins:
         return tuple(found)
 
     def event(self, event: LifeEvent) -> None:
-        """Tell every plugin; errors are counted and logged, not raised."""
+        """Pass an event to every plugin. Errors are counted and logged, not raised."""
         self._guarded("mstar_event", None, lambda: self.manager.hook.mstar_event(event=event))
 
     def _guarded(self, hook: str, default: T, call: Callable[[], T]) -> T:

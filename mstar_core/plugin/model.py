@@ -1,4 +1,4 @@
-"""The model contract: how a worker builds the nodes it holds. Names torch only for type checkers."""
+"""Model contract: builds a worker's nodes. Imports torch for type checkers only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WeightProgress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext:
-    """What a model needs to build a node on one rank. tp_rank and tp_size describe the tensor-parallel group."""
+    """Context in which a model builds nodes on one rank. tp_rank, tp_size: its place in the tensor-parallel group."""
 
     spec: ModelSpec
     folder: Path | None

@@ -1,4 +1,4 @@
-"""Messages of openpi's robot protocol: msgpack with numpy arrays in it. For the api and processors.
+"""Messages of openpi's robot protocol: msgpack with numpy arrays. Used by the api and by processors.
 
 An array is a map with byte keys: `__ndarray__`, `data` (C order), `dtype` (numpy's short text), `shape`; a numpy scalar
 is `__npgeneric__`, `data`, `dtype`.
@@ -18,7 +18,7 @@ from mstar_core.errors import RequestError
 ARRAY: Final = b"__ndarray__"
 SCALAR: Final = b"__npgeneric__"
 KINDS: Final = "biufSU"
-"""Kinds of dtypes that may be sent: booleans, integers, floats, texts. Objects, records and complex numbers may not."""
+"""Allowed dtype kinds: booleans, integers, floats, texts. Objects, records and complex numbers are refused."""
 
 MOST_AXES: Final = 8
 FIELD: Final = "observation"
@@ -26,31 +26,36 @@ FIELD: Final = "observation"
 T = TypeVar("T", str, bytes)
 
 _FEW: Final = 0x80
-"""The upper half of the byte before a map of up to 15 entries. Source: msgpack's format."""
+"""Upper half of the first byte of a map of up to 15 entries. Source: the msgpack specification."""
 
 _MAP: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _ARRAY: Final = msgspec.msgpack.Decoder(dict[bytes, msgspec.Raw])
 _LEVELS: Final = msgspec.msgpack.encode("|u1")
 _BYTES: Final = (b"\xc4", b"\xc5", b"\xc6")
-"""How msgpack's byte strings begin."""
+"""First bytes of msgpack byte strings."""
 
 
 def packed(value: Any) -> bytes:
-    """One message. Raises RequestError for an array of a kind that the protocol does not have."""
+    """Encode one message. Raises RequestError for an array of a kind that the protocol does not allow."""
     return msgspec.msgpack.encode(_plain(value))
 
 
 def unpacked(data: bytes) -> Any:
-    """The value of a message; arrays are read-only. Raises RequestError naming what is wrong with it."""
+    """Decode a message; arrays are read-only. Raises RequestError naming the invalid part."""
     try:
         value = msgspec.msgpack.decode(data)
     except (msgspec.DecodeError, TypeError, ValueError, RecursionError) as error:
-        raise RequestError("the message is no msgpack", str(error), "encode it as openpi does", field=FIELD) from error
+        raise RequestError(
+            "the message must be msgpack", str(error), "encode it as openpi does", field=FIELD
+        ) from error
     return _numpy(value, FIELD)
 
 
 def besides_pictures(data: bytes, shape: Sequence[int]) -> int:
-    """How many bytes of a message are no uint8 arrays of `shape`, found without reading one; all where it is no map."""
+    """Count the bytes of a message outside uint8 arrays of `shape`, without reading the arrays.
+
+    Returns all bytes for a message that is not a map.
+    """
     return len(data) - _picture_bytes(memoryview(data), msgspec.msgpack.encode(list(shape)), depth=2)
 
 
@@ -65,7 +70,7 @@ def _picture_bytes(data: memoryview, shape: bytes, depth: int) -> int:
 
 
 def _entries(data: memoryview, decoder: msgspec.msgpack.Decoder[dict[T, msgspec.Raw]]) -> dict[T, memoryview]:
-    """What a map of few entries holds, each as it came; nothing for anything else."""
+    """Return the raw entries of a map of at most 15 entries, empty for anything else."""
     if not data or data[0] & 0xF0 != _FEW:
         return {}
     try:
@@ -124,7 +129,7 @@ def _dtype(text: Any, place: str) -> np.dtype[Any]:
 
 def _check_kind(dtype: np.dtype[Any], place: str) -> None:
     if dtype.kind not in KINDS or dtype.fields is not None or dtype.subdtype is not None:
-        raise _bad(place, f"its dtype is {dtype.str}", "numbers, booleans and texts alone are sent")
+        raise _bad(place, f"its dtype is {dtype.str}", "send numbers, booleans or texts")
 
 
 def _shown(key: Any) -> str:
@@ -132,4 +137,4 @@ def _shown(key: Any) -> str:
 
 
 def _bad(place: str, detail: str, hint: str) -> RequestError:
-    return RequestError(f"{place} is no array of this protocol", detail, hint, field=place)
+    return RequestError(f"{place} is not a valid array", detail, hint, field=place)

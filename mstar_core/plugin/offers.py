@@ -1,4 +1,4 @@
-"""What hooks besides `mstar_models` take and give: plain data, lazy targets. Made by plugins, read by Plugins."""
+"""Arguments and results of the hooks besides `mstar_models`: plain data and lazy targets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FetchProgress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What a planner starts from: the checked configuration and the devices, entry i for rank i."""
+    """Input of a planner: the checked configuration and the devices, entry i for rank i."""
 
     config: ResolvedConfig
     devices: tuple[str, ...]
@@ -23,7 +23,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportSpec:
-    """A further way to move tensors. target: "pkg.mod:Class", imported in the workers that use it."""
+    """A further tensor transport. target: "pkg.mod:Class", imported in the workers that use it."""
 
     name: str
     target: str
@@ -32,7 +32,7 @@ class TransportSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
-    """A load to measure a model with. target: "pkg.mod:function" that yields requests; options are its keywords."""
+    """A load-test workload. target: "pkg.mod:function" that yields requests; options: its keyword arguments."""
 
     name: str
     title: str
@@ -42,7 +42,7 @@ class WorkloadSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One finding of `mstarctl doctor`. hint: what to try when it is not ok."""
+    """One finding of `mstarctl doctor`. hint: the remedy if the state is not ok."""
 
     name: str
     state: Literal["ok", "warning", "failed"]
@@ -52,7 +52,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifeEvent:
-    """Something that happened in a deployment's life (`rank.ready`, `kv.preempt`). time_s: seconds since the epoch."""
+    """Life-cycle event of a deployment (`rank.ready`, `kv.preempt`). time_s: seconds since the epoch."""
 
     type: str
     time_s: float

@@ -1,4 +1,4 @@
-"""What a model's program sees and yields. Programs are plain generators that the conductor drives."""
+"""Inputs and yields of a model's program. Programs are plain generators that the conductor drives."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from mstar_core.graph.spec.nodes import MAIN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFact:
-    """A named input of the request as a program sees it: facts, never the tensor.
-
-    shape and dtype are those of the tensor behind it; `name` is what a Run refers to.
-    """
+    """Description of a named request input. Programs see shapes and dtypes, never tensors."""
 
     name: str
     shape: tuple[int, ...] = ()
@@ -26,7 +23,7 @@ class InputFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One piece of an interleaved prompt, in the order given. inputs: walk input name -> its tensor's facts."""
+    """One part of an interleaved prompt, in the order given. inputs: walk input name -> description of its tensor."""
 
     kind: str
     index: int
@@ -41,7 +38,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRequest:
-    """The request as its programs see it. params: the model's own parameter dataclass."""
+    """The request as programs see it. params: the model's own parameter dataclass."""
 
     params: Any
     inputs: Mapping[str, InputFact] = field(default_factory=dict)
@@ -59,9 +56,9 @@ class ProgramRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Signal:
-    """A value that a walk left behind on a rank, by port; usable as input of a later Run.
+    """Handle of a value that a walk kept on a rank, usable as an input of a later Run.
 
-    While the program holds it the value stays; a dropped one is freed.
+    The value lives as long as the program holds the handle.
     """
 
     port: str
@@ -73,7 +70,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkResult:
-    """How a walk ended. reason: `done`, `stop` or `length`. counts: loop name -> iterations, port -> items."""
+    """Result of a walk. reason: `done`, `stop` or `length`. counts: loop name -> iterations, port -> items."""
 
     reason: str = "done"
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -85,7 +82,7 @@ RunInput = InputFact | Segment | Signal
 
 @dataclass(frozen=True, slots=True, init=False)
 class Run:
-    """A program's wish to take a walk.
+    """Request of a program to run a walk.
 
     max_iters: limit of the walk's loop, or {loop: limit} when there are several; None = until it stops itself.
     branches: cache branches that take part. rows: batch rows of this request (candidates). Each goes on from the
@@ -139,7 +136,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Make branch `into` a copy-on-write copy of `source`; rides with the next Run and gives back nothing."""
+    """Make branch `into` a copy-on-write copy of `source`. It is sent with the next Run and has no result."""
 
     source: str
     into: str

@@ -1,4 +1,4 @@
-"""ModelSpec: everything about a model that needs no torch. Read by every process; written by plugins."""
+"""ModelSpec: all of a model that needs no torch. Written by plugins, read by every process."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 from mstar_core.errors import GraphError, did_you_mean
 from mstar_core.graph import NodeSpec, Stream, Walk
-from mstar_core.plugin.modality import Modality
 from mstar_core.plugin.program import Program, ProgramRequest
-from mstar_core.plugin.surface import Surface
+from mstar_core.plugin.surface import Modality, Surface
 
 API_VERSION = 1
-"""Major of the plugin API. A plugin states `PLUGIN_API = 1`."""
+"""Major version of the plugin API. A plugin declares `PLUGIN_API = 1`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightRef:
-    """Where official weights live. format: `safetensors`, or `pt` (loaded with weights_only)."""
+    """Repository of official weights. format: `safetensors`, or `pt` (loaded with weights_only)."""
 
     repo: str
     files: tuple[str, ...] = ()
@@ -41,12 +40,11 @@ class WeightRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A request that programs are run dry on when the plugin is checked.
+    """A sample request for the checks of a plugin: programs are dry-run on it and the miniature serves it.
 
     inputs: walk input name -> shape; segments: (kind, {input: shape}) in order.
-
-    The miniature is served it too. files: input modalities of what is sent with it then, in order; without any, those
-    that segments, or names of inputs, tell. tiny: parameters that go before `params` there, as its sizes differ.
+    files: input modalities of the files sent to the miniature, in order; by default those of the segments or of the
+    names of inputs. tiny: parameters that replace those of `params` for the miniature, whose sizes differ.
     """
 
     name: str
@@ -60,17 +58,17 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """What a plugin serves.
+    """A model that a plugin serves.
 
     bind: adapts the spec to a checkpoint folder (ids, sizes) and model_kwargs with nothing but the standard
     library; every process calls it with the same arguments. processor, model: heavy targets "pkg.mod:Class", None
     when the installed version carries no model code. configs: package of default YAML files ("pkg:folder").
     tiny: target "pkg.mod:function" that writes the embedded default checkpoint into a folder.
     resolve: target "pkg.mod:function" that finds or downloads the official weights.
-    openai routes: `routes`, and `surfaces` where one needs more than its name.
+    routes: api routes that the model maps; surfaces: details of routes that need more than a name.
     notice: one line shown whenever the tiny checkpoint is used.
-    misfit: given model_kwargs, one sentence on why the official weights do not fit these options and what to name
-    instead; empty where they do.
+    misfit: called with model_kwargs; returns why the official weights do not fit these options and which to use
+    instead, empty if they fit.
     """
 
     name: str
@@ -102,7 +100,7 @@ class ModelSpec:
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def node(self, name: str) -> NodeSpec:
-        """The node called `name`. Raises GraphError with the nearest name."""
+        """Return the node called `name`. Raises GraphError with the nearest name."""
         for node in self.nodes:
             if node.name == name:
                 return node
@@ -111,7 +109,7 @@ class ModelSpec:
         )
 
     def walk(self, name: str) -> tuple[Partition, Walk]:
-        """The walk called `name` (or an alias of it) with its partition. Raises GraphError with the nearest name."""
+        """Return the walk called `name` (or an alias) with its partition. Raises GraphError with the nearest name."""
         wanted = self.walk_aliases.get(name, name)
         for partition in self.partitions:
             if wanted in partition.walks:
@@ -122,33 +120,33 @@ class ModelSpec:
         )
 
     def output(self, kind: str) -> Modality | None:
-        """The output modality of that kind, or None."""
+        """Return the output modality of a kind, None if there is none."""
         return next((modality for modality in self.outputs if modality.kind == kind), None)
 
     def input(self, kind: str) -> Modality | None:
-        """The input modality of that kind, or None."""
+        """Return the input modality of a kind, None if there is none."""
         return next((modality for modality in self.inputs if modality.kind == kind), None)
 
     def sample_inputs(self, sample: Sample) -> list[str]:
-        """What a client sends for a sample: kinds in order. Its files or segments tell, else names of its inputs."""
+        """Return the input kinds of a sample in order: from its files or segments, else from names of its inputs."""
         if sample.files:
             return list(sample.files)
         offered = [modality.kind for modality in self.inputs]
-        told = [kind for kind, _ in sample.segments if kind in offered]
-        if told:
-            return told
+        kinds = [kind for kind, _ in sample.segments if kind in offered]
+        if kinds:
+            return kinds
         files = [kind for kind in offered if kind != "text" and any(kind in name for name in sample.inputs)]
         texts = ["text"] if "text" in offered else []
         return [*(files or [kind for kind in offered if kind != "text" and not texts]), *texts]
 
     def surface(self, route: str) -> Surface:
-        """What the model says of one of its routes."""
+        """Return the details of one of the model's routes."""
         return self.surfaces.get(route) or Surface()
 
     def bound(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
-        """The spec adapted to a checkpoint folder and the deployment's model_kwargs."""
+        """Return the spec adapted to a checkpoint folder and the deployment's model_kwargs."""
         return self if self.bind is None else self.bind(self, folder, model_kwargs)
 
     def active_partitions(self, request: ProgramRequest) -> tuple[Partition, ...]:
-        """Partitions that this request starts."""
+        """Return the partitions that a request starts."""
         return tuple(p for p in self.partitions if p.wants is None or p.wants in request.outputs)

@@ -1,4 +1,4 @@
-"""Rules of a whole ModelSpec: names, graph, parameters, samples. Called at load and by `plugins check`."""
+"""Validation of a whole ModelSpec: names, graph, parameters, samples. Called at load and by `plugins check`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from mstar_core.errors import GraphError, MstarError, PluginError, did_you_mean
 from mstar_core.graph import CLIENT, GraphEdge, graph_nodes, loops
 from mstar_core.graph.check.graph_check import check_graph
 from mstar_core.plugin.dry_run import WalkInputs, dry_run
-from mstar_core.plugin.modality import MODALITY_NAMES
 from mstar_core.plugin.params import check_value, param_specs
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.plugin.surface import ROUTE_INPUTS, ROUTE_OUTPUTS, ROUTES
+from mstar_core.plugin.surface import MODALITY_NAMES, ROUTE_INPUTS, ROUTE_OUTPUTS, ROUTES
 
 _NAME = re.compile(r"^[a-z][a-z0-9_.-]*$")
 _TARGET = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 
 def check_spec(spec: ModelSpec) -> list[MstarError]:
-    """Every way in which a spec contradicts itself; empty when it is sound."""
+    """Return all errors of a spec, empty if it is valid."""
     found: list[MstarError] = [*_names(spec), *_targets(spec), *_params(spec), *_surfaces(spec)]
     if not any(isinstance(error, GraphError) for error in found):
         graph = _graph(spec)
@@ -32,7 +31,8 @@ def _names(spec: ModelSpec) -> Iterator[MstarError]:
     for name in (spec.name, *spec.aliases):
         if not _NAME.match(name):
             yield PluginError(
-                f"model name {name!r} is not usable", hint="lower case letters, digits and _ . -, a letter first"
+                f"model name {name!r} is invalid",
+                hint="use lower case letters, digits and _ . -, beginning with a letter",
             )
     yield from _twice("model alias", (spec.name, *spec.aliases), spec)
     yield from _twice("node", (node.name for node in spec.nodes), spec)
@@ -100,17 +100,19 @@ def _surfaces(spec: ModelSpec) -> Iterator[MstarError]:
     reads, writes = {m.kind for m in spec.inputs}, {m.kind for m in spec.outputs}
     for route in sorted(spec.routes & set(ROUTE_OUTPUTS)):
         missing = [f"read {kind}" for kind in ROUTE_INPUTS[route] if kind not in reads]
-        missing += [f"give {kind}" for kind in (ROUTE_OUTPUTS[route],) if kind not in writes]
+        missing += [f"produce {kind}" for kind in (ROUTE_OUTPUTS[route],) if kind not in writes]
         if missing:
-            yield PluginError(f"{spec.name} maps route {route!r} and does not {missing[0]}", phase="surfaces")
+            yield PluginError(f"{spec.name} maps route {route!r} but does not {missing[0]}", phase="surfaces")
     for route, surface in spec.surfaces.items():
         if route not in spec.routes:
             hint = did_you_mean(route, spec.routes)
-            yield PluginError(f"{spec.name}: surface {route!r} is no route of it", hint=hint, phase="surfaces")
+            yield PluginError(
+                f"{spec.name}: surface {route!r} must name one of its routes", hint=hint, phase="surfaces"
+            )
         for kind in surface.beside:
             if kind not in writes:
                 hint = did_you_mean(kind, writes)
-                yield PluginError(f"{spec.name}: surface {route!r} asks for {kind!r}", hint=hint, phase="surfaces")
+                yield PluginError(f"{spec.name}: surface {route!r} requests {kind!r}", hint=hint, phase="surfaces")
         yield from _surface_params(spec, route, surface.params)
 
 

@@ -1,13 +1,69 @@
-"""How a model serves one of the routes that it maps: what is asked of it there. Written by plugins, read by the api."""
+"""Modalities of a model, and how the model serves the api's routes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modality:
+    """Base of all modalities. kind: name on the wire."""
+
+    kind: ClassVar[str] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text(Modality):
+    kind: ClassVar[str] = "text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image(Modality):
+    kind: ClassVar[str] = "image"
+    max_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audio(Modality):
+    """rate: samples per second."""
+
+    kind: ClassVar[str] = "audio"
+    rate: int = 24000
+    channels: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Video(Modality):
+    kind: ClassVar[str] = "video"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action(Modality):
+    """horizon x dim float32 values."""
+
+    kind: ClassVar[str] = "action"
+    horizon: int | None = None
+    dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scalar(Modality):
+    kind: ClassVar[str] = "scalar"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorData(Modality):
+    kind: ClassVar[str] = "tensor"
+
+
+MODALITIES: tuple[type[Modality], ...] = (Text, Image, Audio, Video, Action, Scalar, TensorData)
+MODALITY_NAMES: tuple[str, ...] = tuple(m.kind for m in MODALITIES)
+
 
 ROUTES: Final = ("chat", "speech", "image", "image_edit", "transcription", "robot_policy")
-"""Routes of the api that a model may map."""
+"""Api routes that a model may map."""
 
 ROUTE_OUTPUTS: Final[Mapping[str, str]] = {
     "chat": "text",
@@ -17,7 +73,7 @@ ROUTE_OUTPUTS: Final[Mapping[str, str]] = {
     "transcription": "text",
     "robot_policy": "action",
 }
-"""What a route answers with; a model that maps the route has that output."""
+"""Output modality of each route. A model that maps a route must produce it."""
 
 ROUTE_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {
     "chat": ("text",),
@@ -27,18 +83,17 @@ ROUTE_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {
     "transcription": ("audio",),
     "robot_policy": ("image",),
 }
-"""What a route sends; a model that maps the route reads it."""
+"""Input modalities of each route. A model that maps a route must read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
-    """One route of a model, where it needs more than the route's name.
+    """Details of one route of a model.
 
-    params: parameter values that hold on this route unless the client sends others. beside: further outputs that are
-    asked for, shown where the route has a place for them (a thought beside an image). instruction: the text that goes
-    with the sound on `transcription`; `{language}` stands for the language, and without one the words of
-    `instruction_without_language` are sent. metadata: what a client of `robot_policy` is told when it connects: texts,
-    numbers, lists and maps of them.
+    params: default parameter values on this route. beside: further output modalities to request, shown if the route
+    has a field for them (a thought beside an image). instruction: text that is sent with the audio of a
+    `transcription`; `{language}` is replaced by the language. instruction_without_language: text used if the request
+    names no language. metadata: sent to a `robot_policy` client when it connects: texts, numbers, lists and maps.
     """
 
     params: Mapping[str, Any] = field(default_factory=dict)

@@ -7,8 +7,7 @@ from typing import ClassVar
 import pytest
 
 from mstar_core.plugin.conformance import CHECKS, ConformanceCheck, Subject, run_check
-from mstar_core.plugin.entries import find_entry
-from mstar_core.plugin.loader import load_plugin
+from mstar_core.plugin.loader import find_entry, load_plugin
 
 
 class ModelConformance:

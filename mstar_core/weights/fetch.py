@@ -19,7 +19,7 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import WeightsError
 from mstar_core.host.cache_dir import cache_root
 from mstar_core.messages.wire import Message, WireCodec
-from mstar_core.plugin.served import served_model
+from mstar_core.plugin.loader import served_model
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.process.life import ChildLife
 from mstar_core.process.logs import start_logging

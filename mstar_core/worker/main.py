@@ -16,7 +16,7 @@ from mstar_core.errors import ConfigError
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.messages.names import worker_name
 from mstar_core.messages.wire import Envelope, Message, WireCodec
-from mstar_core.plugin.served import bound_model
+from mstar_core.plugin.loader import bound_model
 from mstar_core.process.life import ChildLife
 from mstar_core.process.logs import start_logging
 from mstar_core.process.system import keep_freed_memory, keep_start, prepare_process, set_exact_timers

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mstar_core.errors import ExitCode
-from mstar_core.plugin.entries import plugin_entries
+from mstar_core.plugin.loader import plugin_entries
 from mstarctl.complete import plugin_names
 from mstarctl.output import Column, Printer
 

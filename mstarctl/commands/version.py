@@ -7,7 +7,8 @@ from typing import Any
 
 import typer
 
-from mstar_core.plugin.entries import API_VERSION, plugin_entries
+from mstar_core.plugin.loader import plugin_entries
+from mstar_core.plugin.spec import API_VERSION
 from mstarctl.output import Printer
 from mstarctl.output.options import GlobalOptions
 from mstarctl.version import client_version

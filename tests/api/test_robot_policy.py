@@ -106,7 +106,7 @@ async def test_a_wrong_parameter_refuses_the_handshake(query: str, param: str, s
 @pytest.mark.parametrize(
     ("message", "said", "reason"),
     [
-        (packed({"prompt": "go"}), "state is missing", "missing_field"), (b"\xc1", "no msgpack", "invalid_value"),
+        (packed({"prompt": "go"}), "state is missing", "missing_field"), (b"\xc1", "must be msgpack", "invalid_value"),
         ("text", "binary msgpack", "invalid_value"),
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from mstar_core.conformance.light import _check_key_map
 from mstar_core.errors import PluginError
 from mstar_core.plugin.conformance import CHECKS, CheckResult, ConformanceCheck, KeyMap, Subject, run_check
-from mstar_core.plugin.entries import PluginEntry
+from mstar_core.plugin.loader import PluginEntry
 from mstar_core.plugin.spec import ModelSpec, Partition
 from tests.conformance import flawed
 

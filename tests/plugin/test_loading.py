@@ -50,13 +50,13 @@ BROKEN = {
     "syntax": ("x = 1\ndef f(:\n", "broken", "SyntaxError", "plugin.py:2"),
     "exit": ("\n\nraise SystemExit(3)\n", "broken", "SystemExit: 3", "plugin.py:3"),
     "api": (TOY.replace("PLUGIN_API = 1", "PLUGIN_API = 2"), "incompatible", "needs plugin API 2, this is 1", ""),
-    "no api": (TOY.replace("PLUGIN_API = 1", ""), "incompatible", "states no PLUGIN_API", ""),
+    "no api": (TOY.replace("PLUGIN_API = 1", ""), "incompatible", "PLUGIN_API is missing", ""),
     "hook": (TOY + "\n@hookimpl\ndef mstar_modles():\n    return []\n", "invalid", "did you mean 'mstar_models'", ""),
     "argument": (TOY + "\n@hookimpl\ndef mstar_event(evnet):\n    pass\n", "invalid", "evnet", ""),
-    "unmarked": (TOY + "\ndef mstar_doctor():\n    return []\n", "invalid", "mstar_doctor is not marked", ""),
-    "plugin name": (TOY.replace('plugin="toy"', 'plugin="tyo"'), "invalid", "says it is of plugin 'tyo'", ""),
+    "unmarked": (TOY + "\ndef mstar_doctor():\n    return []\n", "invalid", "mstar_doctor lacks the hook marker", ""),
+    "plugin name": (TOY.replace('plugin="toy"', 'plugin="tyo"'), "invalid", "names plugin 'tyo'", ""),
     "models raise": (TOY.replace("return [TOY]", "return [1 // 0]"), "broken", "ZeroDivisionError", "plugin.py:"),
-    "no spec": (TOY.replace("return [TOY]", "return ['toy']"), "invalid", "mstar_models gives a str", ""),
+    "no spec": (TOY.replace("return [TOY]", "return ['toy']"), "invalid", "mstar_models returns a str", ""),
     "edge": (TOY.replace('GraphEdge("pcm", CLIENT', 'GraphEdge("pmc", CLIENT'), "invalid", "pmc", ""),
     "walk": (TOY.replace('Run("chunk")', 'Run("chnk")'), "invalid", "did you mean 'chunk'", ""),
     "input": (TOY.replace('Run("prefill", tokens=', 'Run("prefill", tokns='), "invalid", "did you mean 'tokens'", ""),
@@ -90,7 +90,7 @@ def test_an_unmet_pin_is_not_imported_and_says_how_to_mend_it(patch: pytest.Monk
     patch.setattr("mstar_core.plugin.loader.own_version", lambda: "0.1.0")
     (problem,) = Plugins.discover(entries("toy")).problems()
     assert problem.state == "incompatible"
-    assert problem.cause == "needs mstarctl<9.2,>=9.1, this is 0.1.0"
+    assert problem.cause == "needs mstarctl<9.2,>=9.1, installed is 0.1.0"
     assert "pip install" in problem.hint
 
 

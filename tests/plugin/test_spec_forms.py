@@ -107,7 +107,7 @@ def test_a_wish_that_cannot_be_granted_is_an_error_with_its_place(spec: ModelSpe
         ({"walk_aliases": {"old": "prefil"}}, "names walk 'prefil'"),
         ({"processor": "toy_plugin.processor"}, "processor is"),
         ({"outputs": ()}, "emits audio"),
-        ({"aliases": ("Toy!",)}, "'Toy!' is not usable"),
+        ({"aliases": ("Toy!",)}, "'Toy!' is invalid"),
         ({"samples": (Sample(name="x", params={"temprature": 1}),)}, "unknown parameter 'temprature'"),
     ],
 )

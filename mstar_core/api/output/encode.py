@@ -16,9 +16,9 @@ from mstar_core.api.metrics import Metrics
 from mstar_core.api.output.numbers import NumberForm, packed, widened
 from mstar_core.api.output.queue import Array, OutputItem
 from mstar_core.api.output.stop_strings import StopStrings
-from mstar_core.plugin.modality import Audio
 from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.plugin.surface import Audio
 
 AT_ONCE_BYTES: Final = 1 << 20
 COPIED_BYTES: Final = 4 << 20

@@ -12,10 +12,10 @@ from typing import Any, Final
 from mstar_core.api.errors import UnsupportedType
 from mstar_core.api.requests import check_seed, seed_of
 from mstar_core.errors import NotFound, RequestError, did_you_mean
-from mstar_core.plugin.modality import MODALITY_NAMES
 from mstar_core.plugin.params import LENGTH_NAMES, param_specs, parse_params
 from mstar_core.plugin.processor import MediaPart, Turn
 from mstar_core.plugin.spec import ModelSpec
+from mstar_core.plugin.surface import MODALITY_NAMES
 
 SILENT: Final = frozenset(
     (

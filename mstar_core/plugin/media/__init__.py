@@ -1,7 +1,7 @@
-"""Readers of uploaded media, bounded in pixels, seconds, frames and bytes. Used by processors and by the api's pool.
+"""Readers of uploaded media with limits on pixels, seconds, frames and bytes. Used by processors and the api's pool.
 
-Nothing heavy is imported before a reader is called. Other routines of a model may read media in other ways; the limits
-are held by `check_media` before any processor sees a file.
+Decoders are imported when a reader is called. A processor may read media in other ways: `check_media` enforces the
+limits before any processor receives a file.
 """
 
 from __future__ import annotations

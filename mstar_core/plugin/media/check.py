@@ -1,4 +1,4 @@
-"""The limits of a request's media, held from headers before any of it is decoded. Called in the api's pool."""
+"""Check of a request's media against the limits, from their headers. Called in the api's pool before decoding."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def check_media(parts: Sequence[MediaPart], limits: MediaLimits) -> None:
-    """Raise TooLarge for a file over a limit, BadMedia for one whose header cannot be read.
+    """Raise TooLarge for a file over a limit, BadMedia for an unreadable header.
 
-    Of a video only size and length are checked here: its frames are counted while they are decoded.
+    The frames of a video are counted later, while they are decoded.
     """
     total = 0
     for part in parts:
@@ -26,7 +26,7 @@ def check_media(parts: Sequence[MediaPart], limits: MediaLimits) -> None:
 
 
 def decoded_bytes(part: MediaPart, limits: MediaLimits) -> int:
-    """What one file decodes to. Raises TooLarge, BadMedia."""
+    """Return the decoded size of one file. Raises TooLarge, BadMedia."""
     match part.modality:
         case "image":
             width, height = image_size(part.data, limits)

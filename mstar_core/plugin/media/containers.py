@@ -1,6 +1,4 @@
-"""Opens sound and video containers by the format that their first bytes say, so that no playlist in one can name
-another file, and with no protocol by which it could fetch anything.
-"""
+"""Audio and video containers, opened by the format of their first bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ MAGIC: Final = (
 
 
 def container_format(data: bytes) -> str | None:
-    """FFmpeg's name of the container that `data` begins as; None: nothing that is read here."""
+    """Return FFmpeg's name of the container format of `data`, None for an unsupported one."""
     if data[4:8] == b"ftyp":
         return "mov"
     if data[:4] == b"RIFF":
@@ -30,13 +28,14 @@ def container_format(data: bytes) -> str | None:
 
 
 def open_container(data: bytes) -> Any:
-    """The container, to be closed by the caller. Raises ValueError for another kind, av.FFmpegError for a broken one.
+    """Open a container, which the caller closes. Raises ValueError for an unsupported kind, av.FFmpegError if broken.
 
-    Data streams are never read: only the first stream of sound or picture.
+    The format comes from the first bytes and no protocol is allowed, so that a playlist inside cannot open other files
+    or addresses.
     """
     import av
 
     name = container_format(data)
     if name is None:
-        raise ValueError("it is no container that is read here")
+        raise ValueError("the container format is not supported")
     return av.open(io.BytesIO(data), format=name, options={"protocol_whitelist": "none"})

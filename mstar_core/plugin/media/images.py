@@ -1,4 +1,4 @@
-"""Images: header first, then pixels; and out again. Formats: PNG, JPEG, WebP, BMP, TIFF, GIF."""
+"""Image reader and writer. The header is checked before pixels are decoded. PNG, JPEG, WebP, BMP, TIFF, GIF."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 CHANNELS: Final = 3
 PNG_LEVEL: Final = 1
-"""Compression: level 6 takes four times as long for a few percent."""
+"""Compression level. Level 6 takes four times as long and saves a few percent."""
 
 QUALITY: Final = 90
 
 
 def image_size(data: bytes, limits: MediaLimits) -> tuple[int, int]:
-    """Width and height in pixels, from the header alone. Raises TooLarge, BadMedia."""
+    """Return width and height in pixels from the header. Raises TooLarge, BadMedia."""
     with _opened(data, limits) as image:
         width, height = image.size
         return int(width), int(height)
 
 
 def read_image(data: bytes, limits: MediaLimits) -> Image.Image:
-    """The first frame as RGB, turned as its EXIF says; transparent parts become white. Raises TooLarge, BadMedia."""
+    """Return the first frame as RGB, rotated by its EXIF tag, on white. Raises TooLarge, BadMedia."""
     from PIL import Image, ImageOps
 
     with _opened(data, limits) as image:
@@ -47,7 +47,7 @@ def read_image(data: bytes, limits: MediaLimits) -> Image.Image:
 
 
 def encode_image(image: Image.Image, form: str = "png") -> bytes:
-    """A file of the form `png`, `jpeg` or `webp`."""
+    """Encode an image as `png`, `jpeg` or `webp`."""
     file = io.BytesIO()
     match form:
         case "png":
@@ -55,7 +55,7 @@ def encode_image(image: Image.Image, form: str = "png") -> bytes:
         case "jpeg" | "webp":
             image.convert("RGB").save(file, form.upper(), quality=QUALITY)
         case _:
-            raise PluginError(f"no image is written as {form!r}", hint="png, jpeg or webp")
+            raise PluginError(f"image format {form!r} is not supported", hint="png, jpeg or webp")
     return file.getvalue()
 
 

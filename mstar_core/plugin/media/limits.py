@@ -1,4 +1,4 @@
-"""Limits of media, and the errors of those who go beyond them. Filled from the deployment's configuration."""
+"""Limits of uploaded media and the check of a request's media from their headers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIELD = "files"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
-    """What one request may send. decoded_bytes: of all its media together, as pixels and samples."""
+    """Media limits of one request. decoded_bytes: of all its media together, as pixels and samples."""
 
     image_pixels: int = 50_000_000
     image_side: int = 16_384
@@ -24,16 +24,16 @@ class MediaLimits:
 
 
 def too_large(what: str, allowed: str) -> TooLarge:
-    """A file is over a limit. what: "the image has 60000000 pixels"."""
+    """Return the error of a file over a limit. what: such as "the image has 60000000 pixels"."""
     return TooLarge(f"{what}, allowed are {allowed}", field=FIELD, allowed=allowed, code="media_too_large")
 
 
 def undecodable(kind: str, error: Exception | str) -> BadMedia:
-    """A file of a known kind that its decoder cannot read; what the decoder says goes to the log."""
+    """Return the error of a file that its decoder cannot read. The decoder's message is the detail."""
     return BadMedia(f"the {kind} cannot be decoded", str(error), hint="send a whole, undamaged file", field=FIELD)
 
 
 def check_decoded(size: int, limits: MediaLimits) -> None:
-    """Raises TooLarge when the decoded bytes of a request go beyond the limit."""
+    """Raise TooLarge if the decoded bytes of a request exceed the limit."""
     if size > limits.decoded_bytes:
         raise too_large(f"the media of the request decode to {size} bytes", f"{limits.decoded_bytes} bytes")

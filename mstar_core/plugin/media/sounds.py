@@ -1,4 +1,4 @@
-"""Sound: length first, then samples at the rate a model wants. soundfile reads what it can, PyAV the rest."""
+"""Audio reader: checks the length, decodes and resamples. soundfile reads most formats, PyAV the others."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 SAMPLE_BYTES = 4
 BLOCK = 1 << 16
-"""Samples that are read at once."""
+"""Samples per read."""
 
 
 def sound_bytes(data: bytes, limits: MediaLimits) -> int:
-    """Bytes that the sound decodes to, as its header tells. Raises TooLarge, BadMedia."""
+    """Return the decoded size by the header. Raises TooLarge, BadMedia."""
     import soundfile
 
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             seconds, rate, channels = file.frames / file.samplerate, file.samplerate, file.channels
     except soundfile.LibsndfileError:
-        seconds, rate, channels = _told_by_container(data)
+        seconds, rate, channels = _container_facts(data)
     _check_length(seconds, limits)
     return int(seconds * rate) * int(channels) * SAMPLE_BYTES
 
 
 def read_sound(data: bytes, rate: int, limits: MediaLimits) -> Samples:
-    """The sound, or the first sound track of a video, mixed to one channel.
+    """Decode audio, or the first audio track of a video, mixed to one channel.
 
-    rate: samples per second wanted. Returns float32 [n] in [-1, 1]. Raises TooLarge, BadMedia (also
+    rate: requested samples per second. Returns float32 [n] in [-1, 1]. Raises TooLarge, BadMedia (also
     `media_has_no_audio`).
     """
     import numpy as np
@@ -53,7 +53,7 @@ def read_sound(data: bytes, rate: int, limits: MediaLimits) -> Samples:
 
 
 def resampled(samples: Samples, have: int, want: int) -> Samples:
-    """float32 [n] from `have` to `want` samples per second, by soxr's high quality."""
+    """Resample float32 [n] from `have` to `want` samples per second with soxr's high quality."""
     import soxr
 
     if have == want or not len(samples):
@@ -86,8 +86,8 @@ def _by_container(data: bytes, limits: MediaLimits) -> tuple[Samples, int]:
         mono = av.AudioResampler(format="flt", layout="mono", rate=rate)
         parts = list(_counted(_decoded(container, stream, mono), rate, limits))
         samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
-        told = _seconds(container, stream)  # AAC pads its last frame: the container knows where the sound ends
-        return (samples[: round(told * rate)] if told is not None else samples), rate
+        length = _seconds(container, stream)  # AAC pads its last frame; the container has the true length
+        return (samples[: round(length * rate)] if length is not None else samples), rate
 
 
 def _decoded(container: Any, stream: Any, mono: Any) -> Iterator[Samples]:
@@ -99,7 +99,7 @@ def _decoded(container: Any, stream: Any, mono: Any) -> Iterator[Samples]:
 
 
 def _counted(parts: Iterator[Samples], rate: int, limits: MediaLimits) -> Iterator[Samples]:
-    # Headers lie: what is decoded is counted too.
+    # Headers may be wrong, so decoded samples are counted too.
     total = 0
     for part in parts:
         total += len(part)
@@ -108,7 +108,7 @@ def _counted(parts: Iterator[Samples], rate: int, limits: MediaLimits) -> Iterat
         yield part
 
 
-def _told_by_container(data: bytes) -> tuple[float, int, int]:
+def _container_facts(data: bytes) -> tuple[float, int, int]:
     try:
         with open_container(data) as container:
             stream = _track(container)
@@ -122,7 +122,7 @@ def _told_by_container(data: bytes) -> tuple[float, int, int]:
 def _track(container: Any) -> Any:
     if not container.streams.audio:
         raise BadMedia(
-            "the file has no sound", hint="send one with a sound track", field=FIELD, code="media_has_no_audio"
+            "the file has no audio track", hint="send a file with audio", field=FIELD, code="media_has_no_audio"
         )
     return container.streams.audio[0]
 

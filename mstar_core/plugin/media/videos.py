@@ -1,4 +1,4 @@
-"""Video: facts of the container, then the frames that a model asks for, one after the other."""
+"""Video reader: container facts first, then the requested frames one after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Frame = npt.NDArray[np.uint8]
 
 MOST_RATE = 240
-"""Frames per second that a video may have; with the longest length it bounds how many are looked through."""
+"""Highest frame rate. With the longest length it bounds the number of frames that are scanned."""
 
 
 class VideoFile:
@@ -42,25 +42,25 @@ class VideoFile:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of the first frame as the container tells."""
+        """Width and height of the first frame by the container."""
         context = self._stream.codec_context
         return int(context.width), int(context.height)
 
     @property
     def rate(self) -> float:
         """Frames per second; 0 where it is not known."""
-        told = self._stream.average_rate or self._stream.guessed_rate
-        return float(told) if told else 0.0
+        rate = self._stream.average_rate or self._stream.guessed_rate
+        return float(rate) if rate else 0.0
 
     @property
     def seconds(self) -> float | None:
-        """Length; None where the container does not tell."""
+        """Length, None if the container does not have it."""
         if self._stream.duration is not None and self._stream.time_base is not None:
             return float(self._stream.duration * self._stream.time_base)
         return None if self._container.duration is None else self._container.duration / 1_000_000
 
     def count(self) -> int:
-        """Frames of the video, counted by their packets; nothing is decoded. May be called once, before `frames`."""
+        """Count the frames by their packets, without decoding. May be called once, before `frames`."""
         total = 0
         with self._again() as container:
             for packet in container.demux(container.streams.video[0]):
@@ -69,14 +69,14 @@ class VideoFile:
         return total
 
     def frames(self, chosen: Sequence[int]) -> Iterator[Frame]:
-        """The frames of these ascending indices, uint8 RGB [height, width, 3], turned as the file says.
+        """Yield the frames of ascending indices, uint8 RGB [height, width, 3], rotated as the file says.
 
-        One is held at a time. Raises TooLarge for more than the limit of frames or of bytes, BadMedia
-        (`too_few_frames`) when the video ends before the last one.
+        One frame is held at a time. Raises TooLarge beyond the limit of frames or bytes, BadMedia (`too_few_frames`)
+        if the video ends before the last index.
         """
         limits = self._limits
         if len(chosen) > limits.video_frames:
-            raise too_large(f"{len(chosen)} frames of a video are asked for", f"{limits.video_frames}")
+            raise too_large(f"{len(chosen)} frames of a video are requested", f"{limits.video_frames}")
         wanted, given, size = iter(chosen), 0, 0
         next_one = next(wanted, None)
         for index, frame in enumerate(self._decoded()):
@@ -92,7 +92,7 @@ class VideoFile:
                 return
         if next_one is not None:
             raise BadMedia(
-                f"the video has no frame {next_one}", f"{given} of {len(chosen)} were there", "send a longer video",
+                f"the video has no frame {next_one}", f"{given} of {len(chosen)} were found", "send a longer video",
                 field=FIELD, code="too_few_frames",
             )  # fmt: skip
 
@@ -120,7 +120,7 @@ class VideoFile:
 
     def _picture(self) -> Any:
         if not self._container.streams.video:
-            raise BadMedia("the video has no picture", hint="send one with a video track", field=FIELD)
+            raise BadMedia("the file has no video track", hint="send a file with video", field=FIELD)
         stream = self._container.streams.video[0]
         if stream.codec_context is None:
             raise undecodable("video", "its codec is not known")
