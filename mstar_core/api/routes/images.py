@@ -31,7 +31,6 @@ from mstar_core.errors import EngineError, RequestError
 from mstar_core.plugin.params import param_specs
 from mstar_core.plugin.processor import MediaPart
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.plugin.surface import Image
 
 IMAGE_FIELDS: Final = ("image", "image[]")
 
