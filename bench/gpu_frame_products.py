@@ -27,7 +27,7 @@ from torch.nn.functional import gelu
 from torch.nn.functional import linear as library
 
 from bench.serving.figures import head
-from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
+from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 from mstar_core.engine.attention.passes import PassShape
 from mstar_core.engine.device import prepare_device, resolve_device
 from mstar_pi05.checkpoint.weights import building
@@ -211,7 +211,7 @@ class Layers:
             torch.randn(cached + 2, 2, TOKENS, HEADS, WIDTH // HEADS, device="cuda").bfloat16() for _ in self.blocks
         ]
         shape = PassShape(rows=1, tokens=TOKENS, pages=cached + 1, writes=True)
-        self.passes = PagedFixedPasses(pools, TOKENS, shape)
+        self.passes = PagedDenseAttention(pools, TOKENS, shape)
         held = np.array([cached * TOKENS], dtype=np.int64)
         self.passes.prepare(np.zeros(1, dtype=np.int64), held, np.arange(cached + 1, dtype=np.int32)[None])
 

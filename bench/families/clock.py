@@ -12,7 +12,7 @@ import torch
 FAMILIES: Final[tuple[tuple[str, str], ...]] = (
     (
         "attention",
-        r"flash|fmha|attention|attn|_prompt_kernel|BatchPrefill|_(share|frame|join|read|hold|gather|folded)_kernel",
+        r"flash|fmha|attention|attn|_prefill_kernel|BatchPrefill|_(split_kv|dense|combine|combine_few|prefix|prefix_single_block|gqa_packed)_kernel",
     ),
     ("products", r"gemm|cutlass|cublas|matmul|nvjet|addmm|linear|splitk|xmma|mm_|_product_kernel"),
     ("norms", r"norm"),

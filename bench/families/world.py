@@ -210,7 +210,7 @@ def attention_seconds(facts: ActionConfig, cached: int, rates: Mapping[str, floa
 def attending(facts: ActionConfig, cached: int, device: torch.device, dtype: torch.dtype) -> dict[str, Attending]:
     """One layer's attention of one frame over itself and `cached` others, by name.
 
-    shares_N: the kernels of captured passes, keys of a tile taken by N programs (0: as many as they choose); pages: the
+    splits_N: the kernels of captured passes, N KV splits per tile (0: chosen by the heuristics); pages: the
     torch form of the same; plain: torch over keys that lie side by side.
     """
     own, tokens = facts.predictor, facts.encoder.frame_tokens + facts.conditions
@@ -219,9 +219,9 @@ def attending(facts: ActionConfig, cached: int, device: torch.device, dtype: tor
     shape = PassShape(rows=1, tokens=tokens, pages=pages, writes=True)
     made: dict[str, FixedPasses] = {"pages": TorchFixedPasses([pool], tokens, shape)}
     if device.type == "cuda":
-        from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
+        from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 
-        made |= {f"shares_{n}": PagedFixedPasses([pool], tokens, shape, n or None) for n in (0, 1, 2, 4, 8)}
+        made |= {f"splits_{n}": PagedDenseAttention([pool], tokens, shape, n or None) for n in (0, 1, 2, 4, 8)}
     rows, held = np.zeros(1, dtype=np.int64), np.array([cached * tokens], dtype=np.int64)
     for each in made.values():
         each.prepare(rows, held, np.arange(pages, dtype=np.int32)[None])

@@ -67,11 +67,11 @@ class Rows:
 def test_one_kernel_equals_float64(
     cuda: torch.device, lengths: list[int], heads: int, kv_heads: int, parts: int
 ) -> None:
-    from mstar_core.engine.attention.kernels.decode import DecodeRows
+    from mstar_core.engine.attention.kernels.decode import DecodeAttention
 
     rows = Rows(cuda, lengths, heads, kv_heads, parts)
     expected, pool = rows.expected()
-    kernel = DecodeRows(len(lengths), heads, rows.pool)
+    kernel = DecodeAttention(len(lengths), heads, rows.pool)
     first = None
     for _ in range(3):
         found = kernel.attend(rows.pool, rows.packed, rows.rotation, rows.fields, WIDTH**-0.5)
@@ -84,10 +84,10 @@ def test_one_kernel_equals_float64(
 
 def test_layers_share_the_scratch_in_one_graph(cuda: torch.device) -> None:
     """Kernels of a graph overlap; one that read or reset the scratch of its neighbour would differ."""
-    from mstar_core.engine.attention.kernels.decode import DecodeRows
+    from mstar_core.engine.attention.kernels.decode import DecodeAttention
 
     layers = [Rows(cuda, [338, 60, 1], 24, 8, 3) for _ in range(12)]
-    kernel = DecodeRows(3, 24, layers[0].pool)
+    kernel = DecodeAttention(3, 24, layers[0].pool)
 
     def run() -> list[Tensor]:
         return [kernel.attend(each.pool, each.packed, each.rotation, each.fields, WIDTH**-0.5) for each in layers]

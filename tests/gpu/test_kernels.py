@@ -127,12 +127,12 @@ def later(cuda: torch.device, rows: int, tokens: int) -> None:
 
 def prompts(cuda: torch.device, counts: tuple[int, ...], cached: tuple[int, ...], bucket: int) -> None:
     """Attention of packed prompts in fixed shapes, as the captured prompts use it."""
-    from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedSegments
+    from mstar_core.engine.attention.kernels.paged_prefill import PagedPrefillAttention
 
     page, most, pieces = 16, 16, len(counts)
     tables = np.arange((pieces + 1) * most, dtype=np.int32).reshape(pieces + 1, most)[:, ::-1].copy()
     pool = torch.randn(tables.size, 2, page, 2, 128, device=cuda, dtype=torch.bfloat16)
-    fixed = PagedFixedSegments([pool], page, bucket, pieces + 1, most)
+    fixed = PagedPrefillAttention([pool], page, bucket, pieces + 1, most)
     rows = np.arange(pieces, dtype=np.int64)
     given = {"counts": np.array(counts, dtype=np.int64), "cached": np.array(cached, dtype=np.int64)}
     fixed.prepare(PackedPrompts(rows=rows, tables=tables, **given))
@@ -146,12 +146,12 @@ def passes(cuda: torch.device, rows: int, cached: int, page: int, tokens: int = 
 
     On Hopper few rows of whole tiles of tokens are taken by the kernel of frames.
     """
-    from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
+    from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 
     most = 8
     tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)[:, ::-1].copy()
     pool = torch.randn(tables.size + 1, 2, page, 2, 64, device=cuda, dtype=torch.bfloat16)
-    fixed = PagedFixedPasses([pool], page, PassShape(rows=rows + 1, tokens=tokens, pages=most, writes=True))
+    fixed = PagedDenseAttention([pool], page, PassShape(rows=rows + 1, tokens=tokens, pages=most, writes=True))
     fixed.prepare(np.arange(rows, dtype=np.int64), np.arange(rows, dtype=np.int64) + cached, tables)
     query, key, value = torch.randn(3, (rows + 1) * tokens, 2, 64, device=cuda, dtype=torch.bfloat16).unbind()
     out = fixed.attend(0, query, key, value)
@@ -164,12 +164,12 @@ def reads(cuda: torch.device, rows: int, cached: int, page: int = 37) -> None:
 
     On Hopper many rows of pages of whole blocks are taken by the kernel that folds queries.
     """
-    from mstar_core.engine.attention.kernels.prefix import PagedFixedReads
+    from mstar_core.engine.attention.kernels.prefix import PagedPrefixAttention
 
     most, tokens = 8, 7
     tables = np.arange(rows * most, dtype=np.int32).reshape(rows, most)[:, ::-1].copy()
     pool = torch.randn(tables.size + 1, 2, page, 2, 64, device=cuda, dtype=torch.bfloat16)
-    fixed = PagedFixedReads([pool], page, PassShape(rows=rows + 1, tokens=tokens, pages=most, writes=False))
+    fixed = PagedPrefixAttention([pool], page, PassShape(rows=rows + 1, tokens=tokens, pages=most, writes=False))
     fixed.prepare(np.arange(rows, dtype=np.int64), np.arange(rows, dtype=np.int64) + cached, tables)
     query, key, value = torch.randn(3, (rows + 1) * tokens, 2, 64, device=cuda, dtype=torch.bfloat16).unbind()
     out = fixed.attend(0, query, key, value)
@@ -178,12 +178,12 @@ def reads(cuda: torch.device, rows: int, cached: int, page: int = 37) -> None:
 
 def packed(cuda: torch.device, counts: tuple[int, ...], bucket: int) -> None:
     """Attention of packed prefixes in fixed shapes: with its own rotation, and behind another's."""
-    from mstar_core.engine.attention.kernels.packed_prefill import PagedFixedPacked
+    from mstar_core.engine.attention.kernels.packed_prefill import PackedPrefillAttention
 
     page, most, pieces = 16, 16, len(counts)
     tables = np.arange((pieces + 1) * most, dtype=np.int32).reshape(pieces + 1, most)[:, ::-1].copy()
     pool = torch.randn(tables.size, 2, page, 2, 128, device=cuda, dtype=torch.bfloat16)
-    fixed = PagedFixedPacked([pool], page, bucket, pieces + 1)
+    fixed = PackedPrefillAttention([pool], page, bucket, pieces + 1)
     block, none = Block(fixed.fields, cuda), np.zeros(pieces, dtype=np.int64)
     given = {"rows": np.arange(pieces, dtype=np.int64), "counts": np.array(counts, dtype=np.int64), "cached": none}
     block.send(fixed.values(PackedPrompts(tables=tables, **given)))

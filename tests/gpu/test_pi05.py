@@ -79,7 +79,7 @@ def test_reading_a_cached_prefix_in_one_kernel_equals_the_torch_form(
     rows: int, given: int, tokens: int, dtype: torch.dtype, cuda: torch.device
 ) -> None:
     """By a graph, for two sets of rows one after the other; places that are not in use hold what is no number."""
-    from mstar_core.engine.attention.kernels.prefix import PagedFixedReads
+    from mstar_core.engine.attention.kernels.prefix import PagedPrefixAttention
 
     page, pages, held = 16, 64, torch.Generator().manual_seed(3)
     tables = torch.randperm(given * pages, generator=held).view(given, pages).to(torch.int32).numpy()
@@ -91,7 +91,7 @@ def test_reading_a_cached_prefix_in_one_kernel_equals_the_torch_form(
             pool[tables[row, number], :, :used] = torch.randn(2, used, 1, 256, device=cuda).to(dtype)
     shape = PassShape(rows=rows, tokens=tokens, pages=pages, writes=False)
     clean = [pool.nan_to_num(0.0)]
-    kernel, plain = PagedFixedReads([pool], page, shape), TorchFixedPasses(clean, page, shape)
+    kernel, plain = PagedPrefixAttention([pool], page, shape), TorchFixedPasses(clean, page, shape)
     query = torch.randn(rows * tokens, 8, 256, device=cuda).to(dtype)
     packed = torch.randn(rows * tokens, 10 * 256, device=cuda).to(dtype)
     key, value = torch.randn(rows * tokens, 1, 256, device=cuda).to(dtype), packed[:, -256:].view(-1, 1, 256)
@@ -123,7 +123,7 @@ def test_a_packed_prefix_in_two_kernels_equals_the_torch_form(
     counts: tuple[int, ...], tokens: int, dtype: torch.dtype, cuda: torch.device
 ) -> None:
     """Rotation, append and attention; pages that are not theirs hold what is no number before and after."""
-    from mstar_core.engine.attention.kernels.packed_prefill import PagedFixedPacked
+    from mstar_core.engine.attention.kernels.packed_prefill import PackedPrefillAttention
 
     page, rows, heads = 16, len(counts), 8
     tables = torch.randperm(rows * 64, generator=torch.Generator().manual_seed(5)).view(rows, 64).int().numpy()
@@ -133,7 +133,7 @@ def test_a_packed_prefix_in_two_kernels_equals_the_torch_form(
     angle = torch.randn(tokens, 1, 128, device=cuda).repeat(1, 1, 2)
     rotation = angle.cos(), angle.sin()
     pools = [torch.full((rows * 64 + 1, 2, page, 1, 256), float("nan"), dtype=dtype, device=cuda) for _ in range(2)]
-    fixed, plain = PagedFixedPacked([pools[0]], page, tokens, rows), TorchFixedPacked([pools[1]], page, tokens)
+    fixed, plain = PackedPrefillAttention([pools[0]], page, tokens, rows), TorchFixedPacked([pools[1]], page, tokens)
     own, other = Block(fixed.fields, cuda), Block(plain.fields, cuda)
     own.send(fixed.values(given))
     other.send(plain.values(given))

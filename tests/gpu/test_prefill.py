@@ -103,10 +103,10 @@ def test_kernels_of_paged_prompts_against_float64(
         torch.randn(tokens, n, width, device=cuda, generator=generator) for n in (heads, kv_heads, kv_heads)
     )
     pool, query, key, value = (each.to(torch.bfloat16) for each in (pool, query, key, value))
-    from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedSegments
+    from mstar_core.engine.attention.kernels.paged_prefill import PagedPrefillAttention
 
     prompts = PackedPrompts(rows=rows, counts=counts, cached=cached, tables=tables.ids)
-    fixed = PagedFixedSegments([pool.clone()], page, tokens, 8, tables.ids.shape[1])
+    fixed = PagedPrefillAttention([pool.clone()], page, tokens, 8, tables.ids.shape[1])
     fixed.prepare(prompts)
     torch.empty(tokens * heads * width, dtype=torch.bfloat16, device=cuda).fill_(float("nan"))  # what `empty` may get
     found = fixed.attend(0, query, key, value)

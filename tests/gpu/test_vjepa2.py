@@ -183,20 +183,20 @@ def test_products_sums_and_norms_against_float64(rows: int, cuda: torch.device) 
     assert difference(normed, exact.cpu(), is_relative=True) < 4e-3
 
 
-@pytest.mark.parametrize("shares", [None, 1, 3, 8])
+@pytest.mark.parametrize("splits", [None, 1, 3, 8])
 @pytest.mark.parametrize(("rows", "cached"), [(1, [37]), (2, [0, 9]), (9, list(range(9)))])
 def test_attention_of_frames_against_float64(
-    rows: int, cached: list[int], shares: int | None, cuda: torch.device
+    rows: int, cached: list[int], splits: int | None, cuda: torch.device
 ) -> None:
-    """Frames of 258 tokens behind others, in pages that lie anywhere; one row of the bucket is nobody's."""
-    from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
+    """Frames of 258 tokens after cached ones, in random pages; one row of the bucket is unused."""
+    from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 
     page, heads, width, most = 258, 4, 64, 40
     generator = torch.Generator(cuda).manual_seed(rows)
     pool = torch.randn(rows * most + 1, 2, page, heads, width, device=cuda, generator=generator).to(torch.bfloat16)
     tables = np.random.default_rng(rows).permutation(rows * most).reshape(rows, most).astype(np.int32)
     shape = PassShape(rows=rows + 1, tokens=page, pages=most, writes=True)
-    passes = PagedFixedPasses([pool], page, shape, shares)
+    passes = PagedDenseAttention([pool], page, shape, splits)
     passes.prepare(np.arange(rows), np.array(cached, dtype=np.int64) * page, tables)
     joined = torch.randn((rows + 1) * page, 3 * heads, width, device=cuda, generator=generator).to(torch.bfloat16)
     query, key, value = joined.chunk(3, dim=1)
@@ -212,29 +212,29 @@ def test_attention_of_frames_against_float64(
         assert difference(found[row], expected.cpu(), is_relative=True) < 1e-2, (row, frames)
 
 
-def test_attention_of_few_tiles_fills_the_chip_once() -> None:
-    from mstar_core.engine.attention.kernels.split_kv import shares_of
+def test_splits_of_few_tiles_fill_the_device_once() -> None:
+    from mstar_core.engine.attention.kernels.split_kv import splits_of
 
-    assert [shares_of(5 * rows, 16) for rows in (1, 2, 3, 100)] == [4, 2, 1, 1]
-    assert shares_of(1, 4) == 8
+    assert [splits_of(5 * rows, 16) for rows in (1, 2, 3, 100)] == [4, 2, 1, 1]
+    assert splits_of(1, 4) == 8
 
 
-@pytest.mark.parametrize("shares", [None, 1])
+@pytest.mark.parametrize("splits", [None, 1])
 @pytest.mark.parametrize(
     ("page", "tokens", "cached"),
     [(16, 40, (0, 33)), (64, 130, (64, 5)), (70, 70, (0, 210)), (128, 66, (100, 128)), (258, 17, (516, 700))],
 )
 def test_attention_of_passes_in_pages_of_any_size_against_float64(
-    page: int, tokens: int, cached: tuple[int, int], shares: int | None, cuda: torch.device
+    page: int, tokens: int, cached: tuple[int, int], splits: int | None, cuda: torch.device
 ) -> None:
-    """Pages of fewer keys than a block, of whole blocks and of more; rows that end anywhere; four heads on two."""
-    from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
+    """Pages smaller than a block, of full blocks, and larger; rows of any length; four heads on two KV heads."""
+    from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 
     heads, width, rows, most = 4, 64, 2, 20
     generator = torch.Generator(cuda).manual_seed(page)
     pool = torch.randn(rows * most + 1, 2, page, 2, width, device=cuda, generator=generator).to(torch.bfloat16)
     tables = np.random.default_rng(page).permutation(rows * most).reshape(rows, most).astype(np.int32)
-    passes = PagedFixedPasses([pool], page, PassShape(rows=rows, tokens=tokens, pages=most, writes=True), shares)
+    passes = PagedDenseAttention([pool], page, PassShape(rows=rows, tokens=tokens, pages=most, writes=True), splits)
     passes.prepare(np.arange(rows), np.array(cached, dtype=np.int64), tables)
     query = torch.randn(rows * tokens, heads, width, device=cuda, generator=generator).to(torch.bfloat16)
     own = torch.randn(2, rows * tokens, 2, width, device=cuda, generator=generator).to(torch.bfloat16)

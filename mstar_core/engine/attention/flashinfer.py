@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.backend import Segment
     from mstar_core.engine.attention.block import Fields
     from mstar_core.engine.attention.eager import EagerView
-    from mstar_core.engine.attention.kernels.decode import DecodeRows
-    from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedSegments
+    from mstar_core.engine.attention.kernels.decode import DecodeAttention
+    from mstar_core.engine.attention.kernels.paged_prefill import PagedPrefillAttention
     from mstar_core.engine.attention.packed import FixedPacked
     from mstar_core.engine.attention.passes import FixedPasses, PassShape
     from mstar_core.engine.cache.page_table import PageCopy
@@ -82,15 +82,15 @@ class FlashInferAttention:
         """Decode attention of one bucket for a captured step."""
         return FlashInferFixedRows(self, rows, max_pages)
 
-    def fixed_segments(self, tokens: int, rows: int, max_pages: int) -> PagedFixedSegments:
+    def fixed_segments(self, tokens: int, rows: int, max_pages: int) -> PagedPrefillAttention:
         """Prompt attention of one bucket for a captured step.
 
         FlashInfer's own prefill can be captured too, but then it always splits the keys: two kernels per layer, grids
         padded to the whole chip, and a plan on the host for every prompt.
         """
-        from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedSegments
+        from mstar_core.engine.attention.kernels.paged_prefill import PagedPrefillAttention
 
-        return PagedFixedSegments(self._pools, self._page_size, tokens, rows, max_pages)
+        return PagedPrefillAttention(self._pools, self._page_size, tokens, rows, max_pages)
 
     def fixed_passes(self, shape: PassShape, beside: Fields) -> FixedPasses:
         """Attention of one bucket of passes for a captured step, by kernels that need no plan on the host.
@@ -99,18 +99,18 @@ class FlashInferAttention:
         express those that only read.
         """
         if shape.writes:
-            from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
+            from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 
-            return PagedFixedPasses(self._pools, self._page_size, shape, beside=beside)
-        from mstar_core.engine.attention.kernels.prefix import PagedFixedReads
+            return PagedDenseAttention(self._pools, self._page_size, shape, beside=beside)
+        from mstar_core.engine.attention.kernels.prefix import PagedPrefixAttention
 
-        return PagedFixedReads(self._pools, self._page_size, shape, beside)
+        return PagedPrefixAttention(self._pools, self._page_size, shape, beside)
 
     def fixed_packed(self, tokens: int, rows: int) -> FixedPacked:
         """Attention of one bucket of packed passes for a captured step, by kernels that need no plan on the host."""
-        from mstar_core.engine.attention.kernels.packed_prefill import PagedFixedPacked
+        from mstar_core.engine.attention.kernels.packed_prefill import PackedPrefillAttention
 
-        return PagedFixedPacked(self._pools, self._page_size, tokens, rows)
+        return PackedPrefillAttention(self._pools, self._page_size, tokens, rows)
 
     def pass_pages(self, most_pages: int, writes: bool) -> list[int]:
         """See AttentionBackend: the kernels read what a row holds and no more, so one bucket of pages is enough."""
@@ -308,7 +308,7 @@ class FlashInferFixedRows:
         }
         self._staging = Staging(fields, attention.pools[0].device)
         self._wrapper: Any = None
-        self._decode: DecodeRows | None = None
+        self._decode: DecodeAttention | None = None
         self._sizes = (0, 0, 0)
         self._scale: float | None = None
         self._starts = self._pages = np.zeros(0, dtype=np.int32)
@@ -360,13 +360,13 @@ class FlashInferFixedRows:
         self, layer: int, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int, scale: float | None = None
     ) -> Tensor | None:
         """See PackedView. A kernel of its own: it asks for no plan, and its cache lines while projections run."""
-        from mstar_core.engine.attention.kernels.decode import DecodeRows, takes
+        from mstar_core.engine.attention.kernels.decode import DecodeAttention, supports
 
         pool = self._attention.pools[layer]
-        if not takes(heads, pool):
+        if not supports(heads, pool):
             return None
         if self._decode is None:
-            self._decode = DecodeRows(self._rows, heads, pool)
+            self._decode = DecodeAttention(self._rows, heads, pool)
         factor = pool.shape[4] ** -0.5 if scale is None else scale
         return self._decode.attend(pool, packed, rotation, self._staging.device, factor)
 

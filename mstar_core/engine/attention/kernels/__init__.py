@@ -1,1 +1,1 @@
-"""Attention kernels for CUDA."""
+"""Attention kernels for CUDA, in Triton and Gluon."""

@@ -1,4 +1,4 @@
-"""Writes keys and values into their pages in one kernel. Used by the CUDA attention backends; needs triton."""
+"""Kernel that appends keys and values to the paged KV cache. Used by the CUDA attention backends."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def _append_kernel(key, value, places, pool, key_stride, value_stride, page, wid
 
 
 def append(pool: Tensor, page_size: int, places: Tensor, key: Tensor, value: Tensor) -> None:
-    """Store tokens. places: int64 [T], where a flat pool keeps each key (its value is one page later), -1 = nowhere.
+    """Append tokens to the cache.
 
+    places: int64 [T], token slot of each key in the flat pool (its value is one page later), or -1 to skip the token.
     key, value: [T, kv_heads, head_dim], the last two dimensions contiguous.
     """
     width = key.shape[1] * key.shape[2]

@@ -1,8 +1,8 @@
-"""One token per row: rotate, append and attend in one kernel. Used by captured decode steps on CUDA; needs triton.
+"""Decode attention: one kernel rotates, appends and attends one token per sequence. Used by captured decode steps.
 
-The keys of a row are cut into as many chunks as fill the chip; the program that ends last puts the chunks together, in
-their order, so that the same inputs give the same bits. Nothing is planned on the host: lengths and pages are read from
-the buffers. Keys and values of earlier tokens are asked for while the projections before still run.
+The keys of a sequence are split into enough chunks to fill the device (split-KV). The last program to finish combines
+the chunks in order, so equal inputs give equal bits. Lengths and pages are read on the device, without a plan on the
+host. Cached keys and values are prefetched while the projections before still run.
 """
 
 from __future__ import annotations
@@ -14,31 +14,23 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from mstar_core.layers.kernels.elementwise import sum_partials
 from mstar_core.layers.kernels.launch import launch_options, prefetch_l2_where
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PROGRAMS: Final = 512
-"""Programs to aim at: four for each of an H100's multiprocessors."""
+"""Target number of programs: four for each multiprocessor of an H100."""
 
-MOST_CHUNKS: Final = 16
+MAX_CHUNKS: Final = 16
 KEYS: Final = 32
-"""Keys of one pass of the inner loop."""
+"""Keys per iteration of the inner loop."""
 
-MOST_GROUPS: Final = 16
-"""Query heads per key head that one matrix instruction takes."""
+MAX_GROUPS: Final = 16
+"""Most query heads per KV head: the rows of one MMA instruction."""
 
 _LOG2E: Final = 1.4426950408889634
-
-
-@triton.jit
-def _half(packed, stride, at, inside, parts: tl.constexpr, dtype: tl.constexpr):
-    """Half of some heads: the sum of the slices, rounded once as a projection would."""
-    total = tl.load(packed + at, mask=inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, parts):
-        total += tl.load(packed + part * stride + at, mask=inside, other=0.0).to(tl.float32)
-    return total.to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -47,7 +39,7 @@ def decode_kernel(
     groups: tl.constexpr, width: tl.constexpr, page: tl.constexpr, parts: tl.constexpr, chunks: tl.constexpr,
     keys: tl.constexpr, padded: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (rows, kv_heads, chunks)."""
+    """Rotate, append and attend. Grid: (rows, kv_heads, chunks)."""
     row, head, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     half: tl.constexpr = width // 2
     dtype: tl.constexpr = pool.dtype.element_ty
@@ -62,7 +54,7 @@ def decode_kernel(
     key_at = tl.arange(0, keys)
     if overlaps:
         gdc_launch_dependents()
-        # Earlier steps wrote these; what this step changes is not among them.
+        # Earlier steps wrote these tokens, so there is no need to wait for this step's kernels.
         at = begin + key_at
         inside = at < end
         number = tl.load(pages + first_page + at // page, mask=inside, other=0).to(tl.int64)
@@ -79,8 +71,8 @@ def decode_kernel(
     s = tl.load(sine + row * width + low)
     known = (group < groups)[:, None] & (low >= 0)[None, :]
     at_query = (head * groups + group)[:, None] * width + low[None, :]
-    first = _half(given, stride, at_query, known, parts, dtype)
-    second = _half(given, stride, at_query + half, known, parts, dtype)
+    first = sum_partials(given, stride, at_query, known, parts, dtype)
+    second = sum_partials(given, stride, at_query + half, known, parts, dtype)
     q_first = (first * c[None, :] - second * s[None, :]).to(dtype)
     q_second = (second * c[None, :] + first * s[None, :]).to(dtype)
 
@@ -89,14 +81,14 @@ def decode_kernel(
     at = tl.arange(0, width)
     mixed = tl.zeros((padded, width), tl.float32)
     if chunk == 0:
-        # The new token: its key and value go into the cache, and are the first that this program attends to.
+        # The new token: append its key and value, and attend to it first.
         at_key = (kv_heads * groups + head) * width + low
         all_low = low >= 0
-        new_first = _half(given, stride, at_key, all_low, parts, dtype)
-        new_second = _half(given, stride, at_key + half, all_low, parts, dtype)
+        new_first = sum_partials(given, stride, at_key, all_low, parts, dtype)
+        new_second = sum_partials(given, stride, at_key + half, all_low, parts, dtype)
         k_first = (new_first * c - new_second * s).to(dtype)
         k_second = (new_second * c + new_first * s).to(dtype)
-        value = _half(given, stride, (kv_heads * (groups + 1) + head) * width + at, at >= 0, parts, dtype)
+        value = sum_partials(given, stride, (kv_heads * (groups + 1) + head) * width + at, at >= 0, parts, dtype)
         into = own + place * line
         tl.store(into + low, k_first, mask=all_low & (place >= 0))
         tl.store(into + half + low, k_second, mask=all_low & (place >= 0))
@@ -129,7 +121,7 @@ def decode_kernel(
     if chunks == 1:
         tl.store(given_out + group[:, None] * width + at[None, :], (mixed / total[:, None]).to(dtype), mask=stored)
     else:
-        # Per chunk and query head: `width` sums, then the total and the maximum.
+        # Per chunk and query head: `width` weighted sums, then the total and the maximum.
         here = partial + (row * kv_heads + head).to(tl.int64) * (chunks * groups * (width + 2))
         mine = here + (chunk * groups + group) * (width + 2)
         tl.store(mine[:, None] + at[None, :], mixed, mask=stored)
@@ -151,10 +143,10 @@ def decode_kernel(
             tl.store(arrived + row * kv_heads + head, 0)
 
 
-class DecodeRows:
-    """The kernel with its scratch memory, for one bucket of rows. Owned by the bucket's view.
+class DecodeAttention:
+    """The decode kernel and its scratch memory, for one bucket of rows. Owned by the bucket's view.
 
-    pool: any layer's [pages, 2, page, kv_heads, head_dim]; the layers run one after the other and share the scratch.
+    pool: of any layer, [pages, 2, page, kv_heads, head_dim]. The layers run in sequence and share the scratch memory.
     """
 
     def __init__(self, rows: int, heads: int, pool: Tensor) -> None:
@@ -168,7 +160,7 @@ class DecodeRows:
     def attend(
         self, pool: Tensor, packed: Tensor, rotation: tuple[Tensor, Tensor], fields: dict[str, Tensor], scale: float
     ) -> Tensor:
-        """See PackedView. fields: `starts`, `pages`, `last` and `places` as the backends keep them."""
+        """See PackedView. fields: the backend's `starts`, `pages`, `last` and `places`."""
         rows, across, kv_heads = packed.shape[-2], packed.shape[-1], pool.shape[3]
         heads = self._groups * kv_heads
         out = torch.empty((rows, heads, self._width), dtype=pool.dtype, device=pool.device)
@@ -176,19 +168,19 @@ class DecodeRows:
             packed, *rotation, pool, out, fields["starts"], fields["pages"], fields["last"], fields["places"],
             self._partial, self._arrived, scale * _LOG2E, across, kv_heads, groups=self._groups, width=self._width,
             page=self._page, parts=packed.shape[0] if packed.dim() == 3 else 1, chunks=self._chunks, keys=KEYS,
-            padded=MOST_GROUPS, num_warps=4, num_stages=2, **launch_options(pool.device),
+            padded=MAX_GROUPS, num_warps=4, num_stages=2, **launch_options(pool.device),
         )  # fmt: skip
         return out
 
 
 def chunks_of(rows: int, kv_heads: int) -> int:
-    """Chunks that each row's keys are cut into: a power of two."""
-    wanted = max(1, min(MOST_CHUNKS, PROGRAMS // (rows * kv_heads)))
+    """Return into how many chunks each row's keys are split: a power of two."""
+    wanted = max(1, min(MAX_CHUNKS, PROGRAMS // (rows * kv_heads)))
     return 1 << (wanted.bit_length() - 1)
 
 
-def takes(heads: int, pool: Tensor) -> bool:
-    """Whether the kernel knows these heads and this cache."""
+def supports(heads: int, pool: Tensor) -> bool:
+    """Return whether the kernel supports this number of query heads and this cache."""
     page, kv_heads, width = pool.shape[2:]
-    known = heads % kv_heads == 0 and heads // kv_heads <= MOST_GROUPS and width in (64, 128, 256)
+    known = heads % kv_heads == 0 and heads // kv_heads <= MAX_GROUPS and width in (64, 128, 256)
     return known and pool.dtype in (torch.bfloat16, torch.float16) and page & (page - 1) == 0

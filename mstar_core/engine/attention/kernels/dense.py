@@ -1,15 +1,19 @@
-"""Attention of whole frames without a mask, for Hopper: each program takes many of a head's tokens. Used by `paged`.
+"""Dense attention without a mask for Hopper, written in Gluon: each program processes many tokens of one head.
 
-A frame of 258 tokens and 16 heads walks through up to ten thousand keys, other ones in each layer, so they come from
-memory and not from the second-level cache. Here a program takes 128 tokens, the last one of a row those left over too,
-by one head and a share of the keys: two programs read a key, where one for each 64 tokens made it five.
+A frame of 258 tokens and 16 heads attends to up to ten thousand keys, which differ per layer and so come from memory,
+not from the L2 cache. A program processes 128 tokens of one head and a split of the keys; the last program of a row
+also processes the remainder. So two programs read each key, not five as with 64 tokens per program.
 
-A program is made of groups of four warps: one that brings blocks of keys and values into a ring of shared memory, two
-that take 64 tokens each, and one for the few tokens left over behind them, with its products turned around, so that
-those tokens are the short side of an instruction and not 64 rows that are mostly empty. The groups wait for one another
-only through the ring, so that one computes powers while another multiplies (after Shah et al., FlashAttention-3, 2024).
-All tokens by one program with both by turns, and the scores of a block before the values of the one before it, were
-slower. Every sum has a fixed order: the same inputs, the same bits.
+A program has four warp groups (warp specialization). The producer loads blocks of keys and values into a ring of shared
+memory. Two consumers process 64 tokens each. A third one processes the remainder, with transposed products so that
+these few tokens are the short side of an instruction. The groups synchronize only through the ring, so one computes
+exponentials while another multiplies (after Shah et al., FlashAttention-3, 2024). Two alternatives were slower:
+ping-pong scheduling of all tokens in one program, and scores of a block before the values of the previous one. Every
+sum has a fixed order, so equal inputs give equal bits.
+
+Slots of the ring have a block of keys and one of values of one head. `has_k` and `has_v` signal a filled slot; `free`
+signals that all consumers are done with it. Blocks are counted along the row; block `begin` is a program's first and
+uses slot 0. Used by `split_kv`.
 """
 
 from __future__ import annotations
@@ -30,41 +34,41 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.engine.attention.kernels.split_kv import join, shared
+from mstar_core.engine.attention.kernels.split_kv import combine, split_outputs
 from mstar_core.layers.kernels.launch import is_hopper
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 TOKENS: Final = 128
-"""Of a program, besides those left over: 64, the rows of a tensor-core instruction, for each of two groups."""
+"""Tokens per program without the remainder: 64, the rows of a wgmma instruction, for each of two warp groups."""
 
 KEYS: Final = 128
-"""Keys of one block."""
+"""Keys per block."""
 
 STAGES: Final = 3
 """Blocks in shared memory."""
 
 REGISTERS: Final = (216, 48, 32)
-"""Of a thread of the groups with tokens, of that with those left over, and of that which brings keys, of 65,536."""
+"""Registers per thread of the tile consumers, the remainder consumer and the producer, of 65,536 in all."""
 
 WIDTH: Final = 64
-"""Lanes of a head."""
+"""Supported head dimension."""
 
-MOST_LEFT: Final = 16
-"""Most tokens behind whole tiles that are taken turned around; more are a tile of their own."""
+MAX_REMAINDER: Final = 16
+"""Most tokens after full tiles that the remainder consumer processes; more become a tile of their own."""
 
 PROCESSORS: Final = 132
-"""Of an H100, each of which holds one program."""
+"""Multiprocessors of an H100, with one program each."""
 
-MOST_SHARES: Final = 8
+MAX_SPLITS: Final = 8
 
 _DTYPES: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 @gluon.jit
-def soften(score, top, total, scale, limit, is_masked: gl.constexpr):
-    """One block of scores: weights, by how much former sums shrink, the new maximum and sum of weights."""
+def online_softmax(score, top, total, scale, limit, is_masked: gl.constexpr):
+    """Run one step of online softmax. Return weights, the factor of former sums, the new maximum and sum of weights."""
     if is_masked:
         key = gl.arange(0, score.shape[1], layout=gl.SliceLayout(0, score.type.layout))
         score = gl.where(key[None, :] < limit, score, -1.0e30)
@@ -75,8 +79,8 @@ def soften(score, top, total, scale, limit, is_masked: gl.constexpr):
 
 
 @gluon.jit
-def _queries(query, first, count, stride, layout: gl.constexpr):
-    """[64, 64] of queries from `first` on, zeros beyond `count`."""
+def _load_queries(query, first, count, stride, layout: gl.constexpr):
+    """Load [64, 64] queries from `first` on, zeros beyond `count`."""
     row = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
     at = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
     place = query + (first + row)[:, None] * stride + at[None, :]
@@ -84,8 +88,8 @@ def _queries(query, first, count, stride, layout: gl.constexpr):
 
 
 @gluon.jit
-def _keep(mixed, top, total, mixed_out, top_out, total_out, first, mine, count, heads, is_whole: gl.constexpr):
-    """Write a tile's weighted values, and its maxima and sums if others have their share in it."""
+def _store_tile(mixed, top, total, mixed_out, top_out, total_out, first, mine, count, heads, is_whole: gl.constexpr):
+    """Store a tile's output, and its maxima and sums if the keys are split."""
     layout: gl.constexpr = mixed.type.layout
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     made = mixed / gl.where(total > 0.0, total, 1.0)[:, None]
@@ -101,11 +105,11 @@ def _keep(mixed, top, total, mixed_out, top_out, total_out, first, mine, count, 
 
 
 @gluon.jit
-def _walk(
+def _attend_blocks(
     q, mixed, top, total, ring_k, ring_v, has_k, has_v, free, begin, first, last, scale, limit,
     stages: gl.constexpr, is_masked: gl.constexpr,
 ):  # fmt: skip
-    """Blocks first to last, one thing after the other: another group multiplies meanwhile."""
+    """Attend to blocks first to last in sequence. The other warp group keeps the tensor cores busy meanwhile."""
     layout: gl.constexpr = mixed.type.layout
     keys: gl.constexpr = ring_k.shape[1]
     scores: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, keys, 16])
@@ -117,7 +121,7 @@ def _walk(
         mbarrier.wait(has_k.index(slot), phase)
         score = warpgroup_mma(q, ring_k.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
         score = warpgroup_mma_wait(0, deps=(score,))
-        weight, shrink, top, total = soften(score, top, total, scale, limit - (i - first) * keys, is_masked)
+        weight, shrink, top, total = online_softmax(score, top, total, scale, limit - (i - first) * keys, is_masked)
         mixed = mixed * gl.convert_layout(shrink, gl.SliceLayout(1, layout))[:, None]
         taken = gl.convert_layout(weight.to(q.dtype), own)
         mbarrier.wait(has_v.index(slot), phase)
@@ -128,8 +132,8 @@ def _walk(
 
 
 @gluon.jit
-def tokens_part(args, part: gl.constexpr, stages: gl.constexpr, is_whole: gl.constexpr):
-    """What a group with tokens does: tile `part` through blocks begin to stop."""
+def _tile_consumer(args, part: gl.constexpr, stages: gl.constexpr, is_whole: gl.constexpr):
+    """Warp group that attends for the 64 tokens of tile `part` to blocks begin to stop."""
     query, mixed_out, top_out, total_out, ring_k, ring_v, has_k, has_v, free, head, heads, stride = args[0]
     first, mine, count, begin, middle, stop, limit, scale = args[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
@@ -140,26 +144,26 @@ def tokens_part(args, part: gl.constexpr, stages: gl.constexpr, is_whole: gl.con
     first += part * 64
     count -= part * 64
     gdc_wait()
-    q = _queries(query + head * 64, first, count, stride, gl.DotOperandLayout(0, scores, 2))
+    q = _load_queries(query + head * 64, first, count, stride, gl.DotOperandLayout(0, scores, 2))
     mixed = gl.zeros([64, 64], gl.float32, layout)
     top = gl.full([64], -1.0e30, gl.float32, line)
     total = gl.zeros([64], gl.float32, line)
-    mixed, top, total = _walk(
+    mixed, top, total = _attend_blocks(
         q, mixed, top, total, ring_k, ring_v, has_k, has_v, free, begin, begin, middle, scale, limit, stages, False
     )
-    mixed, top, total = _walk(
+    mixed, top, total = _attend_blocks(
         q, mixed, top, total, ring_k, ring_v, has_k, has_v, free, begin, middle, stop, scale, limit, stages, True
     )
     top = gl.convert_layout(top, own)
     total = gl.convert_layout(total, own)
-    _keep(mixed, top, total, mixed_out, top_out, total_out, first, mine, count, heads, is_whole)
+    _store_tile(mixed, top, total, mixed_out, top_out, total_out, first, mine, count, heads, is_whole)
 
 
 @gluon.jit
-def left_part(args, stages: gl.constexpr, is_whole: gl.constexpr):
-    """What the group with the tokens left over does: keys, then lanes are the rows of its products.
+def _remainder_consumer(args, stages: gl.constexpr, is_whole: gl.constexpr):
+    """Warp group that attends for the remainder tokens. Its products are transposed, with keys, then channels as rows.
 
-    mine_q: queries [tokens, 64], mine_p: weights [tokens, keys] in shared memory.
+    mine_q: queries [tokens, 64], mine_p: weights [tokens, keys], both in shared memory.
     """
     query, mixed_out, top_out, total_out, ring_k, ring_v, has_k, has_v, free, head, heads, stride = args[0]
     mine_q = args[1]
@@ -179,11 +183,11 @@ def left_part(args, stages: gl.constexpr, is_whole: gl.constexpr):
     gl.thread_barrier()
     zero = gl.zeros([keys, some], gl.float32, layout)
     mixed = gl.zeros([64, some], gl.float32, layout)
-    # One sum for each place in a block and token: the places are summed at the end.
+    # One sum per key position in a block and token. They are reduced at the end.
     sums = gl.zeros([keys, some], gl.float32, layout)
     top = gl.full([some], -1.0e30, gl.float32, column)
     key = gl.arange(0, keys, layout=gl.SliceLayout(1, layout))
-    # Without tokens there are only slots to give back.
+    # Without tokens this group only releases slots.
     busy = gl.where(count > 0, stop, begin)
     for i in range(begin, busy):
         slot = (i - begin) % stages
@@ -223,11 +227,11 @@ def left_part(args, stages: gl.constexpr, is_whole: gl.constexpr):
 
 
 @gluon.jit
-def _bring(
+def _load_blocks(
     lines, table, ring_k, ring_v, has_k, has_v, free, head, begin, first, last,
     page: gl.constexpr, stages: gl.constexpr,
 ):  # fmt: skip
-    """Bring blocks first to last, which lie within pages."""
+    """Load blocks first to last, which lie within pages."""
     per: gl.constexpr = page // ring_k.shape[1]
     number = gl.load(table + first // per, mask=first < last, other=0)
     for i in range(first, last):
@@ -242,20 +246,20 @@ def _bring(
 
 
 @gluon.jit
-def bring_part(args, page: gl.constexpr, stages: gl.constexpr):
-    """What the group without tokens does: bring blocks into the ring as it gets free.
+def _producer(args, page: gl.constexpr, stages: gl.constexpr):
+    """Warp group that loads blocks into free slots of the ring.
 
-    Up to `middle` they lie within pages; those behind it are gathered, of what whole pages hold beyond whole blocks
-    and of a last page that is not whole.
+    Blocks up to `middle` lie within pages. Later ones are gathered from the remainders of full pages and from a partial
+    last page.
     """
     lines, pool, table, ring_k, ring_v, has_k, has_v, free, head, heads, begin = args[0]
     middle, stop, whole, limit, early = args[1]
     keys: gl.constexpr = ring_k.shape[1]
     per: gl.constexpr = page // keys
     rest: gl.constexpr = page % keys
-    _bring(lines, table, ring_k, ring_v, has_k, has_v, free, head, begin, begin, early, page, stages)
+    _load_blocks(lines, table, ring_k, ring_v, has_k, has_v, free, head, begin, begin, early, page, stages)
     gdc_wait()
-    _bring(lines, table, ring_k, ring_v, has_k, has_v, free, head, begin, early, middle, page, stages)
+    _load_blocks(lines, table, ring_k, ring_v, has_k, has_v, free, head, begin, early, middle, page, stages)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     key = gl.arange(0, keys, layout=gl.SliceLayout(1, layout))
     at = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
@@ -275,7 +279,7 @@ def bring_part(args, page: gl.constexpr, stages: gl.constexpr):
         async_copy.async_copy_global_to_shared(ring_v.index(slot), source + page * heads * 64, mask=mask)
         async_copy.commit_group()
         async_copy.wait_group(0)
-        # What threads wrote is read by the tensor cores: through the other way into shared memory.
+        # The tensor cores read these writes through the async proxy.
         fence_async_shared()
         gl.thread_barrier()
         mbarrier.arrive(has_k.index(slot), count=1)
@@ -283,41 +287,41 @@ def bring_part(args, page: gl.constexpr, stages: gl.constexpr):
 
 
 @gluon.jit
-def _frame_kernel(
+def _dense_kernel(
     query, pool, lines, mixed_out, top_out, total_out, tile_row, tile_start, tile_count, tile_cached, tables, scale,
-    stride, max_pages, heads, all_lines, tiles, units, shares, tokens,
+    stride, max_pages, heads, all_lines, tiles, units, splits, tokens,
     page: gl.constexpr, stages: gl.constexpr, across: gl.constexpr, parts: gl.constexpr, left: gl.constexpr,
     is_whole: gl.constexpr, is_alone: gl.constexpr, registers: gl.constexpr, others: gl.constexpr,
-    bringing: gl.constexpr,
+    producing: gl.constexpr,
 ):  # fmt: skip
-    """Program: (share, row and part of its tokens, head). parts: of a row's tokens; left: room for those left over."""
+    """Program: (split, row and part of its tokens, head). parts: per row; left: padded size of the remainder."""
     keys: gl.constexpr = lines.block_shape[0]
     dtype: gl.constexpr = lines.dtype
     program = gl.program_id(0)
     head = program % heads
     unit = program // heads % units
-    share = program // (heads * units)
+    split = program // (heads * units)
     slot = unit // parts * tiles
     begin_token = unit % parts * across
     row = gl.load(tile_row + slot)
     first = gl.load(tile_start + slot) + begin_token
-    # A spare row has no keys: every share of it is empty, and the join makes zeros of that.
+    # An unused row has no keys. All its splits are empty, and combining them gives zeros.
     end = gl.where(row < 0, 0, gl.load(tile_cached + slot) + gl.load(tile_count + slot))
     table = tables + gl.maximum(row, 0) * max_pages
     per: gl.constexpr = page // keys
     whole = end // page
     blocks = whole * per + (end - whole * per * keys + keys - 1) // keys
-    begin = (share * blocks) // shares
-    stop = ((share + 1) * blocks) // shares
-    # Blocks up to middle lie within pages; limit keys are left from there on.
+    begin = (split * blocks) // splits
+    stop = ((split + 1) * blocks) // splits
+    # Blocks up to middle lie within pages; `limit` keys follow them.
     middle = gl.maximum(begin, gl.minimum(stop, whole * per))
     limit = end - gl.maximum(begin, whole * per) * keys
-    # What the only row held before this pass was written by passes before it.
+    # With one row, earlier passes wrote its cached keys: these blocks need not wait for this pass's append.
     early = begin
     if is_alone:
         early = gl.maximum(begin, gl.minimum(gl.minimum(middle, begin + stages), (end - tokens) // page * per))
     count = gl.minimum(tokens - begin_token, across)
-    mine = share * all_lines + head
+    mine = split * all_lines + head
 
     ring_k = gl.allocate_shared_memory(dtype, [stages, keys, 64], lines.layout)
     ring_v = gl.allocate_shared_memory(dtype, [stages, keys, 64], lines.layout)
@@ -330,11 +334,11 @@ def _frame_kernel(
         mbarrier.init(free.index(i), count=3)
     fence_async_shared()
     gdc_launch_dependents()
-    token_args = (
+    tile_args = (
         (query, mixed_out, top_out, total_out, ring_k, ring_v, has_k, has_v, free, head, heads, stride),
         (first, mine, count, begin, middle, stop, limit, scale),
     )
-    bring_args = (
+    producer_args = (
         (lines, pool, table, ring_k, ring_v, has_k, has_v, free, head, heads, begin),
         (middle, stop, whole, limit, early),
     )
@@ -342,53 +346,54 @@ def _frame_kernel(
     p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([left, keys], dtype)
     mine_q = gl.allocate_shared_memory(dtype, [left, 64], q_layout)
     mine_p = gl.allocate_shared_memory(dtype, [left, keys], p_layout)
-    # Those left over lie behind all whole parts; the last program of a row takes them.
+    # The remainder follows all full parts; the last program of a row processes it.
     over = gl.where(unit % parts == parts - 1, tokens - begin_token - across, 0)
-    left_args = (token_args[0], mine_q, mine_p, (first + across, mine, over, begin, middle, stop, limit, scale))
+    remainder_args = (tile_args[0], mine_q, mine_p, (first + across, mine, over, begin, middle, stop, limit, scale))
     gl.warp_specialize(
         [
-            (tokens_part, (token_args, 0, stages, is_whole)),
-            (tokens_part, (token_args, 1, stages, is_whole)),
-            (left_part, (left_args, stages, is_whole)),
-            (bring_part, (bring_args, page, stages)),
+            (_tile_consumer, (tile_args, 0, stages, is_whole)),
+            (_tile_consumer, (tile_args, 1, stages, is_whole)),
+            (_remainder_consumer, (remainder_args, stages, is_whole)),
+            (_producer, (producer_args, page, stages)),
         ],
         [4, 4, 4],
-        [registers, others, bringing],
+        [registers, others, producing],
     )
 
 
-def takes(query: Tensor, pool: Tensor, tokens: int) -> bool:
-    """Whether a pass runs here: whole tiles of tokens on Hopper, a query head for each of the keys, pages of few rests.
+def supports(query: Tensor, pool: Tensor, tokens: int) -> bool:
+    """Return whether this kernel supports a pass and is the faster one.
 
-    And few enough rows for their keys to be shared out: with more, programs for 64 tokens fill the chip by themselves,
-    and are faster. query: [rows * tokens, heads, width]; pool: as `make_pools` makes it.
+    It needs Hopper, one query head per KV head, nearly full tiles and pages with a small remainder. With so many rows
+    that their keys are not split, programs of 64 tokens fill the device and are faster. query: [rows * tokens, heads,
+    width]; pool: see `make_pools`.
     """
     page, kv_heads = pool.shape[2], pool.shape[3]
     count, heads, width = query.shape
     is_fit = query.is_cuda and query.dtype in _DTYPES and query.dtype == pool.dtype and is_hopper(query.device)
-    # What pages hold beyond whole blocks is gathered, which pays for little of them only.
+    # Keys beyond the full blocks of a page are gathered, which is slow.
     is_paged = page >= KEYS and page % KEYS <= page // 8 and pool.is_contiguous()
-    # A program has room for so many tokens whether they are there or not.
+    # A partly filled tile costs as much as a full one.
     is_full = parts_of(tokens)[0] * TOKENS <= tokens * 5 // 4
-    is_shared = shares_of(count // tokens, tokens, heads) > 1
-    return is_fit and is_paged and is_full and is_shared and heads == kv_heads and width == WIDTH
+    is_split = splits_of(count // tokens, tokens, heads) > 1
+    return is_fit and is_paged and is_full and is_split and heads == kv_heads and width == WIDTH
 
 
 def parts_of(tokens: int) -> tuple[int, int]:
-    """By how many programs a row's tokens are taken, and how many are left over behind those of the last."""
+    """Return the parts of a row's tokens, one per program, and the remainder after the last part."""
     over = tokens % TOKENS
-    if tokens > TOKENS and 0 < over <= MOST_LEFT:
+    if tokens > TOKENS and 0 < over <= MAX_REMAINDER:
         return tokens // TOKENS, over
     return -(-tokens // TOKENS), 0
 
 
-def shares_of(rows: int, tokens: int, heads: int) -> int:
-    """By how many programs the keys of each part of a row are taken: as many as run at once."""
-    return min(MOST_SHARES, max(1, PROCESSORS // (rows * parts_of(tokens)[0] * heads)))
+def splits_of(rows: int, tokens: int, heads: int) -> int:
+    """Return the KV splits of each part of a row: as many as run at once."""
+    return min(MAX_SPLITS, max(1, PROCESSORS // (rows * parts_of(tokens)[0] * heads)))
 
 
-def blocks_of(pool: Tensor) -> TensorDescriptor:
-    """What the copy engine takes blocks of keys and values of a pool by."""
+def descriptor_of(pool: Tensor) -> TensorDescriptor:
+    """Return the TMA descriptor of a pool's blocks of keys and values."""
     pages, halves, page, kv_heads, width = pool.shape
     layout = gl.NVMMASharedLayout.get_default_for([KEYS, width], _DTYPES[pool.dtype])
     lines = pool.view(pages * halves * page, kv_heads * width)
@@ -396,22 +401,22 @@ def blocks_of(pool: Tensor) -> TensorDescriptor:
 
 
 def attend(
-    query: Tensor, pool: Tensor, blocks: TensorDescriptor, fields: dict[str, Tensor], factor: float,
-    *, tokens: int, max_pages: int, shares: int,
+    query: Tensor, pool: Tensor, descriptor: TensorDescriptor, fields: dict[str, Tensor], factor: float,
+    *, tokens: int, max_pages: int, splits: int,
 ) -> Tensor:  # fmt: skip
-    """`split.attend_shared` of passes that `takes` takes. tokens: of each row; blocks: of the pool."""
+    """Attend as `split_kv.attend_split_kv` does, for passes that `supports` accepts. tokens: per row."""
     count, heads, width = query.shape
     rows, all_lines, (parts, over) = count // tokens, count * heads, parts_of(tokens)
     out = torch.empty((count, heads, width), dtype=query.dtype, device=query.device)
-    mixed, top, total = shared(out, shares)
-    _frame_kernel[(rows * parts * heads * shares,)](
-        query, pool, blocks, mixed, top, total, fields["row"], fields["start"], fields["count"], fields["cached"],
+    mixed, top, total = split_outputs(out, splits)
+    _dense_kernel[(rows * parts * heads * splits,)](
+        query, pool, descriptor, mixed, top, total, fields["row"], fields["start"], fields["count"], fields["cached"],
         fields["tables"], factor, query.stride(0), max_pages, heads, all_lines, len(fields["row"]) // rows,
-        rows * parts, shares, tokens,
-        page=pool.shape[2], stages=STAGES, across=TOKENS, parts=parts, left=8 if over <= 8 else MOST_LEFT,
-        is_whole=shares == 1, is_alone=rows == 1, registers=REGISTERS[0], others=REGISTERS[1], bringing=REGISTERS[2],
+        rows * parts, splits, tokens,
+        page=pool.shape[2], stages=STAGES, across=TOKENS, parts=parts, left=8 if over <= 8 else MAX_REMAINDER,
+        is_whole=splits == 1, is_alone=rows == 1, registers=REGISTERS[0], others=REGISTERS[1], producing=REGISTERS[2],
         num_warps=4, launch_pdl=True,
     )  # fmt: skip
-    if shares > 1:
-        join(mixed, top, total, out)
+    if splits > 1:
+        combine(mixed, top, total, out)
     return out

@@ -1,11 +1,15 @@
-"""Attention of passes that only read, for Hopper: flow steps of several requests. Used by `reading`.
+"""GQA-packed prefix attention for Hopper, written in Gluon: flow steps of several requests. Used by `prefix`.
 
-A row of 50 tokens whose eight query heads share one key head is 400 folded queries, which all see the same nine
-hundred keys. A program takes 128 of them and a share of the keys: there are as many shares as fill the chip, and
-`split` joins what they found. A program is made of groups of four warps: two take 64 queries each, one brings blocks
-of keys and values into a ring of shared memory. What a row's pages hold does not come from the kernel in front, so
-that it is brought while that still runs; queries and the row's own keys wait for it. Every sum has a fixed order: the
-same inputs, the same bits.
+A row of 50 tokens with eight query heads per KV head has 400 packed queries, which all attend to the same nine hundred
+keys. A program processes 128 of them and a split of the keys, with as many splits as fill the device; `split_kv`
+combines the results. A program has three warp groups (warp specialization): two consumers process 64 queries each, and
+the producer loads blocks of keys and values into a ring of shared memory. Cached keys do not depend on the previous
+kernel, so they are loaded while it still runs; queries and new keys wait for it. Every sum has a fixed order, so equal
+inputs give equal bits.
+
+Slots of the ring have a block of keys and one of values of one KV head. `has_k` and `has_v` signal a filled slot;
+`free_k` and `free_v` signal that all consumers are done with it. Blocks are counted along the row, cached ones first;
+block `begin` is a program's first and uses slot 0.
 """
 
 from __future__ import annotations
@@ -26,9 +30,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mstar_core.engine.attention.kernels.dense import soften
-from mstar_core.engine.attention.kernels.split_kv import join, shared
-from mstar_core.engine.attention.kernels.tile_heuristics import HOPPER_KEYS, Folds, fits_hopper
+from mstar_core.engine.attention.kernels.dense import online_softmax
+from mstar_core.engine.attention.kernels.split_kv import combine, split_outputs
+from mstar_core.engine.attention.kernels.tile_heuristics import HOPPER_KEYS, PackedQueries, fits_hopper
 from mstar_core.layers.kernels.launch import is_hopper
 
 if TYPE_CHECKING:
@@ -40,16 +44,16 @@ STAGES: Final = 2
 """Blocks in shared memory, beside 64 KiB of queries."""
 
 REGISTERS: Final = (232, 40)
-"""Of a thread of the groups with queries, and of that which brings keys, of 65,536."""
+"""Registers per thread of the consumers and of the producer, of 65,536 in all."""
 
 _DTYPES: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 @gluon.jit
 def _copy(into, source, stride, count):
-    """Ask for `count` lines of a block, zeros behind them: what nobody wrote may be no number, and zero times it too.
+    """Copy `count` lines of a block asynchronously and fill the rest with zeros, because unused memory may contain NaN.
 
-    source: of the first line; stride: elements from line to line.
+    source: the first line; stride: elements between lines.
     """
     lines: gl.constexpr = into.shape[0]
     width: gl.constexpr = into.shape[1]
@@ -62,8 +66,8 @@ def _copy(into, source, stride, count):
 
 
 @gluon.jit
-def _arrived():
-    """Wait for what this group has asked for; tensor cores read it the other way into shared memory."""
+def _wait_for_copies():
+    """Wait for this group's copies, and make them visible to the tensor cores' async proxy."""
     async_copy.commit_group()
     async_copy.wait_group(0)
     fence_async_shared()
@@ -71,10 +75,10 @@ def _arrived():
 
 
 @gluon.jit
-def _keep(mixed, top, total, mine_q, out, count, groups: gl.constexpr, is_whole: gl.constexpr):
-    """Write what the queries found, through the room of the queries themselves, and maxima and sums of a share.
+def _store_outputs(mixed, top, total, mine_q, out, count, groups: gl.constexpr, is_whole: gl.constexpr):
+    """Store the outputs through the queries' shared memory, and maxima and sums if the keys are split.
 
-    out: where the three go, the first line in them and the lines from token to token.
+    out: the three destinations, their first line, the first query, and the lines per token.
     """
     mixed_out, top_out, total_out, mine, first, heads = out
     layout: gl.constexpr = mixed.type.layout
@@ -97,8 +101,8 @@ def _keep(mixed, top, total, mine_q, out, count, groups: gl.constexpr, is_whole:
 
 
 @gluon.jit
-def _ask(query, mine_q, first, count, stride, groups: gl.constexpr):
-    """Ask for 64 folded queries from `first` on, zeros beyond `count`. query: of the row's first token and head."""
+def _copy_queries(query, mine_q, first, count, stride, groups: gl.constexpr):
+    """Copy 64 packed queries from `first` on, zeros beyond `count`. query: the row's first token and head."""
     width: gl.constexpr = mine_q.shape[1]
     across: gl.constexpr = 32 if width >= 256 else width // 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // across, across], [4, 1], [1, 0])
@@ -110,10 +114,10 @@ def _ask(query, mine_q, first, count, stride, groups: gl.constexpr):
 
 
 @gluon.jit
-def queries_part(args, part: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr, is_whole: gl.constexpr):
-    """What a group with queries does: 64 of them through blocks begin to stop, one thing after the other.
+def _consumer(args, part: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr, is_whole: gl.constexpr):
+    """Warp group that attends for 64 queries to blocks begin to stop, in sequence.
 
-    Another group multiplies meanwhile.
+    The other consumer keeps the tensor cores busy meanwhile.
     """
     query, mixed_out, top_out, total_out, query_stride, mine, first, heads, count = args[0]
     ring_q, ring_k, ring_v, has_k, has_v, free_k, free_v = args[1]
@@ -129,8 +133,8 @@ def queries_part(args, part: gl.constexpr, stages: gl.constexpr, groups: gl.cons
     first += part * 64
     count -= part * 64
     gdc_wait()
-    _ask(query, mine_q, first, count, query_stride, groups)
-    _arrived()
+    _copy_queries(query, mine_q, first, count, query_stride, groups)
+    _wait_for_copies()
     zero = gl.zeros([64, keys], gl.float32, scores)
     mixed = gl.zeros([64, width], gl.float32, layout)
     top = gl.full([64], -1.0e30, gl.float32, line)
@@ -143,7 +147,7 @@ def queries_part(args, part: gl.constexpr, stages: gl.constexpr, groups: gl.cons
         score = warpgroup_mma(mine_q, ring_k.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
         score = warpgroup_mma_wait(0, deps=(score,))
         mbarrier.arrive(free_k.index(slot), count=1)
-        weight, shrink, top, total = soften(score, top, total, scale, limit, True)
+        weight, shrink, top, total = online_softmax(score, top, total, scale, limit, True)
         mixed = mixed * gl.convert_layout(shrink, own)[:, None]
         taken = gl.convert_layout(weight.to(ring_k.dtype), weights)
         mbarrier.wait(has_v.index(slot), phase)
@@ -152,14 +156,14 @@ def queries_part(args, part: gl.constexpr, stages: gl.constexpr, groups: gl.cons
         mbarrier.arrive(free_v.index(slot), count=1)
     out = (mixed_out, top_out, total_out, mine, first, heads)
     top = gl.convert_layout(top, own)
-    _keep(mixed, top, gl.convert_layout(total, own), mine_q, out, count, groups, is_whole)
+    _store_outputs(mixed, top, gl.convert_layout(total, own), mine_q, out, count, groups, is_whole)
 
 
 @gluon.jit
-def bring_part(args, page: gl.constexpr, stages: gl.constexpr):
-    """What the group without queries does: bring blocks into the ring as it gets free.
+def _producer(args, page: gl.constexpr, stages: gl.constexpr):
+    """Warp group that loads blocks into free slots of the ring.
 
-    Those of the pages are there before the kernels in front end; a last one that is not whole, and the row's own, are
+    Full blocks of the pages are loaded before the previous kernel ends. A partial last block and the new keys are
     copied line by line.
     """
     lines, pool, key, value, key_stride, value_stride, line, column, table = args[0]
@@ -184,7 +188,7 @@ def bring_part(args, page: gl.constexpr, stages: gl.constexpr):
         phase = (i - begin) // stages & 1 ^ 1
         mbarrier.wait(free_k.index(slot), phase)
         mbarrier.wait(free_v.index(slot), phase)
-        # What both kinds of blocks have in common is kept in few registers: one way to copy, with a source of its own.
+        # One copy for both kinds of blocks, with a selected source, needs fewer registers.
         is_own = i >= held
         if is_own:
             gdc_wait()
@@ -195,43 +199,43 @@ def bring_part(args, page: gl.constexpr, stages: gl.constexpr):
         v_at = gl.where(is_own, value + before * value_stride, cached + page * line)
         _copy(ring_k.index(slot), k_at, gl.where(is_own, key_stride, line), limit)
         _copy(ring_v.index(slot), v_at, gl.where(is_own, value_stride, line), limit)
-        _arrived()
+        _wait_for_copies()
         mbarrier.arrive(has_k.index(slot), count=1)
         mbarrier.arrive(has_v.index(slot), count=1)
 
 
-_COUNTS: Final = ("tokens", "max_pages", "kv_heads", "all_lines", "tiles", "shares")
-"""Numbers of which nothing depends on whether they are one or even: the kernel is compiled once for all of them."""
+_COUNTS: Final = ("tokens", "max_pages", "kv_heads", "all_lines", "tiles", "splits")
+"""Arguments without specialization on 1 or divisibility, so that the kernel is compiled once."""
 
 
 @gluon.jit(do_not_specialize=_COUNTS)
-def _folded_kernel(
+def _gqa_packed_kernel(
     query, key, value, pool, lines, mixed_out, top_out, total_out, ends, tables, scale,
-    query_stride, key_stride, value_stride, tokens, max_pages, kv_heads, all_lines, tiles, shares,
+    query_stride, key_stride, value_stride, tokens, max_pages, kv_heads, all_lines, tiles, splits,
     page: gl.constexpr, groups: gl.constexpr, stages: gl.constexpr, is_whole: gl.constexpr,
-    registers: gl.constexpr, bringing: gl.constexpr,
+    registers: gl.constexpr, producing: gl.constexpr,
 ):  # fmt: skip
-    """Program: (row and key head, share, tile of its folded queries)."""
+    """Program: (row and KV head, split, tile of packed queries)."""
     keys: gl.constexpr = lines.block_shape[0]
     width: gl.constexpr = lines.block_shape[1]
     dtype: gl.constexpr = lines.dtype
     program = gl.program_id(0)
     tile = program % tiles
-    share = program // tiles % shares
-    row = program // (tiles * shares) // kv_heads
-    kv_head = program // (tiles * shares) % kv_heads
+    split = program // tiles % splits
+    row = program // (tiles * splits) // kv_heads
+    kv_head = program // (tiles * splits) % kv_heads
     end = gl.load(ends + row)
-    # Blocks of the row's pages, of which those up to middle are whole, then those of its own tokens.
+    # Blocks of the row's pages come first (full ones up to middle), then those of its new tokens.
     held = (end + keys - 1) // keys
     blocks = held + (tokens + keys - 1) // keys
-    begin = (share * blocks) // shares
-    stop = ((share + 1) * blocks) // shares
+    begin = (split * blocks) // splits
+    stop = ((split + 1) * blocks) // splits
     middle = gl.maximum(begin, gl.minimum(stop, end // keys))
     first = tile * (2 * 64)
     start = (row * tokens).to(gl.int64)
     heads = kv_heads * groups
     head = kv_head * groups
-    mine = share.to(gl.int64) * all_lines + start * heads + head
+    mine = split.to(gl.int64) * all_lines + start * heads + head
 
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, width], dtype)
     ring_q = gl.allocate_shared_memory(dtype, [2, 64, width], layout)
@@ -248,7 +252,7 @@ def _folded_kernel(
         mbarrier.init(free_v.index(i), count=2)
     fence_async_shared()
     gdc_launch_dependents()
-    queries_args = (
+    consumer_args = (
         (
             query + start * query_stride + head * width, mixed_out, top_out, total_out, query_stride, mine, first,
             heads, tokens * groups - first,
@@ -256,7 +260,7 @@ def _folded_kernel(
         (ring_q, ring_k, ring_v, has_k, has_v, free_k, free_v),
         (begin, stop, held, end, tokens, scale),
     )  # fmt: skip
-    bring_args = (
+    producer_args = (
         (
             lines, pool, key + start * key_stride + kv_head * width, value + start * value_stride + kv_head * width,
             key_stride, value_stride, kv_heads * width, kv_head * width, tables + row * max_pages,
@@ -266,22 +270,22 @@ def _folded_kernel(
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (queries_part, (queries_args, 0, stages, groups, is_whole)),
-            (queries_part, (queries_args, 1, stages, groups, is_whole)),
-            (bring_part, (bring_args, page, stages)),
+            (_consumer, (consumer_args, 0, stages, groups, is_whole)),
+            (_consumer, (consumer_args, 1, stages, groups, is_whole)),
+            (_producer, (producer_args, page, stages)),
         ],
         [4, 4],
-        [registers, bringing],
+        [registers, producing],
     )
 
 
-def takes(query: Tensor, pool: Tensor) -> bool:
-    """Whether a pass runs here: on Hopper, if it `fits_hopper`."""
+def supports(query: Tensor, pool: Tensor) -> bool:
+    """Return whether the kernel supports a pass: Hopper and `fits_hopper`."""
     return query.is_cuda and is_hopper(query.device) and fits_hopper(query, pool)
 
 
-def blocks_of(pool: Tensor) -> TensorDescriptor:
-    """What the copy engine takes blocks of keys and values of a pool by."""
+def descriptor_of(pool: Tensor) -> TensorDescriptor:
+    """Return the TMA descriptor of a pool's blocks of keys and values."""
     pages, halves, page, kv_heads, width = pool.shape
     layout = gl.NVMMASharedLayout.get_default_for([HOPPER_KEYS, width], _DTYPES[pool.dtype])
     lines = pool.view(pages * halves * page, kv_heads * width)
@@ -289,28 +293,29 @@ def blocks_of(pool: Tensor) -> TensorDescriptor:
 
 
 def attend(
-    given: tuple[Tensor, Tensor, Tensor], pool: Tensor, blocks: TensorDescriptor, fields: dict[str, Tensor],
-    factor: float, shape: PassShape, shares: int | None = None,
+    given: tuple[Tensor, Tensor, Tensor], pool: Tensor, descriptor: TensorDescriptor, fields: dict[str, Tensor],
+    factor: float, shape: PassShape, splits: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Attention of passes that `takes` takes: every token sees its row's pages and all of the row's own tokens.
+    """Attend to each row's pages and to all of its new tokens, for passes that `supports` accepts.
 
-    given: query [T, heads, width], key and value [T, kv_heads, width], of each the last two dimensions contiguous;
-    pool: as `make_pools` makes it, blocks: of it; fields: ends int32 [rows], tables int32 [rows * pages]; factor: the
-    scale times log2(e); shares: None: as many as fill the chip. Returns [T, heads, width] in the query's dtype.
+    given: query [T, heads, width], key and value [T, kv_heads, width], the last two dimensions of each contiguous;
+    pool: see `make_pools`; descriptor: of the pool; fields: ends int32 [rows], tables int32 [rows * pages]; factor: the
+    scale times log2(e); splits: KV splits, None for as many as fill the device. Returns [T, heads, width] in the
+    query's dtype.
     """
     query, key, value = given
     count, heads, width = query.shape
     page, kv_heads = pool.shape[2], pool.shape[3]
-    tiles, full = Folds.of(query, pool, shape).hopper
-    shares = shares or full
+    tiles, full = PackedQueries.of(query, pool, shape).hopper
+    splits = splits or full
     out = torch.empty((count, heads, width), dtype=query.dtype, device=query.device)
-    mixed, top, total = shared(out, shares)
-    _folded_kernel[(tiles * shares * shape.rows * kv_heads,)](
-        query, key, value, pool, blocks, mixed, top, total, fields["ends"], fields["tables"], factor,
+    mixed, top, total = split_outputs(out, splits)
+    _gqa_packed_kernel[(tiles * splits * shape.rows * kv_heads,)](
+        query, key, value, pool, descriptor, mixed, top, total, fields["ends"], fields["tables"], factor,
         query.stride(0), key.stride(0), value.stride(0), shape.tokens, shape.pages, kv_heads, count * heads, tiles,
-        shares, page=page, groups=heads // kv_heads, stages=STAGES, is_whole=shares == 1, registers=REGISTERS[0],
-        bringing=REGISTERS[1], num_warps=4, launch_pdl=True,
+        splits, page=page, groups=heads // kv_heads, stages=STAGES, is_whole=splits == 1, registers=REGISTERS[0],
+        producing=REGISTERS[1], num_warps=4, launch_pdl=True,
     )  # fmt: skip
-    if shares > 1:
-        join(mixed, top, total, out)
+    if splits > 1:
+        combine(mixed, top, total, out)
     return out

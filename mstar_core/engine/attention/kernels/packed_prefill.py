@@ -1,7 +1,7 @@
-"""Attention of packed prefixes on CUDA: one kernel rotates and leaves keys and values in the pages, one attends.
+"""Packed prefill attention without cached tokens: one kernel rotates and appends, another one attends.
 
-A tile is some tokens of one pass and one query head; it walks through the keys of its own pass where the projections
-and the rotation left them. Nothing is planned, and sums have a fixed order.
+A tile is some tokens of one pass and one query head. It reads the keys of its pass from the projections' output. There
+is no plan on the host, and sums have a fixed order. Used by captured prefixes on CUDA.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mstar_core.engine.attention.kernels.append import append
+from mstar_core.engine.attention.kernels.tile_heuristics import tiles_of
 from mstar_core.engine.attention.passes import LOG2E
 from mstar_core.layers.kernels.launch import has_large_shared_memory, launch_options
 
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
     from mstar_core.engine.attention.segments import PackedPrompts
 
 SHORT: Final = 1024
-"""Buckets up to so many tokens take tiles of 64, which with eight heads fill an H100; longer ones take 128 where a
-program has the 192 KiB that these need of heads of 256."""
+"""Buckets up to this many tokens use tiles of 64, which fill an H100 with eight heads. Longer ones use 128, if a
+program has the 192 KiB of shared memory that heads of 256 need."""
 
 KEYS: Final = 64
-"""Keys of one pass of the inner loop."""
+"""Keys per iteration of the inner loop."""
 
 
 @triton.jit
-def _packed_kernel(
+def _packed_prefill_kernel(
     query, key, value, out, tile_start, tile_count, tile_first, tile_end, scale, query_stride, key_stride,
     value_stride, out_stride, groups, width: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
     overlaps: tl.constexpr,
@@ -61,8 +62,8 @@ def _packed_kernel(
         values_at = value + (head // groups) * width + at[None, :]
         place = tl.arange(0, keys)
         for begin in range(first, end, keys):
-            # Past its end a pass reads its last token again: no load has a mask, no score is larger for it, and no
-            # other pass's numbers are touched. 32 bits: a bucket is far from 2^31 values, and registers are short.
+            # Past its end a pass reads its last token again, so loads need no mask, the maximum is unchanged, and no
+            # other pass is read. Offsets are 32-bit: a bucket has far fewer than 2^31 values, and registers are scarce.
             line = tl.minimum(begin + place, end - 1)
             k = tl.load(keys_at + line[None, :] * key_stride)
             v = tl.load(values_at + line[:, None] * value_stride)
@@ -73,14 +74,14 @@ def _packed_kernel(
             total = total * shrink + tl.sum(share, axis=1)
             mixed = tl.dot(share.to(v.dtype), v, mixed * shrink[:, None])
             top = higher
-        # Tokens that are nobody's have no keys and get zeros.
+        # Unused tokens have no keys and get zeros.
         made = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
         store = out + (start + token[:, None]) * out_stride + head * width + at[None, :]
         tl.store(store, made.to(out.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit
-def _place_kernel(
+def _rotate_append_kernel(
     packed, cosine, sine, places, pool, query, key, row_stride, page, heads, kv_heads,
     width: tl.constexpr, half: tl.constexpr, lines: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
@@ -109,7 +110,7 @@ def _place_kernel(
     into = key + (row * kv_heads + line - heads) * width + at
     tl.store(into, turned, mask=is_key)
     tl.store(into + half, behind, mask=is_key)
-    # Keys of a page come before its values.
+    # A page stores its keys before its values.
     is_value = (line >= heads + kv_heads) & inside
     at_page = tl.where(is_value, (place + page) * kv_heads + line - heads - kv_heads, place * kv_heads + line - heads)
     kept = (line >= heads) & inside & (place >= 0)
@@ -117,46 +118,42 @@ def _place_kernel(
     tl.store(pool + at_page * width + at + half, behind, mask=kept)
 
 
-class PagedFixedPacked:
-    """Packed attention of one bucket: up to `rows` passes of `tokens` tokens in all."""
+class PackedPrefillAttention:
+    """Packed prefill attention of one bucket: up to `rows` passes with `tokens` tokens in total."""
 
     def __init__(self, pools: list[Tensor], page_size: int, tokens: int, rows: int) -> None:
         self._pools = pools
         self._page_size = page_size
         self._tokens = tokens
         self._block = 128 if tokens > SHORT and has_large_shared_memory(pools[0].device) else 64
-        # Each pass, and what is left of the bucket after them, may end in a tile that is not full.
+        # Each pass, and the unused rest of the bucket, may end in a partial tile.
         self._tiles = -(-tokens // self._block) + rows
 
     @property
     def fields(self) -> Fields:
-        """See FixedPacked. first, end: tokens of the tile's pass; start, count: those of the tile."""
+        """See FixedPacked. first, end: tokens of the tile's pass; start, count: tokens of the tile."""
         tiles = {name: (torch.int32, self._tiles) for name in ("start", "count", "first", "end")}
         return {"places": (torch.int64, self._tokens), **tiles}
 
-    def view(self, device: dict[str, Tensor]) -> PagedPackedView:
+    def view(self, device: dict[str, Tensor]) -> PackedPrefillView:
         """See FixedPacked."""
-        return PagedPackedView(self._pools, self._page_size, self._block, device)
+        return PackedPrefillView(self._pools, self._page_size, self._block, device)
 
     def values(self, prompts: PackedPrompts) -> dict[str, np.ndarray]:
-        """See FixedPacked. Tiles past the last have no tokens; those of nobody's tokens have no keys."""
-        starts, block = prompts.starts, self._block
-        counts = np.append(prompts.counts, self._tokens - starts[-1])
-        tiles = -(-counts // block)
-        of = np.repeat(np.arange(len(counts)), tiles)
-        within = (np.arange(len(of)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
-        ends = np.append(starts[1:], starts[-1])
+        """See FixedPacked. Unused tiles have no tokens; tiles of unused tokens have no keys."""
+        starts = prompts.starts
+        of, within, count = tiles_of(prompts, self._tokens, self._block)
         return {
             "places": prompts.places(self._page_size, self._tokens, -1),
             "start": starts[of] + within,
-            "count": np.minimum(counts[of] - within, block),
+            "count": count,
             "first": starts[of],
-            "end": ends[of],
+            "end": np.append(starts[1:], starts[-1])[of],
         }
 
 
-class PagedPackedView:
-    """The KVView of one bucket."""
+class PackedPrefillView:
+    """KVView of one bucket."""
 
     def __init__(self, pools: list[Tensor], page_size: int, block: int, device: dict[str, Tensor]) -> None:
         self._pools = pools
@@ -183,7 +180,7 @@ class PagedPackedView:
             return None
         rows = packed.shape[0]
         query, key = packed.new_empty((rows, heads, width)), packed.new_empty((rows, kv_heads, width))
-        _place_kernel[(rows,)](
+        _rotate_append_kernel[(rows,)](
             packed, *rotation, self._device["places"], pool, query, key, packed.stride(0), self._page_size, heads,
             kv_heads, width=width, half=half, lines=triton.next_power_of_2(heads + 2 * kv_heads), num_warps=4,
             **launch_options(packed.device),
@@ -195,7 +192,7 @@ class PagedPackedView:
         tokens, heads, width = query.shape
         out = torch.empty((tokens, heads, width), dtype=query.dtype, device=query.device)
         tile = self._device
-        _packed_kernel[(heads, len(tile["start"]))](
+        _packed_prefill_kernel[(heads, len(tile["start"]))](
             query, key, value, out, tile["start"], tile["count"], tile["first"], tile["end"],
             (width**-0.5 if scale is None else scale) * LOG2E, query.stride(0), key.stride(0), value.stride(0),
             out.stride(0), heads // key.shape[1], width=width, block=self._block, keys=KEYS,

@@ -1,12 +1,11 @@
-"""Attention of packed tokens over the pages, in one kernel of fixed grid. Used by captured prompts and passes on CUDA.
+"""Paged prefill attention (causal) over packed prompt chunks, in one kernel with a fixed grid. For captured prefill.
 
-A tile is up to BLOCK tokens of one piece and one query head. Tiles beyond those in use do nothing, tokens beyond the
-last prompt get zeros. Nothing is planned: a tile says where it begins, and its row's page table says the rest.
+A tile is some tokens of one chunk and one query head. Unused tiles do nothing, and unused tokens get zeros. There is no
+plan on the host: a tile gives its first token, and the row's page table gives its keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,30 +13,25 @@ import torch
 import triton
 import triton.language as tl
 
-from mstar_core.engine.attention.block import Block
 from mstar_core.engine.attention.kernels.append import append
-from mstar_core.engine.attention.kernels.split_kv import BLOCK, attend_shared, blocks_of, shares_of
-from mstar_core.engine.attention.passes import LOG2E, NOTHING, written
+from mstar_core.engine.attention.kernels.tile_heuristics import tiles_of
+from mstar_core.engine.attention.passes import LOG2E
 from mstar_core.engine.attention.static import Staging
-from mstar_core.layers.kernels.gluon import gluon_kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from triton.tools.tensor_descriptor import TensorDescriptor
 
-    from mstar_core.engine.attention.block import Fields, Values
-    from mstar_core.engine.attention.passes import PassShape
     from mstar_core.engine.attention.segments import PackedPrompts
 
 KEYS: Final = 64
-"""Keys of one pass of the inner loop."""
+"""Keys per iteration of the inner loop."""
 
 SHORT: Final = 256
-"""Buckets up to so many tokens take small tiles: there are too few large ones to fill the chip."""
+"""Buckets up to this many tokens use small tiles, because large ones would not fill the device."""
 
 
 @triton.jit
-def _prompt_kernel(
+def _paged_prefill_kernel(
     query, pool, out, tile_row, tile_start, tile_count, tile_cached, tables, scale, query_stride, out_stride,
     max_pages, kv_heads, groups, page: tl.constexpr, width: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
 ):  # fmt: skip
@@ -81,8 +75,8 @@ def _prompt_kernel(
             tl.store(store, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
 
 
-class PagedFixedSegments:
-    """Prompt attention of one bucket: persistent buffers, one append and one attention kernel per layer."""
+class PagedPrefillAttention:
+    """Prefill attention of one bucket, with persistent buffers: one append and one attention kernel per layer."""
 
     def __init__(self, pools: list[Tensor], page_size: int, tokens: int, rows: int, max_pages: int) -> None:
         self._pools = pools
@@ -91,7 +85,7 @@ class PagedFixedSegments:
         self._rows = rows
         self._max_pages = max_pages
         self._block = 32 if tokens <= SHORT else 64
-        # Each piece, and what is left of the bucket after them, may end in a tile that is not full.
+        # Each chunk, and the unused rest of the bucket, may end in a partial tile.
         self._tiles = -(-tokens // self._block) + rows
         fields = {
             "places": (torch.int64, tokens),
@@ -104,23 +98,19 @@ class PagedFixedSegments:
         self._staging = Staging(fields, pools[0].device)
 
     @property
-    def view(self) -> PagedFixedSegments:
-        """See FixedSegments: this object."""
+    def view(self) -> PagedPrefillAttention:
+        """See FixedSegments."""
         return self
 
     def prepare(self, prompts: PackedPrompts) -> None:
         """See FixedSegments."""
-        host, pieces, block, starts = self._staging.next(), len(prompts.rows), self._block, prompts.starts
+        host, pieces = self._staging.next(), len(prompts.rows)
         host["places"][:] = prompts.places(self._page_size, self._tokens, -1)
-        counts = np.append(prompts.counts, self._tokens - starts[-1])
-        tiles = -(-counts // block)
-        of = np.repeat(np.arange(pieces + 1), tiles)
+        of, within, count = tiles_of(prompts, self._tokens, self._block)
         used = len(of)
-        # Token of its piece at which each tile begins.
-        within = (np.arange(used) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
         host["row"][:used] = np.where(of < pieces, of, -1)
-        host["start"][:used] = starts[of] + within
-        host["count"][:used] = np.minimum(counts[of] - within, block)
+        host["start"][:used] = prompts.starts[of] + within
+        host["count"][:used] = count
         host["count"][used:] = 0
         host["cached"][:used] = np.append(prompts.cached, 0)[of] + within
         widest = int((-(-(prompts.cached + prompts.counts) // self._page_size)).max(initial=0))
@@ -135,104 +125,9 @@ class PagedFixedSegments:
         heads, width = query.shape[1:]
         out = torch.empty((self._tokens, heads, width), dtype=query.dtype, device=query.device)
         factor = (width**-0.5 if scale is None else scale) * LOG2E
-        _prompt_kernel[(self._tiles, heads)](
+        _paged_prefill_kernel[(self._tiles, heads)](
             query, pool, out, fields["row"], fields["start"], fields["count"], fields["cached"], fields["tables"],
             factor, query.stride(0), out.stride(0), self._max_pages, pool.shape[3], heads // pool.shape[3],
             page=self._page_size, width=width, block=self._block, keys=KEYS, num_warps=4, num_stages=2,
         )  # fmt: skip
         return out
-
-
-class PagedFixedPasses:
-    """Attention of one bucket of passes that append: every token of a row sees all of the row.
-
-    Two kernels, or three where the tiles are too few to fill the chip. shares: by how many programs each tile's keys
-    are taken; None: by as many as fill the chip.
-    """
-
-    def __init__(
-        self, pools: list[Tensor], page_size: int, shape: PassShape, shares: int | None = None,
-        beside: Fields = NOTHING,
-    ) -> None:  # fmt: skip
-        self._pools = pools
-        self._page_size = page_size
-        self._shape = shape
-        self._shares = shares
-        self._tiles = -(-shape.tokens // BLOCK)
-        tiles = shape.rows * self._tiles
-        fields = {
-            "places": (torch.int64, shape.rows * shape.tokens),
-            "row": (torch.int32, tiles),
-            "start": (torch.int32, tiles),
-            "count": (torch.int32, tiles),
-            "cached": (torch.int32, tiles),
-            "tables": (torch.int32, shape.rows * shape.pages),
-        }
-        self._block = Block({**fields, **beside}, pools[0].device)
-        self._blocks: dict[int, TensorDescriptor] = {}
-        self._frames: dict[int, object] = {}
-
-    @property
-    def device(self) -> Mapping[str, Tensor]:
-        """See FixedPasses."""
-        return self._block.device
-
-    @property
-    def view(self) -> PagedFixedPasses:
-        """See FixedPasses: this object."""
-        return self
-
-    def forget(self) -> None:
-        """See FixedPasses: nothing is kept."""
-
-    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray, beside: Values = NOTHING) -> None:
-        """See FixedPasses."""
-        shape, count = self._shape, len(rows)
-        within = np.arange(self._tiles) * BLOCK
-        sizes = np.minimum(shape.tokens - within, BLOCK)
-        known = np.full(shape.rows, -1)
-        known[:count] = np.arange(count)
-        # The kernel sees up to `cached + count` of a tile: the whole row, whichever of its tiles.
-        held = np.zeros(shape.rows, dtype=np.int64)
-        held[:count] = cached + shape.tokens
-        own = np.zeros((shape.rows, shape.pages), dtype=np.int32)
-        own[:count] = tables[rows, : shape.pages]
-        self._block.send({
-            **beside,
-            "places": written(rows, cached, tables, self._page_size, shape, -1),
-            "row": np.repeat(known, self._tiles),
-            "start": (np.arange(shape.rows)[:, None] * shape.tokens + within).reshape(-1),
-            "count": np.tile(sizes, shape.rows),
-            "cached": (held[:, None] - sizes).reshape(-1),
-            "tables": own.reshape(-1),
-        })  # fmt: skip
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-        """See KVView."""
-        append(self._pools[layer], self._page_size, self._block.device["places"], key, value)
-        return self.attend_placed(layer, query, scale)
-
-    def places(self, layer: int) -> tuple[Tensor, Tensor]:
-        """See PlacedView."""
-        return self._pools[layer], self._block.device["places"]
-
-    def attend_placed(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
-        """See PlacedView."""
-        pool, shape = self._pools[layer], self._shape
-        heads, width = query.shape[1:]
-        factor = (width**-0.5 if scale is None else scale) * LOG2E
-        frames = gluon_kernels("mstar_core.engine.attention.kernels.dense", "frames") if query.is_cuda else None
-        if frames and frames.takes(query, pool, shape.tokens):
-            if layer not in self._frames:
-                self._frames[layer] = frames.blocks_of(pool)
-            whole: Tensor = frames.attend(
-                query, pool, self._frames[layer], self._block.device, factor, tokens=shape.tokens,
-                max_pages=shape.pages, shares=self._shares or frames.shares_of(shape.rows, shape.tokens, heads),
-            )  # fmt: skip
-            return whole
-        if layer not in self._blocks:
-            self._blocks[layer] = blocks_of(pool)
-        return attend_shared(
-            query, pool, self._blocks[layer], self._block.device, factor, max_pages=shape.pages,
-            shares=self._shares or shares_of(shape.rows * self._tiles, heads),
-        )  # fmt: skip

@@ -1,10 +1,10 @@
-"""Attention of passes that only read, in fixed shapes: flow steps over a cached prefix. For captured passes on CUDA.
+"""Prefix attention: passes that attend to a cached prefix and to their own tokens without appending.
 
-The keys of a pass are those of its row's pages and, behind them, its own, which are read where the projections left
-them: nothing is gathered, folded or copied. Few rows make few tiles, so their keys are shared out among programs and a
-second kernel joins what they found. Where that makes few programs even with one block of keys for each, they read what
-the cache has of it while the projections in front still run; others are taken by `folded` on Hopper. Sums have a fixed
-order: the same inputs give the same bits.
+Flow steps are such passes. Used by captured passes on CUDA, in fixed shapes. Keys of the prefix are read from the pages
+and new keys from the projections' output, without a copy. Few rows give few tiles, so several programs split a row's
+keys and a second kernel combines their results. If all tiles and key blocks fit the device at once, each program has
+one block and loads its cached part while the projections before still run. Otherwise `gqa_packed` runs on Hopper, and a
+split-KV kernel on other devices. Sums have a fixed order, so equal inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mstar_core.engine.attention.block import Block
-from mstar_core.engine.attention.kernels.tile_heuristics import FOLDED, HELD_FOLDED, HELD_KEYS, Folds
+from mstar_core.engine.attention.kernels.tile_heuristics import QUERIES, SINGLE_KEYS, SINGLE_QUERIES, PackedQueries
 from mstar_core.engine.attention.passes import LOG2E, NOTHING
 from mstar_core.layers.kernels.gluon import gluon_kernels
 from mstar_core.layers.kernels.launch import launch_options
@@ -34,34 +34,36 @@ Given: TypeAlias = "tuple[Tensor, Tensor, Tensor]"
 """Query [T, heads, width], key and value [T, kv_heads, width]; the last two dimensions of each are contiguous."""
 
 KEYS: Final = 64
-"""Keys of one pass of the inner loop."""
+"""Keys per iteration of the inner loop."""
 
-JOINED: Final = 4
-"""Lines of one program that joins shares."""
+GQA_PACKED: Final = "mstar_core.engine.attention.kernels.gqa_packed"
+
+COMBINED: Final = 4
+"""Lines per program that combines splits."""
 
 
 @triton.jit
-def _read_kernel(
+def _prefix_kernel(
     query, key, value, pool, out, mixed_out, top_out, total_out, ends, tables, scale,
     query_stride, key_stride, value_stride, tokens, max_pages, kv_heads, lines,
     page: tl.constexpr, width: tl.constexpr, groups: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
     is_whole: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
-    share = tl.program_id(1)
+    split = tl.program_id(1)
     row = tl.program_id(2) // kv_heads
     kv_head = tl.program_id(2) % kv_heads
-    folded = tl.program_id(0) * block + tl.arange(0, block)
-    inside = folded < tokens * groups
+    query_at = tl.program_id(0) * block + tl.arange(0, block)
+    inside = query_at < tokens * groups
     at = tl.arange(0, width)
-    token = row * tokens + folded // groups
-    head = kv_head * groups + folded % groups
+    token = row * tokens + query_at // groups
+    head = kv_head * groups + query_at % groups
     if overlaps:
         gdc_launch_dependents()
         gdc_wait()
     end = tl.load(ends + row)
     count = end + tokens
     each = tl.cdiv(tl.cdiv(count, keys), tl.num_programs(1)) * keys
-    begin = share * each
+    begin = split * each
     stop = tl.minimum(begin + each, count)
     load = query + token.to(tl.int64)[:, None] * query_stride + (head * width)[:, None] + at[None, :]
     q = tl.load(load, mask=inside[:, None], other=0.0)
@@ -76,7 +78,7 @@ def _read_kernel(
         is_cached = place < end
         number = tl.load(tables + row * max_pages + place // page, mask=is_cached, other=0).to(tl.int64)
         offset = (number * (2 * page) + place % page) * line
-        # What is not in the pages is the pass's own, at its number behind them.
+        # New keys follow the cached ones.
         mine = (row * tokens + place - end).to(tl.int64)
         k_at = tl.where(is_cached, cached + offset, key + kv_head * width + mine * key_stride)
         k = tl.load(k_at[None, :] + at[:, None], mask=known[None, :], other=0.0)
@@ -94,27 +96,27 @@ def _read_kernel(
         store = out + own[:, None] * width + at[None, :]
         tl.store(store, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
     else:
-        own += share.to(tl.int64) * lines
+        own += split.to(tl.int64) * lines
         tl.store(mixed_out + own[:, None] * width + at[None, :], mixed, mask=inside[:, None])
         tl.store(top_out + own, top, mask=inside)
         tl.store(total_out + own, total, mask=inside)
 
 
 @triton.jit
-def _hold_kernel(
+def _prefix_single_block_kernel(
     query, key, value, pool, mixed_out, top_out, total_out, ends, tables, scale,
     query_stride, key_stride, value_stride, tokens, max_pages, kv_heads, lines,
     page: tl.constexpr, width: tl.constexpr, groups: tl.constexpr, block: tl.constexpr, keys: tl.constexpr,
     overlaps: tl.constexpr,
 ):  # fmt: skip
-    """A share of one block of keys: what the cache has of it is here before the queries are."""
-    share = tl.program_id(1)
+    """Attend to one block of keys, whose cached part is loaded before the queries are ready."""
+    split = tl.program_id(1)
     row = tl.program_id(2) // kv_heads
     kv_head = tl.program_id(2) % kv_heads
     if overlaps:
         gdc_launch_dependents()
     end = tl.load(ends + row)
-    place = share * keys + tl.arange(0, keys)
+    place = split * keys + tl.arange(0, keys)
     at = tl.arange(0, width)
     is_cached = place < end
     number = tl.load(tables + row * max_pages + place // page, mask=is_cached, other=0).to(tl.int64)
@@ -124,15 +126,15 @@ def _hold_kernel(
     v = tl.load((cached + page * line)[:, None] + at[None, :], mask=is_cached[:, None], other=0.0)
     if overlaps:
         gdc_wait()
-    folded = tl.program_id(0) * block + tl.arange(0, block)
-    inside = folded < tokens * groups
-    token = row * tokens + folded // groups
-    head = kv_head * groups + folded % groups
+    query_at = tl.program_id(0) * block + tl.arange(0, block)
+    inside = query_at < tokens * groups
+    token = row * tokens + query_at // groups
+    head = kv_head * groups + query_at % groups
     load = query + (token * query_stride + head * width)[:, None] + at[None, :]
     q = tl.load(load, mask=inside[:, None], other=0.0)
     known = place < end + tokens
-    if (share + 1) * keys > end:
-        # What is not in the pages is the pass's own, at its number behind them; what was read of it is zero.
+    if (split + 1) * keys > end:
+        # New keys follow the cached ones. The loads above gave zeros for them.
         mine = known & (place >= end)
         own_at = row * tokens + place - end
         k += tl.load(
@@ -143,18 +145,18 @@ def _hold_kernel(
         )
     score = tl.where(known[None, :], tl.dot(q, k) * scale, -1.0e30)
     top = tl.max(score, axis=1)
-    # A share behind the last key has nothing but such scores, of which no difference may be taken.
+    # A block after the last key has only masked scores. Without this mask their weights would be 1.
     weight = tl.where(known[None, :], tl.exp2(score - top[:, None]), 0.0)
     mixed = tl.dot(weight.to(v.dtype), v)
-    own = share.to(tl.int64) * lines + token * (kv_heads * groups) + head
+    own = split.to(tl.int64) * lines + token * (kv_heads * groups) + head
     tl.store(mixed_out + own[:, None] * width + at[None, :], mixed, mask=inside[:, None])
     tl.store(top_out + own, top, mask=inside)
     tl.store(total_out + own, tl.sum(weight, axis=1), mask=inside)
 
 
 @triton.jit
-def _join_kernel(
-    mixed_in, top_in, total_in, out, lines, shares, width: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr
+def _combine_kernel(
+    mixed_in, top_in, total_in, out, lines, splits, width: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr
 ):
     line = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = line < lines
@@ -163,12 +165,12 @@ def _join_kernel(
         gdc_launch_dependents()
         gdc_wait()
     highest = tl.full((block,), -1.0e30, tl.float32)
-    for share in range(0, shares):
-        highest = tl.maximum(highest, tl.load(top_in + share * lines + line, mask=inside, other=-1.0e30))
+    for split in range(0, splits):
+        highest = tl.maximum(highest, tl.load(top_in + split * lines + line, mask=inside, other=-1.0e30))
     total = tl.zeros((block,), tl.float32)
     mixed = tl.zeros((block, width), tl.float32)
-    for share in range(0, shares):
-        own = share * lines + line
+    for split in range(0, splits):
+        own = split * lines + line
         weight = tl.exp2(tl.load(top_in + own, mask=inside, other=-1.0e30) - highest)
         total += weight * tl.load(total_in + own, mask=inside, other=1.0)
         mixed += weight[:, None] * tl.load(mixed_in + own[:, None] * width + at[None, :], mask=inside[:, None], other=0)
@@ -177,18 +179,18 @@ def _join_kernel(
 
 
 @triton.jit
-def _gather_kernel(
-    mixed_in, top_in, total_in, out, lines, shares, width: tl.constexpr, most: tl.constexpr, overlaps: tl.constexpr
+def _combine_few_kernel(
+    mixed_in, top_in, total_in, out, lines, splits, width: tl.constexpr, most: tl.constexpr, overlaps: tl.constexpr
 ):
-    """The same for few shares: one line, all of whose shares are asked for at once."""
+    """Combine few splits: one line per program, with all splits loaded at once."""
     line = tl.program_id(0).to(tl.int64)
-    share = tl.arange(0, most)
+    split = tl.arange(0, most)
     at = tl.arange(0, width)
     if overlaps:
         gdc_launch_dependents()
         gdc_wait()
-    own = share * lines + line
-    known = share < shares
+    own = split * lines + line
+    known = split < splits
     top = tl.load(top_in + own, mask=known, other=-1.0e30)
     total = tl.load(total_in + own, mask=known, other=0.0)
     mixed = tl.load(mixed_in + own[:, None] * width + at[None, :], mask=known[:, None], other=0.0)
@@ -197,8 +199,8 @@ def _gather_kernel(
     tl.store(out + line * width + at, made.to(out.dtype.element_ty))
 
 
-class PagedFixedReads:
-    """Attention of one bucket of passes that read: every token sees all of its row's cache and of its own pass."""
+class PagedPrefixAttention:
+    """Prefix attention of one bucket: every token attends to its row's cache and to all tokens of its own pass."""
 
     def __init__(self, pools: list[Tensor], page_size: int, shape: PassShape, beside: Fields = NOTHING) -> None:
         self._pools = pools
@@ -206,7 +208,7 @@ class PagedFixedReads:
         self._shape = shape
         fields = {"ends": (torch.int32, shape.rows), "tables": (torch.int32, shape.rows * shape.pages)}
         self._block = Block({**fields, **beside}, pools[0].device)
-        self._folded: dict[int, object] = {}
+        self._descriptors: dict[int, object] = {}
 
     @property
     def device(self) -> Mapping[str, Tensor]:
@@ -214,61 +216,57 @@ class PagedFixedReads:
         return self._block.device
 
     @property
-    def view(self) -> PagedFixedReads:
-        """See FixedPasses: this object."""
+    def view(self) -> PagedPrefixAttention:
+        """See FixedPasses."""
         return self
 
     def forget(self) -> None:
-        """See FixedPasses: nothing is kept."""
+        """See FixedPasses."""
 
     def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray, beside: Values = NOTHING) -> None:
-        """See FixedPasses. A row that is nobody's has nothing in its cache and sees its own tokens."""
+        """See FixedPasses. An unused row has no cached keys and attends to its own tokens."""
         own = tables[rows, : self._shape.pages]
         self._block.send({**beside, "ends": cached, "tables": own})
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView. The last two dimensions of each are contiguous."""
         pool, shape = self._pools[layer], self._shape
-        width, given, folds = query.shape[2], (query, key, value), Folds.of(query, pool, shape)
+        width, given, queries = query.shape[2], (query, key, value), PackedQueries.of(query, pool, shape)
         factor = (width**-0.5 if scale is None else scale) * LOG2E
-        if folds.held is not None:
-            return self._held(given, pool, factor, (*folds.held, folds.each))
-        folded = (
-            gluon_kernels("mstar_core.engine.attention.kernels.gqa_packed", "flow steps of several requests")
-            if query.is_cuda
-            else None
-        )
-        if folded is None or not folded.takes(query, pool):
-            return self._read(given, pool, factor, (*folds.shared, folds.each))
-        if layer not in self._folded:
-            self._folded[layer] = folded.blocks_of(pool)
-        found: Tensor = folded.attend(given, pool, self._folded[layer], self._block.device, factor, shape)
+        if queries.single_block is not None:
+            return self._attend_single_block(given, pool, factor, (*queries.single_block, queries.groups))
+        hopper = gluon_kernels(GQA_PACKED, "flow steps of several requests") if query.is_cuda else None
+        if hopper is None or not hopper.supports(query, pool):
+            return self._attend_split_kv(given, pool, factor, (*queries.split_kv, queries.groups))
+        if layer not in self._descriptors:
+            self._descriptors[layer] = hopper.descriptor_of(pool)
+        found: Tensor = hopper.attend(given, pool, self._descriptors[layer], self._block.device, factor, shape)
         return found
 
-    def _held(self, given: Given, pool: Tensor, factor: float, grid: tuple[int, int, int]) -> Tensor:
-        """By a program for every tile and block of keys. grid: tiles, blocks, rows times key heads."""
+    def _attend_single_block(self, given: Given, pool: Tensor, factor: float, grid: tuple[int, int, int]) -> Tensor:
+        """Attend with one program per tile and block of keys. grid: tiles, blocks, rows times KV heads."""
         query = given[0]
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        mixed, top, total = _found(grid[1], out)
-        _hold_kernel[grid](
-            *given, pool, mixed, top, total, *self._sizes(given, pool, factor), block=HELD_FOLDED, keys=HELD_KEYS,
+        mixed, top, total = _split_outputs(grid[1], out)
+        _prefix_single_block_kernel[grid](
+            *given, pool, mixed, top, total, *self._sizes(given, pool, factor), block=SINGLE_QUERIES, keys=SINGLE_KEYS,
             **self._options(query, pool),
         )  # fmt: skip
-        return _gathered(mixed, top, total, out)
+        return _combine_few(mixed, top, total, out)
 
-    def _read(self, given: Given, pool: Tensor, factor: float, grid: tuple[int, int, int]) -> Tensor:
-        """By as many programs as fill the chip. grid: tiles, shares of keys, rows times key heads."""
-        query, shares = given[0], grid[1]
+    def _attend_split_kv(self, given: Given, pool: Tensor, factor: float, grid: tuple[int, int, int]) -> Tensor:
+        """Attend with enough KV splits to fill the device. grid: tiles, splits, rows times KV heads."""
+        query, splits = given[0], grid[1]
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        mixed, top, total = _found(shares, out) if shares > 1 else (out, out, out)
-        _read_kernel[grid](
-            *given, pool, out, mixed, top, total, *self._sizes(given, pool, factor), block=FOLDED, keys=KEYS,
-            is_whole=shares == 1, num_stages=2, **self._options(query, pool),
+        mixed, top, total = _split_outputs(splits, out) if splits > 1 else (out, out, out)
+        _prefix_kernel[grid](
+            *given, pool, out, mixed, top, total, *self._sizes(given, pool, factor), block=QUERIES, keys=KEYS,
+            is_whole=splits == 1, num_stages=2, **self._options(query, pool),
         )  # fmt: skip
-        return out if shares == 1 else _joined(mixed, top, total, out)
+        return out if splits == 1 else _combine(mixed, top, total, out)
 
     def _sizes(self, given: Given, pool: Tensor, factor: float) -> tuple[Any, ...]:
-        """What both kernels take behind where they write."""
+        """Return the arguments of both kernels after their outputs."""
         fields, shape, query = self._block.device, self._shape, given[0]
         strides = (each.stride(0) for each in given)
         return (
@@ -277,39 +275,33 @@ class PagedFixedReads:
         )  # fmt: skip
 
     def _options(self, query: Tensor, pool: Tensor) -> dict[str, int]:
-        """And how both are built."""
-        groups, width = query.shape[1] // pool.shape[3], query.shape[2]
-        return {
-            "page": self._page_size,
-            "width": width,
-            "groups": groups,
-            "num_warps": 8,
-            **launch_options(query.device),
-        }
+        """Return the compile-time arguments of both kernels."""
+        sizes = {"page": self._page_size, "width": query.shape[2], "groups": query.shape[1] // pool.shape[3]}
+        return {**sizes, "num_warps": 8, **launch_options(query.device)}
 
 
-def _found(shares: int, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for what each share finds: sums [S, lines, width], highest scores and totals [S, lines], float32."""
+def _split_outputs(splits: int, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Allocate float32 results of each split: weighted sums [S, lines, width], maxima and totals [S, lines]."""
     lines, width = out.shape[0] * out.shape[1], out.shape[2]
-    mixed = torch.empty((shares, lines, width), dtype=torch.float32, device=out.device)
-    top, total = torch.empty((2, shares, lines), dtype=torch.float32, device=out.device).unbind()
+    mixed = torch.empty((splits, lines, width), dtype=torch.float32, device=out.device)
+    top, total = torch.empty((2, splits, lines), dtype=torch.float32, device=out.device).unbind()
     return mixed, top, total
 
 
-def _gathered(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> Tensor:
-    """`out`, of few shares of few lines."""
-    shares, lines, width = mixed.shape
-    _gather_kernel[(lines,)](
-        mixed, top, total, out, lines, shares, width=width, most=triton.next_power_of_2(shares), num_warps=2,
+def _combine_few(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> Tensor:
+    """Combine few splits of few lines into `out`."""
+    splits, lines, width = mixed.shape
+    _combine_few_kernel[(lines,)](
+        mixed, top, total, out, lines, splits, width=width, most=triton.next_power_of_2(splits), num_warps=2,
         **launch_options(out.device),
     )  # fmt: skip
     return out
 
 
-def _joined(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> Tensor:
-    """`out`, of any number of either."""
-    shares, lines, width = mixed.shape
-    _join_kernel[(triton.cdiv(lines, JOINED),)](
-        mixed, top, total, out, lines, shares, width=width, block=JOINED, num_warps=4, **launch_options(out.device)
+def _combine(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> Tensor:
+    """Combine any number of splits and lines into `out`."""
+    splits, lines, width = mixed.shape
+    _combine_kernel[(triton.cdiv(lines, COMBINED),)](
+        mixed, top, total, out, lines, splits, width=width, block=COMBINED, num_warps=4, **launch_options(out.device)
     )
     return out

@@ -1,50 +1,61 @@
-"""Attention of passes without a mask: the keys of a row are shared out, so that few tiles fill the whole chip.
+"""Dense attention of passes that append (no mask within a row), with the keys of a row split among programs (split-KV).
 
-One row of 258 tokens and 16 heads is 80 tiles, each of which would walk alone through up to ten thousand keys on a chip
-of 132 processors. Here several programs take a tile's keys by turns and a second kernel joins them; many tiles take all
-of their keys themselves. Used by `paged`; on Hopper `frames` takes those of few rows, with this join.
+One row of 258 tokens and 16 heads has 80 tiles, each with up to ten thousand keys, for the 132 multiprocessors of an
+H100. So several programs process the keys of one tile and a second kernel combines their results. With enough tiles
+there is one split. On Hopper, `dense` replaces the first kernel for few rows and shares the second one.
 
-Cost model: a page is walked in whole blocks of keys, one look into the page table and no mask for each, brought by the
-tensor copy engine; what a page holds beyond whole blocks is gathered behind them. The last tile of a row costs as much
-as any, however few tokens it holds: a smaller kind of tile beside the others made all of them slower.
+Cost model: a page is read in full blocks of keys by the tensor memory accelerator (TMA), with one page-table look-up
+per block and no mask. The remainder of a page beyond full blocks is gathered after them. The last tile of a row costs
+as much as a full one: a second tile size made all tiles slower.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from mstar_core.engine.attention.block import Block
+from mstar_core.engine.attention.kernels.append import append
+from mstar_core.engine.attention.passes import LOG2E, NOTHING, written
+from mstar_core.layers.kernels.gluon import gluon_kernels
 from mstar_core.layers.kernels.launch import launch_options
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-PROGRAMS: Final = 396
-"""Programs that an H100 holds at a time: three for each of its 132 processors. One more would wait for all others."""
+    from mstar_core.engine.attention.block import Fields, Values
+    from mstar_core.engine.attention.passes import PassShape
 
-MOST_SHARES: Final = 8
+DENSE: Final = "mstar_core.engine.attention.kernels.dense"
+
+PROGRAMS: Final = 396
+"""Programs that run at once on an H100: three for each of its 132 multiprocessors."""
+
+MAX_SPLITS: Final = 8
 
 BLOCK: Final = 64
-"""Tokens of one tile: a frame of 258 is five of them for each head."""
+"""Tokens per tile. A frame of 258 tokens has five tiles per head."""
 
 KEYS: Final = 64
-"""Keys of one block."""
+"""Keys per block."""
 
 STAGES: Final = 3
-"""Blocks on their way."""
+"""Blocks in flight."""
 
-JOINED: Final = 1024
-"""Lanes of one program that joins shares: 16 lines of 64."""
+COMBINED: Final = 1024
+"""Values per program that combines splits: 16 lines of 64."""
 
 
 @triton.jit
-def _take(q, k, v, known, top, total, mixed, scale, is_masked: tl.constexpr):
-    """One block of keys: the new maximum of the scores, sum of weights and sum of weighted values."""
+def _attend_block(q, k, v, known, top, total, mixed, scale, is_masked: tl.constexpr):
+    """Attend to one block of keys. Return the new score maximum, sum of weights and weighted sum of values."""
     score = tl.dot(q, k.T)
     if is_masked:
         score = tl.where(known[None, :], score, -1.0e30)
@@ -56,20 +67,20 @@ def _take(q, k, v, known, top, total, mixed, scale, is_masked: tl.constexpr):
 
 
 @triton.jit
-def _share_kernel(
+def _split_kv_kernel(
     query, pool, lines, mixed_out, top_out, total_out, tile_row, tile_start, tile_count, tile_cached, tables, scale,
-    query_stride, max_pages, kv_heads, groups, all_lines, tiles, shares, page: tl.constexpr, width: tl.constexpr,
+    query_stride, max_pages, kv_heads, groups, all_lines, tiles, splits, page: tl.constexpr, width: tl.constexpr,
     block: tl.constexpr, keys: tl.constexpr, stages: tl.constexpr, is_whole: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
     heads = kv_heads * groups
     program = tl.program_id(0)
     tile = program % tiles
     head = program // tiles % heads
-    share = program // (tiles * heads)
+    split = program // (tiles * heads)
     count = tl.load(tile_count + tile)
     row = tl.load(tile_row + tile)
     first = tl.load(tile_start + tile).to(tl.int64)
-    # A spare row has no keys: every share of it is empty, and the join makes zeros of that.
+    # An unused row has no keys. All its splits are empty, and combining them gives zeros.
     end = tl.where(row < 0, 0, tl.load(tile_cached + tile) + count)
     table = tables + tl.maximum(row, 0) * max_pages
     if overlaps:
@@ -79,8 +90,8 @@ def _share_kernel(
     rest: tl.constexpr = page % keys
     whole = end // page
     blocks = whole * per + tl.cdiv(end - whole * per * keys, keys)
-    begin = share * blocks // shares
-    stop = (share + 1) * blocks // shares
+    begin = split * blocks // splits
+    stop = (split + 1) * blocks // splits
     token = tl.arange(0, block)
     at = tl.arange(0, width)
     inside = token < count
@@ -99,8 +110,8 @@ def _share_kernel(
             k = lines.load([start, column])
             v = lines.load([start + page, column])
             number = tl.load(table + (at_block + 1) // per, mask=at_block + 1 < last, other=0)
-            top, total, mixed = _take(q, k, v, key < keys, top, total, mixed, scale, False)
-    # What is left over of whole pages, and the last page where it is not whole.
+            top, total, mixed = _attend_block(q, k, v, key < keys, top, total, mixed, scale, False)
+    # The remainders of full pages, then the last page if it is partial.
     own = pool + column
     line = kv_heads * width
     for left in tl.range(tl.maximum(begin, whole * per), stop, num_stages=2 if per == 0 else 1):
@@ -113,8 +124,8 @@ def _share_kernel(
         offset = (tl.load(table + of, mask=known, other=0).to(tl.int64) * (2 * page) + within) * line
         k_left = tl.load(own + offset[:, None] + at[None, :], mask=known[:, None], other=0.0)
         v_left = tl.load(own + offset[:, None] + page * line + at[None, :], mask=known[:, None], other=0.0)
-        top, total, mixed = _take(q, k_left, v_left, known, top, total, mixed, scale, True)
-    mine = share.to(tl.int64) * all_lines + (first + token) * heads + head
+        top, total, mixed = _attend_block(q, k_left, v_left, known, top, total, mixed, scale, True)
+    mine = split.to(tl.int64) * all_lines + (first + token) * heads + head
     made = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
     into = mixed_out + mine[:, None] * width + at[None, :]
     tl.store(into, made.to(mixed_out.dtype.element_ty), mask=inside[:, None])
@@ -124,8 +135,8 @@ def _share_kernel(
 
 
 @triton.jit
-def _join_kernel(
-    mixed_in, top_in, total_in, out, all_lines, width: tl.constexpr, shares: tl.constexpr, some: tl.constexpr,
+def _combine_kernel(
+    mixed_in, top_in, total_in, out, all_lines, width: tl.constexpr, splits: tl.constexpr, some: tl.constexpr,
     overlaps: tl.constexpr,
 ):  # fmt: skip
     line = tl.program_id(0) * some + tl.arange(0, some)
@@ -135,12 +146,12 @@ def _join_kernel(
         gdc_launch_dependents()
         gdc_wait()
     highest = tl.full((some,), -1.0e30, tl.float32)
-    for share in tl.static_range(shares):
-        highest = tl.maximum(highest, tl.load(top_in + share * all_lines + line, mask=inside, other=-1.0e30))
+    for split in tl.static_range(splits):
+        highest = tl.maximum(highest, tl.load(top_in + split * all_lines + line, mask=inside, other=-1.0e30))
     total = tl.zeros((some,), tl.float32)
     mixed = tl.zeros((some, width), tl.float32)
-    for share in tl.static_range(shares):
-        slot = share * all_lines + line
+    for split in tl.static_range(splits):
+        slot = split * all_lines + line
         weight = tl.exp2(tl.load(top_in + slot, mask=inside, other=-1.0e30) - highest)
         weight *= tl.load(total_in + slot, mask=inside, other=0.0)
         part = tl.load(mixed_in + slot[:, None] * width + at[None, :], mask=inside[:, None], other=0.0)
@@ -150,59 +161,153 @@ def _join_kernel(
     tl.store(out + line[:, None] * width + at[None, :], made.to(out.dtype.element_ty), mask=inside[:, None])
 
 
-def shares_of(tiles: int, heads: int) -> int:
-    """By how many programs each tile's keys are taken: as many as run at once; 1: the tiles do by themselves."""
-    return min(MOST_SHARES, max(1, PROGRAMS // (tiles * heads)))
+def splits_of(tiles: int, heads: int) -> int:
+    """Return the KV splits per tile: as many as run at once, or 1 if the tiles fill the device."""
+    return min(MAX_SPLITS, max(1, PROGRAMS // (tiles * heads)))
 
 
-def blocks_of(pool: Tensor) -> TensorDescriptor:
-    """What the copy engine takes blocks of keys and values of a pool by."""
+def descriptor_of(pool: Tensor) -> TensorDescriptor:
+    """Return the TMA descriptor of a pool's blocks of keys and values."""
     pages, halves, page, kv_heads, width = pool.shape
     return TensorDescriptor.from_tensor(pool.view(pages * halves * page, kv_heads * width), [KEYS, width])
 
 
-def attend_shared(
-    query: Tensor, pool: Tensor, blocks: TensorDescriptor, fields: dict[str, Tensor], factor: float,
-    *, max_pages: int, shares: int,
+def attend_split_kv(
+    query: Tensor, pool: Tensor, descriptor: TensorDescriptor, fields: dict[str, Tensor], factor: float,
+    *, max_pages: int, splits: int,
 ) -> Tensor:  # fmt: skip
-    """Attention without a mask among a row's tokens.
+    """Attend without a mask among a row's tokens. Returns [T, heads, width] in the query's dtype.
 
-    query: [T, heads, width], the last two dimensions contiguous; pool: as `make_pools` makes it, blocks: of it; fields:
-    row, start, count, cached int32 [tiles] and tables int32 [rows * max_pages], as `PagedFixedPasses` fills them;
-    factor: the scale times log2(e). Returns [T, heads, width] in the query's dtype.
+    query: [T, heads, width], the last two dimensions contiguous; pool: see `make_pools`; descriptor: of the pool;
+    fields: row, start, count, cached int32 [tiles] and tables int32 [rows * max_pages], see `PagedDenseAttention`;
+    factor: the scale times log2(e).
     """
     count, heads, width = query.shape
     kv_heads, page, all_lines, tiles = pool.shape[3], pool.shape[2], count * heads, len(fields["row"])
     out = torch.empty((count, heads, width), dtype=query.dtype, device=query.device)
-    mixed, top, total = shared(out, shares)
-    _share_kernel[(tiles * heads * shares,)](
-        query, pool, blocks, mixed, top, total, fields["row"], fields["start"], fields["count"], fields["cached"],
-        fields["tables"], factor, query.stride(0), max_pages, kv_heads, heads // kv_heads, all_lines, tiles, shares,
-        page=page, width=width, block=BLOCK, keys=KEYS, stages=STAGES, is_whole=shares == 1, num_warps=4,
+    mixed, top, total = split_outputs(out, splits)
+    _split_kv_kernel[(tiles * heads * splits,)](
+        query, pool, descriptor, mixed, top, total, fields["row"], fields["start"], fields["count"], fields["cached"],
+        fields["tables"], factor, query.stride(0), max_pages, kv_heads, heads // kv_heads, all_lines, tiles, splits,
+        page=page, width=width, block=BLOCK, keys=KEYS, stages=STAGES, is_whole=splits == 1, num_warps=4,
         **launch_options(query.device),
     )  # fmt: skip
-    if shares > 1:
-        join(mixed, top, total, out)
+    if splits > 1:
+        combine(mixed, top, total, out)
     return out
 
 
-def shared(out: Tensor, shares: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the shares of `out` [T, heads, width] go: [shares, T * heads, width], maxima and sums [shares, T * heads].
-
-    The maxima and sums are float32. With one share nothing is joined, and it goes into `out` itself.
+def split_outputs(out: Tensor, splits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Allocate outputs of the splits of `out` [T, heads, width]: [splits, T * heads, width], and float32 maxima and
+    sums [splits, T * heads]. A single split writes to `out` itself.
     """
-    if shares == 1:
+    if splits == 1:
         return out, out, out
     lines, width = out.shape[0] * out.shape[1], out.shape[2]
-    mixed = torch.empty((shares, lines, width), dtype=out.dtype, device=out.device)
-    top, total = torch.empty((2, shares, lines), dtype=torch.float32, device=out.device).unbind()
+    mixed = torch.empty((splits, lines, width), dtype=out.dtype, device=out.device)
+    top, total = torch.empty((2, splits, lines), dtype=torch.float32, device=out.device).unbind()
     return mixed, top, total
 
 
-def join(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> None:
-    """Sum shares, each by its weight, into out. Shapes as `shared` makes them."""
-    shares, lines, width = mixed.shape
-    some = max(1, JOINED // width)
-    _join_kernel[(triton.cdiv(lines, some),)](
-        mixed, top, total, out, lines, width=width, shares=shares, some=some, num_warps=4, **launch_options(out.device),
+def combine(mixed: Tensor, top: Tensor, total: Tensor, out: Tensor) -> None:
+    """Combine weighted splits into `out`. Shapes: see `split_outputs`."""
+    splits, lines, width = mixed.shape
+    some = max(1, COMBINED // width)
+    _combine_kernel[(triton.cdiv(lines, some),)](
+        mixed, top, total, out, lines, width=width, splits=splits, some=some, num_warps=4, **launch_options(out.device),
     )  # fmt: skip
+
+
+class PagedDenseAttention:
+    """Dense attention of one bucket of passes that append: every token attends to its whole row.
+
+    An append kernel and an attention kernel run, then one to combine splits if there are several. splits: per tile, or
+    None for as many as fill the device.
+    """
+
+    def __init__(
+        self, pools: list[Tensor], page_size: int, shape: PassShape, splits: int | None = None,
+        beside: Fields = NOTHING,
+    ) -> None:  # fmt: skip
+        self._pools = pools
+        self._page_size = page_size
+        self._shape = shape
+        self._splits = splits
+        self._tiles = -(-shape.tokens // BLOCK)
+        tiles = shape.rows * self._tiles
+        fields = {
+            "places": (torch.int64, shape.rows * shape.tokens),
+            "row": (torch.int32, tiles),
+            "start": (torch.int32, tiles),
+            "count": (torch.int32, tiles),
+            "cached": (torch.int32, tiles),
+            "tables": (torch.int32, shape.rows * shape.pages),
+        }
+        self._block = Block({**fields, **beside}, pools[0].device)
+        self._descriptors: dict[int, TensorDescriptor] = {}
+        self._hopper_descriptors: dict[int, object] = {}
+
+    @property
+    def device(self) -> Mapping[str, Tensor]:
+        """See FixedPasses."""
+        return self._block.device
+
+    @property
+    def view(self) -> PagedDenseAttention:
+        """See FixedPasses."""
+        return self
+
+    def forget(self) -> None:
+        """See FixedPasses."""
+
+    def prepare(self, rows: np.ndarray, cached: np.ndarray, tables: np.ndarray, beside: Values = NOTHING) -> None:
+        """See FixedPasses."""
+        shape, count = self._shape, len(rows)
+        within = np.arange(self._tiles) * BLOCK
+        sizes = np.minimum(shape.tokens - within, BLOCK)
+        known = np.full(shape.rows, -1)
+        known[:count] = np.arange(count)
+        # The kernel attends to `cached + count` keys of a tile. Here that is the whole row for every tile.
+        held = np.zeros(shape.rows, dtype=np.int64)
+        held[:count] = cached + shape.tokens
+        own = np.zeros((shape.rows, shape.pages), dtype=np.int32)
+        own[:count] = tables[rows, : shape.pages]
+        self._block.send({
+            **beside,
+            "places": written(rows, cached, tables, self._page_size, shape, -1),
+            "row": np.repeat(known, self._tiles),
+            "start": (np.arange(shape.rows)[:, None] * shape.tokens + within).reshape(-1),
+            "count": np.tile(sizes, shape.rows),
+            "cached": (held[:, None] - sizes).reshape(-1),
+            "tables": own.reshape(-1),
+        })  # fmt: skip
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """See KVView."""
+        append(self._pools[layer], self._page_size, self._block.device["places"], key, value)
+        return self.attend_placed(layer, query, scale)
+
+    def places(self, layer: int) -> tuple[Tensor, Tensor]:
+        """See PlacedView."""
+        return self._pools[layer], self._block.device["places"]
+
+    def attend_placed(self, layer: int, query: Tensor, scale: float | None = None) -> Tensor:
+        """See PlacedView."""
+        pool, shape = self._pools[layer], self._shape
+        heads, width = query.shape[1:]
+        factor = (width**-0.5 if scale is None else scale) * LOG2E
+        hopper = gluon_kernels(DENSE, "frames of one request") if query.is_cuda else None
+        if hopper and hopper.supports(query, pool, shape.tokens):
+            if layer not in self._hopper_descriptors:
+                self._hopper_descriptors[layer] = hopper.descriptor_of(pool)
+            out: Tensor = hopper.attend(
+                query, pool, self._hopper_descriptors[layer], self._block.device, factor, tokens=shape.tokens,
+                max_pages=shape.pages, splits=self._splits or hopper.splits_of(shape.rows, shape.tokens, heads),
+            )  # fmt: skip
+            return out
+        if layer not in self._descriptors:
+            self._descriptors[layer] = descriptor_of(pool)
+        return attend_split_kv(
+            query, pool, self._descriptors[layer], self._block.device, factor, max_pages=shape.pages,
+            splits=self._splits or splits_of(shape.rows * self._tiles, heads),
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Attention of whole frames by the kernel that holds a head's tokens, against float32."""
+"""Dense attention on Hopper against float32."""
 
 from __future__ import annotations
 
@@ -19,84 +19,84 @@ HEADS, WIDTH = 4, 64
 
 
 class Case:
-    """Rows of tokens behind what each holds already, in pages that lie anywhere; one row more is nobody's."""
+    """Rows with cached tokens in random pages, and one unused row."""
 
     def __init__(
-        self, cuda: torch.device, tokens: int, page: int, held: list[int], dtype: torch.dtype = torch.bfloat16
+        self, cuda: torch.device, tokens: int, page: int, cached: list[int], dtype: torch.dtype = torch.bfloat16
     ) -> None:
-        from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
+        from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 
-        self.tokens, self.page, self.held, self.rows = tokens, page, held, len(held)
-        most = -(-(max(held) + tokens) // page) + 1
-        generator = torch.Generator(cuda).manual_seed(tokens + page + len(held))
+        self.tokens, self.page, self.cached, self.rows = tokens, page, cached, len(cached)
+        most = -(-(max(cached) + tokens) // page) + 1
+        generator = torch.Generator(cuda).manual_seed(tokens + page + len(cached))
         room = (self.rows * most + 1, 2, page, HEADS, WIDTH)
         self.pool = torch.randn(room, device=cuda, generator=generator).to(dtype)
         order = np.random.default_rng(tokens).permutation(self.rows * most)
         self.tables = order.reshape(self.rows, most).astype(np.int32)
         self.shape = PassShape(rows=self.rows + 1, tokens=tokens, pages=most, writes=True)
-        self.passes = PagedFixedPasses([self.pool], page, self.shape)
-        self.passes.prepare(np.arange(self.rows), np.array(held, dtype=np.int64), self.tables)
+        self.passes = PagedDenseAttention([self.pool], page, self.shape)
+        self.passes.prepare(np.arange(self.rows), np.array(cached, dtype=np.int64), self.tables)
         given = torch.randn(self.shape.rows * tokens, 2 * HEADS, WIDTH, device=cuda, generator=generator).to(dtype)
-        # A slice of something wider, as a joined projection leaves it.
+        # A view of a wider tensor, as after a fused projection.
         self.query = given[:, :HEADS]
 
-    def found(self, shares: int | None = None) -> Tensor:
-        """By the kernel of frames: [rows + 1, tokens, heads, width]."""
+    def found(self, splits: int | None = None) -> Tensor:
+        """Return the kernel\'s output: [rows + 1, tokens, heads, width]."""
         from mstar_core.engine.attention.kernels import dense
         from mstar_core.engine.attention.passes import LOG2E
 
         shape = self.shape
         made = dense.attend(
-            self.query, self.pool, dense.blocks_of(self.pool), self.passes._block.device, WIDTH**-0.5 * LOG2E,
+            self.query, self.pool, dense.descriptor_of(self.pool), self.passes._block.device, WIDTH**-0.5 * LOG2E,
             tokens=self.tokens, max_pages=shape.pages,
-            shares=shares or dense.shares_of(shape.rows, self.tokens, HEADS),
+            splits=splits or dense.splits_of(shape.rows, self.tokens, HEADS),
         )  # fmt: skip
         return made.view(shape.rows, self.tokens, HEADS, WIDTH)
 
     def wanted(self, row: int) -> Tensor:
-        """The same of one row, in float32: [tokens, heads, width]."""
+        """Return the reference of one row, in float32: [tokens, heads, width]."""
         pages = torch.from_numpy(self.tables[row].astype(np.int64)).to(self.pool.device)
-        both = self.pool[pages].float().transpose(0, 1).flatten(1, 2)[:, : self.held[row] + self.tokens]
+        both = self.pool[pages].float().transpose(0, 1).flatten(1, 2)[:, : self.cached[row] + self.tokens]
         query = self.query.reshape(-1, self.tokens, HEADS, WIDTH)[row].float()
         score = torch.einsum("qhw,khw->hqk", query, both[0]) * WIDTH**-0.5
         return torch.einsum("hqk,khw->qhw", score.softmax(-1), both[1])
 
-    def check(self, shares: int | None = None) -> None:
-        """Every row's every token is near, and the spare row is zeros."""
-        found = self.found(shares)
+    def check(self, splits: int | None = None) -> None:
+        """Compare every token of every row. The unused row must be zeros."""
+        found = self.found(splits)
         assert not found[self.rows].any()
         for row in range(self.rows):
             wanted = self.wanted(row)
-            # Each token by itself: a few that are left over would not be seen among the others.
+            # Per token, because an error of the few remainder tokens would vanish in a norm over all.
             away = (found[row].float() - wanted).norm(dim=-1) / wanted.norm(dim=-1)
             assert away.max() < 2e-2, (row, int(away.amax(-1).argmax()), float(away.max()))
 
 
 @pytest.fixture(autouse=True)
 def exact() -> None:
-    """The reference multiplies in float32."""
+    """Multiply in float32 in the reference."""
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
 @pytest.mark.parametrize("frames", [0, 1, 2, 9, 23, 37])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_one_row_behind_frames(frames: int, dtype: torch.dtype, cuda: torch.device) -> None:
+def test_one_row_after_cached_frames(frames: int, dtype: torch.dtype, cuda: torch.device) -> None:
     Case(cuda, 258, 258, [258 * frames], dtype).check()
 
 
-@pytest.mark.parametrize("shares", [1, 2, 3, 8])
+@pytest.mark.parametrize("splits", [1, 2, 3, 8])
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_rows_of_different_lengths_in_shares(rows: int, shares: int, cuda: torch.device) -> None:
-    Case(cuda, 258, 258, [258 * frames for frames in (11, 0, 4)[:rows]]).check(shares)
+def test_rows_of_different_lengths_in_splits(rows: int, splits: int, cuda: torch.device) -> None:
+    Case(cuda, 258, 258, [258 * frames for frames in (11, 0, 4)[:rows]]).check(splits)
 
 
 @pytest.mark.parametrize("tokens", [64, 66, 200, 256, 257, 264, 265, 272, 273, 320, 514])
-def test_tokens_left_over_behind_whole_tiles(tokens: int, cuda: torch.device) -> None:
+def test_remainder_tokens_after_full_tiles(tokens: int, cuda: torch.device) -> None:
     Case(cuda, tokens, 258, [258, 700]).check()
 
 
 @pytest.mark.parametrize("page", [128, 130, 256, 258, 300])
-def test_pages_of_any_size_and_rows_that_end_anywhere(page: int, cuda: torch.device) -> None:
+def test_pages_of_any_size_and_rows_of_any_length(page: int, cuda: torch.device) -> None:
     Case(cuda, 258, page, [0, 3 * page, 777]).check()
 
 
@@ -106,13 +106,13 @@ def test_the_same_inputs_give_the_same_bits(cuda: torch.device) -> None:
     assert all(torch.equal(first, case.found()) for _ in range(5))
 
 
-def test_one_row_alone_reads_what_it_held_before_the_kernels_in_front_end(cuda: torch.device) -> None:
-    """Without a spare row: blocks of earlier frames are asked for early, those of this pass are not."""
-    from mstar_core.engine.attention.kernels.paged_prefill import PagedFixedPasses
+def test_one_row_loads_its_cached_keys_before_the_previous_kernel_ends(cuda: torch.device) -> None:
+    """Without an unused row, blocks of earlier frames are loaded early and those of this pass are not."""
+    from mstar_core.engine.attention.kernels.split_kv import PagedDenseAttention
 
     case = Case(cuda, 258, 258, [258 * 3])
-    passes = PagedFixedPasses([case.pool], 258, PassShape(rows=1, tokens=258, pages=case.shape.pages, writes=True))
-    passes.prepare(np.arange(1), np.array(case.held, dtype=np.int64), case.tables)
+    passes = PagedDenseAttention([case.pool], 258, PassShape(rows=1, tokens=258, pages=case.shape.pages, writes=True))
+    passes.prepare(np.arange(1), np.array(case.cached, dtype=np.int64), case.tables)
     query, key, value = torch.randn(3, 258, HEADS, WIDTH, device=cuda).to(torch.bfloat16)
     case.query = torch.cat([query, query])
     found = passes.attend(0, query, key, value)
@@ -121,25 +121,25 @@ def test_one_row_alone_reads_what_it_held_before_the_kernels_in_front_end(cuda: 
     assert float((found.float() - wanted).norm() / wanted.norm()) < 1e-2
 
 
-def test_frames_are_taken_and_others_left(cuda: torch.device) -> None:
+def test_the_kernel_supports_frames_only(cuda: torch.device) -> None:
     from mstar_core.engine.attention.kernels import dense
 
-    def takes(
+    def supports(
         tokens: int = 258, page: int = 258, heads: int = 16, kv_heads: int = 16, width: int = 64, rows: int = 1
     ) -> bool:
         query = torch.zeros(rows * tokens, heads, width, device=cuda, dtype=torch.bfloat16)
         pool = torch.zeros(2, 2, page, kv_heads, width, device=cuda, dtype=torch.bfloat16)
-        return dense.takes(query, pool, tokens)
+        return dense.supports(query, pool, tokens)
 
-    assert takes(rows=2) and not takes(rows=3)
-    assert takes() and takes(tokens=256) and takes(page=128) and takes(tokens=128)
-    assert not takes(tokens=50) and not takes(kv_heads=8) and not takes(width=128) and not takes(page=64)
+    assert supports(rows=2) and not supports(rows=3)
+    assert supports() and supports(tokens=256) and supports(page=128) and supports(tokens=128)
+    assert not supports(tokens=50) and not supports(kv_heads=8) and not supports(width=128) and not supports(page=64)
 
 
 def test_programs_of_a_row_run_at_once(cuda: torch.device) -> None:
-    from mstar_core.engine.attention.kernels.dense import parts_of, shares_of
+    from mstar_core.engine.attention.kernels.dense import parts_of, splits_of
 
-    assert [shares_of(rows, 258, 16) for rows in (1, 2, 3, 4, 5)] == [4, 2, 1, 1, 1]
+    assert [splits_of(rows, 258, 16) for rows in (1, 2, 3, 4, 5)] == [4, 2, 1, 1, 1]
     assert [parts_of(tokens) for tokens in (2, 128, 130, 144, 145, 258, 272, 273, 514)] == [
         (1, 0), (1, 0), (1, 2), (1, 16), (2, 0), (2, 2), (2, 16), (3, 0), (4, 2)
     ]  # fmt: skip

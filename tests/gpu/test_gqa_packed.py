@@ -1,4 +1,4 @@
-"""Attention of flow steps of several requests by the kernel that folds their queries, against float64."""
+"""GQA-packed prefix attention on Hopper against float64."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ ENDS = [828, 0, 64, 968, 1, 63, 65, 1024]
 
 
 class Case:
-    """Rows behind caches of different lengths in pages that lie anywhere; what is not in use is no number.
+    """Rows with prefixes of different lengths in random pages; unused memory contains NaN.
 
-    spare: rows that are nobody's. heads: of queries and of keys.
+    spare: unused rows. heads: query and KV heads.
     """
 
     def __init__(
         self, cuda: torch.device, ends: list[int], tokens: int = 50, *, page: int = 64, spare: int = 0,
         heads: tuple[int, int] = (8, 1), width: int = 256, dtype: torch.dtype = torch.bfloat16,
     ) -> None:  # fmt: skip
-        from mstar_core.engine.attention.kernels.prefix import PagedFixedReads
+        from mstar_core.engine.attention.kernels.prefix import PagedPrefixAttention
 
         rows, most = len(ends), 1024 // page
         self.ends, self.tokens, self.page = [*ends, *[0] * spare], tokens, page
@@ -41,26 +41,26 @@ class Case:
                 written = torch.randn(room, device=cuda, generator=generator).to(dtype)
                 self.pool[self.tables[row, place // page], :, : room[1]] = written
         self.shape = PassShape(rows=rows + spare, tokens=tokens, pages=most, writes=False)
-        self.reads = PagedFixedReads([self.pool], page, self.shape)
-        self.reads.prepare(np.arange(rows), np.array(ends, dtype=np.int64), self.tables)
-        # Slices of something wider, as a joined projection leaves them.
+        self.attention = PagedPrefixAttention([self.pool], page, self.shape)
+        self.attention.prepare(np.arange(rows), np.array(ends, dtype=np.int64), self.tables)
+        # Views of a wider tensor, as after a fused projection.
         count, together = (rows + spare) * tokens, heads[0] + 2 * heads[1]
         packed = torch.randn(count, together, width, device=cuda, generator=generator).to(dtype)
         self.given = packed.split([heads[0], heads[1], heads[1]], dim=1)
 
-    def found(self, shares: int | None = None) -> Tensor:
-        """By the kernel that folds: [rows, tokens, heads, width]."""
+    def found(self, splits: int | None = None) -> Tensor:
+        """Return the kernel\'s output: [rows, tokens, heads, width]."""
         from mstar_core.engine.attention.kernels import gqa_packed
 
-        assert gqa_packed.takes(self.given[0], self.pool)
+        assert gqa_packed.supports(self.given[0], self.pool)
         made = gqa_packed.attend(
-            self.given, self.pool, gqa_packed.blocks_of(self.pool), self.reads._block.device,
-            self.given[0].shape[2] ** -0.5 * LOG2E, self.shape, shares,
+            self.given, self.pool, gqa_packed.descriptor_of(self.pool), self.attention._block.device,
+            self.given[0].shape[2] ** -0.5 * LOG2E, self.shape, splits,
         )  # fmt: skip
         return made.view(self.shape.rows, self.tokens, *made.shape[1:])
 
     def wanted(self, row: int) -> Tensor:
-        """The same of one row, in float64: [tokens, heads, width]."""
+        """Return the reference of one row, in float64: [tokens, heads, width]."""
         query, key, value = (each.reshape(-1, self.tokens, *each.shape[1:])[row].double() for each in self.given)
         if self.ends[row]:
             pages = torch.from_numpy(self.tables[row].astype(np.int64)).to(self.pool.device)
@@ -70,9 +70,9 @@ class Case:
         score = torch.einsum("qhw,khw->hqk", query, key) * query.shape[2] ** -0.5
         return torch.einsum("hqk,khw->qhw", score.softmax(-1), value)
 
-    def check(self, shares: int | None = None, rows: list[int] | None = None) -> None:
-        """Every token and head of these rows is near; all rows where none are named."""
-        found = self.found(shares)
+    def check(self, splits: int | None = None, rows: list[int] | None = None) -> None:
+        """Compare every token and head of these rows, or of all rows."""
+        found = self.found(splits)
         for row in range(len(self.ends)) if rows is None else rows:
             wanted = self.wanted(row)
             away = (found[row].double() - wanted).norm(dim=-1) / wanted.norm(dim=-1)
@@ -87,14 +87,14 @@ def test_rows_of_different_lengths(rows: int, tokens: int, cuda: torch.device) -
 
 
 @pytest.mark.parametrize("end", [0, 1, 63, 64, 65, 127, 128, 828, 968, 1024])
-def test_rows_that_end_anywhere(end: int, cuda: torch.device) -> None:
+def test_prefixes_of_any_length(end: int, cuda: torch.device) -> None:
     Case(cuda, [end, end], dtype=torch.float16).check()
 
 
-@pytest.mark.parametrize("shares", [1, 2, 3, 5, 16])
-def test_keys_in_any_number_of_shares(shares: int, cuda: torch.device) -> None:
-    """More shares than a row has blocks of keys among them."""
-    Case(cuda, [828, 0, 65]).check(shares)
+@pytest.mark.parametrize("splits", [1, 2, 3, 5, 16])
+def test_any_number_of_splits(splits: int, cuda: torch.device) -> None:
+    """Includes more splits than a row has blocks of keys."""
+    Case(cuda, [828, 0, 65]).check(splits)
 
 
 @pytest.mark.parametrize("page", [64, 128, 256])
@@ -103,11 +103,11 @@ def test_heads_and_pages_of_any_size(heads: tuple[int, int], width: int, page: i
     Case(cuda, [828, 100, 1], 33, page=page, heads=heads, width=width).check()
 
 
-def test_spare_rows_see_their_own_tokens(cuda: torch.device) -> None:
+def test_unused_rows_attend_to_their_own_tokens(cuda: torch.device) -> None:
     Case(cuda, [828, 3], spare=3).check()
 
 
-def test_a_row_of_no_numbers_leaves_the_others_alone(cuda: torch.device) -> None:
+def test_a_row_of_nan_does_not_affect_other_rows(cuda: torch.device) -> None:
     case = Case(cuda, [828, 3, 500])
     for each in case.given:
         each[50:100] = float("nan")
@@ -121,28 +121,28 @@ def test_the_same_inputs_give_the_same_bits(cuda: torch.device) -> None:
     assert all(torch.equal(first, case.found()) for _ in range(20))
 
 
-def test_it_is_taken_by_passes_of_several_rows_alone(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a graph, as it is used. One row is shared out by block, pages of 16 go to the kernel for any page."""
+def test_the_kernel_runs_for_passes_of_several_rows_only(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a CUDA graph, as it is used. One row uses the single-block kernel, and pages of 16 the split-KV kernel."""
     from mstar_core.engine.attention.kernels import gqa_packed
     from mstar_core.engine.cuda_graphs.cache import GraphCache
 
-    asked: list[Case] = []
+    calls: list[Case] = []
     attend = gqa_packed.attend
-    for case, is_taken in (
+    for case, is_used in (
         (Case(cuda, [828]), False),
         (Case(cuda, [828, 4], page=16), False),
         (Case(cuda, ENDS), True),
     ):
 
-        def noted(*given: object, case: Case = case) -> Tensor:
-            asked.append(case)
+        def recorded(*given: object, case: Case = case) -> Tensor:
+            calls.append(case)
             return attend(*given)
 
-        monkeypatch.setattr(gqa_packed, "attend", noted)
+        monkeypatch.setattr(gqa_packed, "attend", recorded)
         with torch.inference_mode():
-            graph, out = GraphCache(cuda).capture(lambda case=case: case.reads.attend(0, *case.given))
+            graph, out = GraphCache(cuda).capture(lambda case=case: case.attention.attend(0, *case.given))
             graph.replay()
-        assert (case in asked) == is_taken
-        if is_taken:
+        assert (case in calls) == is_used
+        if is_used:
             monkeypatch.undo()
             assert out is not None and torch.equal(out.view(len(ENDS), 50, 8, 256), case.found())
