@@ -64,7 +64,9 @@ def test_hopper_needs_half_precision_and_pages_of_full_blocks() -> None:
 @pytest.mark.parametrize("counts", [(), (1,), (16,), (17, 3), (40, 16, 1), (64,)])
 def test_tiles_cover_prompts_and_the_rest_of_the_bucket(counts: tuple[int, ...]) -> None:
     rows = np.arange(len(counts))
-    prompts = PackedPrompts(rows, np.array(counts, dtype=np.int64), rows * 0, np.zeros((4, 8), dtype=np.int32))
+    prompts = PackedPrompts(
+        rows=rows, counts=np.array(counts, dtype=np.int64), cached=rows * 0, tables=np.zeros((4, 8), dtype=np.int32)
+    )
     expected = [
         (prompt, first, min(16, count - first))
         for prompt, count in enumerate((*counts, 64 - sum(counts)))
