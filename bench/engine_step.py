@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.graph.spec.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.layers.kv_view import KVView
 
@@ -53,10 +53,11 @@ class Counter(nn.Module):
 def measure(batch: int, steps: int, *, attends: bool, sampling: SamplingParams) -> float:
     """CPU microseconds per decode step."""
     length = steps + 100
-    engine = KVCacheEngine(
-        SPEC, Counter(attends), device=torch.device("cpu"), dtype=torch.float32, num_pages=batch * (length // 16 + 2),
-        page_size=16, max_slots=batch, max_seq_len=length + 32, vocab=VOCAB, token_budget=4096, prefix_cache=False,
+    settings = KVSettings(
+        device=torch.device("cpu"), dtype=torch.float32, num_pages=batch * (length // 16 + 2), page_size=16,
+        max_slots=batch, max_seq_len=length + 32, vocab=VOCAB, token_budget=4096, prefix_cache=False,
     )  # fmt: skip
+    engine = KVCacheEngine(SPEC, Counter(attends), settings)
     for handle in range(batch):
         engine.open(Handle(handle), sampling, length)
         engine.submit(Job(key=JobKey(2 * handle), handle=Handle(handle), inputs={"tokens": torch.tensor([1, 2, 3])}))

@@ -19,8 +19,9 @@ import gpu_orpheus
 import torch
 from torch.nn.functional import linear
 
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.layers import linear as layer
 from mstar_core.layers.linear import LinearWeight, elementwise_kernels
 from mstar_core.layers.quantize import quantize, to_float8
@@ -88,11 +89,12 @@ def row(name: str, kind: str, rows: int, weights: LinearWeight, own_us: float, l
 
 def step(module: Any, device: torch.device) -> dict[str, Any]:
     """The whole captured decode step: milliseconds of a replay with every row at 337 tokens, and of its draw."""
-    engine = KVCacheEngine(
-        gpu_orpheus.SPEC, module, device=device, dtype=torch.bfloat16, num_pages=64 * 44 + 64, page_size=16,
+    settings = KVSettings(
+        device=device, dtype=torch.bfloat16, num_pages=64 * 44 + 64, page_size=16,
         max_slots=64, max_seq_len=2048, vocab=gpu_orpheus.VOCAB, token_budget=2048, attention="flashinfer",
-        lookahead=1, prefix_cache=False, graphs=(1, 8, 32, 64),
+        lookahead=1, prefix_cache=False, graphs=CaptureSizes(decode=(1, 8, 32, 64)),
     )  # fmt: skip
+    engine = KVCacheEngine(gpu_orpheus.SPEC, module, settings)
     graphs = engine._runner.decode
     assert graphs is not None
     return {"capture_s": round(graphs.counts.capture_s, 2), "replay_ms": gpu_orpheus.replays(graphs, 337)}

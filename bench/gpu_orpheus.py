@@ -23,9 +23,10 @@ from typing import Any
 import torch
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.decode import DecodeSteps
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.graph.spec.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.layers import AttentionSpec, Llama3Scaling, RotarySpec
 from mstar_core.layers.linear import fuse_projections
@@ -251,11 +252,12 @@ def main() -> None:
     module = random_llama(device)
     now = phase("weights (random, on the device)", now)
     batches = [int(each) for each in options.batches.split(",")]
-    engine = KVCacheEngine(
-        SPEC, module, device=device, dtype=torch.bfloat16, num_pages=max(batches) * 44 + 64, page_size=16,
+    settings = KVSettings(
+        device=device, dtype=torch.bfloat16, num_pages=max(batches) * 44 + 64, page_size=16,
         max_slots=max(batches), max_seq_len=2048, vocab=VOCAB, token_budget=2048, attention="flashinfer", lookahead=1,
-        prefix_cache=False, graphs=(1, 8, 32, 64),
+        prefix_cache=False, graphs=CaptureSizes(decode=(1, 8, 32, 64)),
     )  # fmt: skip
+    engine = KVCacheEngine(SPEC, module, settings)
     phase("engine and graphs", now)
     graphs = engine._runner.decode
     assert graphs is not None

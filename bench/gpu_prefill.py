@@ -22,7 +22,7 @@ from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, StepResult
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes
 from mstar_core.engine.cuda_graphs.prefill import PrefillSteps
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 
 SHAPES = ((1, 40), (1, 128), (8, 40), (32, 45), (1, 512), (1, 2048))
 FIRST, LATER = CaptureSizes(decode=(1, 8, 32), prefill=(128, 512)), (64, 256, 384, 768, 1024, 1536, 2048)
@@ -143,7 +143,7 @@ def replays(prompts: PrefillSteps, engine: KVCacheEngine) -> dict[str, Any]:
         bucket = prompts._buckets[size]
         rows = size // 45
         tables = np.arange(rows * 3, dtype=np.int32).reshape(rows, 3)
-        wide = np.zeros((rows, engine._state.tables.ids.shape[1]), dtype=np.int32)
+        wide = np.zeros((rows, engine._memory.tables.ids.shape[1]), dtype=np.int32)
         wide[:, :3] = tables
         from mstar_core.engine.attention.segments import PackedPrompts
 
@@ -188,11 +188,12 @@ def made(module: Any, device: torch.device, *, prompts: bool, budget: int) -> KV
         decode=FIRST.decode, prefill=FIRST.prefill if prompts else (), decode_later=DECODE_LATER,
         prefill_later=LATER if prompts else (),
     )  # fmt: skip
-    return KVCacheEngine(
-        SPEC, module, device=device, dtype=torch.bfloat16, num_pages=6000, page_size=16, max_slots=64,
+    settings = KVSettings(
+        device=device, dtype=torch.bfloat16, num_pages=6000, page_size=16, max_slots=64,
         max_seq_len=4096, vocab=VOCAB, token_budget=budget, attention="flashinfer", lookahead=1, prefix_cache=False,
         graphs=later,
     )  # fmt: skip
+    return KVCacheEngine(SPEC, module, settings)
 
 
 def main() -> None:

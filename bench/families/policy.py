@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bench.families.turner import Turner
 from mstar_core.engine.base import Done, Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
-from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import NodeSpec
 from mstar_core.graph.spec.nodes import Attend, from_param
@@ -118,13 +118,14 @@ class Acting:
 
     def _llm(self, node: NodeSpec, captures: GraphCache) -> KVCacheEngine:
         place = self.place
-        return KVCacheEngine(
-            node, cast("KVModule", self.modules["LLM"]), device=place.device, dtype=place.dtype,
-            num_pages=place.requests * -(-place.max_tokens // PAGE), page_size=PAGE, max_slots=place.requests,
-            max_seq_len=place.max_tokens, vocab=0, token_budget=place.requests * place.max_tokens,
-            attention=place.attention, lookahead=int(place.device.type == "cuda"), prefix_cache=False,
-            graphs=CaptureSizes(decode=(1,)) if place.is_captured else (), captures=captures,
+        settings = KVSettings(
+            device=place.device, dtype=place.dtype, num_pages=place.requests * -(-place.max_tokens // PAGE),
+            page_size=PAGE, max_slots=place.requests, max_seq_len=place.max_tokens, vocab=0,
+            token_budget=place.requests * place.max_tokens, attention=place.attention,
+            lookahead=int(place.device.type == "cuda"), prefix_cache=False,
+            graphs=CaptureSizes(decode=(1,)) if place.is_captured else CaptureSizes(),
         )  # fmt: skip
+        return KVCacheEngine(node, cast("KVModule", self.modules["LLM"]), settings, captures=captures)
 
     def submit(self, seen: Observation, *, is_flowing: bool = True) -> Handle:
         """Queue one request: cameras, then its prefix, then its flow unless that is to be queued by itself."""

@@ -18,7 +18,7 @@ from bench.families.turner import Turner
 from mstar_core.engine.attention.passes import FixedPasses, PassShape, TorchFixedPasses
 from mstar_core.engine.base import Done, Handle, LoopSpec
 from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache
-from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph.spec.nodes import STEP, Attend
 from mstar_core.layers.kv_view import KVModule
@@ -106,12 +106,16 @@ class Rolling:
                 nodes["video_encoder"], encoder, device=place.device, dtype=place.dtype, lookahead=ahead
             ),
             "ac_predictor": KVCacheEngine(
-                nodes["ac_predictor"], cast("KVModule", self.modules["ac_predictor"]), device=place.device,
-                dtype=place.dtype, num_pages=place.requests * self.frames, page_size=sizes.frame_tokens,
-                max_slots=nodes["ac_predictor"].kv.slots(2) if nodes["ac_predictor"].kv else 2,
-                max_seq_len=self.frames * sizes.frame_tokens, vocab=0, token_budget=1 << 20,
-                attention=place.attention, lookahead=ahead, prefix_cache=False,
-                graphs=CaptureSizes(decode=(1,)) if place.is_captured else (), captures=make(),
+                nodes["ac_predictor"], cast("KVModule", self.modules["ac_predictor"]),
+                KVSettings(
+                    device=place.device, dtype=place.dtype, num_pages=place.requests * self.frames,
+                    page_size=sizes.frame_tokens,
+                    max_slots=nodes["ac_predictor"].kv.slots(2) if nodes["ac_predictor"].kv else 2,
+                    max_seq_len=self.frames * sizes.frame_tokens, vocab=0, token_budget=1 << 20,
+                    attention=place.attention, lookahead=ahead, prefix_cache=False,
+                    graphs=CaptureSizes(decode=(1,)) if place.is_captured else CaptureSizes(),
+                ),
+                captures=make(),
             ),
         })  # fmt: skip
 

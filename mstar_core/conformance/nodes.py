@@ -12,7 +12,7 @@ import torch
 
 from mstar_core.engine.base import Handle, NodeRunner
 from mstar_core.engine.cache.sizing import PoolRequest, plan_pool
-from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.errors import PluginError
 from mstar_core.graph import KV_CACHE, NodeSpec
@@ -101,12 +101,12 @@ def _runner(
         node.kv, PoolRequest(page_size=settings.page_size, pages=settings.pages), node=node.name,
         dtype=dtype, free_bytes=POOL_LIMIT_BYTES, longest=0, most_tokens=requests * settings.max_seq_len,
     )  # fmt: skip
-    return KVCacheEngine(
-        node, cast("KVModule", built.module), device=CPU, dtype=dtype, num_pages=pool.pages,
-        page_size=pool.page_size, max_slots=slots, max_seq_len=settings.max_seq_len, vocab=built.vocab,
-        token_budget=settings.token_budget, lookahead=settings.lookahead, prefix_cache=settings.prefix_cache,
-        clock=clock, faults=own,
+    sizes = KVSettings(
+        device=CPU, dtype=dtype, num_pages=pool.pages, page_size=pool.page_size, max_slots=slots,
+        max_seq_len=settings.max_seq_len, vocab=built.vocab, token_budget=settings.token_budget,
+        lookahead=settings.lookahead, prefix_cache=settings.prefix_cache,
     )  # fmt: skip
+    return KVCacheEngine(node, cast("KVModule", built.module), sizes, clock=clock, faults=own)
 
 
 def _faults_of(node: str, faults: Faults) -> Callable[[Sequence[Handle]], None]:

@@ -1,7 +1,7 @@
-"""The contract between the worker's loop and what computes: jobs in, step results out.
+"""Contract between the worker's loop and the engines: jobs in, step results out.
 
-The worker submits jobs, picks which node steps next, launches it, and collects the step before. A runner owns
-everything of its node on one device: the module, slots, pages, and the batch it is about to form.
+The worker submits jobs, chooses which node steps next, launches its step, and collects the one before. A runner owns
+everything of its node on one device: module, slots, pages, and the batch that it will form next.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mstar_core.errors import MstarError
 
 Handle = NewType("Handle", int)
-"""Internal number of a request, unique for the life of the conductor's incarnation."""
+"""Internal number of a request, unique for one incarnation of the conductor."""
 
 JobKey = NewType("JobKey", int)
 """Number of one job on one worker; never reused."""
@@ -26,10 +26,10 @@ JobKey = NewType("JobKey", int)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How ids are drawn for one request and node.
+    """Sampling of one request at one node.
 
-    temperature 0 takes the arg-max after the penalty; top_k 0 and min_p 0 are off; repetition_penalty 1 is off.
-    The same seed gives the same ids whatever shares the batch.
+    temperature 0 takes the arg-max after the penalty; top_k 0, min_p 0 and repetition_penalty 1 switch these off.
+    The same seed gives the same ids in any batch.
     """
 
     temperature: float = 0.0
@@ -42,12 +42,12 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSpec:
-    """A loop whose body is this one node on this one rank: the engine iterates it alone.
+    """A loop over one node on one rank, which the engine iterates alone.
 
     max_iters: 0 skips the loop. carry: output port -> input port. stop_port: the id or boolean port that ends it.
-    stop_ids: ids that end the loop (empty with a boolean stop_port); the starting value is tested too.
-    fused: iterate without asking the worker in between. All iterations run within one step, up to a bound on the
-    tokens of a step; where `emit` names ports to report, one iteration runs per step, so that each is told as it ends.
+    stop_ids: ids that end it (empty with a boolean stop_port); the starting value is tested too.
+    fused: iterate without returning to the worker. All iterations run within one step, up to a limit on its tokens;
+    with `emit`, one iteration runs per step. emit: ports to report after each iteration.
     """
 
     max_iters: int
@@ -60,19 +60,19 @@ class LoopSpec:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """One firing of a node for one request, or one whole resident loop of it. Owned by the runner once submitted.
+    """One run of a node for one request, or one whole resident loop. Owned by the runner once submitted.
 
-    inputs: port -> tensor (any device; the runner moves it). STEP is given as a 0-d int64 tensor outside loops.
-    numbers: (stateless) port -> plain number, for ports that take one. A port is in one of the two.
-    outputs: ports whose values the walk needs. sample: (KV) run the head on the last row and sample.
-    branch: cache branch. rows: batch rows of this request (candidates). Inputs of the rank that their port declares
-    are the same for all rows, those with one more dimension hold a value for each; outputs are stacked, [rows, ...].
-    (KV) Each row goes on from the branch's cache in one of its own, which lasts as `attend.keep` says and until a job
-    of one row, or of another number of rows, comes. Rows of which nothing stays (a loop with keep="loop", or a pass
-    that does not write) take turns where memory is short; others exist all at once. In loops, a row that stopped
-    earlier gives its last value again, and `Done.iterations` are those of the longest.
+    inputs: port -> tensor on any device. STEP is a 0-d int64 tensor outside loops. numbers: (stateless) port -> plain
+    number; a port is in one of the two. outputs: ports whose values the walk needs.
+    sample: (KV) run the head on the last token and draw an id. branch: cache branch.
+    rows: candidates of this request. Inputs of the rank that their port declares are shared by all candidates; those
+    with one more dimension hold a value for each. Outputs are stacked, [rows, ...]. (KV) Each candidate continues the
+    branch's cache in one of its own, which lives as `attend.keep` says, until a job of another number of candidates.
+    Candidates of which nothing stays (a loop with keep="loop", or a pass that does not write) take turns if memory is
+    short; the others exist all at once. In loops, a candidate that stopped earlier repeats its last value, and
+    `Done.iterations` are those of the longest.
     tokens_hash_seed: extra bytes for the prefix cache key (segment kind, media hash); None = do not cache.
-    urgency: a higher one runs first where rows of a node compete (seconds of playback overdue).
+    urgency: higher runs first where jobs of a node compete (seconds that playback is overdue).
     """
 
     key: JobKey
@@ -93,10 +93,10 @@ class Job:
 class Done:
     """A job that ended. outputs: port -> tensor on the device; a sampled id is int64 [1] on the host.
 
-    An output that a stateless node copies to the host (`host_outputs`) is a view of memory that serves again three
-    steps of its runner later: whoever keeps it longer copies it. That of a KV node's loop is memory of its own.
+    A `host_outputs` port of a stateless node is a view of a buffer that is reused three steps of its runner later: a
+    receiver that keeps it longer must copy it. That of a KV node's loop has memory of its own.
 
-    reason: `done` for a single firing, `stop` or `length` for a loop. iterations: loop iterations that counted.
+    reason: `done` for a single run, `stop` or `length` for a loop. iterations: loop iterations that counted.
     cached_tokens: tokens of this job that the prefix cache supplied.
     """
 
@@ -109,10 +109,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopStep:
-    """Ids that resident loops produced in one step, as flat arrays of one row each.
+    """Ids that resident loops drew in one step.
 
     keys: int64 [n] job keys. ids: int64 [n], the value of the loop's sampled port in this iteration.
-    The jobs whose loop ended in this step also appear in `StepResult.done`.
+    Jobs whose loop ended in this step also appear in `StepResult.done`.
     """
 
     keys: np.ndarray
@@ -121,7 +121,7 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emission:
-    """Values of one iteration of a job's loop on a general (not sampled) port, in order. Of several rows: stacked."""
+    """Values of one loop iteration on ports that are not sampled, in order. Of several candidates: stacked."""
 
     job: Job
     iteration: int
@@ -130,7 +130,7 @@ class Emission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A job that ended in an error; its request fails, its batch neighbours do not."""
+    """A job that ended in an error. Its request fails; other requests of the batch do not."""
 
     job: Job
     error: MstarError
@@ -138,7 +138,7 @@ class Failed:
 
 @dataclass(slots=True, kw_only=True)
 class StepResult:
-    """What one collected step brought. duration_s: device time of the step where known, else host time."""
+    """Results of one collected step. rows: batch items. duration_s: device time if known, else host time."""
 
     done: list[Done] = field(default_factory=list)
     loop: LoopStep | None = None
@@ -151,12 +151,12 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
-    """What waits at a runner. ready: rows that could run now. waiting: jobs without a slot or pages.
+    """Backlog of a runner. ready: batch items that could run now. waiting: jobs without a slot or pages.
 
-    oldest_s: monotonic time at which the oldest ready row became ready (inf when none). is_patient: the ready rows may
-    wait for others that are about to come, while other nodes have steps on the device; a fuller step costs it less.
-    feeds: what a step gives is of use to other nodes of this device alone, so while one of those has all the steps
-    that it may have, the ready rows may wait for more.
+    oldest_s: monotonic time at which the oldest ready item became ready (inf without one).
+    is_patient: the ready items may wait for a fuller batch while other nodes have steps on the device.
+    feeds: only nodes of this device use the step's outputs, so it may wait while one of those has all the steps in
+    flight that it may have.
     """
 
     ready: int = 0
@@ -168,9 +168,9 @@ class Pressure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """Page pool of a runner; zeros for stateless nodes. cached: pages kept only by the prefix cache.
+    """Page pool and slots of a runner; zeros for stateless nodes. cached: pages that only the prefix cache keeps.
 
-    preempted: requests whose pages were taken so far, preempted_pages: those pages; last_preempted: the newest of them.
+    preempted: requests preempted so far; preempted_pages: the pages they lost; last_preempted: the latest of them.
     """
 
     pages_total: int = 0
@@ -193,64 +193,64 @@ class NodeRunner(Protocol):
     name: str
 
     def open(self, handle: Handle, sampling: SamplingParams, max_tokens: int, rows: int = 1) -> None:
-        """Announce a request before its first job. max_tokens: most tokens its caches may ever hold.
+        """Announce a request before its first job. max_tokens: most tokens that its caches may ever hold.
 
-        rows: rows that will exist at once, which hold those tokens in equal parts. Raises TooLarge when that can never
-        fit the whole pool or its slots.
+        rows: candidates that exist at once, which share those tokens equally. Raises TooLarge when they can never fit
+        the pool or its slots.
         """
 
     def submit(self, job: Job) -> None:
-        """Queue a job. Raises nothing for a closed handle: the job is dropped."""
+        """Queue a job. A job of a closed handle is dropped without an error."""
 
     def fork(self, handle: Handle, source: str, into: str) -> None:
-        """Make branch `into` a copy-on-write copy of branch `source` (as of the jobs already done)."""
+        """Make branch `into` a copy-on-write copy of branch `source`, as of the jobs already done."""
 
     def close(self, handle: Handle) -> None:
         """Free everything of a request, at any time, any number of times. Never raises."""
 
     def pressure(self) -> Pressure:
-        """What waits here."""
+        """Return the backlog."""
 
     def launch(self) -> Running | None:
-        """Form a batch from the queue and start one step; None when nothing can run."""
+        """Form a batch from the queue and start one step. Returns None when nothing can run."""
 
     def is_done(self, running: Running) -> bool:
-        """Whether `collect` would not wait for the device. Asks without waiting; always true on a CPU."""
+        """Return, without waiting, whether `collect` would not wait for the device. Always true on a CPU."""
 
     def collect(self, running: Running) -> StepResult:
-        """Wait for a step and give its results, in launch order."""
+        """Wait for a step and return its results. Called in launch order."""
 
     def memory(self) -> MemoryUse:
-        """Page and slot counts."""
+        """Return page and slot counts."""
 
 
 @runtime_checkable
 class WorksWhenIdle(Protocol):
-    """A runner that has work of its own for moments in which nothing runs and nothing waits."""
+    """A runner with background work, such as CUDA graph capture."""
 
     def idle(self) -> bool:
-        """Do one piece of it, of at most a second or two. True when more is left. Not called with a step in flight."""
+        """Do one piece of it, of at most a second or two. Returns whether more is left. No step may be in flight."""
 
 
 @runtime_checkable
-class HoldsPages(Protocol):
-    """A runner that knows what each request holds and what it waits for."""
+class ReportsPages(Protocol):
+    """A runner that reports the pages of each request, and what it waits for."""
 
-    def held(self) -> dict[Handle, tuple[int, str]]:
-        """By open request: pages of its caches, and in a few words what it waits for (empty: nothing). Cheap."""
+    def pages_and_waits(self) -> dict[Handle, tuple[int, str]]:
+        """Return by open request the pages of its caches, and in words what it waits for (empty: nothing). Cheap."""
 
 
 @runtime_checkable
 class EndsLoops(Protocol):
-    """A runner that keeps something for the length of a loop whose iterations come as single jobs."""
+    """A runner that keeps state for the length of a loop whose iterations are single jobs."""
 
     def end_loops(self, handle: Handle) -> None:
-        """No loop of this request goes on: free what was kept for one. Never raises."""
+        """Free what is kept for loops of this request, which have all ended. Never raises."""
 
 
 @runtime_checkable
-class Counted(Protocol):
-    """A runner that counts more than its memory."""
+class ReportsCounters(Protocol):
+    """A runner with counters besides those of its memory."""
 
     def counters(self) -> dict[str, float]:
-        """Sums since the start, by name."""
+        """Return sums since the start, by name."""

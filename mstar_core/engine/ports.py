@@ -1,27 +1,74 @@
-"""How graph input names become keywords of a module's forward. Used by both engines."""
+"""Input ports of a node: their keywords in the module's forward, and the values of each candidate.
+
+Used by both engines.
+"""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from mstar_core.graph.spec.nodes import PARAM_PREFIX
+from mstar_core.errors import EngineError
+from mstar_core.graph.spec.nodes import PARAM_PREFIX, PortType
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.graph.spec.nodes import NodeSpec
 
 
 def keyword(name: str) -> str:
-    """`$step` -> `step`, `$first` -> `first`, `$param:scale` -> `scale`; other names stay."""
+    """Return the keyword of an input: `$step` -> `step`, `$first` -> `first`, `$param:scale` -> `scale`."""
     return name.removeprefix(PARAM_PREFIX).removeprefix("$")
 
 
-def takes(module: object, name: str) -> bool:
-    """Whether a module's forward has a keyword of this name (or takes any)."""
-    forward = getattr(module, "forward", module)
-    assert callable(forward)
-    parameters = inspect.signature(forward).parameters
-    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+def accepts(module: object, name: str) -> bool:
+    """Return whether a module's forward has a keyword of this name, or takes any."""
+    return name in _parameters(module) or any(each.kind is each.VAR_KEYWORD for each in _parameters(module).values())
 
 
-def names(module: object, name: str) -> bool:
-    """Whether a module's forward names this keyword itself."""
+def declares(module: object, name: str) -> bool:
+    """Return whether a module's forward names this keyword itself."""
+    return name in _parameters(module)
+
+
+def _parameters(module: object) -> Mapping[str, inspect.Parameter]:
     forward = getattr(module, "forward", module)
     assert callable(forward)
-    return name in inspect.signature(forward).parameters
+    return inspect.signature(forward).parameters
+
+
+class CandidateInputs:
+    """Splits the inputs of a job among its candidates, by the declared ranks of one node's ports.
+
+    A value of the declared rank is shared by all candidates. With one more dimension in front, of one entry per
+    candidate, each gets its own. Numbers (0-d) are shared. A port without a declared shape is split if its first
+    dimension has one entry per candidate.
+    """
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self._node = spec.name
+        shapes = {name: PortType.parse(text).shape for name, text in spec.ports.items()}
+        self._rank = {name: len(shape) for name, shape in shapes.items() if shape}
+
+    def is_split(self, name: str, value: Tensor, count: int) -> bool:
+        """Return whether each candidate gets a value of its own. Raises EngineError for any other shape."""
+        rank = self._rank.get(name)
+        if not value.dim() or value.dim() == rank:
+            return False
+        if rank in (None, value.dim() - 1) and value.shape[0] == count:
+            return True
+        raise EngineError(
+            f"port {name!r} of node {self._node} does not hold one value per candidate",
+            f"{count} candidates, shape {list(value.shape)}"
+            + ("" if rank is None else f", {rank} dimensions without candidates"),
+            "give one value for all candidates, or one for each on a first axis",
+            node=self._node,
+        )
+
+    def split(self, inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
+        """Return each candidate's inputs. Raises EngineError as `is_split` does."""
+        split = {name: value.unbind(0) for name, value in inputs.items() if self.is_split(name, value, count)}
+        return [{name: split[name][index] if name in split else value for name, value in inputs.items()}
+                for index in range(count)]  # fmt: skip

@@ -18,10 +18,10 @@ from mstar_core.config.deployment import DeploymentSpec, RankPlan
 from mstar_core.engine.base import NodeRunner
 from mstar_core.engine.cache.budget import mib, node_shares, rank_budget, working_bytes
 from mstar_core.engine.cache.sizing import PoolPlan, PoolRequest, plan_pool
-from mstar_core.engine.cuda_graphs.cache import GraphCache, sizes_for
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes, GraphCache, sizes_for
 from mstar_core.engine.cuda_graphs.warmup import Rehearsal, Rehearses, compile_ahead, rehearse
 from mstar_core.engine.device import check_device, prepare_device, resolve_device
-from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.errors import ConfigError, PluginError, did_you_mean
 from mstar_core.graph import KV_CACHE, NodeSpec
@@ -189,9 +189,7 @@ def _kv_runner(
 ) -> KVCacheEngine:
     assert node.kv is not None, "the graph check admits no KV node without a cache"
     slots = node.kv.slots(spec.max_concurrent_requests)
-    return KVCacheEngine(
-        node,
-        cast("KVModule", module),  # checked by the plugin's conformance, not by a base class
+    settings = KVSettings(
         device=device,
         dtype=dtype,
         num_pages=plan.pages,
@@ -202,8 +200,13 @@ def _kv_runner(
         token_budget=spec.token_budget,
         attention=attention_of(spec, device),
         lookahead=lookahead_on(device),
-        graphs=sizes_for(slots) if device.type == "cuda" else (),
+        graphs=sizes_for(slots) if device.type == "cuda" else CaptureSizes(),
         prefix_cache=spec.kv_cache.prefix_cache,
+    )
+    return KVCacheEngine(
+        node,
+        cast("KVModule", module),  # checked by the plugin's conformance, not by a base class
+        settings,
         report=lambda phase, step: life.phase(phase, detail=f"{node.name}: {step}"),
         captures=captures,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from mstar_core.engine.base import Counted, HoldsPages, NodeRunner
+from mstar_core.engine.base import NodeRunner, ReportsCounters, ReportsPages
 from mstar_core.messages.telemetry import EdgeNews, RequestNews
 from mstar_core.process.life import ChildLife
 from mstar_core.transport import TensorTransport
@@ -91,8 +91,8 @@ class Report:
         """What changed of the requests that live here."""
         held: dict[int, tuple[int, str]] = {}
         for runner in self.runners.values():
-            if isinstance(runner, HoldsPages):
-                for handle, (pages, why) in runner.held().items():
+            if isinstance(runner, ReportsPages):
+                for handle, (pages, why) in runner.pages_and_waits().items():
                     before = held.get(handle, (0, ""))
                     held[handle] = (before[0] + pages, why or before[1])
         facts: dict[int, Facts] = {}
@@ -141,7 +141,7 @@ class Report:
             f"{prefix}.ready": float(pressure.ready),
             f"{prefix}.waiting": float(pressure.waiting),
         }
-        if isinstance(runner, Counted):
+        if isinstance(runner, ReportsCounters):
             values |= {f"{prefix}.{key}": value for key, value in runner.counters().items()}
         if self.steps.statistics[node].steps:
             values |= {f"{prefix}.{key}": value for key, value in self.steps.statistics[node].values().items()}

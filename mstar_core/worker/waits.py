@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from mstar_core.engine.base import Handle, HoldsPages, NodeRunner
+from mstar_core.engine.base import Handle, NodeRunner, ReportsPages
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class Waits:
         whys = {
             (handle, node): why
             for node, runner in runners.items()
-            if isinstance(runner, HoldsPages)
-            for handle, (_, why) in runner.held().items()
+            if isinstance(runner, ReportsPages)
+            for handle, (_, why) in runner.pages_and_waits().items()
             if why
         }
         for ended in self._waits.keys() - whys.keys():

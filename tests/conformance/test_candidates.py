@@ -145,7 +145,10 @@ def test_rows_of_several_requests_share_passes() -> None:
 
 @pytest.mark.parametrize(
     ("task", "rows", "words"),
-    [("scored", 7, "holds 6 rows at once, 7 are asked for"), ("scored", 6, "can never fit the cache of node world")],
+    [
+        ("scored", 7, "holds 6 candidates at once, 7 were requested"),
+        ("scored", 6, "can never fit the cache of node world"),
+    ],
 )
 def test_rows_that_never_fit_are_refused_before_anything_runs(task: str, rows: int, words: str) -> None:
     made = bench(RuntimeSettings(page_size=PATCHES, max_seq_len=27, pages=12))

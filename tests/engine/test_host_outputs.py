@@ -86,7 +86,7 @@ def test_only_what_a_module_names_travels_and_a_step_is_done_when_it_is_there() 
     assert int(done.job.key) == key and device.copies[0].waited
     assert torch.equal(done.outputs["velocity"], device.copies[0].value[0]), "what the job asked for"
     # The values that a loop goes on from stay where they are.
-    assert "velocity" not in engine._state.requests[Handle(0)].held or done.outputs["velocity"].is_cpu
+    assert "velocity" not in engine._queue.requests[Handle(0)].last_values or done.outputs["velocity"].is_cpu
 
 
 def test_a_module_that_names_nothing_sends_nothing() -> None:

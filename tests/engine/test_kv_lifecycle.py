@@ -210,7 +210,7 @@ def test_an_unknown_branch_and_several_rows_are_refused() -> None:
     driver.prefill(0, [1], branch="nowhere")
     driver.prefill(1, [1], rows=2)
     driver.run()
-    assert "nowhere" in str(driver.failed[1].error) and "2 rows" in str(driver.failed[2].error)
+    assert "nowhere" in str(driver.failed[1].error) and "2 candidates" in str(driver.failed[2].error)
 
 
 def test_backends_that_are_not_there_are_named() -> None:
@@ -246,7 +246,7 @@ def test_a_preempted_prefix_is_computed_again_from_values_of_its_own() -> None:
         driver.run()
         if is_overwritten:
             embeds.zero_()
-        engine._scheduler._evict(engine._state.requests[Handle(0)].branches["main"])
+        engine._scheduler._evict(engine._queue.requests[Handle(0)].branches["main"])
         key = driver.prefill(0, prompt(1, 4), sample=False, outputs=("hidden",))
         driver.run()
         found.append(driver.done[key].outputs["hidden"])

@@ -224,7 +224,7 @@ def test_what_a_request_waits_for_is_told_while_others_run() -> None:
     found.begin(1, Trial(rows=6, steps=2, rest=2))
     told = []
     while found.turn():
-        told += [why for handle, (_, why) in found.driver.engine.held().items() if handle == 1]
+        told += [why for handle, (_, why) in found.driver.engine.pages_and_waits().items() if handle == 1]
     assert told[0] == "waits for slots" and "" in told and set(told) == {"waits for slots", ""}
     assert told == sorted(told, reverse=True), "it waits without a break, and then no more"
 

@@ -308,9 +308,9 @@ def test_rows_that_stop_early_give_their_last_value_until_all_have_ended() -> No
 @pytest.mark.parametrize(
     ("fields", "error", "words"),
     [
-        ({"rows": 7, "attend": FRAME}, TooLarge, "holds 6 rows at once, 7"),
-        ({"rows": 5, "actions": 6}, EngineError, "one value per row"),
-        ({"rows": 6, "attend": FRAME, "steps": 9}, TooLarge, "9 for each row are 56; the pool has 40"),
+        ({"rows": 7, "attend": FRAME}, TooLarge, "holds 6 candidates at once, 7"),
+        ({"rows": 5, "actions": 6}, EngineError, "one value per candidate"),
+        ({"rows": 6, "attend": FRAME, "steps": 9}, TooLarge, "9 for each candidate are 56; the pool has 40"),
     ],
 )
 def test_what_can_never_run_is_refused_with_numbers(fields: dict[str, Any], error: type, words: str) -> None:
@@ -328,7 +328,7 @@ def test_rows_are_counted_when_a_request_is_opened() -> None:
     engine.open(Handle(1), SamplingParams(), max_tokens=6 * 12, rows=6)
     with pytest.raises(TooLarge, match="never fit"):
         engine.open(Handle(2), SamplingParams(), max_tokens=6 * 21, rows=6)
-    with pytest.raises(TooLarge, match="6 rows at once, 8"):
+    with pytest.raises(TooLarge, match="6 candidates at once, 8"):
         engine.open(Handle(2), SamplingParams(), max_tokens=8, rows=8)
     with pytest.raises(ConfigError, match="7 slots"):
         make_world(max_slots=6)
@@ -412,24 +412,24 @@ def test_rows_steps_and_cancels_in_any_mixture_equal_each_alone(seed: int) -> No
             near(driver.done[key].outputs["next_frame"], expected if len(actions) > 1 else expected[0])
 
 
-def test_what_rows_give_is_laid_together_as_they_end() -> None:
-    """Nothing of a row that has ended stays but its place among all: hundreds of frames are never there twice."""
+def test_outputs_of_candidates_are_moved_to_their_place_as_they_end() -> None:
+    """Hundreds of frames are never held twice."""
     seen: list[tuple[int, int]] = []
-    lay = CandidateGroup.lay
+    store = CandidateGroup.store
 
     def watched(group: CandidateGroup, rows: list[int]) -> None:
-        lay(group, rows)
+        store(group, rows)
         assert all(not done.outputs for done in group.done.values())
-        assert all("next_frame" not in group.held[row] for row in group.done)
-        seen.append((len(group.done), group.laid["next_frame"]))
+        assert all("next_frame" not in group.last_values[row] for row in group.done)
+        seen.append((len(group.done), group.filled["next_frame"]))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CandidateGroup, "lay", watched)
+        patch.setattr(CandidateGroup, "store", watched)
         driver = Driver(make_world(token_budget=2 * PATCHES))
         driver.open(0)
         context(driver, 0)
         actions = numbers(8, 6, 4, WIDTH)
         key = roll(driver, 0, actions, 3)
         driver.run()
-    assert len(seen) > 1 and all(ended == laid for ended, laid in seen) and seen[-1] == (6, 6)
+    assert len(seen) > 1 and all(ended == filled for ended, filled in seen) and seen[-1] == (6, 6)
     assert driver.done[key].outputs["next_frame"].shape == (6, PATCHES, WIDTH)

@@ -70,7 +70,7 @@ def test_what_fails_in_a_rehearsal_fails_the_start_and_holds_nothing() -> None:
     wrong = Act(inputs={"tokens": torch.tensor([10_000])}, attend=Attend(mask="full"))
     with pytest.raises(MstarError, match="vocabulary"):
         rehearse(engine, [Rehearsal(what="a wrong id", tokens=4, acts=(wrong,))], lambda what: None)
-    assert engine.memory().slots_used == 0 and not engine._state.requests
+    assert engine.memory().slots_used == 0 and not engine._queue.requests
     with pytest.raises(MstarError):
         rehearse(engine, [Rehearsal(what="too long", tokens=1 << 20, acts=())], lambda what: None)
 

@@ -175,7 +175,7 @@ def test_nobody_gives_pages_for_iterations_ahead(left: int, told: int) -> None:
         driver.turn()
     used = 1 + 1 + 1 + MOST
     assert engine.memory().pages_used == used, "one that rests, a context, and what has been told"
-    assert used + left == 16 or engine._state.tables.pool.allocate(16 - used - left)  # somebody else's
+    assert used + left == 16 or engine._memory.tables.pool.allocate(16 - used - left)  # somebody else's
     driver.turn()
     assert len(driver.results[-1].emissions) == told
     assert engine.memory().pages_used == 16 - left + told and engine.memory().preempted == 0

@@ -246,7 +246,7 @@ def test_a_value_of_no_row_is_refused() -> None:
     play = player()
     play.submit(0, torch.zeros(2, 3, 4), rows=3)
     play.run()
-    assert "3 rows, shape [2, 3, 4], 1 dimensions without rows" in str(play.failed[1].error)
+    assert "3 candidates, shape [2, 3, 4], 1 dimensions without candidates" in str(play.failed[1].error)
 
 
 def test_ragged_ports_of_different_shapes_share_a_batch() -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mstar_core.engine.base import Done, Emission, Failed, Handle, Job, JobKey, LoopSpec, SamplingParams, StepResult
-from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.cuda_graphs.cache import CaptureSizes
+from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.graph.spec.nodes import KV_CACHE, Attend, KVSpec, NodeSpec, Sampling
 from mstar_core.layers import AttentionSpec, DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
 from mstar_core.layers.kv_view import KVView
@@ -70,7 +71,17 @@ def make_engine(**changes: object) -> KVCacheEngine:
     settings.update(changes)
     spec = settings.pop("spec", LM)
     module = settings.pop("module", None) or TinyLM()
-    return KVCacheEngine(spec, module, **settings)  # type: ignore[arg-type]
+    return engine_of(spec, module, **settings)
+
+
+def engine_of(spec: object, module: object, **settings: object) -> KVCacheEngine:
+    """An engine from flat settings; `graphs` may be the sizes of decode batches alone."""
+    hooks = {
+        name: settings.pop(name) for name in ("clock", "faults", "report", "captures", "to_host") & settings.keys()
+    }
+    graphs = settings.pop("graphs", ())
+    buckets = graphs if isinstance(graphs, CaptureSizes) else CaptureSizes(decode=tuple(graphs))  # type: ignore[arg-type]
+    return KVCacheEngine(spec, module, KVSettings(graphs=buckets, **settings), **hooks)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -14,7 +14,7 @@ from mstar_core.graph.spec.nodes import KV_CACHE, KVSpec, NodeSpec, Sampling
 from mstar_core.layers import AttentionSpec, DecoderBlock, Head, RMSNorm, Rotary, RotarySpec, TokenEmbedding
 from mstar_core.layers.kv_view import KVView
 from mstar_core.layers.linear import fuse_projections
-from tests.engine.tiny_engine import Driver, TinyLM, generate, make_engine, prompt
+from tests.engine.tiny_engine import Driver, TinyLM, engine_of, generate, make_engine, prompt
 
 pytestmark = pytest.mark.gpu
 
@@ -66,7 +66,7 @@ def wide_engine(cuda: torch.device, module: WideLM, **changes: object) -> KVCach
         "device": cuda, "dtype": torch.bfloat16, "num_pages": 200, "page_size": 16, "max_slots": 8, "max_seq_len": 256,
         "vocab": 2000, "token_budget": 64, "attention": "flashinfer", "lookahead": 1,
     }  # fmt: skip
-    return KVCacheEngine(WIDE, module, **(settings | changes))  # type: ignore[arg-type]
+    return engine_of(WIDE, module, **(settings | changes))
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])

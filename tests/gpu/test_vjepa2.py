@@ -87,7 +87,7 @@ def test_a_context_in_one_pass_equals_frame_by_frame(attention: str, cuda: torch
     here = replace(place(cuda), attention=attention)
     modules, asked = random_nodes(WIDE, here), trial(WIDE, 8, 3, 2)
     single = Rolling(WIDE, modules, replace(here, is_captured=False), 12)
-    single.turner.runners["ac_predictor"]._loops._most_ahead = 1  # type: ignore[attr-defined]
+    single.turner.runners["ac_predictor"]._loops._most_iterations = 1  # type: ignore[attr-defined]
     expected = single.whole(asked)
     rolling = Rolling(WIDE, modules, here, 12)
     plain = rolling.whole(asked)
@@ -110,7 +110,7 @@ def test_replays_that_run_ahead_equal_one_for_each_iteration(
         rolling = Rolling(WIDE, modules, here, 12)
         engine = rolling.turner.runners["ac_predictor"]
         if not is_ahead:
-            engine._scheduler.look_ahead = lambda pieces: None  # type: ignore[attr-defined]
+            engine._scheduler.plan_ahead = lambda chunks: None  # type: ignore[attr-defined]
         for _ in range(2):
             rolling.whole(asked)
             rolling.turner.capture()

@@ -17,7 +17,7 @@ class Full:
     name = "LLM"
     why = "waits for slots"
 
-    def held(self) -> dict[int, tuple[int, str]]:
+    def pages_and_waits(self) -> dict[int, tuple[int, str]]:
         return {7: (0, self.why), 8: (800, "")}
 
     def memory(self) -> MemoryUse:

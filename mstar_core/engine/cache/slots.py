@@ -1,7 +1,7 @@
-"""The decode arrays: one slot per (request, branch), flat on host and device. Owned by the KV engine.
+"""Flat decode state of a KV node: one slot per sequence, in host and device arrays. Owned by the KV engine.
 
-A request gets the slots of all its branches at once, so that two requests never wait for each other's.
-Host arrays are what scheduling reads; device arrays are what a step reads and writes without asking the host.
+A request gets the slots of all its branches at once, so that no two requests wait for each other's.
+Scheduling reads the host arrays; a step reads and writes the device arrays without waiting for the host.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mstar_core.engine.base import SamplingParams
 from mstar_core.engine.transfers import upload
 
 NO_ID: Final = -1
-"""A place in the arrays that holds no id."""
+"""Marks an entry that holds no id."""
 
 _STOP_WIDTH: Final = 8
 
@@ -24,22 +24,26 @@ _STOP_WIDTH: Final = 8
 class Slots:
     """Per-slot state of every sequence.
 
-    Host: last, left, next_position, drawn, key int64 [slots]; history int32 [slots, max_tokens + 1] (ids in cache
-    order up to the row's length, NO_ID where the segment was not ids); stop_ids int64 [slots, width], NO_ID padded.
-    Device: last int64 [slots + 1]; seen bool [slots + 1, vocab]; stop_ids like the host's; stopped bool [slots + 1].
-    The last row of the device arrays and of stop_ids is a spare that no request gets: captured steps pad with it.
-    What the host changes reaches the device arrays with `flush`, in a fixed number of calls for all rows together.
+    Host: last, left, drawn, key int64 [slots]; next_position int64 [slots], or float64 at a node with float positions;
+    history int32 [slots, max_tokens + 1] (ids in cache order up to the sequence's length, NO_ID for tokens that are no
+    ids); stop_ids int64 [slots + 1, width], padded with NO_ID.
+    Device: device_last int64 [slots + 1]; device_seen bool [slots + 1, vocab]; device_stop_ids as on the host;
+    device_stopped bool [slots + 1]. The last entry is a spare slot for the padding of captured steps.
+    `flush` copies the host's changes to the device in a fixed number of calls.
     """
 
-    def __init__(self, count: int, max_tokens: int, vocab: int, device: torch.device) -> None:
+    def __init__(
+        self, count: int, max_tokens: int, vocab: int, device: torch.device, position_dtype: torch.dtype = torch.int64
+    ) -> None:
         self.count = count
         self.device = device
+        self.position_dtype = position_dtype
         self.last = np.full(count, NO_ID, dtype=np.int64)
         self.left = np.zeros(count, dtype=np.int64)
-        self.next_position = np.zeros(count, dtype=np.int64)
+        self.next_position = np.zeros(count, dtype=np.float64 if position_dtype.is_floating_point else np.int64)
         self.drawn = np.zeros(count, dtype=np.int64)
         self.key = np.full(count, NO_ID, dtype=np.int64)
-        # Not filled: a row is read as far as it was written, and untouched memory costs nothing.
+        # Not initialised: only written entries are read, and untouched memory is never allocated.
         self.history = np.empty((count, max_tokens + 1), dtype=np.int32)
         self.stop_ids = np.full((count + 1, _STOP_WIDTH), NO_ID, dtype=np.int64)
         self.sampling: list[SamplingParams] = [SamplingParams()] * count
@@ -55,12 +59,12 @@ class Slots:
 
     @property
     def spare(self) -> int:
-        """The row that no request gets."""
+        """The slot that no request gets."""
         return self.count
 
     @property
     def free(self) -> int:
-        """Slots that nobody has."""
+        """Slots that no request holds."""
         return len(self._free)
 
     @property
@@ -69,7 +73,7 @@ class Slots:
         return self.count - len(self._free)
 
     def take(self, count: int, sampling: SamplingParams) -> list[int] | None:
-        """Take fresh slots for one request, or None when there are not that many."""
+        """Take fresh slots for one request. None if there are not that many."""
         if count > len(self._free):
             return None
         taken = [self._free.pop() for _ in range(count)]
@@ -79,18 +83,28 @@ class Slots:
         return taken
 
     def give_back(self, slots: Sequence[int]) -> None:
-        """Free slots; their arrays are cleared when they are taken again."""
+        """Free slots. They are cleared when they are taken again."""
         self._free.extend(slots)
 
     def copy(self, source: int, into: int) -> None:
-        """Make `into` continue where `source` stands (a forked branch)."""
+        """Copy the state of slot `source` to slot `into`, as for a forked branch."""
         for array in (self.last, self.next_position, self.drawn, self.history):
             array[into] = array[source]
         if not self.device_seen.shape[1]:
-            return  # a node without a vocabulary draws nothing, and looks at nothing below
+            return  # without a vocabulary, no step reads the device arrays
         self.flush()
         self.device_last[into] = self.device_last[source]
         self.device_seen[into] = self.device_seen[source]
+
+    def position(self, slot: int) -> int | float:
+        """Return the position of a slot's next token."""
+        found: int | float = self.next_position[slot].item()
+        return found
+
+    def positions(self, slots: np.ndarray) -> np.ndarray:
+        """Return the positions of these slots' next tokens, as the module gets them: int64 or float32 [n]."""
+        found: np.ndarray = self.next_position[slots]
+        return found.astype(np.float32) if self.position_dtype.is_floating_point else found
 
     def set_last(self, slot: int, value: int) -> None:
         """Make `value` the id that the next iteration reads."""
@@ -98,12 +112,12 @@ class Slots:
         self._moved[slot] = value
 
     def see(self, slot: int, ids: np.ndarray) -> None:
-        """Mark ids (int64 [n]) as seen for the penalty."""
+        """Mark ids (int64 [n]) as seen for the repetition penalty."""
         self._met.setdefault(slot, []).append(ids)
 
     def begin_loop(self, slot: int, key: int, iterations: int, stop_ids: Sequence[int]) -> None:
-        """Arm a slot for a resident loop."""
-        # One place always stays NO_ID, so that a row that drew no id stops like any other.
+        """Prepare a slot for a resident loop."""
+        # One entry always stays NO_ID: a sequence whose draw failed stops like any other.
         if len(stop_ids) >= self.stop_ids.shape[1]:
             self._widen(len(stop_ids) + 1)
         self.key[slot] = key
@@ -113,7 +127,7 @@ class Slots:
         self._armed[slot] = None
 
     def flush(self) -> None:
-        """Bring what changed since the last time to the device. Called before anything there is read."""
+        """Copy what has changed since the last call to the device. Called before a step reads it."""
         if self._moved:
             rows, values = np.array([*self._moved.items()], dtype=np.int64).T
             facts = upload(np.stack([rows, values]), self.device)
@@ -137,7 +151,7 @@ class Slots:
     def _clear(self, slot: int) -> None:
         self.last[slot] = self.key[slot] = NO_ID
         self.left[slot] = self.next_position[slot] = self.drawn[slot] = 0
-        # Its last id on the device is written by a draw or by `set_last` before anything reads it.
+        # The last id on the device is written by a draw or by `set_last` before a step reads it.
         self._moved.pop(slot, None)
         if self.device_seen.shape[1]:
             self._blank[slot] = None

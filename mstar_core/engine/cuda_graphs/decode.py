@@ -44,7 +44,9 @@ class DecodeStep(StaticStep[dict[str, "Tensor"]]):
         self._node = node
         self._count = count
         device = node.slots.device
-        self._staging = Staging({"positions": (torch.int64, count), "chance": (torch.float64, count)}, device)
+        self._staging = Staging(
+            {"positions": (node.slots.position_dtype, count), "chance": (torch.float64, count)}, device
+        )
         self._parameters = Staging(parameter_fields(count), device)
         self.attention = node.attention.fixed_rows(count, node.tables.ids.shape[1])
         self.sampler = StaticSampler(

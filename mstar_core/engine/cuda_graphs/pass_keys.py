@@ -101,6 +101,8 @@ def is_graphable(piece: ScheduledChunk) -> bool:
     firing = piece.forward
     if firing.is_ids or firing.is_replay or firing.given is not None or piece.samples or piece.count != firing.tokens:
         return False
+    if isinstance(firing.position, float):  # the buffers hold whole positions
+        return False
     return firing.attend.mask == "full" and is_of_loop(piece)
 
 

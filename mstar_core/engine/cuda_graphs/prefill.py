@@ -39,7 +39,7 @@ class PrefillStep(StaticStep["Tensor"]):
         self._prompts = prompts
         fields = {
             "ids": (torch.int64, tokens),
-            "positions": (torch.int64, tokens),
+            "positions": (node.slots.position_dtype, tokens),
             "ends": (torch.int64, prompts),
             "chance": (torch.float64, prompts),
         }
@@ -61,7 +61,7 @@ class PrefillStep(StaticStep["Tensor"]):
             forward, end = chunk.forward, start + chunk.count
             host["ids"][start:end] = forward.ports[self._node.id_port].narrow(0, forward.done, chunk.count).numpy()
             first = forward.position + forward.done
-            host["positions"][start:end] = np.arange(first, first + chunk.count)
+            host["positions"][start:end] = first + np.arange(chunk.count)
         host["ends"][:used], host["ends"][used:] = starts[1:] - 1, 0
         chosen = [slots.sampling[row] for row in rows]
         into = np.array([row if chunk.samples else slots.spare for row, chunk in zip(rows, chunks, strict=True)])

@@ -138,6 +138,8 @@ class PrefixSteps:
             return None
         if forward.attend.mask != "full" or not forward.attend.write or forward.attend.positions != "running":
             return None
+        if isinstance(forward.position, float):  # the buffers hold whole positions
+            return None
         if chunk.count != forward.tokens or forward.iterations > 1 or int(self._tables.length[chunk.branch.slot]):
             return None
         found = []

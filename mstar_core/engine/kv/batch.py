@@ -1,24 +1,24 @@
-"""Records of one step: scheduled chunks, the decode batch, and the output of a forward.
+"""Records of one step of a KV node: scheduled chunks, the decode batch, outputs, and the step in flight.
 
-Made by the scheduler and the model runner; the CUDA graphs read them.
+Shared by the scheduler, the model runner and the CUDA graphs; holds no policy and imports none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
 from mstar_core.engine.sampling.sampler import SamplingRows
-from mstar_core.engine.transfers import upload
+from mstar_core.engine.transfers import contiguous_runs, upload
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.base import Job
+    from mstar_core.engine.base import Job, StepResult
     from mstar_core.engine.cache.slots import Slots
     from mstar_core.engine.kv.sequence import Branch, ForwardPass
     from mstar_core.engine.transfers import HostCopy
@@ -65,18 +65,18 @@ class DecodeBatch:
     _device: tuple[Tensor, SamplingRows] | None = None
 
     def only(self, index: int, slots: Slots) -> DecodeBatch:
-        """Return the batch of one of the branches."""
+        """Return the batch of one of its branches."""
         return decode_batch([self.branches[index]], slots)
 
     def on_device(self, slots: Slots) -> tuple[Tensor, SamplingRows]:
-        """Return slots (int64 [n]) and sampling parameters on the device, for steps without a graph."""
+        """Return slots (int64 [n]) and sampling parameters on the device, for an uncaptured step."""
         if self._device is None:
             self._device = upload(self.slots, slots.device), sampling_parameters(self.slots, slots)
         return self._device
 
 
 def decode_batch(branches: list[Branch], slots: Slots) -> DecodeBatch:
-    """Make the decode batch of branches in resident loops."""
+    """Build the decode batch of branches in resident loops."""
     indices = np.array([branch.slot for branch in branches], dtype=np.int64)
     return DecodeBatch(
         branches=branches,
@@ -89,7 +89,7 @@ def decode_batch(branches: list[Branch], slots: Slots) -> DecodeBatch:
 
 
 def sampling_parameters(indices: np.ndarray, slots: Slots) -> SamplingRows:
-    """Return the sampling parameters of these slots on the device, without a synchronisation."""
+    """Return the sampling parameters of these slots on the device, without waiting for the device."""
     made = SamplingRows.of([slots.sampling[slot] for slot in indices], torch.device("cpu"))
     if slots.device.type == "cpu":
         return made
@@ -103,7 +103,7 @@ def sampling_parameters(indices: np.ndarray, slots: Slots) -> SamplingRows:
 
 @dataclass(slots=True)
 class BatchOutput:
-    """The output of one batched forward. ids: int64 [decode batch + sampled chunks], None if nothing was sampled.
+    """Output of one batched forward. ids: int64 [decode batch + sampled chunks], None if nothing was sampled.
 
     place: cache index of the id that each decode branch drew; left: its iterations left after this step.
     """
@@ -118,15 +118,71 @@ class BatchOutput:
     failed: list[tuple[Branch, MstarError]] = field(default_factory=list)
 
 
+class PendingCopy(Protocol):
+    """A copy to the host in progress, such as HostCopy. pending: the host tensor."""
+
+    @property
+    def pending(self) -> Tensor: ...
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def wait(self) -> Tensor: ...
+
+
+@dataclass(slots=True)
+class KVStep:
+    """A step in flight. dropped: keys of decode branches whose ids no longer count. held: branches that wait for it.
+
+    copies: outputs on their way to the host. A step without copies to the host is done once it is launched.
+    """
+
+    batches: list[BatchOutput]
+    result: StepResult
+    started: float
+    dropped: set[int] = field(default_factory=set)
+    held: list[Branch] = field(default_factory=list)
+    copies: list[PendingCopy] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything that the host reads of this step has arrived."""
+        ids = (out.host_ids for out in self.batches if out.host_ids is not None)
+        return all(each.is_done for each in ids) and all(each.is_done for each in self.copies)
+
+    def copy_to_host(
+        self, ports: frozenset[str], streamed: frozenset[str], to_host: Callable[[Tensor], PendingCopy]
+    ) -> None:
+        """Start copying loop outputs to the host, behind the step. Contiguous outputs of one pass share a copy.
+
+        ports: copied at the end of loops and for emitted iterations; streamed: for emitted iterations only.
+        """
+        wanted = [(item.outputs, ports) for item in self.result.done]
+        wanted += [(item.outputs, ports | streamed) for item in self.result.emissions]
+        for port in sorted(ports | streamed):
+            owners = [outputs for outputs, names in wanted if port in names and port in outputs]
+            for span, values in contiguous_runs([outputs[port] for outputs in owners]):
+                self.copies.append(to_host(values))
+                for outputs, value in zip(owners[span], self.copies[-1].pending, strict=True):
+                    outputs[port] = value
+
+
 def chunk_positions(forward: ForwardPass, count: int) -> Tensor:
-    """Return the positions of the next `count` tokens of a pass: int64 [count] on the host, or as its port has them."""
+    """Return the positions of the next `count` tokens of a pass: [count] on the host, or as its port gave them.
+
+    int64, or float32 at a node with float positions.
+    """
     if forward.given is not None:
         return forward.given.narrow(-1, forward.done, count)
+    dtype = torch.float32 if isinstance(forward.position, float) else torch.int64
     if forward.attend.positions == "shared":
         if forward.iterations > 1:
-            return torch.arange(forward.position, forward.next_position).repeat_interleave(forward.row_tokens)
-        return torch.full((count,), forward.position, dtype=torch.int64)
-    start = forward.position + forward.done
+            each = torch.arange(forward.iterations, dtype=dtype) + forward.position
+            return each.repeat_interleave(forward.row_tokens)
+        return torch.full((count,), forward.position, dtype=dtype)
+    if dtype is torch.float32:
+        return torch.from_numpy(np.float32(forward.position + forward.done + np.arange(count)))
+    start = int(forward.position) + forward.done
     return torch.arange(start, start + count, dtype=torch.int64)
 
 
@@ -139,6 +195,6 @@ def pass_positions(forwards: Sequence[ForwardPass]) -> np.ndarray:
 
 
 def _positions(forward: ForwardPass) -> np.ndarray:
-    # numpy: torch takes several times as long for an arange this short.
+    # By numpy: torch takes several times as long for an arange this short.
     numbers: np.ndarray = np.arange(forward.position, forward.next_position, dtype=np.int64)
     return np.repeat(numbers, forward.row_tokens) if forward.attend.positions == "shared" else numbers

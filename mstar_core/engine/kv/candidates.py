@@ -1,7 +1,7 @@
-"""Candidates of a KV node: candidates of one request, each with a cache that goes on from its branch's.
+"""Candidates of a request: caches forked from one of its branches, each with its share of a job.
 
-Called by the KV engine and its admission. A job of several rows becomes a job for each row, which runs like any other;
-what they give is put together again here.
+A job of several candidates becomes one job for each, which is scheduled like any other; their results are put together
+here. Called by the KV engine and its scheduler.
 """
 
 from __future__ import annotations
@@ -10,107 +10,107 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from mstar_core.engine.base import Done, Job, StepResult
+from mstar_core.engine.base import Done, StepResult
 from mstar_core.engine.cache.prefix_cache import ContentChain
-from mstar_core.engine.kv.sequence import Branch, CandidateGroup, CandidateJob, KVRequest, stacked
-from mstar_core.engine.rows import Dealer
+from mstar_core.engine.kv.sequence import Branch, CandidateGroup, CandidateJob, KVRequest, stack_ports
+from mstar_core.engine.ports import CandidateInputs
 from mstar_core.errors import EngineError, TooLarge
 from mstar_core.graph.spec.nodes import STEP
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.engine.base import SamplingParams
-    from mstar_core.engine.kv.state import KVState
+    from mstar_core.engine.base import Job, SamplingParams
+    from mstar_core.engine.kv.queue import RequestQueue
     from mstar_core.graph.spec.nodes import NodeSpec
 
 SEED_STEP: Final = 0x9E3779B97F4A7C15
-"""Between the seeds of neighbouring rows: odd, so that no two of 2**64 rows share one."""
+"""Distance between the seeds of adjacent candidates: odd, so 2**64 of them are distinct."""
 
 
 class Candidates:
-    """Opens rows, gives them their work and frees them. Holds no state of its own beyond the engine's."""
+    """Forks candidates, assigns their slots and pages, merges their results. Its only state is in the queue's branches.
 
-    def __init__(self, spec: NodeSpec, state: KVState, place: Callable[[str, Tensor], Tensor]) -> None:
-        """place: brings a port's value to the device of the node."""
+    Candidates use only the slots that the node has beyond those of whole requests: `KVSpec.rows` for each branch.
+    """
+
+    def __init__(self, spec: NodeSpec, queue: RequestQueue, place: Callable[[str, Tensor], Tensor]) -> None:
+        """place: puts a port's value on the node's device."""
         assert spec.kv is not None
         self._spec = spec
         self._place = place
         self._kv = spec.kv
-        self._state = state
-        self._dealer = Dealer(spec)
+        self._queue = queue
+        self._memory = queue.memory
+        self._inputs = CandidateInputs(spec)
 
-    def check(self, rows: int) -> None:
-        """Raise TooLarge when so many rows can never exist at once, EngineError when the node has none."""
-        if rows > 1 and not self._kv.rows:
+    def check_count(self, count: int) -> None:
+        """Raise TooLarge when so many candidates can never exist at once, EngineError when the node has none."""
+        if count > 1 and not self._kv.rows:
             raise EngineError(
-                f"node {self._spec.name} runs one row per request", f"{rows} rows in a step of 1",
+                f"node {self._spec.name} runs no candidates", f"{count} candidates in a job, 1 is supported",
                 "a model that runs candidates declares how many: KVSpec(rows=...)", node=self._spec.name,
             )  # fmt: skip
-        if rows > max(1, self._kv.rows):
+        if count > max(1, self._kv.rows):
             raise TooLarge(
-                f"node {self._spec.name} holds {self._kv.rows} rows at once, {rows} are asked for",
+                f"node {self._spec.name} holds {self._kv.rows} candidates at once, {count} were requested",
                 "each keeps a cache of its own between the steps of its walk",
                 "ask for fewer candidates",
                 node=self._spec.name,
-                value=rows,
+                value=count,
                 allowed=self._kv.rows,
             )
 
-    # -- a job of several rows begins --------------------------------------------------------------------------------
+    # -- start of a job ----------------------------------------------------------------------------------------------
 
-    def has_room(self, trunk: Branch, job: Job) -> bool:
-        """Whether the job's rows can exist at once, where they must. They get all their slots, of all branches.
+    def claim_slots(self, parent: Branch, job: Job) -> bool:
+        """Take slots for all candidates of a job that must exist at once, for all branches. False if they are not free.
 
-        Raises TooLarge when they never can.
+        Raises TooLarge when there can never be so many.
         """
-        self.check(min(job.rows, self._kv.rows or job.rows))
-        if trunk.rows is not None and self._goes_on(trunk.rows, job) or takes_turns(job):
+        self.check_count(min(job.rows, self._kv.rows or job.rows))
+        if parent.candidates is not None and self._continues(parent.candidates, job) or takes_turns(job):
             return True
-        self.check(job.rows)
-        request, wanted = trunk.request, job.rows * len(self._kv.branches)
+        self.check_count(job.rows)
+        request, wanted = parent.request, job.rows * len(self._kv.branches)
         missing = wanted - request.claimed
-        taken = [] if missing <= 0 else None if self._state.is_blocked else self._take(request, missing)
+        taken = [] if missing <= 0 else None if self._queue.is_blocked else self._take(request, missing)
         if taken is None:
-            self._let_go(trunk)
+            self._give_back(parent)
             return False
         request.slots += taken
         request.spare += taken
         request.claimed += len(taken)
         return True
 
-    def start(self, trunk: Branch, job: Job) -> list[Branch]:
-        """Hand a job to the rows of its branch, opening them where those of before do not go on.
+    def start(self, parent: Branch, job: Job) -> list[Branch]:
+        """Hand a job to the candidates of its branch, which are forked unless the present ones continue.
 
-        Raises EngineError when an input is neither one value nor one for each row.
+        Returns the candidates. Raises EngineError for an input that is neither one value nor one for each.
         """
-        if trunk.rows is None or not self._goes_on(trunk.rows, job):
-            self.drop(trunk)
-            self._open(trunk, job)
-        group = trunk.rows
-        assert group is not None
-        inputs = dict(job.inputs)
+        if parent.candidates is None or not self._continues(parent.candidates, job):
+            self.free(parent)
+            parent.candidates = self._fork(parent, job)
+        group, inputs = parent.candidates, dict(job.inputs)
         if job.loop is not None:
-            held = trunk.request.held
-            inputs |= {i: held[port] for port, i in job.loop.carry.items() if i not in inputs and port in held}
-        # Once for all rows: they get views of what is there.
+            last = parent.request.last_values
+            inputs |= {i: last[port] for port, i in job.loop.carry.items() if i not in inputs and port in last}
+        # Once for all candidates, which get views.
         inputs |= {name: self._place(name, inputs[name]) for name in self._spec.row_ports if name in inputs}
-        shares = self._dealer.deal(inputs, job.rows)
+        shares = self._inputs.split(inputs, job.rows)
         group.begin(job)
-        now = self._state.clock()
-        for row, (branch, share) in enumerate(zip(group.branches, shares, strict=True)):
-            mine = CandidateJob(
+        for index, (branch, share) in enumerate(zip(group.branches, shares, strict=True)):
+            own = CandidateJob(
                 key=job.key, handle=job.handle, inputs=share, outputs=job.outputs, attend=job.attend,
                 branch=job.branch, sample=job.sample, loop=job.loop, urgency=job.urgency, whole=job, group=group,
-                row=row,
+                index=index,
             )  # fmt: skip
-            branch.queue.append(mine)
-            branch.waiting_since = now
-            self._state.pending[branch.request.order, branch.name] = branch
+            branch.queue.append(own)
+            self._queue.add(branch)
         return list(group.branches)
 
-    def _goes_on(self, group: CandidateGroup, job: Job) -> bool:
-        """Whether rows that are there are those that a job means."""
+    def _continues(self, group: CandidateGroup, job: Job) -> bool:
+        """Return whether a job runs on the candidates that exist."""
         if len(group.branches) != job.rows:
             return False
         if not group.is_for_loop:
@@ -118,218 +118,211 @@ class Candidates:
         step = job.inputs.get(STEP)
         return job.attend.keep == "loop" and job.loop is None and step is not None and int(step) > 0
 
-    def _open(self, trunk: Branch, job: Job) -> None:
-        group = CandidateGroup(trunk=trunk, takes_turns=takes_turns(job), is_for_loop=job.attend.keep == "loop")
-        for row in range(job.rows):
-            chain = ContentChain(self._state.pool.page_size)
-            chain.is_open = False  # a row's content is not looked for by others
-            name = f"{trunk.name}#{row:06d}"
-            branch = Branch(trunk.request, name, chain, trunk=trunk, base=trunk.logged, logged=trunk.logged)
-            group.branches.append(branch)
-        trunk.rows = group
+    def _fork(self, parent: Branch, job: Job) -> CandidateGroup:
+        group = CandidateGroup(parent=parent, takes_turns=takes_turns(job), is_for_loop=job.attend.keep == "loop")
+        for index in range(job.rows):
+            chain = ContentChain(self._memory.pool.page_size)
+            chain.is_open = False  # the content of candidates is not offered to the prefix cache
+            name, shared = f"{parent.name}#{index:06d}", parent.logged
+            group.branches.append(Branch(parent.request, name, chain, parent=parent, shared=shared, logged=shared))
+        return group
 
-    # -- caches of rows ----------------------------------------------------------------------------------------------
+    # -- slots -------------------------------------------------------------------------------------------------------
 
-    def enter(self, row: Branch) -> bool:
-        """Give a row its slot, as of the branch that it goes on from. False when none is free."""
-        trunk, slots = row.trunk, self._state.slots
-        assert trunk is not None and trunk.slot >= 0
-        request = row.request
+    def enter(self, candidate: Branch) -> bool:
+        """Give a candidate its slot, with its parent's state. False when none is free."""
+        parent, slots = candidate.parent, self._memory.slots
+        assert parent is not None and parent.slot >= 0 and parent.candidates is not None
+        request = candidate.request
         if not request.spare:
             taken = self._take(request, 1)
             if taken is None:
                 return False
             request.slots += taken
             request.spare += taken
-        row.slot = request.spare.pop()
-        trunk.is_kept_out = False
-        assert trunk.rows is not None
-        trunk.rows.entered += 1
+        candidate.slot = request.spare.pop()
+        parent.is_starved = False
+        parent.candidates.entered += 1
         if self._spec.sampling is not None:
-            slots.sampling[row.slot] = _sampling_of(request.sampling, int(row.name.rpartition("#")[2]))
-        slots.copy(trunk.slot, row.slot)
+            slots.sampling[candidate.slot] = _sampling(request.sampling, int(candidate.name.rpartition("#")[2]))
+        slots.copy(parent.slot, candidate.slot)
         return True
 
-    def may_run(self, trunk: Branch) -> bool:
-        """Whether some row of a branch has a slot, or would get one."""
-        if (trunk.rows is not None and trunk.rows.entered) or trunk.request.spare:
+    def can_run(self, parent: Branch) -> bool:
+        """Return whether some candidate of a branch has a slot, or would get one."""
+        if (parent.candidates is not None and parent.candidates.entered) or parent.request.spare:
             return True
-        return not self._state.is_blocked and self._left >= 1
+        return not self._queue.is_blocked and self._left >= 1
 
-    def keep_out(self, trunk: Branch) -> None:
-        """Note that rows of a branch wait for slots."""
-        trunk.is_kept_out = trunk.rows is not None and not trunk.rows.entered
-
-    def _let_go(self, trunk: Branch) -> None:
-        """Give back the slots of rows that a branch no longer needs: nobody waits with what others wait for."""
-        request = trunk.request
-        self.drop(trunk)
-        if not request.spare:
-            return
-        spare = set(request.spare)
-        self._state.slots.give_back(request.spare)
-        request.slots = [slot for slot in request.slots if slot not in spare]
-        request.claimed -= len(spare)
-        request.spare = []
-        self._state.has_changed = True
+    def starve(self, parent: Branch) -> None:
+        """Note that candidates of a branch wait for slots."""
+        parent.is_starved = parent.candidates is not None and not parent.candidates.entered
 
     @property
-    def takes_none(self) -> bool:
-        """Whether one more whole request takes no slot that rows may have."""
+    def leaves_room(self) -> bool:
+        """Whether one more whole request would take no slot that candidates may have."""
         branches = len(self._kv.branches)
-        return self._of_requests + branches <= self._state.slots.count - self._kv.rows * branches
+        return self._of_requests + branches <= self._memory.slots.count - self._kv.rows * branches
 
     @property
     def _of_requests(self) -> int:
         """Slots of whole requests."""
-        return len(self._kv.branches) * sum(bool(each.slots) for each in self._state.requests.values())
+        return len(self._kv.branches) * sum(bool(each.slots) for each in self._queue.requests.values())
 
     @property
     def _left(self) -> int:
-        """Slots that rows may still take, which leave to whole requests what is theirs."""
-        return self._kv.rows * len(self._kv.branches) - (self._state.slots.used - self._of_requests)
+        """Slots that candidates may still take."""
+        return self._kv.rows * len(self._kv.branches) - (self._memory.slots.used - self._of_requests)
 
     def _take(self, request: KVRequest, count: int) -> list[int] | None:
-        return self._state.slots.take(count, request.sampling) if count <= self._left else None
+        return self._memory.slots.take(count, request.sampling) if count <= self._left else None
 
-    def attach(self, row: Branch) -> bool:
-        """Let a row without pages share those of its branch. False while these have to be computed again."""
-        trunk, tables = row.trunk, self._state.tables
-        assert trunk is not None
-        if int(tables.length[row.slot]) >= row.base:
+    def _give_back(self, parent: Branch) -> None:
+        """Return slots of earlier candidates while waiting for more, so that no two requests wait for each other."""
+        request = parent.request
+        self.free(parent)
+        if not request.spare:
+            return
+        spare = set(request.spare)
+        self._memory.slots.give_back(request.spare)
+        request.slots = [slot for slot in request.slots if slot not in spare]
+        request.claimed -= len(spare)
+        request.spare = []
+        self._queue.has_changed = True
+
+    # -- pages -------------------------------------------------------------------------------------------------------
+
+    def attach(self, candidate: Branch) -> bool:
+        """Let a candidate without pages share its parent's. False while those must be recomputed."""
+        parent, tables = candidate.parent, self._memory.tables
+        assert parent is not None
+        if int(tables.length[candidate.slot]) >= candidate.shared:
             return True
-        if trunk.is_evicted or trunk.replay:
-            self._state.pending[trunk.request.order, trunk.name] = trunk
+        if parent.is_evicted or parent.replay:
+            self._queue.pending[parent.key] = parent
             return False
-        tables.fork(trunk.slot, row.slot)
+        tables.fork(parent.slot, candidate.slot)
         return True
 
-    def check_pages(self, row: Branch) -> None:
-        """Raise TooLarge when the caches of all rows of a job that has just begun can never exist at once."""
-        job, forward = row.job, row.forward
+    def check_pages(self, candidate: Branch) -> None:
+        """Raise TooLarge when the caches of all candidates of a started job can never exist at once."""
+        job, forward = candidate.job, candidate.forward
         if not isinstance(job, CandidateJob) or job.group.takes_turns or forward is None or not forward.attend.write:
             return
-        pool, count = self._state.pool, len(job.group.branches)
-        shared = row.base // pool.page_size
-        own = pool.pages_for(row.logged + forward.tokens + tokens_ahead(row)) - shared
+        pool, count = self._memory.pool, len(job.group.branches)
+        shared = candidate.shared // pool.page_size
+        own = pool.pages_for(candidate.logged + forward.tokens + tokens_ahead(candidate)) - shared
         if shared + own * count > pool.total:
             raise TooLarge(
-                f"{count} rows can never fit the cache of node {self._spec.name} together",
-                f"{shared} shared pages and {own} for each row are {shared + own * count}; the pool has {pool.total} "
-                f"of {pool.page_size} tokens",
+                f"{count} candidates can never fit the cache of node {self._spec.name} together",
+                f"{shared} shared pages and {own} for each candidate are {shared + own * count}; the pool has "
+                f"{pool.total} of {pool.page_size} tokens",
                 "ask for fewer candidates or fewer steps, or give the deployment more cache",
                 node=self._spec.name,
                 value=shared + own * count,
                 allowed=pool.total,
             )
 
-    def gives_way(self, row: Branch) -> Branch | None:
-        """A row of the same request that can give its pages to this one: one that rests, else the last after it.
+    def victim(self, branch: Branch) -> Branch | None:
+        """Return a candidate of the same request to evict for a branch: an idle one, else the last one after it.
 
-        The first row with work can take all others' so that one of them always goes on.
+        The first candidate with work can evict all others, so one of them always makes progress.
         """
-        group = row.rows if row.trunk is None else row.trunk.rows
+        group = branch.candidates if branch.parent is None else branch.parent.candidates
         if group is None:
             return None
-        able = [r for r in group.branches if r is not row and not r.in_flight and self._owns_pages(r)]
-        resting = [each for each in able if not each.has_work]
-        later = [each for each in able if row.trunk is None or each.name > row.name]
-        return next(iter(resting), None) or next(reversed(later), None)
+        able = [r for r in group.branches if r is not branch and not r.in_flight and self._has_pages(r)]
+        idle = [each for each in able if not each.has_work]
+        later = [each for each in able if branch.parent is None or each.name > branch.name]
+        return next(iter(idle), None) or next(reversed(later), None)
 
-    def someone_goes_on(self, row: Branch) -> bool:
-        """Whether another row of the same job has its pages, and frees them when it ends."""
-        group = None if row.trunk is None else row.trunk.rows
-        return group is not None and any(r.is_reserved and r.has_work for r in group.branches if r is not row)
+    def another_runs(self, candidate: Branch) -> bool:
+        """Return whether another candidate of the same job has its pages, and will free them."""
+        group = None if candidate.parent is None else candidate.parent.candidates
+        return group is not None and any(r.is_reserved and r.has_work for r in group.branches if r is not candidate)
 
-    def _owns_pages(self, row: Branch) -> bool:
-        return row.slot >= 0 and int(self._state.tables.count[row.slot]) > 0
+    def _has_pages(self, branch: Branch) -> bool:
+        return branch.slot >= 0 and int(self._memory.tables.count[branch.slot]) > 0
 
-    def drop(self, trunk: Branch) -> None:
-        """Free the rows of a branch."""
-        group, trunk.rows = trunk.rows, None
-        for row in group.branches if group is not None else ():
-            self._free(row)
+    def free(self, parent: Branch) -> None:
+        """Free the candidates of a branch."""
+        group, parent.candidates = parent.candidates, None
+        for candidate in group.branches if group is not None else ():
+            self._free(candidate)
 
-    def _free(self, row: Branch) -> None:
-        state, request = self._state, row.request
-        state.pending.pop((request.order, row.name), None)
-        row.queue.clear()
-        row.replay.clear()
-        row.job = row.forward = row.loop = None
-        if row.slot < 0:
+    def _free(self, candidate: Branch) -> None:
+        request = candidate.request
+        self._queue.remove(candidate)
+        candidate.clear()
+        if candidate.slot < 0:
             return
-        state.has_changed = True
-        state.tables.release(row.slot)
+        self._queue.has_changed = True
+        self._memory.tables.release(candidate.slot)
         if len(request.slots) - len(request.branches) > request.claimed:
-            request.slots.remove(row.slot)
-            state.slots.give_back([row.slot])
+            request.slots.remove(candidate.slot)
+            self._memory.slots.give_back([candidate.slot])
         else:
-            request.spare.append(row.slot)
-        row.slot = -1
-        if row.trunk is not None and row.trunk.rows is not None:
-            row.trunk.rows.entered -= 1
+            request.spare.append(candidate.slot)
+        candidate.slot = -1
+        if candidate.parent is not None and candidate.parent.candidates is not None:
+            candidate.parent.candidates.entered -= 1
 
-    # -- what rows give ----------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------------
 
-    def gather(self, result: StepResult) -> None:
-        """Put what rows gave in a step in terms of their jobs."""
+    def merge(self, result: StepResult) -> None:
+        """Replace the results of candidates by those of their whole jobs, as far as these are complete."""
         jobs = [item.job for item in result.done] + [item.job for item in result.emissions]
         if not any(isinstance(job, CandidateJob) for job in jobs):
             return
         emissions, done = result.emissions, result.done
         result.emissions, result.done = [], []
-        for told in emissions:
-            if not isinstance(told.job, CandidateJob):
-                result.emissions.append(told)
-            elif told.job.group.job is told.job.whole:
-                told.job.group.tell(told.job.row, told.outputs)
-                self._pass_on(result, told.job.group)
-        ends: dict[int, tuple[CandidateGroup, list[int]]] = {}
-        for ended in done:
-            if not isinstance(ended.job, CandidateJob):
-                result.done.append(ended)
-            elif ended.job.group.job is ended.job.whole:
-                self._ended(result, ended, ended.job)
-                ends.setdefault(id(ended.job.group), (ended.job.group, []))[1].append(ended.job.row)
-        for group, rows in ends.values():
-            self._lay(result, group, sorted(rows))
+        for item in emissions:
+            if not isinstance(item.job, CandidateJob):
+                result.emissions.append(item)
+            elif item.job.group.job is item.job.whole:
+                item.job.group.add_iteration(item.job.index, item.outputs)
+                self._emit(result, item.job.group)
+        ended: dict[int, tuple[CandidateGroup, list[int]]] = {}
+        for each in done:
+            if not isinstance(each.job, CandidateJob):
+                result.done.append(each)
+            elif each.job.group.job is each.job.whole:
+                self._end(result, each, each.job)
+                ended.setdefault(id(each.job.group), (each.job.group, []))[1].append(each.job.index)
+        for group, indices in ended.values():
+            self._store(result, group, sorted(indices))
 
-    def _ended(self, result: StepResult, ended: Done, job: CandidateJob) -> None:
+    def _end(self, result: StepResult, done: Done, job: CandidateJob) -> None:
         group = job.group
-        group.done[job.row] = ended
-        self._state.pending.pop((group.trunk.request.order, group.branches[job.row].name), None)
-        self._pass_on(result, group)
+        group.done[job.index] = done
+        self._queue.remove(group.branches[job.index])
+        self._emit(result, group)
         if group.takes_turns:
-            self._free(group.branches[job.row])
+            self._free(group.branches[job.index])
 
-    def _lay(self, result: StepResult, group: CandidateGroup, rows: list[int]) -> None:
-        """Keep what rows that ended gave; the last of them end their job."""
-        if group.job is None:
-            return
-        try:
-            group.lay(rows)
-        except Exception as error:  # noqa: BLE001 no memory for all rows fails their own request only
-            self._fail(result, group, error)
-            return
-        if group.is_complete:
-            self._finish(result, group)
-
-    def _pass_on(self, result: StepResult, group: CandidateGroup) -> None:
+    def _emit(self, result: StepResult, group: CandidateGroup) -> None:
         try:
             if group.job is not None and group.job.loop is not None and group.job.loop.emit:
                 result.emissions.extend(group.emissions())
-        except Exception as error:  # noqa: BLE001 rows of unlike shapes fail their own request only
+        except Exception as error:  # noqa: BLE001 unequal shapes fail their own request only
+            self._fail(result, group, error)
+
+    def _store(self, result: StepResult, group: CandidateGroup, indices: list[int]) -> None:
+        """Keep the outputs of candidates that ended; the last of them end their job."""
+        if group.job is None:
+            return
+        try:
+            group.store(indices)
+            if group.is_complete:
+                self._finish(result, group)
+        except Exception as error:  # noqa: BLE001 unequal shapes, or too little memory, fail their own request only
             self._fail(result, group, error)
 
     def _finish(self, result: StepResult, group: CandidateGroup) -> None:
-        job, trunk = group.job, group.trunk
+        job, parent = group.job, group.parent
         assert job is not None
-        shares = [group.done[row] for row in range(len(group.branches))]
-        try:
-            outputs, held = group.outputs(), stacked(group.held)
-        except Exception as error:  # noqa: BLE001 rows of unlike shapes fail their own request only
-            self._fail(result, group, error)
-            return
+        shares = [group.done[index] for index in range(len(group.branches))]
+        outputs, last = group.outputs(), stack_ports(group.last_values)
         reasons = {share.reason for share in shares}
         result.done.append(
             Done(
@@ -337,31 +330,31 @@ class Candidates:
                 iterations=max(share.iterations for share in shares),
             )
         )  # fmt: skip
-        self._state.hold(trunk, {**held, **outputs})
-        group.job = trunk.job = None
-        group.made, group.held = {}, []
+        self._queue.remember(parent, {**last, **outputs})
+        group.job = parent.job = None
+        group.stacked, group.last_values = {}, []
         if group.takes_turns:
-            self.drop(trunk)
-        self._state.look_again(trunk)
+            self.free(parent)
+        self._queue.requeue(parent)
 
     def _fail(self, result: StepResult, group: CandidateGroup, error: Exception) -> None:
         if group.job is not None:
-            self._state.fail(result, group.trunk, group.job, self._state.wrapped(error))
+            self._queue.fail(result, group.parent, group.job, error)
 
 
 def takes_turns(job: Job) -> bool:
-    """Whether nothing of a row is needed once its share of a job has ended."""
+    """Return whether nothing of a candidate is needed once its share of a job has ended."""
     return not job.attend.write or (job.loop is not None and job.attend.keep == "loop")
 
 
-def tokens_ahead(row: Branch) -> int:
-    """Tokens of its loop after the present pass, where that is known: 0 without a loop or with a stop rule."""
-    job, loop, forward = row.job, row.loop, row.forward
+def tokens_ahead(candidate: Branch) -> int:
+    """Return the tokens of its loop after the present pass; 0 without a loop, or with a stop rule."""
+    job, loop, forward = candidate.job, candidate.loop, candidate.forward
     if job is None or job.loop is None or loop is None or forward is None or job.loop.stop_port is not None:
         return 0
     return forward.row_tokens * (loop.limit - loop.iteration - forward.iterations)
 
 
-def _sampling_of(sampling: SamplingParams, row: int) -> SamplingParams:
-    """How a row draws: the first as the request does, others from seeds of their own."""
-    return replace(sampling, seed=(sampling.seed + row * SEED_STEP) % (1 << 63)) if row else sampling
+def _sampling(sampling: SamplingParams, index: int) -> SamplingParams:
+    """Return a candidate's sampling: the first draws as the request does, the others from seeds of their own."""
+    return replace(sampling, seed=(sampling.seed + index * SEED_STEP) % (1 << 63)) if index else sampling

@@ -1,25 +1,25 @@
-"""Turns jobs into forwards: which port is cut along which axis, how many tokens, at which position.
+"""Inputs of a KV node: job inputs become passes, and the chunks of a step become the module's packed ports.
 
-Called by the KV engine when a job starts and when the log of a preempted branch is computed again.
+Ids, numbers and small values stay on the host until their step, so that those of all chunks share one copy.
+Called by the KV engine when a job starts, when a log is replayed, and before a plain forward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from mstar_core.engine.kv.batch import chunk_positions
-from mstar_core.engine.kv.sequence import ForwardPass, Logged
-from mstar_core.engine.ports import keyword, takes
+from mstar_core.engine.kv.sequence import ForwardPass, Logged, Position
+from mstar_core.engine.ports import accepts, keyword
 from mstar_core.engine.transfers import is_small_on_host, upload
 from mstar_core.errors import EngineError
 from mstar_core.graph.spec.nodes import STEP, Attend, PortType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
     from torch import Tensor
 
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
     from mstar_core.layers.kv_view import KVModule
 
 POSITIONS: Final = "positions"
-"""Port that brings positions where `Attend.positions` is `given`; tokens on its last axis."""
+"""Port with the positions where `Attend.positions` is `given`; tokens on its last axis."""
 
 _TOKEN_AXIS: Final = "n"
 
 MOST_FORMS: Final = 1024
-"""Forms of passes that are remembered."""
+"""Input forms that are cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How inputs of certain shapes are taken. words: input name and keyword; axes, tokens: see `ForwardPass`."""
+    """How inputs of certain shapes are taken. words: input name and keyword; the others as in `ForwardPass`."""
 
     words: tuple[tuple[str, str], ...]
     axes: dict[str, int | None]
     tokens: int
+    per_row: frozenset[str]
 
 
 class InputProcessor:
-    """Knows the ports of one node. Owned by its KV engine.
+    """Turns job inputs into passes: keywords, token axes, token counts, positions. Owned by the KV engine of one node.
 
-    A pass whose tokens are one port's is cut along that port's token axis, and other ports of that length with it;
-    the axis is the one its type calls `n`, else the first. A pass that joins several ports, or puts tokens around
-    them, runs whole and alone; so does one with an input that is neither a number nor of that length. A pass with ports
-    of which a row has one value (`NodeSpec.row_ports`) runs whole, beside those of other rows. Numbers (0-d inputs such
-    as STEP) reach the module as one value per packed token, under `ports.keyword` of their name. They and small values
-    stay on the host until a step takes them, so that they travel with those of all other rows.
+    A pass whose tokens come from one port is cut along that port's token axis, and other ports of that length with it;
+    the axis is the one that its type calls `n`, else the first. A pass that joins several ports, or adds tokens, runs
+    whole and alone, as does one with an input of a variable length that is not its own. Ports in `NodeSpec.row_ports`,
+    and inputs of a fixed declared shape that are not cut with the tokens, hold one value per batch item: they are
+    stacked with those of other passes, which run whole. Numbers (0-d) reach the module as one value per packed token.
     """
 
     def __init__(self, spec: NodeSpec, module: KVModule, device: torch.device, dtype: torch.dtype) -> None:
@@ -61,48 +61,53 @@ class InputProcessor:
         self._device = torch.empty(0, device=device).device  # with its index
         self._dtype = dtype
         self._types: dict[str, PortType] = {name: spec.port(name) for name in spec.ports}
-        self._fixed = {name for name, port in self._types.items() if port.dtype not in ("any", "bf16", "f16")}
+        self._exact = {name for name, port in self._types.items() if port.dtype not in ("any", "bf16", "f16")}
+        self._position_dtype = position_dtype(spec)
         self.id_port = id_port(spec)
-        self.takes_step = takes(module, keyword(STEP))
-        self.row_ports = frozenset(map(keyword, spec.row_ports))
+        self.takes_step = accepts(module, keyword(STEP))
+        self._row_ports = frozenset(map(keyword, spec.row_ports))
         self._step_ports = frozenset(spec.step_ports)
         self._forms: dict[tuple[object, ...], _Form] = {}
         self._id_names = {self.id_port, *((spec.sampling.port,) if spec.sampling else ())}
 
     def is_id_port(self, name: str) -> bool:
-        """Whether a port of this name carries ids that the engine may feed back by itself."""
+        """Return whether a port of this name carries ids that the engine may feed back by itself."""
         return name in self._id_names
 
     def on_device(self, name: str, value: Tensor) -> Tensor:
-        """A port's value on this node's device; floats that are not declared otherwise come in the node's dtype."""
+        """Return a port's value on the node's device; floats are in the node's dtype unless declared otherwise."""
         return self._typed(name, value if value.device == self._device else upload(value, self._device))
 
     def at_hand(self, name: str, value: Tensor) -> Tensor:
-        """The same for a value that one step takes: a small one of the host stays there until then."""
+        """Return the same, but leave a small host value on the host until its step."""
         return self._typed(name, value) if is_small_on_host(value) else self.on_device(name, value)
 
     def kept(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Inputs of a loop that goes on pass by pass, where they need not travel again with each; numbers do."""
+        """Return the inputs of a loop on the device, so that its passes do not upload them again; numbers stay."""
         is_small = {name: not value.dim() or name == POSITIONS for name, value in inputs.items()}
         return {name: value if is_small[name] else self.on_device(name, value) for name, value in inputs.items()}
 
-    def forward(
-        self, inputs: dict[str, Tensor], attend: Attend, position: int, base: int, *, step: int = 0, iterations: int = 1
-    ) -> ForwardPass:
-        """Make the pass for these inputs. Raises EngineError when their sizes contradict each other.
+    def forward_pass(
+        self, inputs: dict[str, Tensor], attend: Attend, position: Position, base: int, *, step: int = 0,
+        iterations: int = 1,
+    ) -> ForwardPass:  # fmt: skip
+        """Return the pass for these inputs. Raises EngineError when their sizes contradict each other.
 
-        step: the iteration of a loop that it is; iterations: how many it holds from that one on, as `ForwardPass` says.
+        step: its iteration of a loop; iterations: how many it holds from that one on.
         """
         found = dict(inputs)
         given = found.pop(POSITIONS, None) if attend.positions == "given" else None
-        after = int(given.max()) + 1 if given is not None and given.numel() else 0
-        given = None if given is None else self.on_device(POSITIONS, given)
+        after: Position = 0
+        if given is not None:
+            given = given.to(self._position_dtype)
+            after = given.max().item() + 1 if given.numel() else 0
+            given = upload(given, self._device)
         ids = self._only_ids(found, attend)
-        axes: dict[str, int | None]
         if ids is not None and given is None:
-            ports, axes, tokens = {self.id_port: ids}, {self.id_port: 0}, len(ids)
+            ports, form = {self.id_port: ids}, _Form((), {self.id_port: 0}, len(ids), frozenset())
         else:
-            ports, axes, tokens = self._measured(found, attend, step, iterations)
+            ports, form = self._measured(found, attend, step, iterations)
+        tokens = form.tokens
         if tokens < 1:
             raise EngineError(f"node {self._spec.name} got an empty input", "0 tokens", node=self._spec.name)
         if attend.positions == "given" and (given is None or given.shape[-1] != tokens):
@@ -112,21 +117,18 @@ class InputProcessor:
                 node=self._spec.name,
             )
         return ForwardPass(
-            ports=ports, axes=axes, tokens=tokens, attend=attend, position=position, base=base, given=given,
-            after=after, is_ids=ids is not None and given is None, per_row=self.row_ports & ports.keys(),
-            iterations=iterations,
+            ports=ports, axes=form.axes, tokens=tokens, attend=attend, position=position, base=base, given=given,
+            after=after, is_ids=ids is not None and given is None, per_row=form.per_row, iterations=iterations,
         )  # fmt: skip
 
     def owned(self, forward: ForwardPass) -> ForwardPass:
-        """The same pass, not yet computed, with values of its own: whoever lent one of the host may use it again."""
+        """Return the same pass, not yet computed, with copies of host values, whose owner may overwrite them."""
         again = forward.bare()
-        again.ports = {
-            name: value.clone() if is_small_on_host(value) else value for name, value in forward.ports.items()
-        }
+        again.ports = {n: value.clone() if is_small_on_host(value) else value for n, value in forward.ports.items()}
         return again
 
     def replayed(self, entry: Logged, base: int, history: np.ndarray) -> ForwardPass:
-        """The pass that computes a logged stretch again. history: the slot's ids, int32, cache order."""
+        """Return the pass that recomputes a logged span. history: the slot's ids, int32, in cache order."""
         if entry.forward is None:
             ids = torch.from_numpy(history[base : base + entry.tokens].astype("int64"))
             return ForwardPass(
@@ -138,21 +140,21 @@ class InputProcessor:
         return again
 
     def lists(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Those inputs of a loop that have an entry for each iteration, made ready once: its passes cut them."""
+        """Return the inputs of a loop that have one entry per iteration, prepared once for all its passes."""
         return {name: self.at_hand(name, value) for name, value in inputs.items() if self._is_list(name, value)}
 
     def holds_iterations(self, inputs: dict[str, Tensor], attend: Attend) -> bool:
-        """Whether a pass of these inputs can be several iterations of a loop: all but numbers are of rows.
+        """Return whether a pass of these inputs can hold several loop iterations: all but numbers are per batch item.
 
-        Each appends before any attends, so that it sees those before it as in passes of their own.
+        All iterations append before any attends, so each sees those before it, as in passes of their own.
         """
         is_known = attend.write and attend.tokens is not None and not attend.extra
         if not is_known or attend.mask != "full" or attend.positions == "given" or not self._step_ports & inputs.keys():
             return False
-        return all(name in self.row_ports or not value.dim() for name, value in inputs.items())
+        return all(name in self._row_ports or not value.dim() for name, value in inputs.items())
 
     def _only_ids(self, ports: dict[str, Tensor], attend: Attend) -> Tensor | None:
-        """The ids of a pass that consists of nothing else, int64 [n]."""
+        """Return the ids of a pass that consists of nothing else, int64 [n]."""
         if len(ports) != 1 or attend.extra or attend.tokens is not None:
             return None
         ((name, value),) = ports.items()
@@ -160,24 +162,26 @@ class InputProcessor:
             return None
         return value.reshape(-1).to(torch.int64)
 
+    # -- ports and tokens --------------------------------------------------------------------------------------------
+
     def _measured(
         self, inputs: dict[str, Tensor], attend: Attend, step: int, iterations: int
-    ) -> tuple[dict[str, Tensor], dict[str, int | None], int]:
-        """Ports as keywords, the axis that each is cut along, and the tokens of the pass."""
+    ) -> tuple[dict[str, Tensor], _Form]:
+        """Return the ports by keyword, and their form."""
         form = self._form(inputs, attend, iterations)
-        made: dict[str, Tensor] = {}
+        ports: dict[str, Tensor] = {}
         for name, word in form.words:
             value = inputs[name]
-            if name in self.row_ports:
-                made[word] = self._of_row(name, value, step, iterations)
+            if name in self._row_ports:
+                ports[word] = self._of_row(name, value, step, iterations)
             elif value.dim():
-                made[word] = self.at_hand(name, value)
+                ports[word] = self.at_hand(name, value)
             else:
-                made[word] = self._number(name, value, form.tokens, iterations)
-        return made, form.axes, form.tokens
+                ports[word] = self._number(name, value, form.tokens, iterations)
+        return ports, form
 
     def _form(self, inputs: dict[str, Tensor], attend: Attend, iterations: int) -> _Form:
-        """How inputs of these shapes are taken: found out once, as most passes are like one before."""
+        """Return how inputs of these shapes are taken. Cached: most passes are like an earlier one."""
         shapes = [(name, value.shape, value.is_floating_point()) for name, value in inputs.items()]
         key = (attend, iterations, *shapes)
         found = self._forms.get(key)
@@ -188,35 +192,47 @@ class InputProcessor:
         return found
 
     def _new_form(self, inputs: dict[str, Tensor], attend: Attend, iterations: int) -> _Form:
-        solid = {name: value for name, value in inputs.items() if name not in self.row_ports and value.dim()}
+        solid = {name: value for name, value in inputs.items() if name not in self._row_ports and value.dim()}
         tokens, is_cut = self._counted(solid, attend, iterations, ", ".join(inputs))
-        words = tuple((name, name if name in self.row_ports else keyword(name)) for name in inputs)
+        words = tuple((name, name if name in self._row_ports else keyword(name)) for name in inputs)
         axes: dict[str, int | None] = {}
+        per_row = set(self._row_ports & inputs.keys())
         for name, word in words:
             if name in solid:
                 axes[word] = self._axis(name, solid[name], tokens) if is_cut else None
+                if is_cut and axes[word] is None and iterations == 1 and self._has_fixed_shape(name, solid[name]):
+                    per_row.add(word)
             else:
-                axes[word] = None if name in self.row_ports else 0
-        return _Form(words, axes, tokens)
+                axes[word] = None if name in self._row_ports else 0
+        return _Form(words, axes, tokens, frozenset(per_row))
 
     def _counted(self, solid: dict[str, Tensor], attend: Attend, iterations: int, names: str) -> tuple[int, bool]:
-        """Tokens of a pass, and whether it can be cut. solid: its ports that are neither rows' nor numbers."""
-        sequence = [name for name in self._spec.sequence if name in solid] or list(solid)[:1]
+        """Return the tokens of a pass, and whether its ports can be cut. solid: ports with dimensions, not per item."""
+        sequence = [name for name in self._spec.sequence if name in solid]
+        if not sequence and not (self._spec.sequence and attend.tokens is not None):
+            sequence = list(solid)[:1]
         if not sequence and attend.tokens is None:
             raise EngineError(f"node {self._spec.name} got a job without tokens", names, node=self._spec.name)
         counted = sum(self._tokens(name, solid[name]) for name in sequence) + attend.extra
         tokens = counted if attend.tokens is None else attend.tokens * iterations
+        if not sequence:
+            return tokens, self._spec.sequence != () and not attend.extra
         return tokens, len(sequence) == 1 and not attend.extra and tokens == counted
 
+    def _has_fixed_shape(self, name: str, value: Tensor) -> bool:
+        """Return whether a port's type declares every dimension of this value as a number."""
+        shape = self._types[name].shape if name in self._types else ()
+        return value.dim() == len(shape) and all(isinstance(size, int) for size in shape)
+
     def _of_row(self, name: str, value: Tensor, step: int, iterations: int) -> Tensor:
-        """What the rows that the pass is get of a port: of several iterations with these on a first axis."""
+        """Return a port's value for the batch items of a pass; of several iterations, on a first axis."""
         value = self.at_hand(name, value)
         if not self._is_list(name, value):
             return value if iterations == 1 else value.expand(iterations, *value.shape)
         if step + iterations > value.shape[0]:
             raise EngineError(
                 f"port {name!r} of node {self._spec.name} ends before its loop",
-                f"it holds {value.shape[0]} entries, {step + iterations} iterations ask for one each",
+                f"it holds {value.shape[0]} entries for {step + iterations} iterations",
                 node=self._spec.name,
             )
         own = value[step : step + iterations]
@@ -226,7 +242,7 @@ class InputProcessor:
         return name in self._step_ports and value.dim() == len(self._types[name].shape)
 
     def _number(self, name: str, value: Tensor, tokens: int, iterations: int) -> Tensor:
-        """A number for each token; of several iterations the step goes on with each."""
+        """Return a number once per token; the step counts up over several iterations."""
         typed = self._typed(name, value)
         if iterations > 1 and name == STEP:
             each = typed + torch.arange(iterations, device=typed.device)
@@ -234,12 +250,12 @@ class InputProcessor:
         return typed.expand(tokens)
 
     def _typed(self, name: str, value: Tensor) -> Tensor:
-        if name in self._fixed or value.dtype == self._dtype or not value.is_floating_point():
+        if name in self._exact or value.dtype == self._dtype or not value.is_floating_point():
             return value
         return value.to(self._dtype)
 
     def _tokens(self, name: str, value: Tensor) -> int:
-        """Tokens of a sequence port: one per id, one per vector of the last axis."""
+        """Return the tokens of a sequence port: one per id, or one per vector of the last axis."""
         named = self._named_axis(name, value)
         if named is not None:
             return int(value.shape[named])
@@ -257,24 +273,36 @@ class InputProcessor:
 
 
 def id_port(spec: NodeSpec) -> str:
-    """Under which name ids reach the module: `tokens` where the node has that port, else the port it samples."""
+    """Return the keyword of ids in the module's forward: `tokens` if the node has that port, else the sampled port."""
     if "tokens" in spec.ports or spec.sampling is None:
         return "tokens"
     return spec.sampling.port
 
 
+def position_dtype(spec: NodeSpec) -> torch.dtype:
+    """Return the dtype of positions at a node: float32 if its `positions` port declares floats, else int64.
+
+    Positions are exact up to 2 ** 24 in float32; bfloat16 would merge them from 256 on.
+    """
+    declared = PortType.parse(spec.ports[POSITIONS]).dtype if POSITIONS in spec.ports else "i64"
+    return torch.int64 if declared.startswith("i") else torch.float32
+
+
+# -- the ports of a step ----------------------------------------------------------------------------------------------
+
+
 def packed_ports(
     chunks: Sequence[ScheduledChunk], ids: Tensor | None, device: torch.device
 ) -> dict[str, Tensor | list[Tensor]]:
-    """The module's ports. ids: int64 [n] on the device, of decode rows before the chunks, which are then ids too."""
+    """Return the module's ports for these chunks. ids: of the decode batch before them, int64 [n] on the device."""
     first = chunks[0].forward
     ports: dict[str, Tensor | list[Tensor]] = {}
     for name, axis in first.axes.items():
         if name in first.per_row:
-            ports[name] = _of_rows([value for chunk in chunks for value in chunk.forward.of_rows(name)], device)
+            ports[name] = _stacked([value for chunk in chunks for value in chunk.forward.of_rows(name)], device)
             continue
         cuts = [_cut(chunk, chunk.forward.ports[name], chunk.forward.axes[name]) for chunk in chunks]
-        cuts = _together(cuts, device, axis or 0)
+        cuts = _joined(cuts, device, axis or 0)
         if ids is not None:
             cuts.insert(0, ids)
         ports[name] = cuts[0] if len(cuts) == 1 else torch.cat(cuts, dim=axis or 0)
@@ -282,17 +310,17 @@ def packed_ports(
 
 
 def packed_positions(chunks: Sequence[ScheduledChunk], own: Tensor | None, device: torch.device) -> Tensor:
-    """Positions of all tokens, int64 [T] or as a port gives them. own: on the device, of decode rows before."""
+    """Return the positions of all tokens, [T] or as a port gave them. own: of the decode batch, on the device."""
     where = [chunk_positions(chunk.forward, chunk.count) for chunk in chunks]
     if all(chunk.forward.given is None for chunk in chunks):
-        where = _together(where, device, 0)
+        where = _joined(where, device, 0)
     if own is not None:
         where.insert(0, own)
     return where[0] if len(where) == 1 else torch.cat(where, dim=-1)
 
 
-def _of_rows(values: list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
-    """One value per row, stacked where their shapes agree."""
+def _stacked(values: list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
+    """Return one value per batch item, stacked if their shapes agree."""
     if any(value.shape != values[0].shape for value in values):
         return [upload(value, device) for value in values]
     if all(value.is_cpu for value in values):
@@ -306,8 +334,8 @@ def _cut(chunk: ScheduledChunk, value: Tensor, axis: int | None) -> Tensor:
     return value.narrow(axis, chunk.forward.done, chunk.count)
 
 
-def _together(values: list[Tensor], device: torch.device, axis: int) -> list[Tensor]:
-    """Values of several chunks on the device, joined and copied at once where they are on the host."""
+def _joined(values: list[Tensor], device: torch.device, axis: int) -> list[Tensor]:
+    """Return values of several chunks on the device, joined into one copy if they are on the host."""
     if not all(value.is_cpu for value in values):
         return [upload(value, device) for value in values]
     return [upload(values[0].contiguous() if len(values) == 1 else torch.cat(values, dim=axis), device)]

@@ -1,6 +1,6 @@
-"""Requests, their branches and the passes they wait for. Owned by the KV engine.
+"""Requests of a KV node, their caches (branches and candidates), and the passes these wait for.
 
-A branch keeps a log of what its cache was made of, so that it can be computed again after a preemption.
+A branch keeps a log of what its cache was computed from, so that the cache can be recomputed after a preemption.
 """
 
 from __future__ import annotations
@@ -23,29 +23,31 @@ if TYPE_CHECKING:
     from mstar_core.engine.base import Done, Handle, SamplingParams
     from mstar_core.engine.cache.prefix_cache import ContentChain
 
+Position = int | float
+"""Position of a token; a float at nodes whose `positions` port is one."""
+
 
 @dataclass(slots=True, kw_only=True)
 class ForwardPass:
     """One pass of a branch through the module, computed whole or in chunks.
 
-    ports: what the module gets; axes: axis along which each port is cut with the tokens (None: not cut).
-    per_row: ports of which the row has one value, which go to the module stacked with those of other rows.
-    Ids stay where they came from until a step takes them, so that they travel once and with all others.
-    given: positions as a port brought them, tokens on the last axis. base: tokens in the cache before this pass.
-    after: where given positions go on, known when they came. iterations: of a loop that it holds, one behind the other
-    in the cache: each is a row of the module's own and sees itself and those before, and ports in per_row have them on
-    a first axis where there is more than one.
-    chunk_outputs: outputs of the chunks so far. is_replay: made from the log; it answers no job.
+    ports: the module's inputs; axes: the axis along which each is cut with the tokens (None: never cut).
+    per_row: ports with one value per batch item, which are stacked with those of other passes. iterations: iterations
+    of a loop in this pass, consecutive in the cache; each is a batch item of its own, sees itself and those before, and
+    has an entry on the first axis of the ports in per_row if there are several.
+    given: positions from a port, tokens on the last axis; after: the position that follows them.
+    base: tokens in the cache before this pass. Ids stay on the host until their step.
+    chunk_outputs: outputs of the chunks so far. is_replay: built from the log; it answers no job.
     """
 
     ports: dict[str, Tensor]
     axes: dict[str, int | None]
     tokens: int
     attend: Attend
-    position: int
+    position: Position
     base: int
     given: Tensor | None = None
-    after: int = 0
+    after: Position = 0
     is_ids: bool = False
     is_replay: bool = False
     per_row: frozenset[str] = frozenset()
@@ -58,17 +60,23 @@ class ForwardPass:
         """Tokens still to compute."""
         return self.tokens - self.done
 
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        """Outputs of all chunks, joined."""
+        chunks = self.chunk_outputs.items()
+        return {port: values[0] if len(values) == 1 else torch.cat(values) for port, values in chunks}
+
     def of_rows(self, name: str) -> Sequence[Tensor]:
-        """A port's value for each row of the module that this pass is."""
+        """Return a port's value for each batch item of this pass."""
         return self.ports[name].unbind(0) if self.iterations > 1 else (self.ports[name],)
 
     @property
     def row_tokens(self) -> int:
-        """Tokens of each row of the module that this pass is."""
+        """Tokens of each batch item of this pass."""
         return self.tokens // self.iterations
 
     def bare(self, *, is_replay: bool = False) -> ForwardPass:
-        """The same pass, not yet computed. is_replay: as the log has it computed again."""
+        """Return the same pass, not yet computed. is_replay: as the log replays it."""
         return ForwardPass(
             ports=self.ports, axes=self.axes, tokens=self.tokens, attend=self.attend, position=self.position,
             base=self.base, given=self.given, after=self.after, is_ids=self.is_ids, is_replay=is_replay,
@@ -77,11 +85,11 @@ class ForwardPass:
 
     @property
     def must_be_whole(self) -> bool:
-        """Whether chunks would change the result."""
+        """Whether computing it in chunks would change the result."""
         return self.attend.mask == "full" or not self.attend.write or None in self.axes.values()
 
     @property
-    def next_position(self) -> int:
+    def next_position(self) -> Position:
         """Position after this pass."""
         match self.attend.positions:
             case "running":
@@ -92,17 +100,17 @@ class ForwardPass:
                 return self.after
 
     def restart(self) -> None:
-        """Forget what was computed: the pages are gone."""
+        """Discard what was computed: its pages are gone."""
         self.done = 0
         self.chunk_outputs = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """A stretch of the cache. `forward` is None for ids that the slot's history holds (causal, running)."""
+    """A span of the cache. `forward` is None for causal ids at running positions, which the slot's history holds."""
 
     tokens: int
-    position: int
+    position: Position
     forward: ForwardPass | None = None
 
 
@@ -110,9 +118,8 @@ class Logged:
 class LoopState:
     """A loop in progress. carried: input port -> value of the next iteration.
 
-    ahead: most iterations that one pass may hold. lists: inputs that have an entry for each iteration, small ones where
-    they came from.
-    ready: what the next iterations gave, where a replay has run ahead; each is settled as if it had run by itself.
+    ahead: most iterations in one pass. lists: inputs with one entry per iteration, small ones still on the host.
+    ready: outputs of later iterations that a replay has already computed.
     """
 
     carried: dict[str, Tensor]
@@ -125,20 +132,20 @@ class LoopState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackPoint:
-    """What a branch was before passes whose cache lives only as long as their loop."""
+    """The state of a branch before a loop whose tokens are dropped at its end."""
 
     log: tuple[Logged, ...]
     logged: int
-    position: int
+    position: Position
 
 
 @dataclass(slots=True)
 class Branch:
-    """One cache of a request. slot: its place in the arrays, -1 before admission.
+    """One KV cache of a request: a declared branch, or a candidate that was forked from one.
 
-    rows: caches that go on from this one, with the job of several rows that they run. trunk: the branch that this one
-    is a row of; base: tokens that it shares with it, which its log leaves out. is_kept_out: rows of its job wait for
-    slots, and none of them has one.
+    slot: its place in the arrays, -1 before admission. parent: the branch that a candidate was forked from;
+    shared: tokens that it shares with it, which its log leaves out. candidates: caches forked from this one.
+    is_starved: candidates of its job wait for slots, and none of them has one.
     """
 
     request: KVRequest
@@ -152,27 +159,32 @@ class Branch:
     replay: deque[ForwardPass] = field(default_factory=deque)
     log: list[Logged] = field(default_factory=list)
     logged: int = 0
-    mark: RollbackPoint | None = None
+    rollback: RollbackPoint | None = None
     is_evicted: bool = False
     is_reserved: bool = False
     is_decoding: bool = False
     in_flight: int = 0
     cached_tokens: int = 0
     waiting_since: float = float("inf")
-    rows: CandidateGroup | None = None
-    trunk: Branch | None = None
-    base: int = 0
-    is_kept_out: bool = False
+    candidates: CandidateGroup | None = None
+    parent: Branch | None = None
+    shared: int = 0
+    is_starved: bool = False
 
     @property
-    def lacks_slots(self) -> bool:
-        """Whether it can do nothing before others give slots back."""
-        return self.slot < 0 or self.is_kept_out
+    def key(self) -> tuple[int, str]:
+        """Its place in the queue: age of the request, then name."""
+        return self.request.order, self.name
 
     @property
-    def waits_for_rows(self) -> bool:
-        """Whether its job is one of several rows, which run it."""
-        return self.rows is not None and self.rows.job is not None
+    def needs_slots(self) -> bool:
+        """Whether it can run only after others have freed slots."""
+        return self.slot < 0 or self.is_starved
+
+    @property
+    def runs_candidates(self) -> bool:
+        """Whether its job is run by its candidates."""
+        return self.candidates is not None and self.candidates.job is not None
 
     @property
     def current(self) -> ForwardPass | None:
@@ -181,13 +193,13 @@ class Branch:
 
     @property
     def loop_state(self) -> LoopState:
-        """Its loop, which is known to be in progress."""
+        """Its loop, which must be in progress."""
         assert self.loop is not None
         return self.loop
 
     @property
-    def is_told(self) -> bool:
-        """Whether each iteration of its loop is told as it ends."""
+    def emits(self) -> bool:
+        """Whether its loop reports each iteration."""
         return self.job is not None and self.job.loop is not None and bool(self.job.loop.emit)
 
     @property
@@ -196,7 +208,7 @@ class Branch:
         return self.job is not None or bool(self.queue)
 
     def record(self, entry: Logged) -> None:
-        """Append to the log; ids that follow ids without a gap become one entry."""
+        """Append to the log; adjacent spans of ids become one entry."""
         self.logged += entry.tokens
         last = self.log[-1] if self.log else None
         if last and last.forward is None and entry.forward is None and last.position + last.tokens == entry.position:
@@ -204,135 +216,147 @@ class Branch:
         else:
             self.log.append(entry)
 
+    def clear(self) -> None:
+        """Drop all work of this branch."""
+        self.queue.clear()
+        self.replay.clear()
+        self.job = self.forward = self.loop = None
+
 
 @dataclass(slots=True)
 class KVRequest:
-    """A request at this node. order: age, small is old. held: what carried ports last held.
+    """A request at this node. order: its age, small is old. last_values: last value of each carried port.
 
-    slots: all it has. spare: those that no row uses; claimed: slots for rows that it keeps for as long as it lives.
+    slots: all slots it holds; spare: those that no candidate uses; claimed: slots for candidates that it keeps for as
+    long as it lives.
     """
 
     handle: Handle
     order: int
     sampling: SamplingParams
     branches: dict[str, Branch] = field(default_factory=dict)
-    held: dict[str, Tensor] = field(default_factory=dict)
+    last_values: dict[str, Tensor] = field(default_factory=dict)
     slots: list[int] = field(default_factory=list)
     spare: list[int] = field(default_factory=list)
     claimed: int = 0
     is_failed: bool = False
 
     def sequences(self) -> Iterator[Branch]:
-        """Every cache of the request, rows after the branch that they go on from."""
+        """Yield every cache of the request: each branch, then its candidates."""
         for branch in self.branches.values():
             yield branch
-            if branch.rows is not None:
-                yield from branch.rows.branches
+            if branch.candidates is not None:
+                yield from branch.candidates.branches
 
 
 @dataclass(slots=True, kw_only=True)
 class CandidateJob(Job):
-    """One row's share of a job of several rows, `whole`."""
+    """The share of one candidate in a job of several, `whole`."""
 
     whole: Job
     group: CandidateGroup
-    row: int
+    index: int
 
 
 @dataclass(slots=True, kw_only=True)
 class CandidateGroup:
-    """The rows of one branch. Owned by that branch.
+    """The candidates of one branch, and what they have produced for their job. Owned by that branch.
 
-    takes_turns: nothing of a row outlives its share of the job, so that it is freed as it ends. is_for_loop: they last
-    as long as a loop. job: what they run, None between two. entered: how many have a slot. held: what carried ports of
-    each last held. made: what ended rows gave by port, laid together, and laid: of how many. It is never there twice:
-    a frame of each of hundreds of candidates is half a gigabyte.
+    takes_turns: nothing of a candidate outlives its share of the job, so each is freed when it ends. is_for_loop: they
+    live as long as a loop. job: what they run, None between jobs. entered: how many have a slot.
+    last_values: last values of each candidate's carried ports. stacked: outputs of finished candidates, by port, on a
+    first axis of all candidates; filled: how many have theirs there. An output is moved, never held twice: one frame of
+    each of hundreds of candidates is half a gigabyte.
     """
 
-    trunk: Branch
+    parent: Branch
     branches: list[Branch] = field(default_factory=list)
     takes_turns: bool = False
     is_for_loop: bool = False
     job: Job | None = None
     entered: int = 0
     done: dict[int, Done] = field(default_factory=dict)
-    held: list[dict[str, Tensor]] = field(default_factory=list)
-    made: dict[str, Tensor] = field(default_factory=dict)
-    laid: dict[str, int] = field(default_factory=dict)
-    _untold: list[deque[dict[str, Tensor]]] = field(default_factory=list)
+    last_values: list[dict[str, Tensor]] = field(default_factory=list)
+    stacked: dict[str, Tensor] = field(default_factory=dict)
+    filled: dict[str, int] = field(default_factory=dict)
+    _iterations: list[deque[dict[str, Tensor]]] = field(default_factory=list)
     _last: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    _told: int = 0
+    _emitted: int = 0
 
     def begin(self, job: Job) -> None:
-        """Take the next job."""
+        """Start the next job."""
         self.job = job
         self.done = {}
-        self.made, self.laid = {}, {}
-        self.held = [{} for _ in self.branches]
-        self._untold = [deque() for _ in self.branches]
+        self.stacked, self.filled = {}, {}
+        self.last_values = [{} for _ in self.branches]
+        self._iterations = [deque() for _ in self.branches]
         self._last = {}
-        self._told = 0
+        self._emitted = 0
+
+    def add_iteration(self, index: int, outputs: dict[str, Tensor]) -> None:
+        """Note what a candidate emitted in its next iteration."""
+        self._iterations[index].append(outputs)
 
     def emissions(self) -> Iterator[Emission]:
-        """Iterations that every row has told or will not have; a row that stopped earlier gives its last value."""
+        """Yield the iterations that all candidates have ended. One that stopped earlier repeats its last values."""
         assert self.job is not None
-        while any(self._untold) and all(told or row in self.done for row, told in enumerate(self._untold)):
-            for row, told in enumerate(self._untold):
-                if told:
-                    self._last[row] = told.popleft()
-            values = [self._last[row] for row in range(len(self.branches)) if row in self._last]
+        queues = self._iterations
+        while any(queues) and all(queue or index in self.done for index, queue in enumerate(queues)):
+            for index, queue in enumerate(queues):
+                if queue:
+                    self._last[index] = queue.popleft()
+            values = [self._last[index] for index in range(len(self.branches)) if index in self._last]
             if len(values) == len(self.branches):
-                yield Emission(job=self.job, iteration=self._told, outputs=stacked(values))
-            self._told += 1
+                yield Emission(job=self.job, iteration=self._emitted, outputs=stack_ports(values))
+            self._emitted += 1
 
-    def tell(self, row: int, outputs: dict[str, Tensor]) -> None:
-        """A row ended an iteration."""
-        self._untold[row].append(outputs)
+    def store(self, finished: Sequence[int]) -> None:
+        """Move the outputs of finished candidates (ascending) to their places in `stacked`, one copy per run.
 
-    def lay(self, rows: Sequence[int]) -> None:
-        """Move what rows that ended, ascending, gave to its place among all: a copy for each stretch of neighbours.
-
-        What is of another shape than the first row's stays where it is, and shows when the job ends.
+        An output of another shape than the first one's stays where it is; `outputs` then raises.
         """
-        for port in sorted({port for row in rows for port in self.done[row].outputs}):
-            given = [(row, self.done[row].outputs[port]) for row in rows if port in self.done[row].outputs]
-            if port not in self.made:
+        for port in sorted({port for index in finished for port in self.done[index].outputs}):
+            given = [(index, self.done[index].outputs[port]) for index in finished if port in self.done[index].outputs]
+            if port not in self.stacked:
                 first = given[0][1]
-                self.made[port] = first.new_empty((len(self.branches), *first.shape))
-            whole, start = self.made[port], 0
-            given = [(row, value) for row, value in given if value.shape == whole.shape[1:]]
+                self.stacked[port] = first.new_empty((len(self.branches), *first.shape))
+            whole, start = self.stacked[port], 0
+            given = [(index, value) for index, value in given if value.shape == whole.shape[1:]]
             for end in range(1, len(given) + 1):
                 if end == len(given) or given[end][0] != given[end - 1][0] + 1:
-                    stretch = given[start:end]
-                    gather([value for _, value in stretch], whole[stretch[0][0] : stretch[-1][0] + 1])
+                    run = given[start:end]
+                    gather([value for _, value in run], whole[run[0][0] : run[-1][0] + 1])
                     start = end
-            for row, _ in given:
-                del self.done[row].outputs[port]
-                self.held[row].pop(port, None)
-            self.laid[port] = self.laid.get(port, 0) + len(given)
+            for index, _ in given:
+                del self.done[index].outputs[port]
+                self.last_values[index].pop(port, None)
+            self.filled[port] = self.filled.get(port, 0) + len(given)
 
     def outputs(self) -> dict[str, Tensor]:
-        """What all rows gave, by port; one that some row lacks is left out. Raises EngineError for unlike shapes."""
+        """Return the stacked outputs, without ports that a candidate lacks. Raises EngineError for unequal shapes."""
         for done in self.done.values():
             for port, value in done.outputs.items():
-                shapes = sorted({str(list(value.shape)), str(list(self.made[port].shape[1:]))})
-                raise EngineError(f"rows of one job gave {port!r} in different shapes", ", ".join(shapes))
-        return {port: whole for port, whole in self.made.items() if self.laid[port] == len(self.branches)}
+                raise _unequal_shapes(port, [value.shape, self.stacked[port].shape[1:]])
+        return {port: whole for port, whole in self.stacked.items() if self.filled[port] == len(self.branches)}
 
     @property
     def is_complete(self) -> bool:
-        """Whether every row has ended."""
+        """Whether every candidate has ended."""
         return len(self.done) == len(self.branches)
 
 
-def stacked(shares: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Values of all rows on a first axis, by port. Ports that some row lacks are left out; raises EngineError."""
-    ports = [port for port in shares[0] if all(port in share for share in shares)] if shares else []
-    made = {}
+def stack_ports(values: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Stack the candidates' values by port, without ports that one lacks. Raises EngineError if shapes differ."""
+    ports = [port for port in values[0] if all(port in each for each in values)] if values else []
+    stacked = {}
     for port in ports:
-        values = [share[port] for share in shares]
-        if any(value.shape != values[0].shape for value in values):
-            shapes = sorted({str(list(value.shape)) for value in values})
-            raise EngineError(f"rows of one job gave {port!r} in different shapes", ", ".join(shapes))
-        made[port] = torch.stack(values)
-    return made
+        own = [each[port] for each in values]
+        if any(value.shape != own[0].shape for value in own):
+            raise _unequal_shapes(port, [value.shape for value in own])
+        stacked[port] = torch.stack(own)
+    return stacked
+
+
+def _unequal_shapes(port: str, shapes: Sequence[torch.Size]) -> EngineError:
+    different = sorted({str(list(shape)) for shape in shapes})
+    return EngineError(f"candidates of one job gave {port!r} in different shapes", ", ".join(different))

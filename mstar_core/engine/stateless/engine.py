@@ -19,8 +19,7 @@ import torch
 from mstar_core.engine.base import Done, Emission, Failed, Handle, MemoryUse, Pressure, StepResult
 from mstar_core.engine.failures import node_error
 from mstar_core.engine.loop_rules import carried_values, stops
-from mstar_core.engine.ports import keyword, names, takes
-from mstar_core.engine.rows import Dealer
+from mstar_core.engine.ports import CandidateInputs, accepts, declares, keyword
 from mstar_core.engine.sampling.sampler import to_int64
 from mstar_core.engine.stateless.inputs import BatchPorts, Number, is_on_gpu
 from mstar_core.engine.stateless.running import StatelessRunning, stays
@@ -118,12 +117,12 @@ class StatelessEngine:
         self._lookahead = lookahead
         self._clock = clock
         self._faults = faults
-        self._dealer = Dealer(spec)
+        self._candidates = CandidateInputs(spec)
         self._ports = BatchPorts(spec, module, device, dtype)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._takes_step = takes(module, keyword(STEP))
-        self._wants_seeds = names(module, "seeds")
-        self._wants_counters = names(module, "counters")
+        self._takes_step = accepts(module, keyword(STEP))
+        self._wants_seeds = declares(module, "seeds")
+        self._wants_counters = declares(module, "counters")
         self._host_outputs: frozenset[str] = frozenset(getattr(module, "host_outputs", ()))
         self._device_outputs: frozenset[str] = frozenset(getattr(module, "device_outputs", ()))
         self._rings = {port: HostRing() for port in self._host_outputs} if self._stream is not None else {}
@@ -490,5 +489,5 @@ class StatelessEngine:
         if rows == 1 or self._spec.per != "row":
             return
         tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-        dealt = [name for name, value in tensors.items() if self._dealer.is_dealt(name, value, rows)]
+        dealt = [name for name, value in tensors.items() if self._candidates.is_split(name, value, rows)]
         entry.dealt, entry.width = frozenset(dealt), rows if dealt else 1

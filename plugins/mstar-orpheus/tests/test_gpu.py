@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
 from mstar_core.engine.device import prepare_device
-from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.stateless.engine import StatelessEngine
 from mstar_core.graph import from_param
 from mstar_core.plugin.model import ModelContext
@@ -35,12 +35,13 @@ def node(reference: Any, name: str, dtype: torch.dtype) -> Any:
 
 
 def engine_of(reference: Any, dtype: torch.dtype, **changes: Any) -> KVCacheEngine:
-    settings = {"num_pages": 64, "page_size": 8, "max_slots": 8, "max_seq_len": 256, "token_budget": 64} | changes
+    sizes = {"num_pages": 64, "page_size": 8, "max_slots": 8, "max_seq_len": 256, "token_budget": 64} | changes
     module = node(reference, "LLM", dtype)
-    return KVCacheEngine(
-        reference.spec.node("LLM"), module, device=torch.device("cuda", 0), dtype=dtype, attention="torch",
-        vocab=module.model.embed_tokens.num_embeddings, lookahead=1, prefix_cache=False, **settings,
+    settings = KVSettings(
+        device=torch.device("cuda", 0), dtype=dtype, attention="torch", vocab=module.model.embed_tokens.num_embeddings,
+        lookahead=1, prefix_cache=False, **sizes,
     )  # fmt: skip
+    return KVCacheEngine(reference.spec.node("LLM"), module, settings)
 
 
 def greedy(engine: KVCacheEngine, prompts: list[Tensor], steps: int, penalty: float) -> list[list[int]]:

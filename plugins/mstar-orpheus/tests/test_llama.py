@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mstar_core.engine.base import Handle, Job, JobKey, LoopSpec, SamplingParams
-from mstar_core.engine.kv.engine import KVCacheEngine
+from mstar_core.engine.kv.engine import KVCacheEngine, KVSettings
 from mstar_core.engine.sampling.sampler import SamplingRows, probabilities
 from mstar_core.errors import WeightsError
 from mstar_core.layers import frequencies
@@ -61,9 +61,8 @@ def paged(built: Any, prompts: list[Tensor], steps: int, penalty: float, **setti
     options = {"num_pages": 64, "page_size": 8, "max_slots": 8, "max_seq_len": 256, "token_budget": 64} | settings
     spec = built.spec.node("LLM")
     vocab = built.llama.model.embed_tokens.num_embeddings
-    engine = KVCacheEngine(
-        spec, built.llama, device=torch.device("cpu"), dtype=torch.float32, vocab=vocab, **options
-    )  # fmt: skip
+    settings = KVSettings(device=torch.device("cpu"), dtype=torch.float32, vocab=vocab, **options)
+    engine = KVCacheEngine(spec, built.llama, settings)
     keys, ids = itertools.count(1), {handle: list[int]() for handle in range(len(prompts))}
     loops: dict[int, int] = {}
     for handle, prompt in enumerate(prompts):

@@ -1,0 +1,176 @@
+"""Requests of a KV node and their branches with work: what waits, what decodes, what is in flight.
+
+Changed by the engine and its scheduler; holds no policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mstar_core.engine.base import Failed, StepResult
+from mstar_core.engine.failures import node_error
+from mstar_core.engine.kv.batch import decode_batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mstar_core.engine.base import Handle, Job
+    from mstar_core.engine.cache.memory import KVMemory
+    from mstar_core.engine.kv.batch import DecodeBatch, KVStep
+    from mstar_core.engine.kv.sequence import Branch, KVRequest
+
+
+@dataclass(slots=True)
+class RequestQueue:
+    """Requests in order of age, and their branches with work. Owned by the KV engine.
+
+    pending: branches with work outside the decode batch, by `Branch.key`. looping: job key -> branch of a resident
+    loop; active: those in the next decode batch, which is rebuilt when `is_decode_current` is false.
+    ready: results that belong to no step. waits_for_slots, waits_for_pages: the last scheduling pass found a branch
+    that waits for them; has_changed: something has changed since, so it may be able to run.
+    """
+
+    node: str
+    memory: KVMemory
+    clock: Callable[[], float]
+    requests: dict[Handle, KVRequest] = field(default_factory=dict)
+    pending: dict[tuple[int, str], Branch] = field(default_factory=dict)
+    looping: dict[int, Branch] = field(default_factory=dict)
+    active: dict[int, Branch] = field(default_factory=dict)
+    decode: DecodeBatch | None = None
+    is_decode_current: bool = True
+    decode_since: float = float("inf")
+    in_flight: list[KVStep] = field(default_factory=list)
+    ready: StepResult = field(default_factory=StepResult)
+    waits_for_slots: bool = False
+    waits_for_pages: bool = False
+    has_changed: bool = True
+
+    # -- what waits --------------------------------------------------------------------------------------------------
+
+    def add(self, branch: Branch) -> None:
+        """Queue a branch that has work."""
+        self.pending[branch.key] = branch
+        branch.waiting_since = self.clock()
+
+    def remove(self, branch: Branch) -> None:
+        """Take a branch out of the queue."""
+        self.pending.pop(branch.key, None)
+
+    def requeue(self, branch: Branch) -> None:
+        """Queue a branch whose job has ended if it has more jobs, else take it out."""
+        if branch.queue:
+            self.add(branch)
+        else:
+            self.remove(branch)
+
+    def begin_pass(self) -> None:
+        """Begin a scheduling pass: forget what waited."""
+        self.waits_for_slots = self.waits_for_pages = self.has_changed = False
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a branch waits for memory; it goes before all that are younger."""
+        return self.waits_for_slots or self.waits_for_pages
+
+    def is_waiting(self, branch: Branch) -> bool:
+        """Return whether a branch with work cannot run now. After a change, every branch may be able to."""
+        return branch.in_flight > 0 or (not self.has_changed and self.missing(branch) != "")
+
+    def missing(self, branch: Branch) -> str:
+        """Return what the last scheduling pass found missing for a branch with work: `slots`, `pages` or nothing."""
+        if branch.is_reserved:
+            return ""
+        if self.waits_for_slots and branch.needs_slots:
+            return "slots"
+        return "pages" if self.waits_for_pages else ""
+
+    def oldest_with_work(self) -> int | None:
+        """Return the age of the oldest request that has work and slots, or None.
+
+        A request that waits for slots does not count: the holders of slots must go on, and may need its pages.
+        """
+        able = (r.order for r in self.requests.values()
+                if any(b.has_work and not b.needs_slots for b in r.branches.values()))  # fmt: skip
+        return next(able, None)
+
+    def page_holders(self) -> Iterator[tuple[KVRequest, int]]:
+        """Yield requests that hold pages, with their number."""
+        for request in self.requests.values():
+            if request.slots and (pages := self.memory.pages_of(request.slots)):
+                yield request, pages
+
+    def pages_and_waits(self) -> dict[Handle, tuple[int, str]]:
+        """See ReportsPages."""
+        counts, waits = self.memory.tables.count.tolist(), dict[int, str]()
+        for branch in self.pending.values() if self.is_blocked else ():
+            if not branch.in_flight and (missing := self.missing(branch)):
+                waits[branch.request.order] = f"waits for {missing}"
+        return {
+            handle: (sum(counts[slot] for slot in request.slots), waits.get(request.order, ""))
+            for handle, request in self.requests.items()
+        }
+
+    # -- the decode batch --------------------------------------------------------------------------------------------
+
+    def join_decode(self, branch: Branch) -> None:
+        """Move a branch from the queue to the decode batch."""
+        assert branch.job is not None
+        self.remove(branch)
+        if not self.active:
+            self.decode_since = self.clock()
+        self.active[int(branch.job.key)] = branch
+        self.is_decode_current = False
+
+    def leave_decode(self, key: int) -> bool:
+        """Take a loop out of the next decode batch. Returns whether it was in it."""
+        if self.active.pop(key, None) is None:
+            return False
+        self.is_decode_current = False
+        return True
+
+    def stop_decoding(self, branch: Branch) -> None:
+        """End a resident loop; ids that steps in flight draw for it no longer count."""
+        if not branch.is_decoding or branch.job is None:
+            return
+        key = int(branch.job.key)
+        branch.is_decoding = False
+        self.looping.pop(key, None)
+        self.leave_decode(key)
+        for step in self.in_flight:
+            step.dropped.add(key)
+
+    def current_decode(self) -> DecodeBatch | None:
+        """Return the decode batch of the next step, rebuilt if its members changed."""
+        if not self.is_decode_current:
+            branches = sorted(self.active.values(), key=lambda branch: branch.request.order)
+            self.decode = decode_batch(branches, self.memory.slots) if branches else None
+            self.is_decode_current = True
+        return self.decode
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def remember(self, branch: Branch, outputs: Mapping[str, Tensor]) -> None:
+        """Keep the last values of a branch's ports; those of candidates are kept by their group."""
+        if branch.parent is None:
+            branch.request.last_values.update(outputs)
+
+    def fail(self, result: StepResult, branch: Branch, job: Job, error: Exception) -> None:
+        """Fail a request: report the job, drop its other work, free its pages. Its slots stay until it is closed."""
+        request = branch.request
+        if request.is_failed:
+            return
+        whole = branch.parent.job if branch.parent is not None else None
+        result.failed.append(Failed(job=whole or job, error=node_error(self.node, error)))
+        request.is_failed = True
+        for each in request.sequences():
+            self.remove(each)
+            self.stop_decoding(each)
+            each.clear()
+            if each.candidates is not None:
+                each.candidates.job = None
+            if each.slot >= 0:
+                self.memory.tables.release(each.slot)
+        self.has_changed = True
