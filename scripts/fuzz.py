@@ -93,9 +93,7 @@ def bodies(data: bytes) -> None:
     from mstar_core.api.http.strict_json import parse_object
     from mstar_core.api.parse.fields import typed
     from mstar_core.api.parse.messages import collected
-    from mstar_core.api.schema.audio import SpeechRequest, TranscriptionRequest
-    from mstar_core.api.schema.chat import ChatRequest
-    from mstar_core.api.schema.images import ImageRequest
+    from mstar_core.api.schema import ChatRequest, ImageRequest, SpeechRequest, TranscriptionRequest
     from mstar_core.plugin.params import parse_params
     from tests.fakes.omni_model import SPEC, Params
 
@@ -113,8 +111,7 @@ def urls(data: bytes) -> None:
     """Addresses of media: what is let through names the one host that may be fetched from."""
     import asyncio
 
-    from mstar_core.api.parse.fetch import Fetcher
-    from mstar_core.api.parse.media import data_of_url
+    from mstar_core.api.parse.media import Fetcher, data_of_url
 
     text = data.decode(errors="replace")
     with refusals():

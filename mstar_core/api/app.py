@@ -23,7 +23,7 @@ from mstar_core.api.http.websocket import MESSAGE_BYTES, PING_S
 from mstar_core.api.openapi import describe, docs_html
 from mstar_core.api.requests import ReceivingRequest
 from mstar_core.api.route_table import ROUTES, Handler, HttpRoute
-from mstar_core.api.routes.models import mapped_endpoints
+from mstar_core.api.routes.deployment import mapped_endpoints
 from mstar_core.api.service import Service
 from mstar_core.errors import Cancelled, MstarError, NotFound, RequestError, TooLarge, did_you_mean
 from mstar_core.process.logs import request_scope

@@ -16,7 +16,7 @@ from typing import Any, Final
 from mstar_core.api.http.exchange import Exchange
 from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.parse.params import ParsedRequest
-from mstar_core.api.preprocess.shared_inputs import SharedInputs
+from mstar_core.api.preprocess.pool import SharedInputs
 from mstar_core.api.requests import MAX_SEED
 from mstar_core.api.service import Completion, Service, Session
 

@@ -6,7 +6,9 @@ import argparse
 import asyncio
 import importlib
 import logging
+import selectors
 import signal
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,12 +18,11 @@ from sanic import Sanic
 
 from mstar_core.api.app import make_app
 from mstar_core.api.http.body import sweep
-from mstar_core.api.http.event_loop import busy_poll_loop
 from mstar_core.api.http.listener import bind, tls_context
 from mstar_core.api.http.websocket import dismiss
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
-from mstar_core.api.parse.fetch import Fetcher
+from mstar_core.api.parse.media import Fetcher
 from mstar_core.api.preprocess.child import load_processor
 from mstar_core.api.preprocess.pool import Pool
 from mstar_core.api.preprocess.process import MakeProcess, ProcessorProcess
@@ -222,3 +223,28 @@ def run(spec: DeploymentSpec, incarnation: int, supervisor: str) -> int:
             reason = runner.run(serve(process))
         log.info("stopped: %s", reason)
     return 0
+
+
+class BusyPollSelector(selectors.EpollSelector):
+    """Polls the kernel without blocking until the spin window expires, then blocks."""
+
+    def __init__(self, spin: Spin) -> None:
+        super().__init__()
+        self._spin = spin
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Return ready descriptors. timeout: seconds until the next timer of the loop; None: there is none."""
+        left_s = self._spin.left_s
+        if not left_s or (timeout is not None and timeout <= 0):
+            return super().select(timeout)
+        look, begun = super().select, time.monotonic()
+        end = begun + (left_s if timeout is None else min(left_s, timeout))
+        while (now := time.monotonic()) < end:
+            if found := look(0):
+                return found
+        return look(None if timeout is None else max(0.0, timeout - (now - begun)))
+
+
+def busy_poll_loop(spin: Spin) -> asyncio.AbstractEventLoop:
+    """Return a new event loop that busy-polls until the spin window expires."""
+    return asyncio.SelectorEventLoop(BusyPollSelector(spin))

@@ -12,8 +12,7 @@ import msgspec
 from mstar_core.api.parse.params import MAX_STOP_CHARS, MAX_STOPS, NO_EFFECT, SILENT
 from mstar_core.api.requests import MAX_SEED
 from mstar_core.api.route_table import EVENTS, FORM, JSON, URLENCODED, HttpRoute, shown_path
-from mstar_core.api.schema.answers import ErrorBody
-from mstar_core.api.schema.native import GenerateRequest
+from mstar_core.api.schema import ErrorBody, GenerateRequest
 from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.plugin.params import param_schema
 from mstar_core.plugin.spec import ModelSpec

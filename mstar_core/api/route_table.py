@@ -11,27 +11,39 @@ from sanic.response import HTTPResponse
 
 from mstar_core.api.http.exchange import Exchange
 from mstar_core.api.routes.chat import chat
-from mstar_core.api.routes.describe import docs_page, openapi_document
+from mstar_core.api.routes.deployment import (
+    ENDPOINTS,
+    docs_page,
+    health,
+    metrics,
+    model,
+    models,
+    openapi_document,
+    ready,
+    version,
+)
 from mstar_core.api.routes.generate import generate
-from mstar_core.api.routes.health import health, metrics, ready, version
 from mstar_core.api.routes.images import image, image_edit
-from mstar_core.api.routes.models import ENDPOINTS, model, models
 from mstar_core.api.routes.requests import cancel, request_state
 from mstar_core.api.routes.robot_policy import healthz, robot_policy
 from mstar_core.api.routes.speech import speech
 from mstar_core.api.routes.transcriptions import transcription
-from mstar_core.api.schema.audio import SpeechRequest, Transcription, TranscriptionRequest
-from mstar_core.api.schema.chat import ChatCompletion, ChatRequest
-from mstar_core.api.schema.images import ImageRequest, Images
-from mstar_core.api.schema.native import (
+from mstar_core.api.schema import (
     CancelState,
+    ChatCompletion,
+    ChatRequest,
     Generated,
     GenerateRequest,
     Health,
+    ImageRequest,
+    Images,
     ModelCard,
     ModelList,
     Ready,
     RequestState,
+    SpeechRequest,
+    Transcription,
+    TranscriptionRequest,
     Version,
 )
 

@@ -16,15 +16,12 @@ from mstar_core.api.errors import Stalled, reply_of
 from mstar_core.api.http.sanic_protocol import WriteBatch
 from mstar_core.api.link import Link
 from mstar_core.api.metrics import Metrics
-from mstar_core.api.output.encode import EncodedChunk, OutputEncoder
-from mstar_core.api.output.numbers import NumberForm
+from mstar_core.api.output.encode import EncodedChunk, NumberForm, OutputEncoder, StopStrings
 from mstar_core.api.output.queue import Ending, OutputQueue, Spool
-from mstar_core.api.output.stop_strings import StopStrings
 from mstar_core.api.output.usage import SampledPorts, usage_of
-from mstar_core.api.parse.fetch import Fetcher
+from mstar_core.api.parse.media import Fetcher
 from mstar_core.api.parse.params import ParsedRequest
-from mstar_core.api.preprocess.pool import Pool
-from mstar_core.api.preprocess.shared_inputs import SharedInputs
+from mstar_core.api.preprocess.pool import Pool, SharedInputs
 from mstar_core.api.requests import FinishedRequest, LiveRequest, Registry, timed_out
 from mstar_core.api.telemetry import RequestTelemetry
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from mstar_core.api.main import ApiProcess
-from mstar_core.api.parse.fetch import Fetcher
+from mstar_core.api.parse.media import Fetcher
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
 from mstar_core.plugin.spec import ModelSpec
 from tests.fakes.conductor import FakeDeployment, Script

@@ -14,8 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from mstar_core.api.http.event_loop import busy_poll_loop
-from mstar_core.api.main import ApiProcess
+from mstar_core.api.main import ApiProcess, busy_poll_loop
 from mstar_core.config.deployment import ApiConfig, DeploymentSpec, Plan
 from mstar_core.host.wait_spin import wait_spin_s
 from mstar_core.plugin.spec import ModelSpec

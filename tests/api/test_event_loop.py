@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mstar_core.api.http.event_loop import busy_poll_loop
+from mstar_core.api.main import busy_poll_loop
 from mstar_core.transport import Spin
 from tests.api.own_process import OwnApi, own_api, spec_in
 from tests.fakes.conductor import FakeDeployment

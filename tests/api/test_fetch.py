@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mstar_core.api.parse.fetch import ByteAllowance, Fetcher, is_public
+from mstar_core.api.parse.media import ByteAllowance, Fetcher, is_public
 from mstar_core.errors import MstarError, TooLarge
 from tests.api.conftest import Started
 from tests.fakes import media

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load
 
 from mstar_core.api.errors import Stalled
-from mstar_core.api.output.numbers import MOST_JSON, NumberForm, packed, widened
+from mstar_core.api.output.encode import MOST_JSON, NumberForm, packed, widened
 from mstar_core.api.output.queue import OutputItem, OutputQueue, Spool
 from mstar_core.client.arrays import array_of
 from mstar_core.errors import RequestError

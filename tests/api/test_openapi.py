@@ -21,7 +21,7 @@ from mstar_core.api.openapi import describe
 from mstar_core.api.parse.params import SILENT
 from mstar_core.api.route_table import ROUTES
 from mstar_core.api.routes.generate import OWN
-from mstar_core.api.schema.native import GenerateRequest
+from mstar_core.api.schema import GenerateRequest
 from mstar_core.config.deployment import DeploymentSpec, Plan
 from mstar_core.plugin.params import COMMON_NAMES
 from tests.api.conftest import Started, running

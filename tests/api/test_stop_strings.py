@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mstar_core.api.output.stop_strings import StopStrings
+from mstar_core.api.output.encode import StopStrings
 
 LETTERS = "ab"
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mstar_core.api.output.numbers import Form, NumberForm, packed
+from mstar_core.api.output.encode import Form, NumberForm, packed
 from mstar_core.api.output.queue import OutputItem
 from mstar_core.client import AudioBuffer, AudioChunk, TensorChunk
 from mstar_core.client.arrays import array_of

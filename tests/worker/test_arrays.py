@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mstar_core.api.output.numbers import NumberForm, packed
+from mstar_core.api.output.encode import NumberForm, packed
 from mstar_core.api.output.queue import OutputItem
 from mstar_core.engine.transfers import SMALL_BYTES
 from mstar_core.worker.arrays import LARGE_BYTES, narrowed, to_array, to_tensor

@@ -32,7 +32,7 @@ FLOOR_WINDOW_S: Final = 30.0
 FLOOR_BYTES_PER_S: Final = 16 * 1024
 YIELD_BYTES: Final = 256 * 1024
 KWARGS_BYTES: Final = 32 << 20
-INLINE_JSON_BYTES: Final = 512 * 1024
+INLINE_JSON_BYTES: Final = 256 * 1024
 """JSON up to this size is parsed on the event loop (a few milliseconds), larger JSON on a thread."""
 
 

@@ -1,26 +1,27 @@
-"""HTTP exchange: the request as every route sees it, and all ways to respond. Created by the app."""
+"""HTTP exchange: the request as every route sees it, and all ways to respond, server-sent events included."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from sanic import Request
 from sanic.exceptions import BadRequest, PayloadTooLarge
 from sanic.response import HTTPResponse
 
-from mstar_core.api.errors import Stalled
+from mstar_core.api.errors import Stalled, reply_of
 from mstar_core.api.http.access import cors_headers
 from mstar_core.api.http.body import FLOOR_BYTES_PER_S, FLOOR_WINDOW_S, SKIPPED_BYTES, BodyLimits, read_pieces, too_slow
 from mstar_core.api.http.sanic_protocol import LARGE_BYTES, ChunkedBody, WholeBody
 from mstar_core.api.requests import check_request_id, new_request_id, trace_id_of, unescaped
 from mstar_core.api.service import Service
-from mstar_core.errors import RequestError, TooLarge
+from mstar_core.errors import MstarError, RequestError, TooLarge
 from mstar_core.process.logs import REQUEST_ID
 
 JSON = "application/json; charset=utf-8"
@@ -236,3 +237,34 @@ def take_header_id(exchange: Exchange) -> None:
     value = exchange.request.headers.get("x-request-id")
     if value is not None:
         exchange.request_id = check_request_id(str(value), "X-Request-ID")
+
+
+EVENTS: Final = "text/event-stream; charset=utf-8"
+PING: Final = b": ping\n\n"
+"""Comment that keeps the connection alive while there is no output."""
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+def event(body: Any) -> bytes:
+    """Encode an event."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+@asynccontextmanager
+async def streaming(exchange: Exchange, last: Callable[[MstarError], bytes] | None = None) -> AsyncIterator[None]:
+    """End the streamed body that the block writes. If it fails after its start, send `last`, by default an error event.
+
+    A client that does not read gets no error; its connection is aborted.
+    """
+    try:
+        yield
+    except MstarError as error:
+        if exchange.has_begun and error.code == "stalled":
+            exchange.abort(drops=True)
+        elif exchange.has_begun:
+            data = last(error) if last is not None else event(reply_of(error, exchange.request_id).body)
+            await exchange.write(data, "")
+            await exchange.end()
+        raise
+    await exchange.end()

@@ -11,11 +11,10 @@ from typing import Literal
 import msgspec
 
 from mstar_core.api.group import Group, GroupPart
-from mstar_core.api.http.sse import DONE, event
+from mstar_core.api.http.exchange import DONE, event
 from mstar_core.api.output.audio import AudioFormat, encode_whole
 from mstar_core.api.output.encode import EncodedChunk, OutputEncoder
-from mstar_core.api.schema.answers import Usage
-from mstar_core.api.schema.chat import (
+from mstar_core.api.schema import (
     AnswerAudio,
     AnswerMessage,
     AnswerPart,
@@ -25,6 +24,7 @@ from mstar_core.api.schema.chat import (
     ChunkChoice,
     Delta,
     MediaUrl,
+    Usage,
 )
 
 Reason = Literal["stop", "length"]

@@ -1,24 +1,160 @@
-"""Encoding of worker outputs into chunks of bytes and metadata. One encoder per request."""
+"""Encoding of worker outputs into chunks of bytes and metadata: text, audio, numbers, files. Used by the service."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal, cast, get_args
 
+import msgspec
 import numpy as np
 from prometheus_client import Histogram
 
 from mstar_core.api.metrics import Metrics
-from mstar_core.api.output.numbers import NumberForm, packed, widened
 from mstar_core.api.output.queue import Array, OutputItem
-from mstar_core.api.output.stop_strings import StopStrings
+from mstar_core.codec import BFLOAT16, npy_header, safetensors_header, widen_bfloat16
+from mstar_core.errors import RequestError
 from mstar_core.plugin.processor import Detokenizer
 from mstar_core.plugin.spec import ModelSpec
 from mstar_core.plugin.surface import Audio
+
+Form = Literal["raw", "npy", "safetensors", "json"]
+FORMS: Final[tuple[str, ...]] = get_args(Form)
+FLOATS: Final = ("float32", "float16", "bfloat16")
+
+MOST_JSON: Final = 65_536
+"""Largest output, in numbers, that is encoded as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberForm:
+    """Number format of a request. dtype: type for floating-point outputs; None: unchanged. Integers keep their type."""
+
+    form: Form = "raw"
+    dtype: str | None = None
+
+    @classmethod
+    def of(cls, params: object) -> NumberForm:
+        """Read the parameters `output_format` and `output_dtype`, if the model has them."""
+        form, dtype = getattr(params, "output_format", None), getattr(params, "output_dtype", None)
+        return cls(form=cast("Form", form) if form in FORMS else "raw", dtype=dtype if dtype in FLOATS else None)
+
+    def changes(self, item: OutputItem) -> bool:
+        """Return whether encoding converts the numbers or writes them as text, rather than copying them."""
+        own = item.dtype or item.array.dtype.name
+        is_float = item.dtype == BFLOAT16 or item.array.dtype.kind == "f"
+        return self.form == "json" or (is_float and self.dtype not in (None, own))
+
+
+def packed(item: OutputItem, wanted: NumberForm) -> tuple[bytes, dict[str, Any]]:
+    """Return the bytes of a numeric output and its metadata: shape, dtype, name, format, and the item's own.
+
+    Little endian, C order. Raises RequestError if the format does not support the output.
+    """
+    array, dtype = _converted(item, wanted.dtype)
+    facts = {"shape": list(array.shape), "dtype": dtype, "name": item.port, "format": wanted.form}
+    match wanted.form:
+        case "raw":
+            data = array.tobytes()
+        case "npy":
+            data = _header(wanted.form, dtype, lambda: npy_header(array.shape, dtype)) + array.tobytes()
+        case "safetensors":
+            notes = {str(key): note if isinstance(note, str) else json.dumps(note) for key, note in item.meta.items()}
+            entry = (item.port, dtype, array.shape, array.nbytes)
+            data = _header(wanted.form, dtype, lambda: safetensors_header([entry], notes)) + array.tobytes()
+        case "json":
+            data = _json(array, dtype, item.port)
+    return data, {**item.meta, **facts}
+
+
+def widened(item: OutputItem) -> Array:
+    """Return an output's array; bfloat16 as float32, because NumPy has no bfloat16."""
+    wide: Array = widen_bfloat16(item.array) if item.dtype == BFLOAT16 else item.array
+    return wide
+
+
+def _converted(item: OutputItem, wanted: str | None) -> tuple[Array, str]:
+    is_half = item.dtype == BFLOAT16
+    own = BFLOAT16 if is_half else item.array.dtype.name
+    array = np.asarray(item.array, order="C")  # ascontiguousarray would turn a scalar into [1]
+    is_float = is_half or array.dtype.kind == "f"
+    if wanted is None or not is_float or wanted == own:
+        return array.astype(array.dtype.newbyteorder("<"), copy=False), own
+    wide = widen_bfloat16(array) if is_half else array.astype("<f4", copy=False)
+    if wanted == BFLOAT16:
+        return _narrowed(wide), BFLOAT16
+    return wide.astype(np.dtype(wanted).newbyteorder("<"), copy=False), wanted
+
+
+def _narrowed(wide: Array) -> Array:
+    """Return float32 as bfloat16 bits, rounded to nearest, ties to even. NaN stays NaN."""
+    bits = np.asarray(wide, order="C").view("<u4")
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    made: Array = np.where(np.isnan(wide), np.uint16(0x7FC0), rounded).astype("<u2")
+    return made
+
+
+def _header(form: Form, dtype: str, make: Callable[[], bytes]) -> bytes:
+    try:
+        return make()
+    except ValueError as error:
+        raise RequestError(
+            f"{form} does not support {dtype}", hint="use output_format raw, or another output_dtype",
+            field="output_format", value=form, allowed="raw, safetensors" if dtype == BFLOAT16 else "raw",
+        ) from error  # fmt: skip
+
+
+def _json(array: Array, dtype: str, port: str) -> bytes:
+    if math.prod(array.shape) > MOST_JSON:
+        raise RequestError(
+            f"{port} has {math.prod(array.shape)} numbers, but JSON output is limited to {MOST_JSON}",
+            hint="use output_format raw, npy or safetensors", field="output_format", value="json",
+            allowed="raw, npy, safetensors",
+        )  # fmt: skip
+    return msgspec.json.encode((widen_bfloat16(array) if dtype == BFLOAT16 else array).tolist())
+
+
+class StopStrings:
+    """Matcher that holds text back while it may be the start of a stop string."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.is_matched = False
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """Return the text that can be sent now. After a match it is empty."""
+        if self.is_matched:
+            return ""
+        text = self._held + text
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.is_matched = True
+            self._held = ""
+            _, at = min(found)  # the match that is complete first, so that the result does not depend on chunk borders
+            return text[:at]
+        keep = max((_begun(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """Return the text held back, at the end of the output."""
+        text, self._held = self._held, ""
+        return text
+
+
+def _begun(text: str, stop: str) -> int:
+    """Return how many characters at the end of `text` may be the start of `stop`."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
+
 
 AT_ONCE_BYTES: Final = 1 << 20
 COPIED_BYTES: Final = 4 << 20

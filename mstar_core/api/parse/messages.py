@@ -9,10 +9,9 @@ from typing import Final, Literal
 
 from mstar_core.api.errors import UnsupportedType
 from mstar_core.api.http.body import BodyLimits
-from mstar_core.api.parse.fetch import ByteAllowance, Fetcher
-from mstar_core.api.parse.media import part_of_base64, part_of_url
+from mstar_core.api.parse.media import ByteAllowance, Fetcher, part_of_base64, part_of_url
 from mstar_core.api.parse.params import check_images
-from mstar_core.api.schema.chat import (
+from mstar_core.api.schema import (
     AudioUrlPart,
     ChatMessage,
     ContentPart,

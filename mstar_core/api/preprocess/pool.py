@@ -1,7 +1,4 @@
-"""Bounded pool of processes that run the model's processor. Owned by the api.
-
-A job that crashes its process, or exceeds its time limit, fails alone: the process is restarted, other jobs go on.
-"""
+"""Bounded pool of processes that run the model's processor. Owned by the api."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import dataclasses
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -355,3 +352,30 @@ def bytes_of(args: tuple[Any, ...]) -> int:
 def number_within(media: Sequence[MediaPart], place: int) -> int:
     """Return the index of the file at `place` within its modality."""
     return sum(part.modality == media[place].modality for part in media[:place])
+
+
+Read = Callable[[PromptRequest], Awaitable[Inputs]]
+
+
+class SharedInputs:
+    """Processes the prompt once, for the first item; each item gets the result with its own seed."""
+
+    def __init__(self) -> None:
+        self._read: asyncio.Future[Inputs] | None = None
+
+    async def of(self, prompt: PromptRequest, read: Read) -> Inputs:
+        """Return the inputs of an item. Raises the error of processing for every item."""
+        if self._read is None:
+            self._read = asyncio.ensure_future(read(prompt))
+            self._read.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # marks the error as retrieved: all items may be gone
+        inputs = await asyncio.shield(self._read)
+        if inputs.params is None or not hasattr(inputs.params, "seed"):
+            return inputs
+        return dataclasses.replace(inputs, params=dataclasses.replace(inputs.params, seed=prompt.seed))
+
+    def close(self) -> None:
+        """Cancel processing that has not begun."""
+        if self._read is not None:
+            self._read.cancel()

@@ -11,8 +11,7 @@ from sanic.response import HTTPResponse
 
 from mstar_core.api.errors import reply_of
 from mstar_core.api.http.body import Form, UploadedFile, UploadedFiles, check_size, read_form, uploads_in
-from mstar_core.api.http.exchange import Exchange
-from mstar_core.api.http.sse import streaming
+from mstar_core.api.http.exchange import Exchange, streaming
 from mstar_core.api.http.strict_json import parse_object
 from mstar_core.api.output.line_formats import (
     FRAMES,

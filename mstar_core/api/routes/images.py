@@ -25,8 +25,7 @@ from mstar_core.api.parse.fields import (
 )
 from mstar_core.api.parse.media import part_of_upload
 from mstar_core.api.parse.params import ParsedRequest, check_images, count_order, mapped_fields
-from mstar_core.api.schema.answers import Usage
-from mstar_core.api.schema.images import ImageRequest, Images, MadeImage
+from mstar_core.api.schema import ImageRequest, Images, MadeImage, Usage
 from mstar_core.errors import EngineError, RequestError
 from mstar_core.plugin.params import param_specs
 from mstar_core.plugin.processor import MediaPart

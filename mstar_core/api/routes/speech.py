@@ -8,13 +8,12 @@ from typing import Any
 
 from sanic.response import HTTPResponse
 
-from mstar_core.api.http.exchange import Exchange
-from mstar_core.api.http.sse import EVENTS, PING, event, streaming
+from mstar_core.api.http.exchange import EVENTS, PING, Exchange, event, streaming
 from mstar_core.api.output.audio import AudioFormat, Encoder, audio_format, content_type, encode_whole, stream_encoder
 from mstar_core.api.output.encode import EncodedChunk
 from mstar_core.api.parse.fields import check_name, openai_parsed, read_body, voice_of
 from mstar_core.api.parse.params import ParsedRequest
-from mstar_core.api.schema.audio import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
+from mstar_core.api.schema import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
 from mstar_core.api.service import Session
 from mstar_core.errors import MstarError, RequestError, TooLarge
 

@@ -8,13 +8,11 @@ import msgspec
 from sanic.response import HTTPResponse
 
 from mstar_core.api.http.body import Form, uploads_in
-from mstar_core.api.http.exchange import Exchange
-from mstar_core.api.http.sse import EVENTS, PING, event, streaming
+from mstar_core.api.http.exchange import EVENTS, PING, Exchange, event, streaming
 from mstar_core.api.parse.fields import check_name, json_or_text, openai_parsed, read_multipart, typed
 from mstar_core.api.parse.media import part_of_upload
 from mstar_core.api.parse.params import ParsedRequest, mapped_fields
-from mstar_core.api.schema.answers import Usage
-from mstar_core.api.schema.audio import TranscriptDelta, TranscriptDone, Transcription, TranscriptionRequest
+from mstar_core.api.schema import TranscriptDelta, TranscriptDone, Transcription, TranscriptionRequest, Usage
 from mstar_core.api.service import Session
 from mstar_core.errors import RequestError
 from mstar_core.plugin.processor import MediaPart

@@ -1,0 +1,143 @@
+"""GET routes about the deployment: models, health, readiness, version, metrics and the API description."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sanic.response import HTTPResponse
+
+from mstar_core.api.http.exchange import Exchange
+from mstar_core.api.link import CONDUCTOR
+from mstar_core.api.metrics import CONTENT_TYPE
+from mstar_core.api.parse.fields import model_names
+from mstar_core.errors import NotFound, did_you_mean
+from mstar_core.plugin.params import param_schema
+from mstar_core.plugin.spec import ModelSpec
+
+
+async def models(exchange: Exchange) -> HTTPResponse:
+    """Return the model as a list of one."""
+    return exchange.json({"object": "list", "data": [_card(exchange)]})
+
+
+async def model(exchange: Exchange) -> HTTPResponse:
+    """Return the model by any of its names."""
+    name = exchange.path_name
+    names = model_names(exchange)
+    if name not in names:
+        raise NotFound(
+            f"the model {name[:80]!r} does not exist", hint=did_you_mean(name, names), code="model_not_found"
+        )
+    return exchange.json(_card(exchange))
+
+
+def _card(exchange: Exchange) -> dict[str, Any]:
+    service = exchange.service
+    spec = service.model
+    card: dict[str, Any] = {
+        "id": service.deployment.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "mstar",
+        "root": next((ref.repo for ref in spec.weights.values()), spec.name),
+        "aliases": [name for name in model_names(exchange) if name != service.deployment.name],
+        "input_modalities": [modality.kind for modality in spec.inputs],
+        "output_modalities": [modality.kind for modality in spec.outputs],
+        "endpoints": mapped_endpoints(spec),
+        "max_model_len": service.deployment.max_seq_len,
+        "parameters": param_schema(spec.params),
+    }
+    if "speech" in spec.routes:
+        card["speech"] = "answer" if "chat" in spec.routes else "verbatim"
+    if service.deployment.weights_source == "tiny" and spec.notice:
+        card["notice"] = spec.notice
+    return card
+
+
+ENDPOINTS: Final[Mapping[str, str]] = {
+    "chat": "/v1/chat/completions",
+    "speech": "/v1/audio/speech",
+    "image": "/v1/images/generations",
+    "image_edit": "/v1/images/edits",
+    "transcription": "/v1/audio/transcriptions",
+    "robot_policy": "/v1/robot/policy",
+}
+"""Paths by mapping name."""
+
+
+def mapped_endpoints(spec: ModelSpec) -> list[str]:
+    """Return the paths of the inference routes that a model supports."""
+    return ["/generate", *(path for name, path in ENDPOINTS.items() if name in spec.routes)]
+
+
+API_VERSION = 1
+
+
+async def health(exchange: Exchange) -> HTTPResponse:
+    """Return whether every process is alive."""
+    deployment = exchange.service.link.deployment
+    gone = next(iter(deployment.down.items()), None)
+    if deployment.state == "unhealthy" or gone is not None:
+        component, reason = gone or ("deployment", deployment.reason or "unhealthy")
+        exchange.code = "unhealthy"
+        return exchange.json({"status": "unhealthy", "component": component, "reason": reason}, 503)
+    if deployment.is_draining or deployment.state == "draining":
+        return exchange.json({"status": "draining", "phase": deployment.phase})
+    if deployment.state == "ready" and CONDUCTOR in deployment.up:
+        return exchange.json({"status": "healthy"})
+    return exchange.json({"status": "starting", "phase": deployment.phase})
+
+
+async def ready(exchange: Exchange) -> HTTPResponse:
+    """Return whether a request would be accepted now."""
+    problem = exchange.service.link.deployment.problem()
+    if problem is None:
+        return exchange.json({"status": "ready", "model": exchange.service.deployment.name})
+    exchange.code = problem.code
+    deployment = exchange.service.link.deployment
+    body: dict[str, Any] = {"status": "unavailable", "reason": problem.code, "message": problem.public}
+    if problem.code == "starting":
+        body |= {"phase": deployment.phase, "progress": deployment.reason}
+    return exchange.json(body, 503, {"Retry-After": "2"})
+
+
+async def version(exchange: Exchange) -> HTTPResponse:
+    """Return the versions of the server, the model and its plugin."""
+    service = exchange.service
+    versions = service.deployment.versions
+    distribution = next((name for name in versions if name != "mstarctl"), "")
+    return exchange.json(
+        {
+            "version": versions.get("mstarctl", "0"),
+            "api": API_VERSION,
+            "model": service.model.name,
+            "plugin": {
+                "name": service.deployment.plugin,
+                "distribution": distribution,
+                "version": versions.get(distribution, "0"),
+            },
+            "started_at": service.created,
+        }
+    )
+
+
+async def metrics(exchange: Exchange) -> HTTPResponse:
+    """Return the metrics in the Prometheus text format."""
+    return exchange.whole(exchange.service.metrics.text(), CONTENT_TYPE)
+
+
+HTML: Final = "text/html; charset=utf-8"
+POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+"""The page loads nothing and runs no scripts."""
+
+
+async def openapi_document(exchange: Exchange) -> HTTPResponse:
+    """Return the OpenAPI description."""
+    return exchange.json(exchange.service.description)
+
+
+async def docs_page(exchange: Exchange) -> HTTPResponse:
+    """Return the description as an HTML page."""
+    page = exchange.service.page
+    return exchange.whole(page.encode(), HTML, headers={"Content-Security-Policy": POLICY})

@@ -1,0 +1,472 @@
+"""Request and response types of the HTTP API. Used by the routes, /openapi.json and docs/http-api.md."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+
+class PromptTokens(msgspec.Struct, kw_only=True):
+    """Prompt tokens by kind. Cached media counts as cached."""
+
+    cached_tokens: int = 0
+    text_tokens: int = 0
+    image_tokens: int = 0
+    audio_tokens: int = 0
+    video_tokens: int = 0
+
+
+class CompletionTokens(msgspec.Struct, kw_only=True):
+    """Completion tokens by kind."""
+
+    text_tokens: int = 0
+    audio_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """Token usage of a request. The stop token is counted but not returned."""
+
+    prompt_tokens: Annotated[int, Meta(description="tokens that the language model reads, media included")]
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokens
+    completion_tokens_details: CompletionTokens
+
+
+class NativeUsage(Usage, kw_only=True):
+    """Usage on /generate. Times are in milliseconds since arrival."""
+
+    images: int = 0
+    audio_seconds: float = 0.0
+    action_steps: int = 0
+    frames: int = 0
+    queue_ms: float = 0.0
+    ttft_ms: float = 0.0
+    total_ms: float = 0.0
+
+
+class ErrorObject(msgspec.Struct, kw_only=True):
+    """Error of a request: what is wrong, where, and what is allowed."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(msgspec.Struct, kw_only=True):
+    """Error response of every route."""
+
+    error: ErrorObject
+    detail: Annotated[str, Meta(description="the message again, on /generate only")] | msgspec.UnsetType = msgspec.UNSET
+
+
+class NamedFile(msgspec.Struct, kw_only=True):
+    """File in a JSON body."""
+
+    data: Annotated[str, Meta(description="base64")]
+    name: Annotated[str, Meta(description="a label only")] = ""
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """Generate request: a form or a JSON object. Other fields are parameters of the model, as in model_kwargs."""
+
+    text: Annotated[str, Meta(description="the prompt")] | None = None
+    files: (
+        Annotated[list[NamedFile], Meta(description="uploads, in order; their modality is detected from the content")]
+        | None
+    ) = None
+    input_modalities: Annotated[str | list[str], Meta(description="order of the input segments")] | None = None
+    output_modalities: (
+        Annotated[str | list[str], Meta(description="default: text, or the first modality of the model")] | None
+    ) = None
+    streaming: Annotated[bool, Meta(description="stream the response while it is generated")] = True
+    stream: Annotated[bool, Meta(description="the same as streaming")] | None = None
+    model_kwargs: Annotated[dict[str, Any], Meta(description="parameters of the model")] | None = None
+    request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
+    stream_events: Annotated[Literal["data", "full"], Meta(description="`full` adds a start line and a done line")] = (
+        "data"
+    )
+    model: Annotated[str, Meta(description="any name of the served model")] | None = None
+
+
+class OutputEntry(msgspec.Struct, kw_only=True):
+    """Output. data: base64."""
+
+    data: str
+    metadata: dict[str, Any]
+
+
+class Generated(msgspec.Struct, kw_only=True):
+    """Response of /generate without streaming. outputs: by modality."""
+
+    request_id: str
+    outputs: dict[str, list[OutputEntry]]
+    finish_reason: Literal["stop", "length"]
+    usage: NativeUsage
+    seed: int
+    warnings: list[str]
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """The served model. parameters: JSON schema. speech: whether the speech route answers or reads aloud."""
+
+    id: str
+    created: int
+    root: str
+    aliases: list[str]
+    input_modalities: list[str]
+    output_modalities: list[str]
+    endpoints: list[str]
+    max_model_len: int
+    parameters: dict[str, Any]
+    object: Literal["model"] = "model"
+    owned_by: str = "mstar"
+    speech: Literal["answer", "verbatim"] | UnsetType = UNSET
+    notice: str | UnsetType = UNSET
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """List of one model: a deployment serves one model."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class RequestState(msgspec.Struct, kw_only=True):
+    """State of a live request or outcome of a finished one."""
+
+    id: str
+    status: Literal["preprocessing", "queued", "running", "finished", "failed", "cancelled"]
+    route: str
+    created: float
+    error: ErrorObject | None = None
+    object: Literal["request"] = "request"
+    total_ms: float | UnsetType = UNSET
+    finish_reason: str | UnsetType = UNSET
+    usage: dict[str, Any] | UnsetType = UNSET
+    seed: int | UnsetType = UNSET
+
+
+class CancelState(msgspec.Struct, kw_only=True):
+    """Result of a cancellation."""
+
+    id: str
+    status: Literal["cancelled", "finished"]
+
+
+class Health(msgspec.Struct, kw_only=True):
+    """Health of the deployment: whether every process is alive."""
+
+    status: Literal["healthy", "starting", "draining", "unhealthy"]
+    phase: str | UnsetType = UNSET
+    component: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+
+
+class Ready(msgspec.Struct, kw_only=True):
+    """Readiness of the deployment: whether a request would be accepted now."""
+
+    status: Literal["ready", "unavailable"]
+    model: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+    phase: str | UnsetType = UNSET
+    progress: str | UnsetType = UNSET
+
+
+class PluginVersion(msgspec.Struct, kw_only=True):
+    """Plugin that provides the model."""
+
+    name: str
+    distribution: str
+    version: str
+
+
+class Version(msgspec.Struct, kw_only=True):
+    """Versions of the server and the model. started_at: seconds since the epoch."""
+
+    version: str
+    api: int
+    model: str
+    plugin: PluginVersion
+    started_at: int
+
+
+class MediaUrl(msgspec.Struct, kw_only=True):
+    """Location of media: a `data:` URL, or an http(s) URL of a host that the server allows."""
+
+    url: str
+
+
+class TextPart(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    """Text part of a message."""
+
+    text: str
+
+
+class ImagePart(msgspec.Struct, kw_only=True, tag_field="type", tag="image_url"):
+    """Image part of a message."""
+
+    image_url: MediaUrl | str
+
+
+class VideoPart(msgspec.Struct, kw_only=True, tag_field="type", tag="video_url"):
+    """Video part of a message."""
+
+    video_url: MediaUrl | str
+
+
+class AudioUrlPart(msgspec.Struct, kw_only=True, tag_field="type", tag="audio_url"):
+    """Audio part of a message; of a video the audio track is used."""
+
+    audio_url: MediaUrl | str
+
+
+class InputAudio(msgspec.Struct, kw_only=True):
+    """Audio sent within the message."""
+
+    data: Annotated[str, Meta(description="base64 of a file")]
+    format: Annotated[str, Meta(description="a label only; the format is detected from the content")] = "wav"
+
+
+class InputAudioPart(msgspec.Struct, kw_only=True, tag_field="type", tag="input_audio"):
+    """Audio part sent within the message."""
+
+    input_audio: InputAudio
+
+
+ContentPart = TextPart | ImagePart | VideoPart | AudioUrlPart | InputAudioPart
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """Message of a chat. The order of the parts is kept."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart] | None = None
+
+
+class AudioWish(msgspec.Struct, kw_only=True):
+    """Options of audio output."""
+
+    voice: Annotated[Any, Meta(description="a name in any case, or {id: name}")] = None
+    format: Annotated[str, Meta(description="wav, mp3, flac, opus or pcm16; streams support only pcm16")] | None = None
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """Options of a stream."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(msgspec.Struct, kw_only=True):
+    """Chat request. Other fields are parameters of the model."""
+
+    messages: Annotated[
+        list[ChatMessage], Meta(min_length=1, description="in order; formatted by the chat template of the model")
+    ]
+    model: Annotated[str, Meta(description="any name of the served model")] | None = None
+    stream: Annotated[bool, Meta(description="respond with server-sent events")] = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, description="number of answers; answer i uses seed + i")] = 1
+    modalities: Annotated[list[str], Meta(description="output modalities; default: text")] | None = None
+    audio: Annotated[AudioWish, Meta(description="options of audio output")] | None = None
+    request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
+
+
+class AnswerAudio(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Audio of an answer. It is not stored: expires_at is the time of its creation."""
+
+    id: str
+    data: Annotated[str, Meta(description="base64: a whole file, or PCM16 in a stream")] | UnsetType = UNSET
+    expires_at: int | UnsetType = UNSET
+    transcript: str | UnsetType = UNSET
+
+
+class AnswerPart(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Part of an answer with images."""
+
+    type: Literal["text", "image_url"]
+    text: str | UnsetType = UNSET
+    image_url: MediaUrl | UnsetType = UNSET
+
+
+class AnswerMessage(msgspec.Struct, kw_only=True):
+    """Answer. content is a list of parts if it contains images."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | list[AnswerPart] | None = None
+    audio: AnswerAudio | UnsetType = UNSET
+    refusal: None = None
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    """One of the n answers."""
+
+    index: int
+    message: AnswerMessage
+    finish_reason: Literal["stop", "length"]
+    logprobs: None = None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """Chat completion. system_fingerprint is `seed-` followed by the seed of the first answer."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    system_fingerprint: str
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """New content. An image is sent as one data URL in `content`, in a delta of its own."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    audio: AnswerAudio | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct, kw_only=True):
+    """Delta of one of the n answers."""
+
+    index: int
+    delta: Delta
+    finish_reason: Literal["stop", "length"] | None = None
+    logprobs: None = None
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """Event of a stream. With include_usage, the last event has usage and no choices."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    system_fingerprint: str
+    usage: Usage | UnsetType | None = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class SpeechRequest(msgspec.Struct, kw_only=True):
+    """Speech request. Other fields are parameters of the model."""
+
+    input: Annotated[str, Meta(description="the text to speak or to answer; see `speech` in /v1/models")]
+    voice: Annotated[Any, Meta(description="a name in any case, or {id: name}; default: the model's own")] = None
+    model: Annotated[str, Meta(description="any name of the served model")] | None = None
+    response_format: Annotated[
+        Any, Meta(description="`wav`, `pcm` (PCM16 little endian), `flac`, `mp3` or `opus` (Ogg)")
+    ] = "wav"
+    stream: Annotated[bool, Meta(description="send the body while it is generated")] = False
+    stream_format: Annotated[Literal["audio", "sse"], Meta(description="`sse` sends events and implies stream")] = (
+        "audio"
+    )
+    instructions: Annotated[str, Meta(description="accepted with a warning; has no effect")] | None = None
+    request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
+
+
+class SpeechUsage(msgspec.Struct, kw_only=True):
+    """Input and output tokens."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class SpeechDelta(msgspec.Struct, kw_only=True):
+    """Event with a piece of audio in the requested format."""
+
+    audio: Annotated[str, Meta(description="base64")]
+    type: Literal["speech.audio.delta"] = "speech.audio.delta"
+
+
+class SpeechDone(msgspec.Struct, kw_only=True):
+    """Last event of a speech stream."""
+
+    usage: SpeechUsage
+    warnings: list[str]
+    type: Literal["speech.audio.done"] = "speech.audio.done"
+
+
+class TranscriptionRequest(msgspec.Struct, kw_only=True):
+    """Transcription request: a form with the audio as `file`. Other fields are parameters of the model."""
+
+    model: Annotated[str, Meta(description="any name of the served model")] | None = None
+    language: Annotated[str, Meta(max_length=64, description="language of the speech, as a code or a name")] | None = (
+        None
+    )
+    prompt: Annotated[str, Meta(description="text that helps the model, such as names and terms")] | None = None
+    response_format: Annotated[
+        Literal["json", "text", "verbose_json", "srt", "vtt"],
+        Meta(description="`verbose_json`, `srt` and `vtt` need timestamps, which no model provides"),
+    ] = "json"
+    stream: Annotated[bool, Meta(description="respond with server-sent events")] = False
+    request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
+
+
+class Transcription(msgspec.Struct, kw_only=True):
+    """Transcript."""
+
+    text: str
+    usage: Usage
+
+
+class TranscriptDelta(msgspec.Struct, kw_only=True):
+    """Event with more text."""
+
+    delta: str
+    type: Literal["transcript.text.delta"] = "transcript.text.delta"
+
+
+class TranscriptDone(msgspec.Struct, kw_only=True):
+    """Last event of a transcription stream, with the whole text."""
+
+    text: str
+    usage: Usage
+    type: Literal["transcript.text.done"] = "transcript.text.done"
+    warnings: list[str] | UnsetType = UNSET
+
+
+class ImageRequest(msgspec.Struct, kw_only=True):
+    """Image request. Other fields are parameters of the model."""
+
+    prompt: Annotated[str, Meta(min_length=1, description="description of the image or of the edit")]
+    model: Annotated[str, Meta(description="any name of the served model")] | None = None
+    n: Annotated[int, Meta(ge=1, description="number of images; image i uses seed + i")] = 1
+    size: (
+        Annotated[
+            str,
+            Meta(
+                pattern="^([1-9][0-9]{0,4}x[1-9][0-9]{0,4}|auto)$",
+                description="WIDTHxHEIGHT or auto; the parameters width and height win",
+            ),
+        ]
+        | None
+    ) = None
+    response_format: Annotated[Literal["b64_json", "url"], Meta(description="`url` returns data URLs")] = "b64_json"
+    output_format: Annotated[Literal["png", "jpeg", "webp"], Meta(description="file format of the images")] = "png"
+    stream: Annotated[bool, Meta(description="must be false: streaming is not supported")] = False
+    request_id: Annotated[str, Meta(description="the client's own id, as in the header X-Request-ID")] | None = None
+
+
+class MadeImage(msgspec.Struct, kw_only=True):
+    """Generated image. revised_prompt: the reasoning text of the model, if any."""
+
+    b64_json: str | None
+    url: str | None
+    seed: int
+    revised_prompt: str | None
+
+
+class Images(msgspec.Struct, kw_only=True):
+    """Generated images."""
+
+    created: int
+    data: list[MadeImage]
+    usage: Usage
+    output_format: str
