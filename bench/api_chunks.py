@@ -48,7 +48,7 @@ STAGES: Final = (
     ),
     ("metrics", ("prometheus_client/", "observe/exposition.py", "api/metrics.py")),
     ("telemetry", ("api/telemetry.py", "observe/")),
-    ("encoding", ("api/output/line_formats.py", "api/http/sse.py", "api/output/audio.py", "base64.py", "_delta (")),
+    ("encoding", ("api/output/line_formats.py", "api/output/audio.py", "base64.py", "_delta (")),
     ("output encoder", ("api/output/encode.py",)),
     ("mailbox and copy of the tensor", ("transport/",)),
     ("decode and link", ("api/link.py", "messages/wire.py")),
