@@ -22,8 +22,7 @@ from mstar_core.graph.spec.nodes import Attend, from_param
 from mstar_core.layers.kv_view import KVModule
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.plugin.model import ModelContext
-from mstar_core.worker.scheduler import FairShare
-from mstar_core.worker.steps import Steps
+from mstar_core.worker.steps import FairShare, Steps
 from mstar_pi05.checkpoint.config import read_sizes
 from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, IMAGE, Sizes
 from mstar_pi05.checkpoint.weights import building

@@ -1,6 +1,6 @@
-"""Owns each request's life: drives its programs, hands walks to ranks, sees the end, cancels, fails.
+"""Life cycle of requests: drives their programs, sends walks to ranks, finishes, cancels and fails them.
 
-Called by `main.py` with one message at a time. Iterations of loops never visit it.
+Called by `main.py` with one message at a time. Iterations of loops never involve the conductor.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
-from mstar_core.conductor.progress import News
-from mstar_core.conductor.request import PartitionRun, PendingRun, Request, facts_of, run_message, signal_map
+from mstar_core.conductor.progress import Progress
+from mstar_core.conductor.request import ConductorRequest, PartitionRun, PendingRun, facts_of, run_message, signal_map
 from mstar_core.conductor.router import Router
 from mstar_core.config.deployment import Plan
 from mstar_core.errors import EngineError, TimedOut, WorkerLost
@@ -26,7 +25,7 @@ from mstar_core.messages.requests import (
     RequestFinished,
     error_info,
 )
-from mstar_core.messages.wire import Message
+from mstar_core.messages.wire import Message, Sender
 from mstar_core.messages.work import (
     CloseRequest,
     EndStream,
@@ -44,25 +43,19 @@ from mstar_core.process.failures import attempt
 log = logging.getLogger(__name__)
 
 
-class Sender(Protocol):
-    """Where messages go: never blocks, False when the peer is unknown."""
-
-    def send(self, name: str, message: Message) -> bool: ...
-
-
 class Conductor:
-    """All requests in flight. One bad message or program fails one request."""
+    """All requests in flight. A bad message or program fails its own request only."""
 
     def __init__(
         self, spec: ModelSpec, plan: Plan, send: Sender, *, max_seq_len: int, clock: Callable[[], float]
     ) -> None:
         self.spec = spec
         self.router = Router(spec, plan)
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, ConductorRequest] = {}
         self.unknown = 0
         self.finished = 0
         self.failed = 0
-        self.news = News(spec)
+        self.progress = Progress(spec)
         self._max_seq_len = max_seq_len
         self._send = send
         self._clock = clock
@@ -71,7 +64,7 @@ class Conductor:
         self._walks: dict[str, tuple[str, frozenset[str]]] = {}
 
     def on(self, message: Message) -> None:
-        """Take one message. Never raises: what goes wrong fails the request that it belongs to."""
+        """Handle one message. Never raises: an error fails the request of the message."""
         try:
             self._dispatch(message)
         except Exception as error:  # isolation boundary: one message, one request
@@ -98,7 +91,7 @@ class Conductor:
                 self.unknown += 1
 
     def expire(self) -> None:
-        """Fail requests past their deadline; the api fails them first, this is the net below it."""
+        """Fail requests past their deadline, in case the api has not."""
         now = self._clock()
         late = [handle for handle, request in self.requests.items() if request.deadline < now]
         for handle in late:
@@ -106,7 +99,7 @@ class Conductor:
                 handle, TimedOut("the request took longer than its deadline", hint="raise timeout_s or ask for less")
             )
 
-    # -- a request begins -------------------------------------------------------------------------------------
+    # start of a request
 
     def _admit(self, message: NewRequest) -> None:
         if message.handle in self.requests:
@@ -117,13 +110,13 @@ class Conductor:
             partitions = self.spec.active_partitions(facts)
             homes = self.router.choose(partitions)
         except Exception as error:  # noqa: BLE001  isolation boundary: a request that cannot begin
-            self._tell_failed(message.handle, error)
+            self._refuse(message.handle, error)
             return
         runs = {p.name: PartitionRun(p, p.program(facts)) for p in partitions}
-        request = Request(message, facts, homes, runs, deadline=self._clock() + message.deadline_s + 1.0)
+        request = ConductorRequest(message, facts, homes, runs, deadline=self._clock() + message.deadline_s + 1.0)
         self.requests[message.handle] = request
         self.router.opened(homes)
-        # What programs begin with says how many rows will keep caches, which ranks admit or refuse as a whole.
+        # The first runs of all programs determine how many rows keep caches; ranks admit or refuse them as a whole.
         is_begun = all(self._advance(request, run, None, first=True) for run in runs.values())
         if is_begun:
             self._open_on_ranks(request)
@@ -131,7 +124,7 @@ class Conductor:
             if message.handle in self.requests:
                 self._take(request, run)
 
-    def _open_on_ranks(self, request: Request) -> None:
+    def _open_on_ranks(self, request: ConductorRequest) -> None:
         message = request.message
         limit = getattr(request.facts.params, "max_output_tokens", None)
         tokens = self._max_seq_len if limit is None else min(self._max_seq_len, message.prompt_tokens + int(limit))
@@ -151,27 +144,27 @@ class Conductor:
         )
         ranks = request.homes.ranks
         if len(ranks) == 1:
-            request.opening = opened  # goes with its first walks: to send once more takes as long as all else here
+            request.opening = opened  # sent with its first walks, which saves one message
             return
         for rank in sorted(ranks):
             self._send.send(worker_name(rank), opened)
 
     def _kept_by_a_row(self, wish: Run) -> int:
-        """Tokens that each row of a run keeps beside those that all share; 0 where they take turns."""
+        """Return the cached tokens of each row of a run beside the shared ones; 0 if rows run one after another."""
         if not wish.row_passes:
             return wish.row_tokens
         _, walk = self.spec.walk(wish.walk)
         each = [use.attend.tokens or 0 for use in graph_nodes(walk) if use.attend is not None and use.attend.write]
         return wish.row_passes * max(each, default=0)
 
-    # -- its programs go on -----------------------------------------------------------------------------------
+    # steps of its programs
 
-    def _step(self, request: Request, run: PartitionRun, answer: Answer) -> None:
+    def _step(self, request: ConductorRequest, run: PartitionRun, answer: Answer) -> None:
         if self._advance(request, run, answer):
             self._take(request, run)
 
-    def _advance(self, request: Request, run: PartitionRun, answer: Answer, *, first: bool = False) -> bool:
-        """Let a program say what it wants next. False when it failed, and the request with it."""
+    def _advance(self, request: ConductorRequest, run: PartitionRun, answer: Answer, *, first: bool = False) -> bool:
+        """Advance a program to its next wish. Returns False when it raised, which fails the request."""
         try:
             run.next_wish(answer, first=first)
         except Exception as error:  # noqa: BLE001  isolation boundary: one program, one request
@@ -179,10 +172,10 @@ class Conductor:
             return False
         return True
 
-    def _take(self, request: Request, run: PartitionRun) -> None:
-        """Carry out what a program wants."""
+    def _take(self, request: ConductorRequest, run: PartitionRun) -> None:
+        """Carry out the wish of a program."""
         wanted, is_over, run.batch = run.wanted, run.wish is None, isinstance(run.wish, list)
-        run.wish = None  # or the values that it names would live until the next one
+        run.wish = None  # drops the signals that it references
         try:
             if is_over:
                 self._partition_ended(request, run)
@@ -191,7 +184,9 @@ class Conductor:
         except Exception as error:  # noqa: BLE001  isolation boundary: one program, one request
             self._fail(request.handle, error)
 
-    def _hand_out(self, request: Request, run: PartitionRun, wanted: list[Run], forks: list[tuple[str, str]]) -> None:
+    def _hand_out(
+        self, request: ConductorRequest, run: PartitionRun, wanted: list[Run], forks: list[tuple[str, str]]
+    ) -> None:
         if not wanted:
             self._step(request, run, [])
             return
@@ -215,18 +210,18 @@ class Conductor:
             walks = RunWalks(handle=request.handle, partition=run.partition.name, runs=messages, opens=request.opening)
             request.opening = None
             self._send.send(worker_name(rank), walks)
-        self.news.changed(request.handle)
+        self.progress.changed(request.handle)
 
     def _nodes_of(self, walk: str) -> tuple[str, frozenset[str]]:
-        """A walk's partition and nodes, found once. Raises GraphError for a name that no walk has."""
+        """Return a walk's partition and nodes. Raises GraphError for an unknown walk."""
         known = self._walks.get(walk)
         if known is None:
             partition, body = self.spec.walk(walk)
             known = self._walks[walk] = (partition.name, frozenset(use.spec.name for use in graph_nodes(body)))
         return known
 
-    def _may_finish(self, request: Request, run: PartitionRun, wanted: list[Run]) -> bool:
-        """Whether the rank that takes the program's last runs knows all that the api is told of the request's end."""
+    def _may_finish(self, request: ConductorRequest, run: PartitionRun, wanted: list[Run]) -> bool:
+        """Whether the rank of the last runs has all facts of the request's end and may report it to the api."""
         is_whole = len(request.partitions) == 1 and len(request.homes.ranks) == 1
         is_cut = request.length_stop or any(wish.walk in self._stopping_walks for wish in wanted)
         return run.finishes and is_whole and not is_cut
@@ -241,7 +236,7 @@ class Conductor:
         pending = run.pending[done.run]
         if pending.waiting == {done.rank}:
             request.walks[pending.walk] = request.walks.get(pending.walk, 0) + 1
-            self.news.changed(request.handle)
+            self.progress.changed(request.handle)
         if done.reason == "length" and pending.walk in self._stopping_walks:
             request.length_stop = True
         for port, signal in signal_map(done).items():
@@ -254,7 +249,7 @@ class Conductor:
         if handle in self.requests:
             self._send.send(worker_name(rank), ReleaseSignal(handle=handle, key=key))
 
-    def _partition_ended(self, request: Request, run: PartitionRun) -> None:
+    def _partition_ended(self, request: ConductorRequest, run: PartitionRun) -> None:
         if request.opening is not None and not request.is_finished:
             self._send.send(worker_name(min(request.homes.ranks)), request.opening)
             request.opening = None
@@ -266,9 +261,9 @@ class Conductor:
         if request.is_finished:
             self._finish(request)
 
-    # -- it ends ----------------------------------------------------------------------------------------------
+    # end of a request
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: ConductorRequest) -> None:
         emitted = {worker_name(rank): count for rank, count in request.emitted.items() if count}
         finished = RequestFinished(
             handle=request.handle,
@@ -279,7 +274,7 @@ class Conductor:
         )
         self.finished += 1
         if not request.is_told:
-            self._send.send(API, finished)  # first: a client waits for it
+            self._send.send(API, finished)  # before anything else, because a client waits
         self._end(request)
 
     def _cancel(self, message: CancelRequest) -> None:
@@ -303,21 +298,21 @@ class Conductor:
         self._end(request)
         self._send.send(API, RequestFailed(handle=handle, error=error))
 
-    def _tell_failed(self, handle: int, error: BaseException) -> None:
+    def _refuse(self, handle: int, error: BaseException) -> None:
         self.failed += 1
         self._send.send(API, RequestFailed(handle=handle, error=error_info(error, "the model's program failed")))
 
-    def _end(self, request: Request) -> None:
-        """The one place where a request leaves: forget it, free its ranks, end its generators."""
+    def _end(self, request: ConductorRequest) -> None:
+        """Remove a request, free its ranks and close its generators. The only place where a request ends."""
         del self.requests[request.handle]
-        attempt(self.news.ended, request)
+        attempt(self.progress.ended, request)
         attempt(self.router.closed, request.homes)
         for rank in request.homes.ranks:
             attempt(self._send.send, worker_name(rank), CloseRequest(handle=request.handle))
         for run in request.partitions.values():
             attempt(run.generator.close)
 
-    # -- peers come and go ------------------------------------------------------------------------------------
+    # peers
 
     def _worker_ready(self, message: PeerReady) -> None:
         rank = rank_of(message.name)
@@ -339,7 +334,7 @@ class Conductor:
 
 
 def _producers(spec: ModelSpec) -> dict[str, list[tuple[str, str]]]:
-    """Partition -> the (stream, consuming node) pairs that its walks feed."""
+    """Return the (stream, consuming node) pairs that a partition's walks feed, by partition."""
     found: dict[str, list[tuple[str, str]]] = {}
     for partition in spec.partitions:
         streams = {edge.stream.name: edge.stream.into[0].name for edge in _stream_edges(partition)}
@@ -355,7 +350,7 @@ def _stream_edges(partition: Partition) -> Iterable[StreamingGraphEdge]:
 
 
 def _walks_with_stop(spec: ModelSpec) -> frozenset[str]:
-    """Walks whose loop has a stop rule: there, running into the limit is reported as `length`."""
+    """Return the walks whose loop has a stop rule; reaching their limit is reported as `length`."""
     names = set()
     for partition in spec.partitions:
         for name, walk in partition.walks.items():

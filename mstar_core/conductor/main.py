@@ -31,7 +31,7 @@ TELEMETRY_S = 0.1
 
 
 class PatientSender:
-    """Sends for the conductor: a peer that does not read is logged; its death or its watchdog decides its requests."""
+    """Sender that logs a stalled peer instead of raising; the supervisor decides about such a peer."""
 
     def __init__(self, courier: Courier[Message]) -> None:
         self._courier = courier
@@ -44,8 +44,8 @@ class PatientSender:
             return False
 
 
-class Loop:
-    """The process's main loop. Owns the mailbox, the courier and the conductor."""
+class ConductorLoop:
+    """Main loop of the process. Owns the mailbox, the courier and the conductor."""
 
     def __init__(
         self, conductor: Conductor, mailbox: Mailbox[Envelope], courier: Courier[Message], life: ChildLife, spin: Spin
@@ -61,7 +61,7 @@ class Loop:
         self._has_news = False
 
     def run(self) -> None:
-        """Turn until the supervisor asks for the end or is lost."""
+        """Run until the supervisor requests the end or is lost."""
         while self._life.stop_reason is None:
             now = time.monotonic()
             self._life.beat(now, steps=self._conductor.finished)
@@ -99,7 +99,7 @@ class Loop:
             "conductor.unknown_messages": float(conductor.unknown),
             **{f"conductor.load.{rank}": float(load) for rank, load in conductor.router.load.items()},
         }
-        news = conductor.news.take(conductor.requests)
+        news = conductor.progress.take(conductor.requests)
         if news or values != self._last_report:
             self._last_report = values
             self._life.telemetry(values, news)
@@ -129,4 +129,4 @@ def main(argv: list[str] | None = None) -> None:
                 life.phase("ready", facts={GRAPH_FACT: msgspec.to_builtins(graph_of(model, spec.plan))})
                 spin = Spin(wait_spin_s(spec))
                 log.info("processes of this deployment spin for %g ms before they sleep", 1000 * spin.span_s)
-                Loop(conductor, mailbox, courier, life, spin).run()
+                ConductorLoop(conductor, mailbox, courier, life, spin).run()

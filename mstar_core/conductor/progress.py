@@ -1,17 +1,17 @@
-"""What the conductor tells of requests: where each is, which walks are under way and which were done."""
+"""Progress of requests for telemetry: their position, running walks and finished walks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mstar_core.conductor.request import Request
+from mstar_core.conductor.request import ConductorRequest
 from mstar_core.config.graph_view import main_nodes
 from mstar_core.messages.telemetry import RequestNews
 from mstar_core.plugin.spec import ModelSpec
 
 
-class News:
-    """Notes which requests changed, and tells of them when asked. Owned by the conductor."""
+class Progress:
+    """Collects changed requests until the next report. Owned by the conductor."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._nodes = main_nodes(spec)
@@ -21,22 +21,22 @@ class News:
         self._last: list[RequestNews] = []
 
     def changed(self, handle: int) -> None:
-        """Something of this request is new."""
+        """Mark a request as changed."""
         self._changed.add(handle)
 
-    def ended(self, request: Request) -> None:
-        """The request ended: the api tells how, we a last time what was done."""
+    def ended(self, request: ConductorRequest) -> None:
+        """Add a last report of a request that ended. The api reports how it ended."""
         self._changed.discard(request.handle)
         self._last.append(self._of(request))
 
-    def take(self, requests: Mapping[int, Request]) -> list[RequestNews]:
-        """The news since the last call."""
+    def take(self, requests: Mapping[int, ConductorRequest]) -> list[RequestNews]:
+        """Return the changes since the last call."""
         changed, self._changed = self._changed, set()
         last, self._last = self._last, []
         return last + [self._of(requests[handle]) for handle in changed if handle in requests]
 
-    def _of(self, request: Request) -> RequestNews:
-        # Runs of one wish are taken in their order: the first that is not done is the one under way.
+    def _of(self, request: ConductorRequest) -> RequestNews:
+        # The runs of a wish are taken in order, so the first unfinished one is running.
         waiting = (
             [run.pending[number].walk for number in run.order if run.pending[number].waiting]
             for run in request.partitions.values()
@@ -55,7 +55,7 @@ class News:
         )
 
     def _place(self, active: list[str]) -> str | None:
-        """The walk that says where a request is: of those through a node with a cache the one furthest on, else any."""
+        """Return the walk that gives the position of a request: the last one with a cached node, else the last one."""
         cached = [walk for walk in active if self._nodes.get(self._aliases.get(walk, walk)) in self._cached]
         found = cached or active
         return found[-1] if found else None

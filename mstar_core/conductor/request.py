@@ -1,4 +1,4 @@
-"""The conductor's side of one request: its programs, what it waits for, what it has produced so far."""
+"""Conductor's record of one request: its programs, pending runs and counts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mstar_core.plugin.spec import ModelSpec, Partition
 
 @dataclass(slots=True)
 class PendingRun:
-    """One run in flight: which ranks have not reported their share yet."""
+    """One run in flight. waiting: ranks that have not reported their share."""
 
     walk: str
     waiting: set[int]
@@ -39,9 +39,9 @@ class PendingRun:
 
 @dataclass(slots=True)
 class PartitionRun:
-    """A partition's program on its way. batch: whether it waits for a list of runs.
+    """State of a partition's program. batch: whether it waits for a list of runs.
 
-    wish: what it asked for last. forks: those that ride with it. finishes: whether it said that nothing follows.
+    wish: last value that it yielded. forks: forks that it yielded before that. finishes: whether nothing follows.
     """
 
     partition: Partition
@@ -55,9 +55,9 @@ class PartitionRun:
     finishes: bool = False
 
     def next_wish(self, answer: Answer, *, first: bool = False) -> None:
-        """Go on to the next wish that takes walks (None at the program's end); forks before it ride with it.
+        """Advance to the next wish with walks, or None at the end of the program, and collect forks before it.
 
-        Raises what the program does, and EngineError where it goes on after its own end.
+        Raises the program's own errors, and EngineError when it goes on after a Run that finishes it.
         """
         self.forks = []
         self.wish = self.advance(answer, first=first)
@@ -70,7 +70,7 @@ class PartitionRun:
 
     @property
     def wanted(self) -> list[Run]:
-        """The walks of the present wish."""
+        """Runs of the current wish."""
         match self.wish:
             case Run():
                 return [self.wish]
@@ -80,7 +80,7 @@ class PartitionRun:
                 return []
 
     def advance(self, answer: Answer, *, first: bool = False) -> Wish | None:
-        """Give the program its answer and return its next wish, or None when it ended."""
+        """Send the program its answer and return its next wish, or None when it ended."""
         try:
             return next(self.generator) if first else self.generator.send(answer)
         except StopIteration:
@@ -88,7 +88,7 @@ class PartitionRun:
             return None
 
     def report(self, done: WalkDone) -> bool:
-        """Take one rank's report; True when every run of the wish is complete."""
+        """Apply one rank's report. Returns whether every run of the wish is complete."""
         run = self.pending[done.run]
         run.waiting.discard(done.rank)
         run.counts.update(done.counts)
@@ -97,7 +97,7 @@ class PartitionRun:
         return not any(pending.waiting for pending in self.pending.values())
 
     def answer(self) -> Answer:
-        """The results of the wish that just completed, and forget them."""
+        """Return the results of the completed wish and drop them."""
         runs = [self.pending.pop(number) for number in self.order]
         self.order.clear()
         results = [WalkResult(reason=run.reason, counts=run.counts, signals=run.signals) for run in runs]
@@ -105,11 +105,11 @@ class PartitionRun:
 
 
 @dataclass(slots=True)
-class Request:
-    """Everything the conductor knows of one request. Owned by `Conductor`; ended by `Conductor._end` alone.
+class ConductorRequest:
+    """One request. Owned by `Conductor`; only `Conductor._end` ends it.
 
-    walks: how often each walk has been done. opening: what its only rank has not been told yet, as its first walks will
-    say it. is_told: a worker has told the api of its end.
+    walks: number of finished runs by walk. opening: message that its only rank gets with its first walks. is_told: a
+    worker has reported its end to the api.
     """
 
     message: NewRequest
@@ -136,7 +136,7 @@ class Request:
         return all(run.finished for run in self.partitions.values())
 
     def waiting_for(self, run: int) -> PartitionRun | None:
-        """The partition that has this run in flight."""
+        """Return the partition that has this run in flight."""
         return next((each for each in self.partitions.values() if run in each.pending), None)
 
     def take(self, done: WalkDone) -> None:
@@ -149,12 +149,12 @@ class Request:
             self.counts[name] = self.counts.get(name, 0) + count
 
     def stream_total(self, stream: str) -> int:
-        """Items put on a stream so far by every rank."""
+        """Return the number of items that all ranks have put on a stream."""
         return sum(counts.get(stream, 0) for counts in self.streamed.values())
 
 
 def facts_of(message: NewRequest, spec: ModelSpec) -> ProgramRequest:
-    """The request as its programs see it: facts of tensors, never tensors."""
+    """Return the request for its programs: facts about tensors, never tensors."""
     inputs = {
         name: InputFact(name=name, shape=tuple(ref.shape), dtype=ref.dtype) for name, ref in message.inputs.items()
     }
@@ -176,8 +176,10 @@ def facts_of(message: NewRequest, spec: ModelSpec) -> ProgramRequest:
     return ProgramRequest(params=params, inputs=inputs, segments=segments, outputs=frozenset(message.outputs))
 
 
-def run_message(request: Request, run: Run, forks: list[tuple[str, str]], *, finishes: bool = False) -> RunWalk:
-    """A program's Run as it is sent to ranks. Raises EngineError when it names an input that the request lacks."""
+def run_message(
+    request: ConductorRequest, run: Run, forks: list[tuple[str, str]], *, finishes: bool = False
+) -> RunWalk:
+    """Return the message of a Run. Raises EngineError when it names an input that the request lacks."""
     request.runs += 1
     limits = run.max_iters if run.max_iters is None or isinstance(run.max_iters, int) else dict(run.max_iters)
     inputs = {port: _input(request.message, port, value) for port, value in run.inputs.items()}
@@ -207,7 +209,7 @@ def _input(message: NewRequest, port: str, value: RunInput) -> RunInputRef:
         case InputFact():
             found = _fact_input(message, value)
     if found is None:
-        raise EngineError(f"the program asks for input {port!r}, which the request does not have")
+        raise EngineError(f"the program uses input {port!r}, which the request does not have")
     return found
 
 
@@ -219,7 +221,7 @@ def _fact_input(message: NewRequest, fact: InputFact) -> TensorRef | None:
 
 
 def signal_map(done: WalkDone) -> Mapping[str, Signal]:
-    """The values that a rank kept for the program, by port."""
+    """Return the values that a rank kept for the program, by port."""
     return {
         port: Signal(port=port, key=key, rank=done.rank, dtype=dtype, shape=tuple(shape))
         for port, (key, dtype, shape) in done.signals.items()

@@ -1,4 +1,4 @@
-"""Chooses replicas for a request by load. Owned by the conductor; knows ranks, not messages."""
+"""Choice of replicas for a request by load. Owned by the conductor."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Place = tuple[str, str, Replicas]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Homes:
-    """Where a request's nodes run. by_walk overrides by_node for walks with a placement of their own."""
+    """Ranks of a request's nodes. by_walk overrides by_node for walks with a placement of their own."""
 
     by_node: Mapping[str, int]
     by_walk: Mapping[str, Mapping[str, int]]
 
     def of(self, walk: str) -> dict[str, int]:
-        """Leading rank of every node in `walk`."""
+        """Return the leading rank of every node in `walk`."""
         return {**self.by_node, **self.by_walk.get(walk, {})}
 
     @property
@@ -35,9 +35,9 @@ class Homes:
 
 @dataclass(slots=True)
 class Router:
-    """Picks a replica for every node; nodes with the same replicas go to the same one, so that they meet on a rank.
+    """Picks a replica for every node. Nodes with the same replicas get the same one, so that they share a rank.
 
-    load: open requests per rank. ready: ranks that may be given work; lost: why the others may not.
+    load: open requests per rank. ready: ranks that take work. lost: cause by rank that does not.
     """
 
     spec: ModelSpec
@@ -48,7 +48,7 @@ class Router:
     _known: dict[str, list[Place]] = field(default_factory=dict)
 
     def choose(self, partitions: Iterable[Partition]) -> Homes:
-        """Homes for a request that starts `partitions`. Raises WorkerLost when a node has no ready replica."""
+        """Return the homes of a request that starts `partitions`. Raises WorkerLost if a node has no ready replica."""
         chosen: dict[Replicas, int] = {}
         by_node: dict[str, int] = {}
         by_walk: dict[str, dict[str, int]] = {}
@@ -60,7 +60,7 @@ class Router:
         return Homes(by_node=by_node, by_walk=by_walk)
 
     def _places(self, partition: Partition) -> list[Place]:
-        """Where each use of a node may run. Gone through once: neither walks nor the plan change."""
+        """Return the replicas of each use of a node. Cached, because neither walks nor the plan change."""
         known = self._known.get(partition.name)
         if known is None:
             uses = [(walk, use.spec) for walk, body in partition.walks.items() for use in graph_nodes(body)]

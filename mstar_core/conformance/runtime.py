@@ -29,8 +29,7 @@ from mstar_core.plugin.spec import ModelSpec
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox
-from mstar_core.worker.scheduler import FairShare
-from mstar_core.worker.steps import Steps
+from mstar_core.worker.steps import FairShare, Steps
 
 if TYPE_CHECKING:
     from mstar_core.messages.wire import Envelope, Message

@@ -1,6 +1,8 @@
-"""The wire format: MessagePack of an envelope around one tagged message. Used by every process."""
+"""Wire format: MessagePack of an envelope around one tagged message. Used by every process."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import msgspec
 
@@ -11,9 +13,15 @@ from mstar_core.messages.requests import RequestMessage
 from mstar_core.messages.work import WorkMessage
 
 WIRE_VERSION = 1
-"""Major of the wire format. Within it fields are only added, and unknown fields are skipped."""
+"""Major version of the wire format. Within it fields are only added, and unknown fields are skipped."""
 
 Message = LifeMessage | RequestMessage | WorkMessage | FlowMessage
+
+
+class Sender(Protocol):
+    """A non-blocking sender of messages to peers by name. Returns False for an unknown peer."""
+
+    def send(self, name: str, message: Message) -> bool: ...
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -26,7 +34,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WireCodec:
-    """Encodes this process's messages and decodes everybody's. Owned by the process's main loop."""
+    """Encodes the messages of this process and decodes those of all. Owned by the process's main loop."""
 
     def __init__(self, sender: str, incarnation: int) -> None:
         self.sender = sender
@@ -35,11 +43,11 @@ class WireCodec:
         self._decoder = msgspec.msgpack.Decoder(Envelope)
 
     def encode(self, message: Message) -> bytes:
-        """Bytes of a message in this process's envelope."""
+        """Return a message in this process's envelope as bytes."""
         return self._encoder.encode(Envelope(WIRE_VERSION, self.sender, self.incarnation, message))
 
     def decode(self, data: bytes) -> Envelope:
-        """The envelope in `data`. Raises TransportError for anything else, naming what was wrong."""
+        """Return the envelope in `data`. Raises TransportError with the cause for anything else."""
         try:
             envelope = self._decoder.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Runs a model's programs on a sample without a model: every wish is checked against the walks. Called at load."""
+"""Dry run of a model's programs on a sample: every wish is checked against the walks. Called at load."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mstar_core.plugin.program import Fork, InputFact, ProgramRequest, Run, Segm
 from mstar_core.plugin.spec import ModelSpec, Partition, Sample
 
 MOST_WISHES: Final = 10_000
-"""A program that wishes more often than this for one sample does not end."""
+"""Maximum number of wishes of a program for one sample."""
 
 Ending = Literal["stop", "length"]
 WalkInputs = dict[str, dict[str, PortType]]
-"""Walk name -> names that a Run of it gives."""
+"""Inputs of a Run by walk."""
 
 
 @dataclass(slots=True)
 class Dry:
-    """One dry run: which walks each partition took, in order. Made by `dry_run`."""
+    """State of one dry run. walks: those taken by each partition, in order."""
 
     spec: ModelSpec
     request: ProgramRequest
@@ -36,7 +36,7 @@ class Dry:
 
 
 def sample_request(spec: ModelSpec, sample: Sample) -> ProgramRequest:
-    """The request that a sample describes. Raises RequestError for parameters that the model refuses."""
+    """Return the request that a sample describes. Raises RequestError for invalid parameters."""
     segments = []
     for index, (kind, inputs) in enumerate(sample.segments):
         facts = {name: InputFact(name=name, shape=tuple(shape)) for name, shape in inputs.items()}
@@ -53,9 +53,9 @@ def sample_request(spec: ModelSpec, sample: Sample) -> ProgramRequest:
 
 
 def dry_run(spec: ModelSpec, sample: Sample, inputs: WalkInputs | None = None) -> dict[str, list[str]]:
-    """Drive every partition that the sample starts, twice: loops that stop themselves, and loops that use their limit.
+    """Drive every partition that the sample starts, twice: with loops that stop, and with loops that reach their limit.
 
-    inputs: what each walk takes, filled in here and kept by a caller that runs several samples.
+    inputs: cache of the inputs of each walk, for callers that run several samples.
     Returns the walks taken by each partition (of the second pass). Raises GraphError naming partition, walk and input.
     """
     request = sample_request(spec, sample)
@@ -76,7 +76,7 @@ def _drive(dry: Dry, partition: Partition) -> None:
     try:
         generator = partition.program(dry.request)
         if not inspect.isgenerator(generator):
-            raise GraphError(f"{place} is no generator", hint="write it with yield", place=partition.name)
+            raise GraphError(f"{place} is not a generator", hint="write it with yield", place=partition.name)
         answer: Any = None
         is_over = False
         for _ in range(MOST_WISHES):
@@ -95,11 +95,11 @@ def _drive(dry: Dry, partition: Partition) -> None:
 
 
 def has_finish(wish: Any) -> bool:
-    """Whether a wish says that it is the program's last. Raises GraphError for one that says so before its own end."""
+    """Whether a wish finishes the program. Raises GraphError if a list of runs goes on after one that finishes."""
     runs = wish if isinstance(wish, list) else [wish]
     says = [isinstance(run, Run) and run.finishes for run in runs]
     if any(says[:-1]):
-        raise GraphError("a list of runs goes on after one that finishes", hint="let the last of them say so")
+        raise GraphError("a list of runs goes on after one that finishes", hint="set finishes on the last of them")
     return bool(says) and says[-1]
 
 
@@ -143,10 +143,14 @@ def _run(dry: Dry, partition: Partition, run: Any, taken: list[str]) -> WalkResu
     if run.rows < 1:
         raise GraphError(f"{place} has rows={run.rows}", hint="at least 1", place=run.walk)
     counts = _check_limits(dry, walk, run, place)
-    ports = {port: Signal(port=port, key=next(dry.keys)) for use in graph_nodes(walk) for port in use.spec.ports}
+    known = {port for use in graph_nodes(walk) for port in use.spec.ports}
+    for port in run.keep:
+        if port not in known:
+            raise GraphError(f"{place} keeps port {port!r}", hint=did_you_mean(port, known), place=run.walk)
+    kept = {port: Signal(port=port, key=next(dry.keys)) for port in run.keep}
     stops = any(loop.stop is not None for loop in loops(walk))
     reason = "done" if not counts else dry.ending if stops else "length"
-    return WalkResult(reason=reason, counts=counts, signals=ports)
+    return WalkResult(reason=reason, counts=counts, signals=kept)
 
 
 def _check_limits(dry: Dry, walk: Walk, run: Run, place: str) -> dict[str, int]:

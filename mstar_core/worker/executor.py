@@ -1,7 +1,7 @@
-"""Carries out walks on one rank: turns readiness actions into engine jobs and step results into actions.
+"""Execution of walks on one rank: turns actions of walk states into engine jobs, and step results into events.
 
-Called by the worker's loop with messages and step results. Everything of a request is freed by `close`. An error in
-one request fails that request; the loop never sees it.
+Called by the worker's loop with messages and step results. An error in one request fails that request alone. `close`
+frees everything of a request.
 """
 
 from __future__ import annotations
@@ -44,15 +44,22 @@ from mstar_core.plugin.spec import ModelSpec
 from mstar_core.process.failures import attempt
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.arrays import narrowed, to_tensor
-from mstar_core.worker.edge_counters import Edges
-from mstar_core.worker.guard import Guard
-from mstar_core.worker.jobs import Jobs, UnderWay
+from mstar_core.worker.jobs import Jobs, loop_job, loop_spec
 from mstar_core.worker.outbox import Outbox
-from mstar_core.worker.request import ActiveRun, WaitingChunk, WorkerRequest, opened, sampling_params
-from mstar_core.worker.resident import ResidentJob, TaskJob, loop_spec
-from mstar_core.worker.stream_loop import RelayJob, Relays
+from mstar_core.worker.request import (
+    ActiveRun,
+    ChunkJob,
+    LoopJob,
+    TaskJob,
+    UnderWay,
+    WaitingChunk,
+    WorkerRequest,
+    opened,
+    sampling_params,
+)
+from mstar_core.worker.stream_loop import StreamLoops
 from mstar_core.worker.streams import Streams, sent_items
-from mstar_core.worker.tracing import Tracer, node_at
+from mstar_core.worker.tracing import EdgeCounters, Tracer, node_at
 from mstar_core.worker.values import described, gather, held_value, resolve, start_stops, stop_said, wanted_ports
 from mstar_core.worker.walks import RankWalks, run_inputs
 
@@ -60,6 +67,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger(__name__)
+
+
+class Guard:
+    """Isolation boundary around the work of one request: an error inside fails this request and no other."""
+
+    __slots__ = ("_fail", "_request")
+
+    def __init__(self, fail: Callable[[WorkerRequest, BaseException], None], request: WorkerRequest) -> None:
+        self._fail = fail
+        self._request = request
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if error is None or not isinstance(error, Exception):
+            return False
+        if not isinstance(error, MstarError):
+            log.error("request %d failed", self._request.handle, exc_info=error)
+        self._fail(self._request, error)
+        return True
 
 
 class Executor:
@@ -88,15 +116,15 @@ class Executor:
         self._jobs = Jobs(runners, float(getattr(spec.output("audio"), "rate", 0) or 0), clock)
         self.tracer = Tracer(clock)
         graph = graph_of(spec)
-        self.edges = Edges(rank, stream_ends(graph))
+        self.edges = EdgeCounters(rank, stream_ends(graph))
         self.playing_node = next((edge.source for edge in graph.edges if edge.modality == "audio"), "")
-        self._relays = Relays(self._jobs, self._streams, self._emit, self._end_walk)
+        self._stream_loops = StreamLoops(self._jobs, self._streams, self._emit, self._end_walk)
         self._next_signal = 0
 
-    # -- messages ---------------------------------------------------------------------------------------------
+    # messages
 
     def open(self, message: OpenRequest) -> None:
-        """A request that will send walks here."""
+        """Open a request whose walks will follow."""
         request = opened(message, self._spec.params, self._clock())
         self.requests[request.handle] = request
         with self._guard(request):
@@ -105,7 +133,7 @@ class Executor:
                 runner.open(request.handle, sampling, message.max_tokens, message.rows)
 
     def run(self, message: RunWalks) -> None:
-        """Walks of one partition, in order; the first begins now unless one of that partition is under way."""
+        """Queue walks of one partition. The first begins at once unless one of the partition is running."""
         if message.opens is not None:
             self.open(message.opens)
         request = self.requests.get(Handle(message.handle))
@@ -117,7 +145,7 @@ class Executor:
             self._begin_next(request, message.partition)
 
     def end_stream(self, message: EndStream) -> None:
-        """No more than `total` items come on a stream."""
+        """Set the total number of items of a stream."""
         request = self.requests.get(Handle(message.handle))
         if request is None:
             self.unknown += 1
@@ -127,7 +155,7 @@ class Executor:
             self._streams.serve(request, message.stream)
 
     def value(self, item: Value, sent: float = 0.0) -> None:
-        """A task's value from another rank. sent: when it left."""
+        """Take a value from another rank. sent: time of sending."""
         request = self.requests.get(Handle(item.handle))
         if request is None:
             self.unknown += 1
@@ -143,7 +171,7 @@ class Executor:
                 self._arrived(request, run, item)
 
     def stream_items(self, message: StreamItems) -> None:
-        """Ids from another rank, one per row of its step."""
+        """Take ids of a stream from another rank, one per row of its step."""
         now = self._clock()
         for handle, index, value in zip(message.handles, message.index, message.ids, strict=True):
             request = self.requests.get(Handle(handle))
@@ -157,7 +185,7 @@ class Executor:
                 self._streams.serve(request, message.stream)
 
     def stream_tensor(self, message: StreamTensor) -> None:
-        """One tensor item from another rank."""
+        """Take one tensor item of a stream from another rank."""
         request = self.requests.get(Handle(message.handle))
         if request is None:
             self.unknown += 1
@@ -169,13 +197,13 @@ class Executor:
             self._streams.serve(request, message.stream)
 
     def release_signal(self, message: ReleaseSignal) -> None:
-        """The program dropped its handle of a value."""
+        """Free a value whose handle the program dropped."""
         request = self.requests.get(Handle(message.handle))
         if request is not None:
             request.signals.pop(message.key, None)
 
     def close(self, handle: Handle) -> None:
-        """Free everything of a request, in whatever state it is. Never raises; unknown handles are fine."""
+        """Free everything of a request, whatever its state. Never raises and ignores unknown handles."""
         request = self.requests.pop(handle, None)
         if request is None:
             return
@@ -186,29 +214,29 @@ class Executor:
         attempt(self._jobs.forget, request)
         for item in (item for items in request.early.values() for item in items):
             if item.ref is not None:
-                attempt(self._outbox.read, item.ref)  # nobody will: its run has not begun here
+                attempt(self._outbox.read, item.ref)  # its run never begins here
         for runner in self._runners.values():
             attempt(runner.close, handle)
 
     @property
     def under_way(self) -> Collection[UnderWay]:
-        """Jobs handed to runners."""
+        """Jobs that runners have not finished."""
         return self._jobs.under_way.values()
 
     def least_ahead_s(self) -> float | None:
-        """The least sound that a listener of this rank has in hand, in seconds; None when nobody listens."""
+        """Return the smallest number of seconds of audio ahead of playback, over all requests; None without any."""
         return min((ahead for each in self.requests.values() if (ahead := self._jobs.ahead_s(each)) is not None),
                    default=None)  # fmt: skip
 
     def close_all(self) -> None:
-        """Free every request: the conductor that knew them is gone."""
+        """Free every request, after the loss of the conductor."""
         for handle in list(self.requests):
             self.close(handle)
 
-    # -- step results -----------------------------------------------------------------------------------------
+    # step results
 
     def take(self, result: StepResult) -> None:
-        """Route what one collected step brought."""
+        """Route the results of one collected step."""
         self.tracer.step(result)
         if result.loop is not None:
             self._loop_step(result.loop)
@@ -222,23 +250,23 @@ class Executor:
                 self.fail(entry.request, failed.error)
 
     def fail(self, request: WorkerRequest, error: BaseException) -> None:
-        """End a request here and tell the conductor, which ends it everywhere."""
+        """End a request here and notify the conductor, which ends it on all ranks."""
         if request.handle not in self.requests:
             return
         self.close(request.handle)
         self._outbox.failed(request.handle, error_info(error, "the engine failed on this request"))
 
     def _loop_step(self, step: LoopStep) -> None:
-        # Cost model: once per row and decode step. No objects are made; ids are plain ints.
+        # Cost model: once per row and decode step. It allocates no objects; ids are plain ints.
         jobs = self._jobs.under_way
         for key, value in zip(step.keys.tolist(), step.ids.tolist(), strict=True):
             entry = jobs.get(key)
-            if type(entry) is not ResidentJob:
+            if type(entry) is not LoopJob:
                 continue
             request = entry.request
             request.tokens += 1
-            if not entry.tally.began:
-                entry.tally.began = self.tracer.began
+            if not entry.total.began:
+                entry.total.began = self.tracer.began
             try:
                 if entry.inbox is not None:
                     if entry.inbox.take_id(value):
@@ -253,7 +281,7 @@ class Executor:
 
     def _emission(self, emission: Emission) -> None:
         entry = self._jobs.under_way.get(emission.job.key)
-        if not isinstance(entry, ResidentJob):
+        if not isinstance(entry, LoopJob):
             return
         request = entry.request
         with self._guard(request):
@@ -272,13 +300,13 @@ class Executor:
             return
         request, run = entry.request, entry.run
         with self._guard(request):
-            if isinstance(entry, RelayJob):
-                if run.relay is not None:
-                    self.tracer.task(entry, run.relay.relay.task.name, is_looped=False)
-                self._relays.done(entry, done.outputs)
+            if isinstance(entry, ChunkJob):
+                if run.stream_loop is not None:
+                    self.tracer.task(entry, run.stream_loop.plan.task.name, is_looped=False)
+                self._stream_loops.done(entry, done.outputs)
                 return
             run.cached_tokens += done.cached_tokens
-            if isinstance(entry, ResidentJob):
+            if isinstance(entry, LoopJob):
                 self.tracer.loop(entry, run.share.walk.tasks[entry.task].name, done)
                 last = (*entry.iteration, done.iterations - 1)
                 for port, tensor in done.outputs.items():
@@ -291,11 +319,11 @@ class Executor:
 
     def _task_done(self, request: WorkerRequest, run: ActiveRun, entry: TaskJob, done: Done) -> None:
         if entry.is_first_branch:
-            entry.firing.outputs = done.outputs
-        entry.firing.open_jobs -= 1
-        if entry.firing.open_jobs:
+            entry.task_run.outputs = done.outputs
+        entry.task_run.open_jobs -= 1
+        if entry.task_run.open_jobs:
             return
-        task, iteration, outputs = entry.task, entry.iteration, entry.firing.outputs
+        task, iteration, outputs = entry.task, entry.iteration, entry.task_run.outputs
         spec = run.share.walk.tasks[task].node.spec
         request.tokens += spec.sampling is not None and spec.sampling.port in outputs
         self.tracer.task(entry, spec.name, is_looped=bool(iteration))
@@ -313,7 +341,7 @@ class Executor:
                 run.signals[port] = self._next_signal
                 request.signals[self._next_signal] = outputs[port]
 
-    # -- walks ------------------------------------------------------------------------------------------------
+    # walks
 
     def _begin_next(self, request: WorkerRequest, partition: str) -> None:
         queue = request.queues.get(partition)
@@ -331,9 +359,9 @@ class Executor:
         state = WalkState(share, message.max_iters, message.inputs.keys(), branches)
         run = ActiveRun(message, partition, share, state, inputs)
         request.active[partition] = run
-        relay = self._walks.relay(share)
-        if relay is not None and relay.takes(message, inputs):
-            self._relays.begin(request, run, relay)
+        plan = self._walks.stream_loop(share)
+        if plan is not None and plan.takes(message, inputs):
+            self._stream_loops.begin(request, run, plan)
             return
         self._carry_out(request, run, state.start())
         for item in request.early.pop(message.run, ()):
@@ -347,7 +375,7 @@ class Executor:
         self._carry_out(request, run, run.state.arrived(item.task, item.port, iteration, item.ref is not None))
 
     def _carry_out(self, request: WorkerRequest, run: ActiveRun, actions: list[Action]) -> None:
-        """Do what readiness asks, in order; answers that are known at once are given at once."""
+        """Carry out the actions of a walk state in order, those that they lead to included."""
         queue = deque(actions)
         while queue and request.handle in self.requests:
             match queue.popleft():
@@ -401,14 +429,14 @@ class Executor:
         self._begin_next(request, run.partition)
 
     def _end_loops(self, request: WorkerRequest, run: ActiveRun) -> None:
-        """Free what nodes kept for as long as a loop of this walk went on."""
+        """Free the cached tokens that live as long as a loop of this walk."""
         if not self._walks.keeps_for_loops(run.share):
             return
         for _, runner in self._local_runners(request):
             if isinstance(runner, EndsLoops):
                 runner.end_loops(request.handle)
 
-    # -- jobs -------------------------------------------------------------------------------------------------
+    # jobs
 
     def _fire(self, request: WorkerRequest, run: ActiveRun, fire: Fire) -> None:
         task = run.share.walk.tasks[fire.task]
@@ -416,7 +444,7 @@ class Executor:
         inputs = gather(request, run, fire.inputs, fire.iteration)
         outputs = wanted_ports(run, task)
         entry = TaskJob(request=request, run=run, task=fire.task, iteration=fire.iteration, since=self._clock())
-        entry.firing.open_jobs = len(branches)
+        entry.task_run.open_jobs = len(branches)
         for number, branch in enumerate(branches):
             sample = run.message.sample and number == 0
             wanted = outputs if number == 0 else ()
@@ -432,13 +460,13 @@ class Executor:
         wanted, rows = wanted_ports(run, task), run.message.rows
         job = self._jobs.make(request, task, inputs, wanted, branch, sample=True, rows=rows)
         job.loop = spec
-        entry = ResidentJob.of(request, run, fire, task, self._streams, self._clock())
+        entry = loop_job(request, run, fire, task, self._streams, self._clock())
         self._jobs.submit(self._jobs.runner(task), job, entry)
 
     def _local_runners(self, request: WorkerRequest) -> list[tuple[str, NodeRunner]]:
         return [(name, runner) for name, runner in self._runners.items() if name in request.homes]
 
-    # -- values -----------------------------------------------------------------------------------------------
+    # values
 
     def _input(self, request: WorkerRequest, ref: TensorRef | SignalRef) -> Tensor:
         if isinstance(ref, SignalRef):
@@ -447,14 +475,14 @@ class Executor:
                     "a kept value is on another rank", f"it is on rank {ref.rank}, the walk on rank {self._rank}"
                 )
             return request.signals[ref.key]
-        return to_tensor(self._transport.get(ref), ref.dtype)  # the api frees its tensors with the request
+        return to_tensor(self._transport.get(ref), ref.dtype)  # the api frees its tensors when the request ends
 
     def _read(self, ref: TensorRef) -> Tensor:
         tensor = to_tensor(self._transport.get(ref), ref.dtype)
         self._outbox.read(ref)
         return tensor
 
-    # -- what leaves ------------------------------------------------------------------------------------------
+    # outputs
 
     def _emit_value(
         self, request: WorkerRequest, run: ActiveRun, value: Ref, port: str, modality: str | None, iteration: Iteration
@@ -469,19 +497,19 @@ class Executor:
         if request.first_output_s is None:
             request.first_output_s = self._clock()
         elif modality == "audio" and self._jobs.urgency(request) > 0:
-            self.underruns += 1  # what was sent before has been heard already
-        told = narrowed(tensor, modality, request.params.get("output_dtype"))
-        self._outbox.output(request.handle, request.emitted, port, modality, told, dict(meta))
+            self.underruns += 1  # playback has caught up
+        narrow = narrowed(tensor, modality, request.params.get("output_dtype"))
+        self._outbox.output(request.handle, request.emitted, port, modality, narrow, dict(meta))
         request.emitted += 1
         request.emitted_units += tensor.numel()
 
     def _chunk(self, request: WorkerRequest, waiting: WaitingChunk, popped: tuple[Chunk, Tensor] | None) -> None:
-        """A stream's answer to a walk that waits."""
+        """Hand a chunk, or the end of the stream, to the walk that waits."""
         run, address, iteration = waiting.run, waiting.address, waiting.iteration
         if popped is not None:
             self.tracer.chunk(request, waiting)
-        if run.relay is not None:
-            self._relays.chunk(request, run, popped)
+        if run.stream_loop is not None:
+            self._stream_loops.chunk(request, run, popped)
             return
         if popped is None:
             self._carry_out(request, run, run.state.stream_ended(address, iteration))

@@ -1,32 +1,33 @@
-"""Jobs under way on this worker: made from firings, handed to the node's runner, found again by their key."""
+"""Jobs under way on a worker: made from tasks and loops, handed to the node's runner, found again by key."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from mstar_core.engine.base import Job, JobKey, NodeRunner
+from mstar_core.engine.base import Job, JobKey, LoopSpec, NodeRunner
 from mstar_core.errors import EngineError
 from mstar_core.graph.spec.nodes import Attend
-from mstar_core.worker.resident import ResidentJob, TaskJob
-from mstar_core.worker.stream_loop import RelayJob
+from mstar_core.graph.spec.walks import StopOn
+from mstar_core.worker.request import ActiveRun, LoopJob, UnderWay, WorkerRequest
+from mstar_core.worker.streams import Streams
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mstar_core.graph.compile.compiled import CompiledTask
-    from mstar_core.worker.request import WorkerRequest
+    from mstar_core.graph.compile.compiled import CompiledLoop, CompiledTask
+    from mstar_core.graph.runtime.actions import FireLoop
 
 FIRST_CHUNK_URGENCY: Final = 1e6
 IDS_KIND: Final = b"ids"
 
-UnderWay = TaskJob | ResidentJob | RelayJob
+UNLIMITED = 2**62
 
 
 class Jobs:
-    """Owned by the executor. units_per_s: of the sound that the model plays, 0 where nothing is played."""
+    """Jobs by key. Owned by the executor. units_per_s: rate of the model's audio, 0 without audio."""
 
     def __init__(self, runners: Mapping[str, NodeRunner], units_per_s: float, clock: Callable[[], float]) -> None:
         self.under_way: dict[JobKey, UnderWay] = {}
@@ -47,7 +48,7 @@ class Jobs:
         sample: bool,
         rows: int = 1,
     ) -> Job:
-        """A job of one firing, or of a loop that the caller sets."""
+        """Return a job of a task. The caller sets `loop` for an engine loop."""
         only_ids = all(value.dtype is torch.int64 and value.dim() == 1 for value in inputs.values())
         self._next += 1
         return Job(
@@ -64,26 +65,26 @@ class Jobs:
         )
 
     def submit(self, runner: NodeRunner, job: Job, entry: UnderWay) -> None:
-        """Hand a job over."""
+        """Hand a job to its runner."""
         self.under_way[job.key] = entry
         entry.request.jobs.add(job.key)
         runner.submit(job)
 
     def end(self, key: JobKey) -> UnderWay | None:
-        """Forget a job that ended; None when its request had ended before."""
+        """Remove a job that ended. Returns None when its request ended before."""
         entry = self.under_way.pop(key, None)
         if entry is not None:
             entry.request.jobs.discard(key)
         return entry
 
     def forget(self, request: WorkerRequest) -> None:
-        """Forget every job of a request."""
+        """Remove every job of a request."""
         for key in request.jobs:
             self.under_way.pop(key, None)
         request.jobs.clear()
 
     def runner(self, task: CompiledTask) -> NodeRunner:
-        """Who runs a task here. Raises EngineError when nobody does."""
+        """Return the runner of a task. Raises EngineError when its node is not on this rank."""
         spec = task.node.spec
         runner = self._runners.get(spec.name)
         if runner is None and spec.of is not None:
@@ -93,18 +94,64 @@ class Jobs:
         return runner
 
     def next_key(self) -> JobKey:
-        """A number that no job had before."""
+        """Return a fresh job key."""
         self._next += 1
         return JobKey(self._next)
 
     def ahead_s(self, request: WorkerRequest) -> float | None:
-        """Seconds of sound that the client has and has not heard; None before the first, and where nothing plays."""
+        """Return the seconds of audio that the client has not played yet; None before the first and without audio."""
         if request.first_output_s is None or not self._units_per_s:
             return None
         return request.first_output_s + request.emitted_units / self._units_per_s - self._clock()
 
     def urgency(self, request: WorkerRequest) -> float:
-        """How soon the client runs dry: seconds of playback overdue; the first chunk of a stream comes first."""
+        """Return the seconds that playback is overdue; a request without output is the most urgent."""
         if request.first_output_s is None or not self._units_per_s:
             return FIRST_CHUNK_URGENCY
         return self._clock() - request.first_output_s - request.emitted_units / self._units_per_s
+
+
+def loop_job(
+    request: WorkerRequest, run: ActiveRun, fire: FireLoop, task: CompiledTask, streams: Streams, now: float
+) -> LoopJob:
+    """Return the record of an engine loop's job."""
+    sampling = task.node.spec.sampling
+    port = sampling.port if sampling is not None else ""
+    sampled = [outlet for outlet in task.outlets if outlet.port == port]
+    targets = tuple(outlet.stream for outlet in sampled if outlet.stream is not None)
+    modality = next((outlet.modality for outlet in sampled if outlet.modality is not None), None)
+    is_single = len(targets) == 1 and modality is None
+    return LoopJob(
+        request=request,
+        run=run,
+        loop=fire.loop,
+        task=fire.task,
+        iteration=fire.iteration,
+        port=port,
+        streams=targets,
+        modality=modality,
+        outlets=tuple(outlet for outlet in task.outlets if outlet.port != port),
+        inbox=streams.local_inbox(request, targets[0]) if is_single else None,
+        since=now,
+    )
+
+
+def loop_spec(loop: CompiledLoop, task: CompiledTask, limit: int | None, params: Mapping[str, Any]) -> LoopSpec:
+    """Return the description of a loop for the engine."""
+    stop = loop.loop.stop
+    ids: tuple[int, ...] = ()
+    port = None if stop is None else stop.port
+    if isinstance(stop, StopOn):
+        switched_off = stop.unless is not None and bool(params.get(stop.unless))
+        ids = () if switched_off else stop.ids
+        port = None if switched_off else port
+    sampled = task.node.spec.sampling.port if task.node.spec.sampling is not None else None
+    emit = tuple(dict.fromkeys(outlet.port for outlet in task.outlets if outlet.port != sampled))
+    return LoopSpec(
+        max_iters=UNLIMITED if limit is None else limit,
+        carry=dict(loop.loop.carry),
+        stop_port=port,
+        stop_ids=ids,
+        fused=loop.loop.fused,
+        emit=emit,
+    )

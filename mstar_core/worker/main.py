@@ -25,9 +25,7 @@ from mstar_core.worker.build import build_runners, lookahead_on
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.loop import Worker
 from mstar_core.worker.outbox import Outbox
-from mstar_core.worker.ranges import ranges_on
-from mstar_core.worker.scheduler import FairShare
-from mstar_core.worker.steps import Steps
+from mstar_core.worker.steps import FairShare, Steps, ranges_on
 
 log = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mstar_core.errors import MstarError
 from mstar_core.messages.flow import Output, Outputs, StreamItems, StreamTensor, TensorFreed, Value, Values
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
 from mstar_core.messages.requests import ErrorInfo, RequestFinished
 from mstar_core.messages.tensors import TensorRef
-from mstar_core.messages.wire import Message
+from mstar_core.messages.wire import Message, Sender
 from mstar_core.messages.work import WalkDone, WorkFailed
 from mstar_core.transport import TensorTransport, loan_of
 from mstar_core.worker.arrays import to_array
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger(__name__)
-
-
-class Sender(Protocol):
-    """A courier: never blocks."""
-
-    def send(self, name: str, message: Message) -> bool: ...
 
 
 class Outbox:

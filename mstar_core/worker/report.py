@@ -1,7 +1,8 @@
-"""What a worker tells the supervisor, at most ten times a second: gauges, counters, news of requests, spans, edges."""
+"""Telemetry of a worker, at most ten times a second: gauges, counters, requests, spans and edges."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,34 +10,89 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from mstar_core.engine.base import NodeRunner, ReportsCounters, ReportsPages
+from mstar_core.engine.base import Handle, NodeRunner, ReportsCounters, ReportsPages
 from mstar_core.messages.telemetry import EdgeNews, RequestNews
 from mstar_core.process.life import ChildLife
 from mstar_core.transport import TensorTransport
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.steps import Steps
 from mstar_core.worker.tracing import node_at
-from mstar_core.worker.waits import Waits
 
 if TYPE_CHECKING:
     from mstar_core.worker.request import ActiveRun
+
+log = logging.getLogger(__name__)
 
 PERIOD_S: Final = 0.1
 REQUESTS_S: Final = 0.2
 MEMORY_S: Final = 1.0
 
 PATIENCE_S: Final = 0.02
-"""How long a report waits for a turn with nothing else to do: a request that has just come is not to wait for one."""
+"""Maximum delay of a report in favour of turns with other work; a new request should not wait for a report."""
+
+LONG_S: Final = 10.0
+"""Length of a wait for slots or pages that is logged."""
 
 Facts = tuple[int, int, str, float]
-"""(ids drawn, pages, what it waits for, seconds waited) of one request, as last told."""
+"""(sampled ids, pages, reason of the wait, seconds waited) of one request."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    """Wait of one request at one node. since, steps: time and step count at its begin."""
+
+    since: float
+    steps: int
+    is_logged: bool = False
+
+
+@dataclass(slots=True)
+class Waits:
+    """Waits by request and node. Owned by the worker's report."""
+
+    _waits: dict[tuple[Handle, str], _Wait] = field(default_factory=dict)
+
+    def look(self, now: float, runners: Mapping[str, NodeRunner], steps: int) -> None:
+        """Update the waits and log each long one once. steps: number of collected steps of all nodes.
+
+        A wait without a single step is a warning: the requests that hold the slots or pages do not run either.
+        """
+        whys = {
+            (handle, node): why
+            for node, runner in runners.items()
+            if isinstance(runner, ReportsPages)
+            for handle, (_, why) in runner.pages_and_waits().items()
+            if why
+        }
+        for ended in self._waits.keys() - whys.keys():
+            self._end(ended, now)
+        for key, why in whys.items():
+            wait = self._waits.setdefault(key, _Wait(now, steps))
+            if not wait.is_logged and now - wait.since >= LONG_S:
+                wait.is_logged = True
+                level = logging.INFO if steps > wait.steps else logging.WARNING
+                log.log(level, "request %d %s for %.0f s%s", key[0], f"{why} of {_room(runners[key[1]])}",
+                        now - wait.since, "" if steps > wait.steps else ", and no step ran meanwhile")  # fmt: skip
+
+    def _end(self, key: tuple[Handle, str], now: float) -> None:
+        wait = self._waits.pop(key)
+        if wait.is_logged:
+            log.info("request %d no longer waits for slots or pages of %s, after %.1f s", *key, now - wait.since)
+
+
+def _room(runner: NodeRunner) -> str:
+    """`LLM (402 of 520 slots, 800 of 2,547 pages in use)`."""
+    use = runner.memory()
+    slots = f"{use.slots_used:,} of {use.slots_total:,} slots"
+    return f"{runner.name} ({slots}, {use.pages_used:,} of {use.pages_total:,} pages in use)"
 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """Owned by the worker's loop. has_news: something changed since the last batch. due: when the next may go.
+    """Telemetry of a worker. Owned by its loop.
 
-    held: since when it was due in turns that had something else to do, None where it was not.
+    has_news: something changed since the last batch. due: earliest time of the next one. delayed_since: first turn in
+    which a due report was delayed, or None.
     """
 
     life: ChildLife
@@ -47,9 +103,9 @@ class Report:
     idle_s: float = 0.0
     has_news: bool = False
     due: float = 0.0
-    held: float | None = None
-    told: dict[str, float] = field(default_factory=dict)
-    told_requests: dict[int, Facts] = field(default_factory=dict)
+    delayed_since: float | None = None
+    reported: dict[str, float] = field(default_factory=dict)
+    reported_requests: dict[int, Facts] = field(default_factory=dict)
     walks: set[str] = field(default_factory=set)
     places: dict[tuple[int, str], str] = field(default_factory=dict)
     in_walks: dict[str, float] = field(default_factory=dict)
@@ -59,27 +115,27 @@ class Report:
     waits: Waits = field(default_factory=Waits)
 
     def send(self, now: float, *, is_busy: bool = False) -> None:
-        """Send what changed, if it is time. is_busy: this turn had other work, and so may the next."""
+        """Send the changes if a report is due. is_busy: this turn had other work."""
         if now < self.due:
             return
         if is_busy:
-            self.held = now if self.held is None else self.held
-            if now - self.held < PATIENCE_S:
+            self.delayed_since = now if self.delayed_since is None else self.delayed_since
+            if now - self.delayed_since < PATIENCE_S:
                 return
-        self.held = None
+        self.delayed_since = None
         self.due = now + PERIOD_S
         self.has_news = False
         news, edges = self._of_requests(now)
         values = self.values(now)
-        changed = {name: value for name, value in values.items() if self.told.get(name) != value}
+        changed = {name: value for name, value in values.items() if self.reported.get(name) != value}
         tracer = self.executor.tracer
         spans = tracer.take(self.executor.under_way, now)
         if changed or news or spans or edges:
-            self.told = values
+            self.reported = values
             self.life.telemetry(changed, news, spans, edges, dropped=tracer.dropped)
 
     def _of_requests(self, now: float) -> tuple[list[RequestNews], list[EdgeNews]]:
-        """What is looked for in every request is looked for half as often: it is most of the work."""
+        """Return the changes of requests and edges, half as often as gauges: they are most of the work."""
         if now < self.next_requests:
             return [], []
         self.next_requests = now + REQUESTS_S
@@ -88,26 +144,26 @@ class Report:
         return self.requests(), self.executor.edges.news(self.executor.requests.values())
 
     def requests(self) -> list[RequestNews]:
-        """What changed of the requests that live here."""
+        """Return the changes of the open requests."""
         held: dict[int, tuple[int, str]] = {}
         for runner in self.runners.values():
             if isinstance(runner, ReportsPages):
                 for handle, (pages, why) in runner.pages_and_waits().items():
-                    before = held.get(handle, (0, ""))
-                    held[handle] = (before[0] + pages, why or before[1])
+                    pages_before, why_before = held.get(handle, (0, ""))
+                    held[handle] = (pages_before + pages, why or why_before)
         facts: dict[int, Facts] = {}
         for handle, request in self.executor.requests.items():
             pages, why = held.get(handle, (0, ""))
             facts[handle] = (request.tokens, pages, why, round(request.waited_s, 4))
-        told, self.told_requests = self.told_requests, facts
+        before, self.reported_requests = self.reported_requests, facts
         return [
             RequestNews(handle=handle, tokens=tokens, pages=pages, why=why, waited_s=waited)
             for handle, (tokens, pages, why, waited) in facts.items()
-            if told.get(handle) != facts[handle]
+            if before.get(handle) != facts[handle]
         ]
 
     def values(self, now: float) -> dict[str, float]:
-        """Gauges and counters of this rank by name."""
+        """Return gauges and counters of this rank by name."""
         name = self.life.name
         values = {
             f"{name}.requests": float(len(self.executor.requests)),
@@ -148,7 +204,7 @@ class Report:
         return values
 
     def _walks(self) -> dict[str, float]:
-        """Requests in each walk here, by the first node of the walk on this rank."""
+        """Count the requests in each walk, by the first node of the walk on this rank."""
         counts: Counter[str] = Counter()
         for request in self.executor.requests.values():
             for run in request.active.values():
@@ -157,7 +213,7 @@ class Report:
         return {name: float(counts[name]) for name in self.walks}
 
     def _place(self, run: ActiveRun) -> str:
-        key = id(run.share), run.message.walk  # shares are kept for good
+        key = id(run.share), run.message.walk  # shares are never freed
         found = self.places.get(key)
         if found is None:
             tasks = run.share.tasks
@@ -166,7 +222,7 @@ class Report:
         return found
 
     def _memory(self, now: float) -> dict[str, float]:
-        """Device memory of this process, looked at once a second. Empty on a CPU."""
+        """Return the device memory of this process, read once a second. Empty on a CPU."""
         if now >= self.next_memory:
             self.next_memory = now + MEMORY_S
             if torch.cuda.is_initialized():

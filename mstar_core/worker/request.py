@@ -1,36 +1,61 @@
-"""Everything a worker keeps of one request: walks under way, values, streams, counts. Freed in one function."""
+"""Records of one request on a worker: its runs, streams and values, and the jobs that it has under way.
+
+Owned by the executor; `Executor.close` frees everything of a request.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mstar_core.engine.base import Handle, JobKey, SamplingParams
+from mstar_core.engine.base import Handle, JobKey, NodeRunner, SamplingParams
 from mstar_core.graph.runtime.actions import Iteration, Key
 from mstar_core.graph.spec.nodes import PARAM_PREFIX, Sampling
 from mstar_core.messages.flow import Value
 from mstar_core.messages.work import OpenRequest, RunWalk
 from mstar_core.plugin.params import param_specs
 from mstar_core.worker.stream_inbox import StreamInbox
+from mstar_core.worker.walks import StreamLoop
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mstar_core.graph.compile.compiled import Outlet
     from mstar_core.graph.compile.cut import RankWalk
     from mstar_core.graph.runtime.walk_state import WalkState
-    from mstar_core.worker.stream_loop import RelayRun
-    from mstar_core.worker.tracing import Tally
+    from mstar_core.graph.spec.streams import Stream
+
+
+@dataclass(slots=True)
+class SpanTotal:
+    """Accumulated time of one node in the loops of a walk. began: start of the first step, 0.0 before it."""
+
+    key: int = 0
+    began: float = 0.0
+    ended: float = 0.0
+    count: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamLoopRun:
+    """Progress of one stream loop. fixed, numbers: inputs of every job. count: chunks that became jobs."""
+
+    plan: StreamLoop
+    fixed: Mapping[str, Tensor]
+    numbers: Mapping[str, float | int | bool]
+    runner: NodeRunner
+    count: int = 0
 
 
 @dataclass(slots=True)
 class ActiveRun:
     """One run of one walk on this rank.
 
-    values: what tasks produced and somebody still needs. flags: (first, last) of the chunk of each iteration.
-    signals: port -> key of the value that the program asked to keep. relay: set where the run goes without readiness.
-    tallies: time of firings inside loops, by node.
+    values: stored values that a consumer still needs. flags: (first, last) of the chunk of each iteration.
+    signals: port -> key of the value that the program keeps. stream_loop: set if the run bypasses the walk state.
+    totals: time of tasks inside loops, by node.
     """
 
     message: RunWalk
@@ -42,8 +67,8 @@ class ActiveRun:
     flags: dict[Iteration, tuple[bool, bool]] = field(default_factory=dict)
     cached_tokens: int = 0
     signals: dict[str, int] = field(default_factory=dict)
-    relay: RelayRun | None = None
-    tallies: dict[str, Tally] = field(default_factory=dict)
+    stream_loop: StreamLoopRun | None = None
+    totals: dict[str, SpanTotal] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -52,7 +77,7 @@ class ActiveRun:
 
 @dataclass(slots=True)
 class WaitingChunk:
-    """A walk that waits for the next chunk of a stream, since a time of the executor's clock."""
+    """A walk that waits for the next chunk of a stream. since: time of the executor's clock."""
 
     run: ActiveRun
     address: int
@@ -64,12 +89,11 @@ class WaitingChunk:
 class WorkerRequest:
     """One request on this worker. Owned by `Executor`; ended by `Executor.close` alone.
 
-    queues: runs handed over and not begun, by partition. held: what output ports of nodes last held.
-    signals: values kept for the program, by key.
-    early: values from other ranks for runs that have not begun here.
-    streamed: items sent on each stream to another rank; produced: streams whose items were made and stay here.
-    emitted: outputs sent to the api from here. tokens: ids drawn here. waited_s: in queues of nodes here.
-    counts, cached_tokens: of the runs that ended here.
+    queues: runs that have not begun, by partition. held: last values of output ports, by (node, port).
+    signals: values kept for the program, by key. early: values from other ranks for runs that have not begun.
+    streamed: number of items sent to other ranks, by stream. produced: streams filled and read on this rank.
+    emitted: outputs sent to the api. emitted_units: elements in them. tokens: sampled ids. waited_s: time in queues.
+    counts, cached_tokens: totals of the ended runs.
     """
 
     handle: Handle
@@ -98,18 +122,77 @@ class WorkerRequest:
     waited_s: float = 0.0
 
     def run_numbered(self, number: int) -> ActiveRun | None:
-        """The active run with that number."""
+        """Return the active run with that number."""
         return next((run for run in self.active.values() if run.number == number), None)
 
     def count(self, counts: Mapping[str, int], cached_tokens: int) -> None:
-        """Add what a run counted that ended here."""
+        """Add the counts of a run that ended."""
         for name, count in counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
         self.cached_tokens += cached_tokens
 
 
+@dataclass(slots=True)
+class TaskRun:
+    """One run of a task over its cache branches. It ends with the last job; outputs are those of the first branch."""
+
+    open_jobs: int = 1
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskJob:
+    """Job of one task on one cache branch. since: time of submission."""
+
+    request: WorkerRequest
+    run: ActiveRun
+    task: int
+    iteration: Iteration
+    since: float = 0.0
+    task_run: TaskRun = field(default_factory=TaskRun)
+    is_first_branch: bool = True
+
+    def beside(self) -> TaskJob:
+        """Return the job of the same run on a further branch."""
+        return replace(self, is_first_branch=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopJob:
+    """Job of a whole loop that the engine iterates.
+
+    port: the sampled port. streams, modality: targets of its ids in each iteration. outlets: those of other ports.
+    inbox: set if the only target is one stream of ids on this rank. since: time of submission.
+    """
+
+    request: WorkerRequest
+    run: ActiveRun
+    loop: int
+    task: int
+    iteration: Iteration
+    port: str
+    streams: tuple[Stream, ...]
+    modality: str | None
+    outlets: tuple[Outlet, ...]
+    inbox: StreamInbox | None = None
+    since: float = 0.0
+    total: SpanTotal = field(default_factory=SpanTotal)
+
+
+class ChunkJob(NamedTuple):
+    """Job of one chunk of a stream loop. since: time of submission."""
+
+    request: WorkerRequest
+    run: ActiveRun
+    step: int
+    since: float = 0.0
+
+
+UnderWay = TaskJob | LoopJob | ChunkJob
+
+
 def parameter_numbers(params_type: type[Any], values: Mapping[str, Any], seed: int) -> dict[str, float | int | bool]:
-    """Parameters as nodes read them: numbers and booleans as they are, choices by index; `seed` is the one in force."""
+    """Return parameters as numbers for nodes: choices become their index, `seed` is the effective one."""
     numbers: dict[str, float | int | bool] = {}
     for spec in param_specs(params_type):
         value = values.get(spec.name)
@@ -121,12 +204,12 @@ def parameter_numbers(params_type: type[Any], values: Mapping[str, Any], seed: i
 
 
 def parameter_name(input_name: str) -> str:
-    """The parameter behind an input name made by `from_param`."""
+    """Return the parameter of an input name made by `from_param`."""
     return input_name.removeprefix(PARAM_PREFIX)
 
 
 def sampling_params(sampling: Sampling | None, values: Mapping[str, Any], seed: int) -> SamplingParams:
-    """How a node draws ids for a request, from its parameters by their usual names behind the node's prefix."""
+    """Return the sampling parameters of a node, read from the request under the node's prefix."""
     if sampling is None:
         return SamplingParams(seed=seed)
 
@@ -145,7 +228,7 @@ def sampling_params(sampling: Sampling | None, values: Mapping[str, Any], seed: 
 
 
 def opened(message: OpenRequest, params_type: type[Any], now: float) -> WorkerRequest:
-    """The worker's side of a request that was just announced."""
+    """Return the record of a new request."""
     return WorkerRequest(
         handle=Handle(message.handle),
         params=message.params,

@@ -1,44 +1,160 @@
-"""Steps in flight on one device: launched, asked whether they are done, collected in each node's own order.
+"""Steps of a device: scheduling, launch, collection in each node's own order, and statistics.
 
-On a CPU a launch already computes: one step at a time, of the node whose turn it is. On a GPU every node may have its
-next step queued behind the running one, and nodes with a stream of their own run beside each other: what ends first
-is collected first, so that a slow codec step never holds back the ids of a decode step.
+On a CPU a launch computes the step, so one step runs at a time. On a GPU every node may queue its next step behind the
+running one, and nodes with a CUDA stream of their own run concurrently. Finished steps are collected first, so a
+slow codec step never delays the ids of a decode step.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
+import torch
+
 from mstar_core.engine.base import NodeRunner, Pressure, Running, StepResult
-from mstar_core.worker.ranges import Ranges, no_range
-from mstar_core.worker.scheduler import FairShare
-from mstar_core.worker.statistics import NodeStatistics
+from mstar_core.observe.metrics import STEP_ROWS, STEP_SECONDS, StepHistogram
 
 LEAST_NAP_S: Final = 20e-6
 MOST_NAP_S: Final = 1e-3
 NAP_SHARE: Final = 0.005
-"""A wait naps for this share of the time that it has lasted: late by at most that much, and long steps cost no core.
+"""Length of a nap as a share of the time that the wait has lasted so far.
 
-Cost model: on two busy cores of a virtual machine a wait of 13 ms ends some 120 µs late after 117 looks and 4.9 ms of
-CPU, one of 100 ms 0.4 ms late after 350 looks and 17 ms; with four times the share 250 µs, 58 looks, 2.8 ms, and
-0.8 ms, 146 looks, 8 ms.
+The wait ends late by at most this share, and long steps cost little CPU.
 """
 
-COMPANY: Final = 8
-"""Rows that a node which feeds others does not wait for more with: a full step of it costs the least a row by then."""
+FULL_ROWS: Final = 8
+"""Ready rows with which a node that feeds others launches at once; larger batches save little per row."""
+
+Ranges = Callable[[str, str], AbstractContextManager[object]]
+"""(launch or collect, node) -> context manager around it."""
+
+_NOTHING: Final = nullcontext()
+
+
+def no_range(what: str, node: str) -> AbstractContextManager[object]:
+    """Return a context manager that does nothing."""
+    return _NOTHING
+
+
+def ranges_on(device: str, *, is_wanted: bool) -> Ranges:
+    """Return NVTX marks for the steps of a device, `cpu` or `cuda:INDEX`. A CPU has none."""
+    if not is_wanted or not device.startswith("cuda"):
+        return no_range
+
+    def marked(what: str, node: str) -> AbstractContextManager[object]:
+        return torch.cuda.nvtx.range(f"{what} {node}")
+
+    return marked
+
+
+RECENT: Final = 256
+"""Number of latest steps for quantiles."""
+
+
+@dataclass(slots=True)
+class NodeStatistics:
+    """Counts and times of one node's steps since the start. Owned by the worker's loop, read by telemetry.
+
+    launch_s, collect_s, route_s: host seconds for launching, collecting (waits included) and routing. busy_s: seconds
+    from launch to collection; steps of several nodes overlap.
+    """
+
+    steps: int = 0
+    rows: int = 0
+    tokens: int = 0
+    busy_s: float = 0.0
+    last_rows: int = 0
+    last_step_s: float = 0.0
+    launch_s: float = 0.0
+    collect_s: float = 0.0
+    route_s: float = 0.0
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    took: StepHistogram = field(default_factory=lambda: StepHistogram(STEP_SECONDS))
+    batched: StepHistogram = field(default_factory=lambda: StepHistogram(STEP_ROWS))
+
+    def add(self, result: StepResult) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.rows += result.rows
+        self.tokens += result.tokens
+        self.busy_s += result.duration_s
+        self.last_rows = result.rows
+        self.last_step_s = result.duration_s
+        self.recent_s.append(result.duration_s)
+        self.took.add(result.duration_s)
+        self.batched.add(result.rows)
+
+    def values(self) -> dict[str, float]:
+        """Return totals, size and time of the last step, quantiles of recent ones and histogram buckets."""
+        recent = sorted(self.recent_s)
+        last = len(recent) - 1
+        return {
+            "steps": float(self.steps),
+            "rows": float(self.rows),
+            "tokens": float(self.tokens),
+            "busy_s": round(self.busy_s, 4),
+            "batch": float(self.last_rows),
+            "step_s": round(self.last_step_s, 6),
+            "step_p50_s": round(recent[last // 2], 6) if recent else 0.0,
+            "step_p99_s": round(recent[last * 99 // 100], 6) if recent else 0.0,
+            "launch_s": round(self.launch_s, 4),
+            "collect_s": round(self.collect_s, 4),
+            "route_s": round(self.route_s, 4),
+            **self.took.values(),
+            **self.batched.values(),
+        }
+
+
+@dataclass(slots=True)
+class FairShare:
+    """Fair-share scheduling of device time among nodes. Owned by the worker's loop.
+
+    It chooses the node with the least device time among those with ready work. A light node (a codec) is therefore
+    served at once, and a heavy one (a language model) takes the rest. A node that was idle starts level with the others
+    and cannot save up time. A row that has waited longer than `patience_s` goes first.
+    """
+
+    runners: Mapping[str, NodeRunner]
+    clock: Callable[[], float] = time.monotonic
+    patience_s: float = 0.5
+    used_s: dict[str, float] = field(default_factory=dict)
+    idle: set[str] = field(default_factory=set)
+
+    def choose(self, waiting: Collection[str] = ()) -> NodeRunner | None:
+        """Return the runner to launch now, or None. waiting: nodes whose ready rows are all blocked."""
+        ready = {name: p for name, runner in self.runners.items()
+                 if name not in waiting and (p := runner.pressure()).ready}  # fmt: skip
+        if not ready:
+            self.idle = set(self.runners)
+            return None
+        busy = [self.used_s.get(name, 0.0) for name in ready if name not in self.idle]
+        floor = min(busy, default=max(self.used_s.values(), default=0.0))
+        for name in ready:
+            if name in self.idle:
+                self.used_s[name] = max(self.used_s.get(name, 0.0), floor)
+        self.idle = set(self.runners) - set(ready)
+        oldest = min(ready, key=lambda name: ready[name].oldest_s)
+        if self.clock() - ready[oldest].oldest_s > self.patience_s:
+            return self.runners[oldest]
+        return self.runners[min(ready, key=lambda name: (self.used_s.get(name, 0.0), name))]
+
+    def charge(self, name: str, duration_s: float) -> None:
+        """Add the device time of a step to its node."""
+        self.used_s[name] = self.used_s.get(name, 0.0) + duration_s
 
 
 @dataclass(slots=True, kw_only=True)
 class Steps:
-    """Owned by the worker's loop. lookahead: steps of one node that may wait behind the one that runs (0 on a CPU).
+    """Steps of all nodes of a device. Owned by the worker's loop.
 
-    spin_s: how long a wait looks without naps.
-    in_flight: by node, oldest first. collected: how many steps were, of all nodes. waited_s: seconds in which the
-    thread did nothing but wait for a step. ranges: marks for a profiler around launches and collections.
+    lookahead: steps of one node that may be queued behind the running one (0 on a CPU). spin_s: length of busy-polling
+    before a wait naps. ranges: profiler marks around launches and collections. in_flight: steps by node, oldest first.
+    collected: number of collected steps. waited_s: seconds that the thread spent waiting for steps.
     """
 
     runners: Mapping[str, NodeRunner]
@@ -63,14 +179,14 @@ class Steps:
         return sum(len(steps) for steps in self.in_flight.values())
 
     def launch(self) -> list[str]:
-        """Launch what may run now: one step of the node whose turn it is, or ahead of time one of every node."""
+        """Launch one step of the next node, or with lookahead one step of every node. Returns their names."""
         if not self.lookahead:
             return self._launch_one()
         launched: list[str] = []
         is_fed = False
         pressures = {name: runner.pressure() for name, runner in self.runners.items()}
         for name in sorted(pressures, key=lambda name: not pressures[name].feeds):
-            # What was just launched for this node is routed first: its step in flight leaves the time for that.
+            # The results that feed this node are routed first; its step in flight leaves time for that.
             if is_fed and self.in_flight[name]:
                 continue
             if self._may(name, pressures[name]) and self._launch(self.runners[name]):
@@ -79,9 +195,9 @@ class Steps:
         return launched
 
     def collect(self, launched: list[str]) -> Iterator[StepResult]:
-        """Collect the oldest step of each node that is done. launched: nodes whose newest step began in this turn.
+        """Collect the oldest finished step of each node. launched: nodes that launched a step in this turn.
 
-        A node that has just been given its first step, and may be given another behind it, is left for the next turn.
+        A node that launched its first step and may launch another one behind it waits for the next turn.
         """
         for name, steps in self.in_flight.items():
             if not steps or (name in launched and len(steps) <= self.lookahead):
@@ -98,16 +214,16 @@ class Steps:
             statistics.add(result)
             collected = self.clock()
             statistics.collect_s += collected - started
-            yield result  # the caller routes it before it asks for the next
+            yield result  # the caller routes it before the next collection
             statistics.route_s += self.clock() - collected
 
     def wait(self, is_called: Callable[[], bool]) -> None:
-        """Wait until some step is done, or `is_called`, asked now and then, says that something else has come up."""
+        """Wait until a step is done or `is_called` returns True."""
         started = time.monotonic()
         while not any(steps and self.runners[name].is_done(steps[0]) for name, steps in self.in_flight.items()):
             lasted = time.monotonic() - started
             if lasted < self.spin_s:
-                if is_called():  # lets go of the interpreter too, for other threads
+                if is_called():  # also releases the interpreter lock
                     break
                 continue
             nap = min(max(lasted * NAP_SHARE, LEAST_NAP_S), MOST_NAP_S)
@@ -117,7 +233,7 @@ class Steps:
         self.waited_s += time.monotonic() - started
 
     def _launch_one(self) -> list[str]:
-        """Launch a step of the node whose turn it is; where its rows turn out to wait, of the next one."""
+        """Launch a step of the next node that has runnable rows."""
         waiting: set[str] = set()
         while (runner := self.scheduler.choose(waiting)) is not None:
             if self._launch(runner):
@@ -126,11 +242,11 @@ class Steps:
         return []
 
     def _may(self, name: str, pressure: Pressure) -> bool:
-        """Whether a node has rows for a step and does not wait for more of them, which only others' steps can bring."""
+        """Whether a node has ready rows and should not wait for more, which steps of other nodes may bring."""
         if not pressure.ready:
             return False
         others = [steps for other, steps in self.in_flight.items() if other != name]
-        if pressure.feeds and pressure.ready < COMPANY and any(len(steps) > self.lookahead for steps in others):
+        if pressure.feeds and pressure.ready < FULL_ROWS and any(len(steps) > self.lookahead for steps in others):
             return False
         return not (pressure.is_patient and any(others))
 

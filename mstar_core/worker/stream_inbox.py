@@ -1,4 +1,4 @@
-"""The consumer's end of one stream of one request: items in order, chunks when the policy says so."""
+"""Consumer's buffer of one stream in one request: items in order, chunks by the chunk policy."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TRIM: Final = 256
-"""Ids that are dropped together, so that long streams stay short in memory and short ones are never moved."""
+"""Number of consumed ids that are dropped at a time; bounds the memory of long streams."""
 
 _ANY: Final = range(-(1 << 63), 1 << 63)
 
 
 class StreamInbox:
-    """Buffers a stream's items until they make a chunk. Owned by the request; freed with it.
+    """Items of a stream that do not make a chunk yet. Owned by the request.
 
-    policy: the stream's chunk policy as this request's parameters make it. Items are numbered by the
-    producer; a gap or a repetition is an error of the stream, never silently wrong data.
-    `received` counts every item that came, before the stream's accept range sorts them. transfers, transfer_s: messages
-    with items from another rank and the time they took; first_sent, last_came: of the first and the last of them.
+    policy: the stream's chunk policy with this request's parameters. The producer numbers items; a gap or a repetition
+    is an error. received: number of items, before the stream's accept range filters them. transfers, transfer_s:
+    messages from another rank and their total time. first_sent, last_came: times of the first and the last of them.
 
-    Cost model: one id is a comparison and an append; the chunk policy is asked only when a chunk may be there.
+    Cost model: one id is a comparison and an append; the chunk policy runs only when a chunk may be ready.
     """
 
     __slots__ = (
@@ -54,7 +53,7 @@ class StreamInbox:
         self._pushed = 0
 
     def take_id(self, value: int) -> bool:
-        """Take the next id; whether a chunk or the end may be there now."""
+        """Append the next id. Returns whether a chunk or the end may be ready."""
         self.received += 1
         if self._low <= value < self._high:
             self._ids.append(value)
@@ -65,12 +64,12 @@ class StreamInbox:
         return self._count >= self._due
 
     def put_id(self, index: int, value: int) -> bool:
-        """Take one id of another process. Raises EngineError when it is out of turn."""
+        """Append an id from another process. Raises EngineError when `index` is not the next one."""
         self._expect(index)
         return self.take_id(value)
 
     def put_tensor(self, index: int, value: Tensor) -> None:
-        """Take one tensor item. Raises EngineError when `index` is not the next one."""
+        """Append one tensor item. Raises EngineError when `index` is not the next one."""
         self._expect(index)
         self.received += 1
         self._tensors.append(value)
@@ -79,12 +78,12 @@ class StreamInbox:
         self._close_if_complete()
 
     def end(self, total: int) -> None:
-        """The producer sent `total` items in all. Idempotent."""
+        """Set the total number of items. Idempotent."""
         self._total = total
         self._close_if_complete()
 
     def came(self, sent: float, now: float) -> None:
-        """A message with items of this stream came from another rank. sent: when it left, 0.0 when it does not say."""
+        """Count a message from another rank. sent: time of sending, 0.0 if unknown."""
         if sent:
             self.transfers += 1
             self.transfer_s += now - sent
@@ -93,17 +92,17 @@ class StreamInbox:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the items that came; an id has eight."""
+        """Bytes of all received items; an id has eight."""
         return self._tensor_bytes or 8 * self.received
 
     @property
     def is_finished(self) -> bool:
-        """Whether no chunk will come any more."""
+        """Whether no further chunk will come."""
         self._push()
         return self._cursor.finished
 
     def pop(self) -> tuple[Chunk, Tensor] | None:
-        """The next chunk and its items: int64 [n] for ids, stacked [n, ...] for tensors; None when none is ready."""
+        """Return the next chunk and its items, int64 [n] or stacked tensors [n, ...]; None when none is ready."""
         self._push()
         chunk = self._cursor.pop()
         if chunk is None:
@@ -121,7 +120,7 @@ class StreamInbox:
         if index != self.received:
             raise EngineError(
                 f"stream {self.stream.name} broke",
-                f"item {index} came where {self.received} was due",
+                f"received item {index}, expected {self.received}",
                 "send the request again",
             )
 

@@ -1,4 +1,4 @@
-"""Streams of a worker's requests: items out to where their consumer lives, chunks in to the walk that waits."""
+"""Streams of a worker's requests: sends items to the rank of their consumer, hands chunks to waiting walks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Deliver = Callable[[WorkerRequest, WaitingChunk, "tuple[Chunk, Tensor] | None"], None]
-"""Called with the next chunk of a walk that waits, or None when the stream is over."""
+"""Called with the next chunk for a waiting walk, or None after the end of the stream."""
 
 
 class Streams:
-    """Owned by the executor. Buffers belong to their requests and go with them."""
+    """Streams of all requests. Owned by the executor; each request owns its buffers."""
 
     def __init__(self, spec: ModelSpec, rank: int, outbox: Outbox, deliver: Deliver) -> None:
         self._rank = rank
@@ -29,7 +29,7 @@ class Streams:
         self._of_ids = {stream.name for stream in spec.streams if _takes_ids(stream)}
 
     def put(self, request: WorkerRequest, stream: Stream, tensor: Tensor) -> None:
-        """Put a value on a stream: ids one by one where the consumer takes a row of ids, else as one item."""
+        """Put a value on a stream: as single ids if the consumer takes a row of ids, else as one item."""
         if stream.name in self._of_ids:
             for value in tensor.reshape(-1).tolist():
                 self.put_id(request, stream, int(value))
@@ -49,7 +49,7 @@ class Streams:
         """Put one id on a stream."""
         rank = request.homes.get(stream.into[0].name)
         if rank is None:
-            return  # the consumer's partition was not asked for
+            return  # the request does not use the consumer's partition
         if rank == self._rank:
             request.produced.add(stream.name)
             if self.inbox(request, stream.name).take_id(value) and stream.name in request.waiting:
@@ -58,14 +58,14 @@ class Streams:
             self._outbox.stream_id(rank, stream.name, request.handle, _count(request, stream), value)
 
     def local_inbox(self, request: WorkerRequest, stream: Stream) -> StreamInbox | None:
-        """Where ids of a stream can be put without asking again; None when they do not stay on this rank."""
+        """Return the buffer of a stream of ids whose consumer is on this rank, else None."""
         if stream.name not in self._of_ids or request.homes.get(stream.into[0].name) != self._rank:
             return None
         request.produced.add(stream.name)
         return self.inbox(request, stream.name)
 
     def inbox(self, request: WorkerRequest, name: str) -> StreamInbox:
-        """The consumer's buffer of a stream."""
+        """Return the consumer's buffer of a stream."""
         found = request.inboxes.get(name)
         if found is None:
             stream = self._streams[name]
@@ -76,7 +76,7 @@ class Streams:
         return found
 
     def serve(self, request: WorkerRequest, name: str) -> None:
-        """Give the waiting walk its next chunk, or the news that none will come."""
+        """Hand the waiting walk its next chunk, or the end of the stream."""
         waiting = request.waiting.get(name)
         if waiting is None:
             return
@@ -89,12 +89,12 @@ class Streams:
 
 
 def sent_items(request: WorkerRequest) -> dict[str, int]:
-    """Items that this rank has put on each stream so far."""
+    """Return the number of items that this rank has put on each stream."""
     return {**request.streamed, **{name: request.inboxes[name].received for name in request.produced}}
 
 
 def _takes_ids(stream: Stream) -> bool:
-    """Whether items are single ids: the consumer's port is one row of integers."""
+    """Whether items are single ids: the consumer's port is a row of integers."""
     node, port = stream.into
     kind = node.port(port)
     return kind.dtype == "i64" and len(kind.shape) == 1

@@ -1,4 +1,4 @@
-"""Finds the values that readiness names: what a task takes in, and whether a loop's stop rule holds."""
+"""Lookup of the values that actions name, and tests of stop rules. Used by the executor."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def gather(request: WorkerRequest, run: ActiveRun, refs: Mapping[str, Ref], iteration: Iteration) -> dict[str, Tensor]:
-    """The inputs of one firing by port; what is known to be absent is left out."""
+    """Return the inputs of a task by port, without absent ones."""
     found = {port: resolve(request, run, ref, iteration) for port, ref in refs.items()}
     return {port: value for port, value in found.items() if value is not None}
 
 
 def resolve(request: WorkerRequest, run: ActiveRun, ref: Ref, iteration: Iteration = ()) -> Tensor | None:
-    """The value behind a name, None when there is none."""
+    """Return the value of a reference, or None if it is absent."""
     match ref:
         case Key():
             return run.values[ref]
@@ -40,7 +40,7 @@ def resolve(request: WorkerRequest, run: ActiveRun, ref: Ref, iteration: Iterati
 
 
 def _special(request: WorkerRequest, run: ActiveRun, ref: Special, iteration: Iteration) -> Tensor | None:
-    # Windows of every stream ask for these several times a second: made once, they are only looked up.
+    # Stream loops need these several times a second, so they are cached.
     if ref.name == STEP:
         return constant(ref.step)
     if ref.name in (CHUNK_FIRST, CHUNK_LAST):
@@ -53,12 +53,12 @@ def _special(request: WorkerRequest, run: ActiveRun, ref: Special, iteration: It
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def constant(number: float | int | bool) -> Tensor:
-    """A 0-d tensor of a number on the host. Shared by all who ask for it: nobody writes to an input."""
+    """Return a 0-d host tensor of a number. Shared, because inputs are never written to."""
     return torch.tensor(number)
 
 
 def stop_said(request: WorkerRequest, run: ActiveRun, task: int, outputs: Mapping[str, Tensor]) -> bool | None:
-    """What the stop rule of a task's loop says of its outputs; None when the task does not decide about a loop."""
+    """Return the verdict of the loop's stop rule on a task's outputs; None if the task has no stop port."""
     compiled = run.share.walk.tasks[task]
     if not compiled.path:
         return None
@@ -70,7 +70,7 @@ def stop_said(request: WorkerRequest, run: ActiveRun, task: int, outputs: Mappin
 
 
 def start_stops(request: WorkerRequest, run: ActiveRun, loop: int, ref: Ref) -> bool:
-    """Whether a loop's stop rule holds for its starting value already."""
+    """Whether a loop's stop rule holds for its starting value."""
     rule = run.share.walk.loops[loop].loop.stop
     value = resolve(request, run, ref)
     return rule is not None and value is not None and stops(request, rule, value)
@@ -86,19 +86,19 @@ def stops(request: WorkerRequest, rule: StopOn | StopWhen, value: Tensor) -> boo
 
 
 def wanted_ports(run: ActiveRun, task: CompiledTask) -> tuple[str, ...]:
-    """Output ports that the engine has to give back for a task."""
+    """Return the output ports that the engine returns for a task."""
     kept = (port for port in run.message.keep if port in task.node.spec.ports)
     return tuple(dict.fromkeys((*task.wanted, *(outlet.port for outlet in task.outlets), *kept)))
 
 
 def held_value(request: WorkerRequest, node: str, port: str) -> Tensor:
-    """What an output port last held. Raises EngineError when it never held anything."""
+    """Return the last value of an output port. Raises EngineError when there is none."""
     found = request.held.get((node, port))
     if found is None:
-        raise EngineError(f"node {node} has not produced {port} yet", "a walk starts from what it last held", node=node)
+        raise EngineError(f"node {node} has not produced {port} yet", "a walk starts from its last value", node=node)
     return found
 
 
 def described(key: int, tensor: Tensor) -> tuple[int, str, list[int]]:
-    """A kept value as it is told: key, dtype, shape."""
+    """Return key, dtype and shape of a kept value, for the conductor."""
     return key, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)

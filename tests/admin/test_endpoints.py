@@ -16,7 +16,7 @@ from mstar_core.messages.telemetry import RequestNews, Span
 from mstar_core.observe.frames import RequestStatus
 from mstar_core.observe.metrics import FAMILIES
 from mstar_core.observe.request_log import LINGER_S
-from mstar_core.worker.statistics import NodeStatistics
+from mstar_core.worker.steps import NodeStatistics
 from tests.admin.conftest import Admin
 
 

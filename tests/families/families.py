@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mstar_core.graph import MAIN, Loop, graph_nodes, loops
+from mstar_core.graph import MAIN, Loop, loops
 from mstar_core.plugin import Fork, ModelSpec, Partition, ProgramRequest, Run, Sample, Signal, WalkResult
 from mstar_core.plugin.dry_run import sample_request
 
@@ -57,21 +57,20 @@ def _drive(partition: Partition, request: ProgramRequest, ended: Mapping[str, st
         while True:
             wish: Any = program.send(answer)
             found += wish if isinstance(wish, list) else [wish]
-            answer = _answer(partition, wish, ended)
+            answer = _answer(wish, ended)
     except StopIteration:
         return found
 
 
-def _answer(partition: Partition, wish: Any, ended: Mapping[str, str]) -> Any:
+def _answer(wish: Any, ended: Mapping[str, str]) -> Any:
     match wish:
         case Fork():
             return None
         case list():
-            return [_answer(partition, run, ended) for run in wish]
+            return [_answer(run, ended) for run in wish]
         case _:
-            walk = partition.walks[wish.walk]
-            held = {port: Signal(port=port, key=7) for use in graph_nodes(walk) for port in use.spec.ports}
-            return WalkResult(reason=ended.get(wish.walk, "stop"), counts={}, signals=held)
+            kept = {port: Signal(port=port, key=7) for port in wish.keep}
+            return WalkResult(reason=ended.get(wish.walk, "stop"), counts={}, signals=kept)
 
 
 def loop_of(model: str, walk: str, name: str) -> Loop:

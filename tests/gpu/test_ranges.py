@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mstar_core.worker.ranges import ranges_on
+from mstar_core.worker.steps import ranges_on
 
 pytestmark = pytest.mark.gpu
 

@@ -78,6 +78,15 @@ def failing(request: ProgramRequest) -> ProgramGenerator:
     yield Run("prefill", tokens=request.inputs["tokns"])
 
 
+def forgetful(request: ProgramRequest) -> ProgramGenerator:
+    result = yield Run("prefill", tokens=request.inputs["tokens"])
+    yield Run("prefill", tokens=result.signals["token"])
+
+
+def keeping(request: ProgramRequest) -> ProgramGenerator:
+    yield Run("prefill", tokens=request.inputs["tokens"], keep=("tokn",))
+
+
 def plain(request: ProgramRequest) -> list[Run]:
     return [Run("prefill")]
 
@@ -91,7 +100,9 @@ def plain(request: ProgramRequest) -> list[Run]:
         (numbers, "input 'tokens' is a list"),
         (endless, "does not end"),
         (failing, "raised KeyError"),
-        (plain, "is no generator"),
+        (forgetful, "raised KeyError"),
+        (keeping, "keeps port 'tokn'"),
+        (plain, "is not a generator"),
     ],
 )
 def test_a_wish_that_cannot_be_granted_is_an_error_with_its_place(spec: ModelSpec, program: object, said: str) -> None:

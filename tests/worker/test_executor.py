@@ -210,7 +210,7 @@ def test_close_at_any_turn_leaves_nothing(after: int) -> None:
 
 
 CLOSING = (
-    "mstar_core.worker.edge_counters.Edges.closed", "mstar_core.worker.tracing.Tracer.transfers",
+    "mstar_core.worker.tracing.EdgeCounters.closed", "mstar_core.worker.tracing.Tracer.transfers",
     "mstar_core.graph.runtime.walk_state.WalkState.cancel", "mstar_core.worker.jobs.Jobs.forget",
     "tests.fakes.runner.FakeRunner.close",
 )  # fmt: skip
@@ -296,15 +296,15 @@ def test_an_item_out_of_order_fails_its_request_alone() -> None:
 
 @pytest.mark.parametrize("count", [0, 27, 28, 35, 60])
 @pytest.mark.parametrize("flush", [False, True])
-def test_a_relay_gives_what_readiness_gives(count: int, flush: bool) -> None:
-    """A limit on the loop makes the walk go through readiness; without one it is a relay."""
+def test_a_stream_loop_equals_the_walk_state(count: int, flush: bool) -> None:
+    """With a limit the loop runs through its WalkState, without one as a stream loop."""
     found = []
     for limit in (None, 10_000):
         bench = Bench({1: ids(count)})
         bench.open(1, flush=flush)
         bench.walk(1, "SNAC", 1, "snac_chunk", max_iters=limit)
         state = bench.executor.requests[Handle(1)].active["SNAC"]
-        assert (state.relay is not None) == (limit is None)
+        assert (state.stream_loop is not None) == (limit is None)
         for value in ids(count):
             stream = ORPHEUS.streams[0]
             bench.executor._streams.put_id(bench.executor.requests[Handle(1)], stream, value)

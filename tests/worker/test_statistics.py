@@ -7,9 +7,7 @@ import itertools
 import pytest
 
 from mstar_core.engine.base import StepResult
-from mstar_core.worker.scheduler import FairShare
-from mstar_core.worker.statistics import NodeStatistics
-from mstar_core.worker.steps import Steps
+from mstar_core.worker.steps import FairShare, NodeStatistics, Steps
 from tests.worker.test_steps import SlowRunner
 
 

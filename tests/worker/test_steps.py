@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mstar_core.engine.base import MemoryUse, Pressure, StepResult
-from mstar_core.worker.ranges import no_range, ranges_on
-from mstar_core.worker.scheduler import FairShare
-from mstar_core.worker.steps import Steps
+from mstar_core.worker.steps import FairShare, Steps, no_range, ranges_on
 
 
 class SlowRunner:

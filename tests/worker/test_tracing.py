@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from mstar_core.engine.base import StepResult
-from mstar_core.worker.tracing import PENDING, Tally, Tracer, node_at
+from mstar_core.worker.request import LoopJob, SpanTotal
+from mstar_core.worker.tracing import PENDING, Tracer, node_at
 
 
 class Clock:
@@ -21,12 +22,12 @@ class Clock:
 def entry(since: float = 0.0, **fields: Any) -> Any:
     task = SimpleNamespace(name="LLM")
     walk = SimpleNamespace(tasks=(task,), tasks_within=lambda loop: (0,))
-    run = SimpleNamespace(message=SimpleNamespace(walk="decode"), tallies={}, share=SimpleNamespace(walk=walk))
+    run = SimpleNamespace(message=SimpleNamespace(walk="decode"), totals={}, share=SimpleNamespace(walk=walk))
     request = SimpleNamespace(handle=7, waited_s=0.0)
     return SimpleNamespace(request=request, run=run, since=since, task=0, **fields)
 
 
-def test_a_firing_that_waited_is_a_queue_span_and_a_compute_span() -> None:
+def test_a_task_that_waited_is_a_queue_span_and_a_compute_span() -> None:
     clock = Clock()
     tracer = Tracer(clock)
     job = entry(since=9.5)
@@ -41,7 +42,7 @@ def test_a_firing_that_waited_is_a_queue_span_and_a_compute_span() -> None:
     assert job.request.waited_s == pytest.approx(0.3)
 
 
-def test_firings_inside_a_loop_are_one_span_when_the_walk_ends() -> None:
+def test_tasks_inside_a_loop_are_one_span_when_the_walk_ends() -> None:
     clock = Clock()
     tracer, job = Tracer(clock), entry()
     for _ in range(5):
@@ -54,9 +55,21 @@ def test_firings_inside_a_loop_are_one_span_when_the_walk_ends() -> None:
     assert (span.node, span.count, span.start, span.end) == ("flow", 5, 10.5, 15.0)
 
 
-def test_a_loop_that_goes_on_is_told_each_second_under_one_key() -> None:
+def test_a_running_loop_is_reported_each_second_under_one_key() -> None:
     tracer = Tracer(Clock())
-    job = entry(tally=Tally(began=8.0))
+    made = entry()
+    job = LoopJob(
+        request=made.request,
+        run=made.run,
+        loop=0,
+        task=0,
+        iteration=(),
+        port="",
+        streams=(),
+        modality=None,
+        outlets=(),
+        total=SpanTotal(began=8.0),
+    )
     (first,) = tracer.take([job], 10.0)
     assert tracer.take([job], 10.5) == []
     (second,) = tracer.take([job], 11.0)
@@ -67,7 +80,7 @@ def test_a_loop_that_goes_on_is_told_each_second_under_one_key() -> None:
     assert (last.key, last.is_open, last.count, last.start) == (first.key, False, 40, 8.0)
 
 
-def test_what_is_too_much_is_counted_and_not_kept() -> None:
+def test_spans_beyond_the_limit_are_counted_and_dropped() -> None:
     tracer, job = Tracer(Clock()), entry()
     for _ in range(PENDING + 3):
         tracer.task(job, "LLM", is_looped=False)

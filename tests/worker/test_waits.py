@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mstar_core.engine.base import MemoryUse
-from mstar_core.worker.waits import LONG_S, Waits
+from mstar_core.worker.report import LONG_S, Waits
 
 
 class Full:
@@ -41,7 +41,7 @@ def test_a_long_wait_is_told_once_with_what_is_in_use_and_so_is_its_end(caplog: 
     assert told == ("INFO", f"request 7 waits for slots of LLM ({in_use}) for {LONG_S:.0f} s")
     runner.why = ""
     waits.look(150.0, runners, steps=50)
-    assert said(caplog) == [("INFO", "request 7 no longer waits for room of LLM, after 50.0 s")]
+    assert said(caplog) == [("INFO", "request 7 no longer waits for slots or pages of LLM, after 50.0 s")]
 
 
 def test_a_long_wait_in_which_nothing_ran_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

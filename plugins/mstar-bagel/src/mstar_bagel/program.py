@@ -69,7 +69,8 @@ def _write(request: ProgramRequest) -> ProgramGenerator:
     """Decode from the explicit start id; a thought before an image is closed in the cache, in main alone."""
     params = request.params
     limit = params.max_think_tokens if request.generates_image else params.max_output_tokens
-    thought = yield Run("decode", token=request.inputs["start"], max_iters=limit)
+    keep = ("token",) if request.generates_image else ()
+    thought = yield Run("decode", token=request.inputs["start"], max_iters=limit, keep=keep)
     if not request.generates_image:
         return
     closing = [Run("prefill_text", tokens=request.inputs["end"], sample=False)]
