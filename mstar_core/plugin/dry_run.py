@@ -25,13 +25,14 @@ WalkInputs = dict[str, dict[str, PortType]]
 
 @dataclass(slots=True)
 class Dry:
-    """State of one dry run. walks: those taken by each partition, in order."""
+    """State of one dry run. walks, wishes: those of each partition, in order."""
 
     spec: ModelSpec
     request: ProgramRequest
     ending: Ending
     inputs: WalkInputs
     walks: dict[str, list[str]] = field(default_factory=dict)
+    wishes: dict[str, list[Run | Fork]] = field(default_factory=dict)
     keys: Iterator[int] = field(default_factory=itertools.count)
 
 
@@ -70,9 +71,21 @@ def dry_run(spec: ModelSpec, sample: Sample, inputs: WalkInputs | None = None) -
     return walks
 
 
+def sample_wishes(spec: ModelSpec, sample: Sample) -> dict[str, list[Run | Fork]]:
+    """Return the wishes of every partition that a sample starts, with loops that reach their limit.
+
+    Raises GraphError like `dry_run`.
+    """
+    dry = Dry(spec, sample_request(spec, sample), "length", {})
+    for partition in spec.active_partitions(dry.request):
+        _drive(dry, partition)
+    return dry.wishes
+
+
 def _drive(dry: Dry, partition: Partition) -> None:
     place = f"{dry.spec.name}: program of partition {partition.name!r}"
     taken = dry.walks.setdefault(partition.name, [])
+    wishes = dry.wishes.setdefault(partition.name, [])
     try:
         generator = partition.program(dry.request)
         if not inspect.isgenerator(generator):
@@ -84,6 +97,10 @@ def _drive(dry: Dry, partition: Partition) -> None:
             if is_over:
                 raise GraphError(f"{place} goes on after a Run that finishes it", place=partition.name)
             answer = _answer(dry, partition, wish, taken)
+            if isinstance(wish, list):
+                wishes.extend(wish)
+            elif isinstance(wish, Run | Fork):
+                wishes.append(wish)
             is_over = has_finish(wish)
     except StopIteration:
         return

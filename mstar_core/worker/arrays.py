@@ -1,7 +1,9 @@
-"""Between torch tensors and the arrays that travel. Shared memory knows numpy only."""
+"""Conversion between torch tensors and the numpy arrays that transports carry."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -13,53 +15,54 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-LARGE_BYTES: Final = 1 << 20
-"""From here on a copy from a GPU goes through pinned memory: to ordinary memory the driver copies it piece by piece, at
-a fraction of the link's rate.
-"""
-
 HALVES: Final = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
-
 NUMBERS: Final = frozenset(("action", "scalar", "tensor"))
-"""Modalities that leave as numbers, in the type that a request asks for."""
+"""Modalities that leave as numbers, in the dtype that a request asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A tensor on its way from a GPU to pinned memory. `tensor` is valid once `is_done` returns True."""
+
+    tensor: Tensor
+    is_done: Callable[[], bool]
+
+
+def start_copy(tensor: Tensor) -> HostCopy | None:
+    """Start copying a GPU tensor to the host, behind the work of the current stream. Returns None for a host tensor."""
+    if not tensor.is_cuda:
+        return None
+    # From pageable memory the driver would copy synchronously, and a large tensor at a fraction of the link's rate.
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host.copy_(tensor.detach(), non_blocking=True)
+    event = torch.cuda.current_stream(tensor.device).record_event()
+    return HostCopy(host, event.query)
 
 
 def narrowed(tensor: Tensor, modality: str, dtype: object) -> Tensor:
-    """Numbers in the narrower type that a client asked for, made where they are: half as many bytes leave the device.
+    """Round float32 numbers to the half precision that a client asks for, so that fewer bytes leave the device.
 
-    dtype: `output_dtype` of the request. What is no float32, or is not to become narrower, stays what it is. Rounded to
-    the nearest, ties to even, as the api does.
+    dtype: `output_dtype` of the request. Other tensors stay as they are. Rounds to nearest, ties to even, like the api.
     """
     half = HALVES.get(dtype) if modality in NUMBERS and isinstance(dtype, str) else None
     return tensor if half is None or tensor.dtype is not torch.float32 else tensor.to(half)
 
 
 def to_array(tensor: Tensor) -> tuple[np.ndarray, str | None]:
-    """A host array of a tensor and its wire dtype where numpy has none (bfloat16 travels as its 16 bits)."""
-    host = _on_host(tensor.detach())
+    """Return a host tensor as an array, and its wire dtype if numpy lacks it (bfloat16 travels as its 16 bits)."""
+    host = tensor.detach().contiguous()
     if host.dtype is torch.bfloat16:
         return host.view(torch.uint16).numpy(), "bfloat16"
     return host.numpy(), None
 
 
 def to_tensor(array: np.ndarray, dtype: str) -> Tensor:
-    """A tensor over a received array (copied where the array may not be written or outlived)."""
+    """Return a copy of a received array as a tensor."""
     if array.nbytes > SMALL_BYTES and torch.cuda.is_initialized():
-        # Whoever takes it to the device finds it pinned, and does not copy it once more. Smaller ones wait for a step,
-        # which lays them into pinned memory with others.
+        # Pinned, so that the upload needs no further copy. A step packs small inputs into pinned memory itself.
         tensor = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True)
         np.copyto(tensor.numpy(), array)
     else:
         tensor = torch.from_numpy(np.array(array))
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    """The tensor on the host, contiguous. Waits for what the current stream makes of it."""
-    if not tensor.is_cuda or tensor.nbytes < LARGE_BYTES:
-        return tensor.cpu().contiguous()
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    host.copy_(tensor, non_blocking=True)
-    torch.cuda.current_stream(tensor.device).synchronize()
-    return host

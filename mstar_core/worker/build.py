@@ -1,4 +1,4 @@
-"""Builds what a rank runs: the model's nodes with their weights, and one runner for each. Reports each phase."""
+"""Construction of a rank's runners: nodes with their weights, KV pools, warm-up. Reports each start-up phase."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mstar_core.graph import KV_CACHE, NodeSpec
 from mstar_core.layers.linear import fuse_projections
 from mstar_core.plugin.model import Model, ModelContext
 from mstar_core.plugin.spec import ModelSpec
-from mstar_core.worker.warmup import warm_module, warm_prefill
+from mstar_core.worker.warmup import needs_samples, samples_only_ids, warm_module, warm_prefill, warm_walks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,7 +45,7 @@ PRELOADED: Final = ("triton", "flashinfer", "flashinfer.jit.attention.modules")
 
 
 class QuantizedKind(Protocol):
-    """Errors of the layers of one kind, relative."""
+    """Relative output errors of the layers of one kind."""
 
     @property
     def output_error_mean(self) -> float: ...
@@ -55,7 +55,7 @@ class QuantizedKind(Protocol):
 
 
 class Quantized(Protocol):
-    """What is told of a quantization."""
+    """Report of a quantization."""
 
     @property
     def method(self) -> str: ...
@@ -71,7 +71,7 @@ class Quantized(Protocol):
 
 
 def compute_dtype(name: str | None, device: torch.device) -> torch.dtype:
-    """The dtype that nodes compute in: the config's, or bfloat16 on CUDA and float32 on CPU. Raises ConfigError."""
+    """Return the compute dtype: the config's, or bfloat16 on CUDA and float32 on CPU. Raises ConfigError."""
     chosen = name or (CUDA_DTYPE if device.type == "cuda" else CPU_DTYPE)
     if chosen not in DTYPES:
         raise ConfigError(f"dtype {chosen!r} is not known", hint=did_you_mean(chosen, DTYPES), key="dtype")
@@ -79,7 +79,7 @@ def compute_dtype(name: str | None, device: torch.device) -> torch.dtype:
 
 
 def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: ChildLife) -> dict[str, NodeRunner]:
-    """Load the rank's nodes and make their runners. Raises StartError and WeightsError naming what is wrong."""
+    """Load the rank's nodes and return their runners. Raises StartError and WeightsError with the cause."""
     life.phase("device", detail=rank.device)
     device = resolve_device(rank.device)
     prepare_device(device)
@@ -121,14 +121,22 @@ def build_runners(spec: DeploymentSpec, model: ModelSpec, rank: RankPlan, life: 
         for node, module, _ in loaded:
             life.phase("warm", detail=node.name)
             warm_module(module)
-            if node.engine is KV_CACHE and set(node.ports) <= {"tokens", "token"}:
+            if samples_only_ids(node):
                 warm_prefill(runners[node.name], node)
         rehearse_nodes([(runners[node.name], module) for node, module, _ in loaded], life)
+        warm_walks(
+            model,
+            rank.rank,
+            runners,
+            {node.name for node, module, _ in loaded if needs_samples(node, module)},
+            spec.max_seq_len,
+            lambda sample: life.phase("warm", detail=f"sample {sample}"),
+        )
     return runners
 
 
 def rehearse_nodes(nodes: Sequence[tuple[NodeRunner, nn.Module]], life: ChildLife) -> None:
-    """Run what modules expect to be asked (`rehearsals`), and capture what that teaches. Raises what fails."""
+    """Run the modules' own warm-up requests (`rehearsals`) and capture the CUDA graphs that they need."""
     asked: list[tuple[NodeRunner, Sequence[Rehearsal]]] = [
         (runner, module.rehearsals()) for runner, module in nodes if isinstance(module, Rehearses)
     ]
@@ -136,17 +144,17 @@ def rehearse_nodes(nodes: Sequence[tuple[NodeRunner, nn.Module]], life: ChildLif
         life.phase("kernels", detail=", ".join(runner.name for runner, _ in asked))
         compile_ahead(asked)
     for runner, rehearsals in asked:
-        rehearse(runner, rehearsals, partial(_tell_capture, life, runner.name))
+        rehearse(runner, rehearsals, partial(_report_capture, life, runner.name))
 
 
-def _tell_capture(life: ChildLife, name: str, what: str) -> None:
+def _report_capture(life: ChildLife, name: str, what: str) -> None:
     life.phase("capture", detail=f"{name}: {what}")
 
 
 def _prepare(
     spec: DeploymentSpec, loaded: list[tuple[NodeSpec, nn.Module, int]], device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Join and quantize the weights of KV nodes on a GPU. Raises ConfigError where a quantization cannot run."""
+    """Fuse and quantize the weights of KV nodes on a GPU. Raises ConfigError if a quantization cannot run."""
     kind = spec.quantization
     if kind != "none" and (device.type != "cuda" or dtype == torch.float32):
         raise ConfigError(
@@ -216,9 +224,9 @@ def pool_plans(
     spec: DeploymentSpec, rank: RankPlan, nodes: Sequence[NodeSpec], device: torch.device, dtype: torch.dtype,
     working: int = 0,
 ) -> dict[str, PoolPlan]:  # fmt: skip
-    """The pool of each KV node of a rank whose weights are loaded. Raises StartError when they do not fit its share.
+    """Return the KV pool of each node of a rank, after its weights are loaded. Raises StartError if one does not fit.
 
-    working: bytes that the largest steps of its nodes take beside weights and pools.
+    working: bytes that the largest steps take beside weights and pools.
     """
     cache = spec.kv_cache
     kv_nodes = [(node, node.kv) for node in nodes if node.engine is KV_CACHE and node.kv is not None]
@@ -251,16 +259,16 @@ def quantized_text(report: Quantized) -> str:
 
 
 def attention_of(spec: DeploymentSpec, device: torch.device) -> str:
-    """The attention backend of a deployment's KV nodes on a device."""
+    """Return the attention backend of KV nodes on a device."""
     return spec.attention or ("flashinfer" if device.type == "cuda" else "torch")
 
 
 def preload(modules: Sequence[str]) -> threading.Thread:
-    """Import what kernels need while weights are read, which is mostly waiting. Imported again, it costs nothing."""
+    """Import the kernels' dependencies on a thread while weights are read."""
 
     def run() -> None:
         for name in modules:
-            with suppress(ImportError):  # where it is needed its absence is an error that names the package
+            with suppress(ImportError):  # the node that needs it raises an error that names the package
                 importlib.import_module(name)
 
     thread = threading.Thread(target=run, name="preload", daemon=True)
@@ -269,12 +277,12 @@ def preload(modules: Sequence[str]) -> threading.Thread:
 
 
 def most_rows(device: torch.device) -> int:
-    """Rows of one stateless step: a GPU wants them together, a CPU takes them one by one and must not stall decode."""
+    """Return the maximum batch of a stateless step; a CPU runs rows one by one and must not stall decode."""
     return 64 if device.type == "cuda" else 8
 
 
 def lookahead_on(device: torch.device) -> int:
-    """Steps in flight before the oldest is collected: on a CPU a launch already computes, so more only delays."""
+    """Return the number of steps to queue behind the running one; on a CPU a launch computes the step."""
     return 1 if device.type == "cuda" else 0
 
 

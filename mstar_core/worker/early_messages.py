@@ -1,6 +1,6 @@
-"""Values that arrive before their request does: another rank's data may overtake the conductor's word.
+"""Messages that arrive before their request: data of another rank may overtake the conductor's message.
 
-Bounded by count: what is for a request that has ended, or that nobody announces, is dropped.
+Bounded by count. Messages for ended or never opened requests are dropped.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from mstar_core.messages.wire import Message
 
 MOST_MESSAGES: Final = 4096
 MOST_CLOSED: Final = 4096
-"""Ended requests that are remembered: messages on their way when one ends come within milliseconds of it."""
+"""Number of ended requests to remember; late messages arrive within milliseconds of the end."""
 
 
 class EarlyMessages:
-    """Owned by the worker's loop.
+    """Early messages by request. Owned by the worker's loop.
 
-    abandoned: tensors of messages that were dropped unread; the loop gives their loans back.
+    abandoned: tensors of dropped messages; the loop returns them to their owners.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class EarlyMessages:
         self._closed: OrderedDict[int, None] = OrderedDict()
 
     def keep(self, handle: int, message: Message, known: Container[Handle]) -> bool:
-        """Keep (or drop) a message whose request is not known here. False when it is, and can be used now."""
+        """Keep or drop a message of an unknown request. Returns False if the request is known."""
         if Handle(handle) in known:
             return False
         if handle in self._closed:
@@ -48,7 +48,7 @@ class EarlyMessages:
         return True
 
     def sift(self, message: StreamItems, known: Container[Handle]) -> StreamItems:
-        """The rows whose requests are known; the others are kept."""
+        """Return the rows of known requests and keep the others."""
         if all(Handle(handle) in known for handle in message.handles):
             return message
         handles: list[int] = []
@@ -62,20 +62,20 @@ class EarlyMessages:
         return StreamItems(stream=message.stream, handles=handles, index=index, ids=ids, sent=message.sent)
 
     def take(self, handle: int) -> list[Message]:
-        """What came for a request before it was announced, in order."""
+        """Return the early messages of a request in order and drop them."""
         taken = self._waiting.pop(handle, [])
         self._count -= len(taken)
         return taken
 
     def closed(self, handle: int) -> None:
-        """A request ended: what still comes for it is dropped."""
+        """Drop all messages of a request that ended, present and future."""
         self._drop(self.take(handle))
         self._closed[handle] = None
         while len(self._closed) > MOST_CLOSED:
             self._closed.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all messages."""
         for handle in list(self._waiting):
             self._drop(self.take(handle))
 

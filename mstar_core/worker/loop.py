@@ -1,4 +1,4 @@
-"""The worker's loop: one thread of control per device. Routes what step N-1 brought while step N runs."""
+"""Main loop of a worker: one thread per device. Routes the results of step N-1 while step N runs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ from mstar_core.worker.steps import Steps
 log = logging.getLogger(__name__)
 
 QUIET_S: Final = 1.0
-"""Without a step or a message for so long, a runner may do what can wait (capture further steps)."""
+"""Time without a step or a message after which runners do deferred work (CUDA graph capture)."""
+
+COPY_NAP_S: Final = 50e-6
+"""Interval at which an idle worker checks copies from the GPU."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Worker:
-    """One rank. Owned by `main.py`; every field is used from its one thread.
+    """One rank. Owned by `main.py` and used from its thread.
 
-    quiet_since: when the last step or message was; work that can wait is done after some quiet.
+    quiet_since: time of the last step or message. has_idle_work: whether runners may have deferred work.
     """
 
     mailbox: Mailbox[Envelope]
@@ -55,14 +58,14 @@ class Worker:
         )
 
     def run(self) -> None:
-        """Turn until the supervisor asks for the end or is lost."""
+        """Run until the supervisor requests the end or is lost."""
         self.quiet_since = time.monotonic()
         while self.life.stop_reason is None:
             self.turn()
         log.info("worker ends: %s", self.life.stop_reason)
 
     def turn(self) -> None:
-        """One turn: messages in, steps launched, what is done routed, messages out. Waits when nothing came of it."""
+        """Receive messages, launch steps, route finished steps, send messages; wait if there was nothing to do."""
         now = time.monotonic()
         came = self.drain()
         launched = self.steps.launch()
@@ -81,20 +84,22 @@ class Worker:
             self.quiet_since = now
             self.spin.rouse()
         elif in_flight:
-            self.steps.wait(lambda: self.mailbox.wait(0.0, writable=self.courier.blocked()))
+            self.steps.wait(lambda: self.outbox.can_send or self.mailbox.wait(0.0, writable=self.courier.blocked()))
+        elif self.outbox.is_waiting:
+            time.sleep(COPY_NAP_S)
         elif not self.work_in_the_quiet(now):
             self.mailbox.wait(self.wait_s(now), writable=self.courier.blocked(), spin_s=self.spin.left_s)
             self.report.idle_s += time.monotonic() - now
 
     def work_in_the_quiet(self, now: float) -> bool:
-        """One piece of a runner's work that can wait, when nothing has happened for a while; whether there was any."""
+        """Let runners do a piece of deferred work after a quiet time. Returns whether it was time for that."""
         if not self.has_idle_work or now - self.quiet_since < QUIET_S:
             return False
         self.has_idle_work = any([r.idle() for r in self.runners.values() if isinstance(r, WorksWhenIdle)])
         return True
 
     def wait_s(self, now: float) -> float:
-        """Seconds until something is due without a message: a beat, a report of what changed, work for the quiet."""
+        """Return the seconds until the next heartbeat, report or deferred work is due."""
         due = self.life.wait_s(now)
         if self.report.has_news:
             due = min(due, max(0.0, self.report.due - now))
@@ -103,7 +108,7 @@ class Worker:
         return due
 
     def drain(self) -> int:
-        """Take what came in; how many messages there were. One bad message disturbs no other."""
+        """Handle all received messages and return their number. A bad message affects no other."""
         items = self.mailbox.drain()
         for item in items:
             if isinstance(item, Malformed):
@@ -121,7 +126,7 @@ class Worker:
         return len(items)
 
     def dispatch(self, message: Message) -> None:
-        """Hand one message to whom it concerns."""
+        """Dispatch one message."""
         match message:
             case RunWalks():
                 self.executor.run(message)
@@ -153,18 +158,18 @@ class Worker:
             case ReleaseSignal():
                 self.executor.release_signal(message)
             case PeerReady():
-                pass  # nothing here depends on it
+                pass  # of no use to a worker
             case _:
                 log.warning("an unexpected %s was dropped", type(message).__name__)
 
     def give_back(self) -> None:
-        """Return the loans of tensors that came for requests which are over, and were never read."""
+        """Return the tensors that arrived for ended requests and were never read."""
         for ref in self.early.abandoned:
             self.outbox.read(ref)
         self.early.abandoned.clear()
 
     def peer_down(self, message: PeerDown) -> None:
-        """Forget a peer; without a conductor no request has an owner."""
+        """Release everything of a peer. Without a conductor no request has an owner."""
         self.transport.reclaim(message.name, message.incarnation)
         if message.name == CONDUCTOR:
             self.executor.close_all()

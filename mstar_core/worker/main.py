@@ -1,4 +1,4 @@
-"""A worker's process: loads its rank's nodes, warms up, then turns until it is told to end."""
+"""Process of a worker: loads its rank's nodes, warms up and runs until the supervisor stops it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--supervisor", default="")
     args = parser.parse_args(argv)
     prepare_process()
-    set_exact_timers()  # waits for steps are naps
+    set_exact_timers()  # waits for steps are short naps
     keep_freed_memory()
     spec = DeploymentSpec.load(args.spec)
     name = worker_name(args.rank)
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def rank_plan(spec: DeploymentSpec, rank: int) -> RankPlan:
-    """The plan of one rank. Raises ConfigError when the deployment has no such rank."""
+    """Return the plan of one rank. Raises ConfigError when the deployment has no such rank."""
     for plan in spec.plan.ranks:
         if plan.rank == rank:
             return plan
@@ -96,7 +96,7 @@ def _worker(
 
 
 def capacity(worker: Worker) -> dict[str, object]:
-    """What this rank can hold, for admission and for people: pages and slots by node."""
+    """Return the pages and slots of this rank by node, for admission and for display."""
     return {
         name: {"pages": memory.pages_total, "slots": memory.slots_total}
         for name, runner in worker.runners.items()

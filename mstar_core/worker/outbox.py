@@ -1,114 +1,190 @@
-"""What a step sends: one message per step and destination. Flushed by the worker at the end of each turn."""
+"""Outgoing messages of a worker: one message per turn and destination, sent in order."""
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mstar_core.errors import MstarError
 from mstar_core.messages.flow import Output, Outputs, StreamItems, StreamTensor, TensorFreed, Value, Values
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
-from mstar_core.messages.requests import ErrorInfo, RequestFinished
+from mstar_core.messages.requests import ErrorInfo, RequestFinished, error_info
 from mstar_core.messages.tensors import TensorRef
 from mstar_core.messages.wire import Message, Sender
 from mstar_core.messages.work import WalkDone, WorkFailed
 from mstar_core.transport import TensorTransport, loan_of
-from mstar_core.worker.arrays import to_array
+from mstar_core.worker.arrays import HostCopy, start_copy, to_array
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger(__name__)
 
+M = TypeVar("M")
+Lent = TensorRef | HostCopy
+"""A tensor in the transport, or one that enters it when its copy is done."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Messages of one turn. copies: copies from a GPU that they wait for."""
+
+    outputs: list[tuple[partial[Output], Lent]] = field(default_factory=list)
+    finished: list[RequestFinished] = field(default_factory=list)
+    ids: defaultdict[tuple[int, str], tuple[list[int], list[int], list[int]]] = field(
+        default_factory=lambda: defaultdict(lambda: ([], [], []))
+    )
+    values: defaultdict[int, list[Value | tuple[partial[Value], Lent]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    control: list[tuple[str, Message | tuple[partial[StreamTensor], Lent]]] = field(default_factory=list)
+    freed: defaultdict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    copies: list[HostCopy] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.outputs or self.finished or self.ids or self.values or self.control or self.freed)
+
+    @property
+    def is_ready(self) -> bool:
+        return all(copy.is_done() for copy in self.copies)
+
 
 class Outbox:
-    """Collects what a turn produced and sends it. Owned by the worker's loop."""
+    """Collects the messages of a turn and sends them. Owned by the worker's loop.
 
-    def __init__(self, name: str, rank: int, courier: Sender, transport: TensorTransport) -> None:
+    Tensors on a GPU are copied to pinned memory while the worker goes on. A turn leaves when its copies are done, and
+    later turns leave after it, so that messages keep their order.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        courier: Sender,
+        transport: TensorTransport,
+        copy: Callable[[Tensor], HostCopy | None] = start_copy,
+    ) -> None:
+        """copy: starts the copy of a tensor to the host; returns None for a tensor that is there."""
         self.sent_outputs = 0
         self._name = name
         self._rank = rank
         self._courier = courier
         self._transport = transport
-        self._outputs: list[Output] = []
-        self._finished: list[RequestFinished] = []
-        self._values: defaultdict[int, list[Value]] = defaultdict(list)
-        self._ids: defaultdict[tuple[int, str], tuple[list[int], list[int], list[int]]] = defaultdict(
-            lambda: ([], [], [])
-        )
-        self._freed: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-        self._control: list[tuple[str, Message]] = []
+        self._copy = copy
+        self._turn = _Turn()
+        self._waiting: deque[_Turn] = deque()
 
     def output(self, handle: int, seq: int, port: str, modality: str, tensor: Tensor, meta: dict[str, Any]) -> None:
-        """A value for the client."""
-        ref = self._put(tensor, API)
-        self._outputs.append(Output(handle=handle, seq=seq, port=port, modality=modality, ref=ref, meta=meta))
+        """Send a value to the client."""
+        made = partial(Output, handle=handle, seq=seq, port=port, modality=modality, meta=meta)
+        self._turn.outputs.append((made, self._lend(tensor, API)))
 
     def value(
         self, rank: int, handle: int, run: int, task: int, port: str, iteration: list[int], tensor: Tensor | None
     ) -> None:
-        """A task's value for another rank; None says that the port was not produced."""
-        ref = None if tensor is None else self._put(tensor, worker_name(rank))
-        self._values[rank].append(Value(handle=handle, run=run, task=task, port=port, iteration=iteration, ref=ref))
+        """Send a task's value to another rank. None means that the port was not produced."""
+        made = partial(Value, handle=handle, run=run, task=task, port=port, iteration=iteration)
+        values = self._turn.values[rank]
+        values.append(made(ref=None) if tensor is None else (made, self._lend(tensor, worker_name(rank))))
 
     def stream_id(self, rank: int, stream: str, handle: int, index: int, value: int) -> None:
-        """One id on a stream whose consumer is on another rank."""
-        handles, indices, ids = self._ids[rank, stream]
+        """Put one id on a stream whose consumer is on another rank."""
+        handles, indices, ids = self._turn.ids[rank, stream]
         handles.append(handle)
         indices.append(index)
         ids.append(value)
 
     def stream_tensor(self, rank: int, stream: str, handle: int, index: int, tensor: Tensor) -> None:
-        """One tensor item on a stream whose consumer is on another rank."""
+        """Put one tensor item on a stream whose consumer is on another rank."""
         name = worker_name(rank)
-        message = StreamTensor(stream=stream, handle=handle, index=index, ref=self._put(tensor, name), sent=monotonic())
-        self._control.append((name, message))
+        made = partial(StreamTensor, stream=stream, handle=handle, index=index, sent=monotonic())
+        self._turn.control.append((name, (made, self._lend(tensor, name))))
 
     def walk_done(self, message: WalkDone) -> None:
-        """This rank's share of a run ended."""
-        self._control.append((CONDUCTOR, message))
+        """Report the end of this rank's share of a run."""
+        self._turn.control.append((CONDUCTOR, message))
 
     def finished(self, handle: int, emitted: int, counts: Mapping[str, int], cached_tokens: int) -> None:
-        """The request ended, all of it here: the api hears of it with the last outputs, not from the conductor."""
+        """Report the end of a request that ran on this rank alone to the api, together with its last outputs."""
         sent = {self._name: emitted} if emitted else {}
-        news = RequestFinished(
-            handle=handle, reason="stop", emitted=sent, counts=dict(counts), cached_tokens=cached_tokens
+        self._turn.finished.append(
+            RequestFinished(
+                handle=handle, reason="stop", emitted=sent, counts=dict(counts), cached_tokens=cached_tokens
+            )
         )
-        self._finished.append(news)
 
     def failed(self, handle: int, error: ErrorInfo) -> None:
-        """The request failed here."""
-        self._control.append((CONDUCTOR, WorkFailed(handle=handle, rank=self._rank, error=error)))
+        """Report that a request failed on this rank."""
+        self._turn.control.append((CONDUCTOR, WorkFailed(handle=handle, rank=self._rank, error=error)))
 
     def read(self, ref: TensorRef) -> None:
-        """A tensor was copied out; its owner may reuse the place."""
+        """Return a tensor that was copied out to its owner."""
         loan = loan_of(ref)
         if loan is not None:
-            self._freed[loan.owner].append((loan.slot, loan.generation))
+            self._turn.freed[loan.owner].append((loan.slot, loan.generation))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether messages wait for copies from a GPU."""
+        return bool(self._waiting)
+
+    @property
+    def can_send(self) -> bool:
+        """Whether waiting messages could leave now."""
+        return bool(self._waiting) and self._waiting[0].is_ready
 
     def flush(self) -> None:
-        """Send everything: values first, so that no control message overtakes the data that it speaks of."""
-        if self._outputs or self._finished:
-            self.sent_outputs += len(self._outputs)
-            self._send(API, Outputs(worker=self._name, items=self._outputs, finished=self._finished))
-            self._outputs, self._finished = [], []
-        sent = monotonic() if self._ids or self._values else 0.0
-        for (rank, stream), (handles, indices, ids) in self._ids.items():
-            news = StreamItems(stream=stream, handles=handles, index=indices, ids=ids, sent=sent)
-            self._send(worker_name(rank), news)
-        for rank, items in self._values.items():
-            self._send(worker_name(rank), Values(items=items, sent=sent))
-        for name, message in self._control:
-            self._send(name, message)
-        for owner, slots in self._freed.items():
+        """End the turn and send its messages, or queue them behind those that wait for copies."""
+        if self._turn:
+            self._waiting.append(self._turn)
+            self._turn = _Turn()
+        while self._waiting and self._waiting[0].is_ready:
+            self._send_turn(self._waiting.popleft())
+
+    def _send_turn(self, turn: _Turn) -> None:
+        """Send values first, so that no control message overtakes the data that it refers to."""
+        outputs = [made for entry in turn.outputs if (made := self._made(*entry, API)) is not None]
+        if outputs or turn.finished:
+            self.sent_outputs += len(outputs)
+            self._send(API, Outputs(worker=self._name, items=outputs, finished=turn.finished))
+        sent = monotonic() if turn.ids or turn.values else 0.0
+        for (rank, stream), (handles, indices, ids) in turn.ids.items():
+            self._send(
+                worker_name(rank), StreamItems(stream=stream, handles=handles, index=indices, ids=ids, sent=sent)
+            )
+        for rank, entries in turn.values.items():
+            name = worker_name(rank)
+            found = [entry if isinstance(entry, Value) else self._made(*entry, name) for entry in entries]
+            self._send(name, Values(items=[value for value in found if value is not None], sent=sent))
+        for name, item in turn.control:
+            message = self._made(*item, name) if isinstance(item, tuple) else item
+            if message is not None:
+                self._send(name, message)
+        for owner, slots in turn.freed.items():
             self._send(owner, TensorFreed(slots=slots))
-        self._ids.clear()
-        self._values.clear()
-        self._control.clear()
-        self._freed.clear()
+
+    def _lend(self, tensor: Tensor, to: str) -> Lent:
+        copy = self._copy(tensor)
+        if copy is None:
+            return self._put(tensor, to)
+        self._turn.copies.append(copy)
+        return copy
+
+    def _made(self, made: partial[M], lent: Lent, to: str) -> M | None:
+        """Return the message with its tensor in the transport. Without room for it, the request fails."""
+        if not isinstance(lent, HostCopy):
+            return made(ref=lent)
+        try:
+            return made(ref=self._put(lent.tensor, to))
+        except MstarError as error:
+            handle = int(made.keywords["handle"])
+            self.failed(handle, error_info(error, "the worker could not send a value"))
+            return None
 
     def _put(self, tensor: Tensor, to: str) -> TensorRef:
         array, dtype = to_array(tensor)
@@ -118,5 +194,5 @@ class Outbox:
         try:
             self._courier.send(name, message)
         except MstarError as error:
-            # The peer's death notice or the deadline decides its requests; the loop goes on.
+            # The peer's death or the request's deadline decides about its requests.
             log.error("a message to %s was not sent: %s", name, error)

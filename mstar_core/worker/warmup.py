@@ -1,27 +1,57 @@
-"""First use of what a GPU does lazily: kernels load and choose their plans at the first call. Run before `ready`."""
+"""Warm-up of a GPU's nodes before the first request: kernels load, compile and choose their plans at first use.
+
+A module may warm itself up (`warm_up`, `rehearsals`). For the others the model's samples run through their walks, with
+zeros of the declared shapes and dtypes.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
-from mstar_core.engine.base import Handle, Job, JobKey, SamplingParams
+from mstar_core.engine.base import Handle, Job, JobKey, NodeRunner, SamplingParams
+from mstar_core.engine.cuda_graphs.warmup import Rehearses
 from mstar_core.engine.kv.inputs import id_port
+from mstar_core.errors import MstarError
+from mstar_core.graph import KV_CACHE, GraphNode, NodeSpec, PortType, graph_nodes, loops, walk_inputs
+from mstar_core.messages.tensors import InlineTensor, TensorRef
+from mstar_core.messages.wire import Message
+from mstar_core.messages.work import OpenRequest, RunInputRef, RunWalk, RunWalks, SignalRef, WalkDone, WorkFailed
+from mstar_core.plugin.dry_run import sample_request, sample_wishes
+from mstar_core.plugin.params import param_specs
+from mstar_core.plugin.program import Fork, InputFact, Run, Segment, Signal
+from mstar_core.plugin.spec import ModelSpec
+from mstar_core.transport.dtypes import Array, storage
+from mstar_core.transport.tensors import inline
+from mstar_core.worker.executor import Executor
+from mstar_core.worker.outbox import Outbox
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from mstar_core.engine.base import NodeRunner
-    from mstar_core.graph import NodeSpec
+log = logging.getLogger(__name__)
 
 TOKENS = 8
-NOBODY = Handle(-1)
-"""A handle that no request has."""
+ITERATIONS: Final = 2
+"""Iterations of each loop in the walks of a sample."""
+
+WARMUP: Final = Handle(-1)
+"""Handle of warm-up requests; no client's request has it."""
+
+NAP_S: Final = 1e-4
+DTYPES: Final = {
+    "i64": "int64", "i32": "int32", "i16": "int16", "u8": "uint8", "b8": "bool", "f32": "float32", "f16": "float16",
+    "bf16": "bfloat16", "any": "float32",
+}  # fmt: skip
 
 
 def warm_module(module: nn.Module) -> None:
-    """Let a stateless module run what it will run (`warm_up`), where it offers that."""
+    """Run a module's own `warm_up`, if it has one."""
     prepare = getattr(module, "warm_up", None)
     if callable(prepare):
         with torch.inference_mode():
@@ -29,17 +59,170 @@ def warm_module(module: nn.Module) -> None:
         torch.cuda.synchronize()
 
 
+def samples_only_ids(node: NodeSpec) -> bool:
+    """Whether a node takes ids only, so that a short prompt warms it up."""
+    return node.engine is KV_CACHE and set(node.ports) <= {"tokens", "token"}
+
+
+def needs_samples(node: NodeSpec, module: nn.Module) -> bool:
+    """Whether a node has weights and nothing but the model's samples can warm it up."""
+    warms_itself = isinstance(module, Rehearses) or callable(getattr(module, "warm_up", None))
+    has_weights = next(module.parameters(), None) is not None
+    return has_weights and not warms_itself and not samples_only_ids(node)
+
+
 def warm_prefill(runner: NodeRunner, node: NodeSpec) -> None:
-    """One short prompt through a node that samples ids; nothing of it stays."""
+    """Run one short prompt through a node that samples ids, and close the request."""
     if node.sampling is None:
         return
     sampling = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.1)
-    runner.open(NOBODY, sampling, TOKENS + 1)
+    runner.open(WARMUP, sampling, TOKENS + 1)
     inputs = {id_port(node): torch.zeros(TOKENS, dtype=torch.int64)}
-    runner.submit(Job(key=JobKey(-1), handle=NOBODY, inputs=inputs, outputs=(node.sampling.port,)))
+    runner.submit(Job(key=JobKey(-1), handle=WARMUP, inputs=inputs, outputs=(node.sampling.port,)))
     running = runner.launch()
     if running is not None:
         result = runner.collect(running)
         for failed in result.failed:
             raise failed.error
-    runner.close(NOBODY)
+    runner.close(WARMUP)
+
+
+def warm_walks(
+    model: ModelSpec,
+    rank: int,
+    runners: Mapping[str, NodeRunner],
+    nodes: Collection[str],
+    max_tokens: int,
+    report: Callable[[str], None],
+) -> None:
+    """Run the walks of the model's samples that use one of `nodes` and lie on this rank as a whole.
+
+    max_tokens: cache limit of a request. report: called with each sample's name. A sample that fails is logged: the
+    first request of its kind then compiles what is missing.
+    """
+    seen: set[tuple[object, ...]] = set()
+    for sample in model.samples if nodes else ():
+        for partition, wishes in sample_wishes(model, sample).items():
+            runs = [wish for wish in wishes if isinstance(wish, Run)]
+            shapes = {_shapes(run) for run in runs if _nodes(model, run) & set(nodes)}
+            if not shapes - seen or not all(_nodes(model, run) <= runners.keys() for run in runs):
+                continue
+            seen |= shapes
+            report(sample.name)
+            params = sample_request(model, sample).params
+            values = {spec.name: getattr(params, spec.name) for spec in param_specs(model.params)}
+            warmup = _WarmupRequest(model, rank, runners)
+            try:
+                warmup.run(partition, wishes, values, sorted(sample.outputs), max_tokens)
+            except MstarError as error:
+                log.warning("the warm-up with sample %s failed: %s", sample.name, error)
+
+
+class _WarmupRequest:
+    """One synthetic request that runs on this rank with its results dropped."""
+
+    def __init__(self, model: ModelSpec, rank: int, runners: Mapping[str, NodeRunner]) -> None:
+        self.model = model
+        self.rank = rank
+        self.runners = runners
+        self.done: dict[int, WalkDone] = {}
+        self.error = ""
+        transport: Any = _ZeroTransport()
+        self.outbox = Outbox("warm-up", rank, self, transport)
+        self.executor = Executor(model, rank, runners, self.outbox, transport, time.monotonic)
+        self.homes = dict.fromkeys((node.name for node in model.nodes if self._runs_here(node)), rank)
+
+    def send(self, name: str, message: Message) -> bool:
+        """Take a message of the outbox."""
+        if isinstance(message, WalkDone):
+            self.done[message.run] = message
+        elif isinstance(message, WorkFailed):
+            self.error = f"{message.error.message} {message.error.detail}".strip()
+        return True
+
+    def run(
+        self, partition: str, wishes: list[Run | Fork], params: dict[str, Any], outputs: list[str], max_tokens: int
+    ) -> None:
+        """Run the wishes of one partition until the end or an error. Raises GraphError for walks that do not fit."""
+        opening = OpenRequest(
+            handle=WARMUP, params=params, seed=0, homes=self.homes, max_tokens=max_tokens, outputs=outputs
+        )
+        self.executor.open(opening)
+        forks: list[tuple[str, str]] = []
+        try:
+            for number, wish in enumerate(wishes, start=1):
+                if isinstance(wish, Fork):
+                    forks.append((wish.source, wish.into))
+                    continue
+                message = self._message(number, wish, forks)
+                self.executor.run(RunWalks(handle=WARMUP, partition=partition, runs=[message]))
+                forks = []
+                self._finish_steps()
+                if self.error:
+                    log.warning("the warm-up of walk %s failed: %s", wish.walk, self.error)
+                if number not in self.done:
+                    return  # it failed, or it waits for a stream
+        finally:
+            self.executor.close(WARMUP)
+
+    def _message(self, number: int, run: Run, forks: list[tuple[str, str]]) -> RunWalk:
+        _, walk = self.model.walk(run.walk)
+        types = walk_inputs(walk, self.model.streams)
+        return RunWalk(
+            run=number,
+            walk=run.walk,
+            max_iters={loop.name: ITERATIONS for loop in loops(walk)},
+            branches=list(run.branches),
+            sample=run.sample,
+            keep=list(run.keep),
+            inputs={port: self._input(value, port, types[port]) for port, value in run.inputs.items()},
+            forks=forks,
+        )
+
+    def _input(self, value: InputFact | Segment | Signal, port: str, kind: PortType) -> RunInputRef:
+        if isinstance(value, Signal):
+            found = [done.signals[value.port] for done in self.done.values() if value.port in done.signals]
+            return SignalRef(key=found[-1][0] if found else -1, rank=self.rank)
+        if isinstance(value, Segment):
+            value = value.inputs.get(port) or next(iter(value.inputs.values()))
+        return InlineTensor(dtype=DTYPES[kind.dtype], shape=tuple(value.shape), data=b"")
+
+    def _finish_steps(self) -> None:
+        """Run steps until no node has work that it can do."""
+        while True:
+            launched = [(runner, runner.launch()) for runner in self.runners.values() if runner.pressure().ready]
+            running = [(runner, step) for runner, step in launched if step is not None]
+            for runner, step in running:
+                while not runner.is_done(step):
+                    time.sleep(NAP_S)
+                self.executor.take(runner.collect(step))
+            while True:
+                self.outbox.flush()
+                if not self.outbox.is_waiting:
+                    break
+                time.sleep(NAP_S)
+            if not running:
+                return
+
+    def _runs_here(self, node: NodeSpec) -> bool:
+        return node.name in self.runners or (node.of is not None and node.of.name in self.runners)
+
+
+class _ZeroTransport:
+    """A tensor transport whose tensors are zeros of the shape asked for."""
+
+    def put(self, array: Array, to: str, *, dtype: str | None = None) -> TensorRef:
+        return inline(np.zeros(0, np.uint8))
+
+    def get(self, ref: InlineTensor) -> Array:
+        return np.zeros(ref.shape, storage(ref.dtype))
+
+
+def _nodes(model: ModelSpec, run: Run) -> set[str]:
+    """Return the nodes of a run's walk, branches by the node that they run in."""
+    uses: list[GraphNode] = list(graph_nodes(model.walk(run.walk)[1]))
+    return {use.spec.name if use.spec.of is None else use.spec.of.name for use in uses}
+
+
+def _shapes(run: Run) -> tuple[object, ...]:
+    return (run.walk, *sorted((port, str(getattr(value, "shape", ""))) for port, value in run.inputs.items()))

@@ -247,7 +247,7 @@ def test_cancel_at_any_point_leaves_nothing(conductor: Conductor, post: Post, af
     assert not conductor.requests and len(outcomes) == (1 if after else 0)
 
 
-@pytest.mark.parametrize("broken", ["news", "router", "send", "program"])
+@pytest.mark.parametrize("broken", ["progress", "router", "send", "program"])
 def test_a_step_of_a_cancel_that_fails_costs_no_other_request_and_no_other_step(
     broken: str, conductor: Conductor, post: Post, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -265,8 +265,8 @@ def test_a_step_of_a_cancel_that_fails_costs_no_other_request_and_no_other_step(
     post.take()
     with pytest.MonkeyPatch.context() as faults:
         match broken:
-            case "news":
-                faults.setattr(conductor.news, "ended", fail)
+            case "progress":
+                faults.setattr(conductor.progress, "ended", fail)
             case "router":
                 faults.setattr(Router, "closed", fail)
             case "send":

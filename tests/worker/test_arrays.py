@@ -1,4 +1,4 @@
-"""What leaves a worker: numbers in the type that a client asked for, and how they become arrays and tensors again."""
+"""Tensors that leave a worker: narrowing of numbers, copies to the host, arrays and tensors again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from mstar_core.api.output.encode import NumberForm, packed
 from mstar_core.api.output.queue import OutputItem
 from mstar_core.engine.transfers import SMALL_BYTES
-from mstar_core.worker.arrays import LARGE_BYTES, narrowed, to_array, to_tensor
+from mstar_core.worker.arrays import narrowed, start_copy, to_array, to_tensor
+
+LARGE_BYTES = 1 << 20
 
 BITS = np.random.default_rng(1).integers(0, 1 << 32, 4096, dtype=np.uint64).astype(np.uint32)
 VALUES = np.where(np.isnan(BITS.view(np.float32)), np.float32(1.5), BITS.view(np.float32))
@@ -50,7 +52,11 @@ def test_a_large_array_that_is_read_only_becomes_a_tensor_of_its_own() -> None:
 @pytest.mark.gpu
 def test_large_values_go_to_the_host_and_back_through_pinned_memory() -> None:
     values = torch.randn(LARGE_BYTES // 4 + 3, device="cuda")
-    array, name = to_array(narrowed(values.view(1, -1), "tensor", "bfloat16").expand(3, -1))
+    copy = start_copy(narrowed(values.view(1, -1), "tensor", "bfloat16").expand(3, -1))
+    assert copy is not None and copy.tensor.is_pinned()
+    torch.cuda.synchronize()
+    assert copy.is_done()
+    array, name = to_array(copy.tensor)
     assert name == "bfloat16" and array.shape == (3, len(values))
     made = to_tensor(array, name)
     assert made.is_pinned() and torch.equal(made[2].cuda(), values.bfloat16())
