@@ -1,9 +1,10 @@
-"""From a robot's request to the conductor and back: time of the client, CPU of the api, for one or two source trees.
+"""Path of a robot request to the conductor and back: client latency and CPU time of the api, for one or two source
+trees.
 
 Run from the repository root: `python bench/api_cameras.py [--against FOLDER] [--save NAME]`. Prints one JSON object.
-The api is a process of its own with a real pool; conductor and worker are stand-ins in the client's process that answer
-at once, so what is measured is all that stands around the engines: body, decoding, prompt, tensors, answer. Requests
-come one after the other, each with three images of 224 x 224 pixels. Two trees take turns.
+The api is a separate process with a real pool. Fakes of conductor and worker run in the client's process and answer
+immediately, so the measurement covers everything except the engines: body, decoding, prompt, tensors, response.
+Requests are sequential, each with three images of 224 x 224 pixels. Two trees are measured in turn.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ WARM: Final = 10
 
 
 Serve = Callable[[argparse.Namespace], Coroutine[None, None, None]]
-"""One tree's side of a measurement, by the words of the command line."""
+"""Serves the measurement of one tree, with the command-line options."""
 
 
 def command(
     text: str | None, script: str, form: str, serve: Serve, answering: str,
     add: Callable[[argparse.ArgumentParser], None] = lambda _: None,
 ) -> None:  # fmt: skip
-    """Measure, print, and keep with --save. form: of images by default; answering: who does so, when."""
+    """Measure, print, and save with --save. form: default image form; answering: which fakes answer, and when."""
     parser = parser_of(text, requests=100)
     add(parser)
     parser.add_argument("--form", choices=FORMS, default=form, help="how the images are sent")
-    parser.add_argument("--processes", type=int, help="of the pool, in either tree; its own number unless told")
+    parser.add_argument("--processes", type=int, help="pool size of both trees; default: their own")
     options = parser.parse_args()
     if options.serve:
         asyncio.run(serve(options))
@@ -59,21 +60,21 @@ def command(
     windows = found["measure"]
     report = {
         **begun, "form": options.form, "processes": options.processes,
-        "workload": f"windows of {options.requests} requests one after the other, three images of {SIDE} pixels a "
-        f"side, 453 kB; {answering}; the trees in turn",
+        "workload": f"windows of {options.requests} sequential requests, three images of {SIDE} pixels a side, 453 kB; "
+        f"{answering}; the trees in turn",
         "ms": by_figure(windows), "ratios": ratios(windows), "windows": windows,
     }  # fmt: skip
     keep(report, options.save)
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """One tree's side: a window for each line of the standard input."""
+    """Serve one tree: one window per line of standard input."""
     arrived: list[float] = []
 
     def answer(fake: FakeDeployment, request: NewRequest) -> None:
         arrived.append(time.monotonic())
         actions = np.zeros((Sizes().horizon, ACTION_WIDTH), np.float32)
-        if "finished" in Outputs.__struct_fields__:  # a tree whose workers tell of the end themselves
+        if "finished" in Outputs.__struct_fields__:  # a tree whose workers report the end themselves
             fake.output(request.handle, "action", actions, finishes=True)
             return
         fake.output(request.handle, "action", actions)

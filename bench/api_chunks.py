@@ -1,11 +1,11 @@
-"""CPU of the api per streamed chunk, once all streams run: two source trees in turn, and where the time goes.
+"""CPU time of the api per streamed chunk: two source trees in turn, optionally by stage.
 
 Run from the repository root: `python bench/api_chunks.py [--against FOLDER] [--kind pcm] [--save NAME]`. Prints one
-JSON object. The api is a process of its own; a stand-in for the worker sends a chunk of 4,096 bytes to a quarter of the
-streams in one message over the real transport, and the next when a third process, the clients, has it all. So chunks
-never wait for each other and become one write, which makes them the cheaper the busier the machine is. Measured is CPU
-time of the api, by the kernel's clock of the process, in windows in which no request begins or ends. With --profile
-py-spy, which has to be installed, looks at the api in one more window each and tells the shares of its stages.
+JSON object. The api is a separate process. A fake worker sends a chunk of 4,096 bytes to a quarter of the streams in
+one message over the real transport, and the next one when the clients, a third process, have received everything.
+Chunks therefore never merge into one write, which would make them cheaper on a busy machine. The measurement is the CPU
+time of the api process, in windows in which no request starts or ends. With --profile, py-spy (which must be installed)
+samples the api in one more window per tree and reports the shares of its stages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.fakes.speech_model import SPEC
 
 RESULTS: Final = ROOT / "bench" / "results" / "api"
 SETTLE_S: Final = 0.3
-"""From the first chunk after a silence to the begin of the window."""
+"""Time from the first chunk after a pause to the start of the window."""
 
 KINDS: Final = {
     "pcm": ("/v1/audio/speech", {"input": "x", "stream": True, "response_format": "pcm"}),
@@ -43,7 +43,7 @@ STAGES: Final = (
     ("socket", ("write (asyncio/selector_events.py", "_write_send (asyncio/selector_events.py")),
     ("sanic", ("sanic/",)),
     (
-        "limit, framing and turn of a write",
+        "time-out, framing and yield of a write",
         ("api/http/exchange.py", "api/http/sanic_protocol.py", "asyncio/timeouts.py"),
     ),
     ("metrics", ("prometheus_client/", "observe/exposition.py", "api/metrics.py")),
@@ -55,18 +55,20 @@ STAGES: Final = (
     ("output queue and route", ("api/output/queue.py", "api/service.py", "api/routes/")),
     ("event loop", ("asyncio/", "selectors.py")),
 )
-"""Stage -> parts of frames; the innermost frame that names one decides."""
+"""Stack frames by stage; the innermost matching frame decides."""
 
 
 def main() -> None:
-    """Measure, print, and keep with --save."""
+    """Measure, print, and save with --save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, help="another source tree, measured in turn with this one")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=80, help="steps of a window; each round has one per tree")
+    parser.add_argument("--steps", type=int, default=80, help="steps per window; each round has one window per tree")
     parser.add_argument("--kind", choices=KINDS, default="pcm", help="what the clients ask for")
-    parser.add_argument("--profile", action="store_true", help="also look at the stages, with py-spy, in windows after")
+    parser.add_argument(
+        "--profile", action="store_true", help="also profile the stages with py-spy, in further windows"
+    )
     parser.add_argument("--save", metavar="NAME", help=f"also write it to {RESULTS.relative_to(ROOT)}/NAME.json")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -84,8 +86,8 @@ def main() -> None:
     report = {
         **head(), "model": "a stand-in for the worker", "kind": options.kind,
         "before": options.against.name if options.against else None, "streams": options.streams,
-        "workload": f"steps of {options.streams // LANES} chunks of 4,096 bytes, each when the clients have the one "
-        f"before; windows of {options.steps} steps, the trees in turn",
+        "workload": f"steps of {options.streams // LANES} chunks of 4,096 bytes, each sent when the clients received "
+        f"the previous one; windows of {options.steps} steps, the trees in turn",
         "load_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
         "us_per_chunk": {name: summary(values, "us") for name, values in costs.items()},
         "stages_us": profiles, "windows": windows,
@@ -97,12 +99,12 @@ def main() -> None:
 
 
 class Stepped(PacedDeployment):
-    """A worker that begins streams at the pace of speech, and then makes steps only when it is told to."""
+    """A worker that starts streams at the pace of speech, and then makes steps only on request."""
 
     is_paced = True
 
     def step(self, number: int) -> int:
-        """One message with a chunk for each stream of a lane. Returns how many chunks."""
+        """Send one message with a chunk for each stream of a lane. Returns the number of chunks."""
         lane = [stream for stream in self._streams.values() if stream.lane == number % LANES]
         super()._step(lane)
         return len(lane)
@@ -113,7 +115,7 @@ class Stepped(PacedDeployment):
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """One tree's side: begin all streams, then one window for each line of the standard input."""
+    """Serve one tree: start all streams, then one window per line of standard input."""
     with tempfile.TemporaryDirectory(prefix="mstar-api-") as folder:
         spec = spec_in(folder, SPEC, max_concurrent_requests=options.streams + 8)
         async with Stepped(spec.ipc_dir, chunks=1 << 30) as worker, own_api(spec, worker.supervisor) as api:
@@ -129,7 +131,7 @@ async def serve(options: argparse.Namespace) -> None:
 
 
 async def window(worker: Stepped, api: OwnApi, pipe: Connection, steps: int, word: str) -> dict[str, Any]:
-    """Microseconds of the api's CPU per chunk. Each step waits until every client has what the one before made."""
+    """Return the api's CPU time per chunk in microseconds. A step starts when all clients received the previous one."""
     looking = await profiled(api.pid) if word == "profile" else None
     cpu, start, chunks = cpu_s(api.pid), time.monotonic(), 0
     for number in range(steps if looking is None else 4 * steps):
@@ -151,7 +153,7 @@ async def window(worker: Stepped, api: OwnApi, pipe: Connection, steps: int, wor
 
 
 async def heard(pipe: Connection) -> None:
-    """Wait until the clients say that all of a step has come."""
+    """Wait until the clients have received a step."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(pipe.fileno(), done.set)
     await done.wait()
@@ -160,7 +162,7 @@ async def heard(pipe: Connection) -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of another process. Source: the kernel's clock of a process, as clock_getcpuclockid(3) names it."""
+    """Return the CPU seconds of another process. Source: its CPU clock, as in clock_getcpuclockid(3)."""
     return time.clock_gettime(~pid << 3 | 2)
 
 
@@ -174,7 +176,7 @@ async def profiled(pid: int) -> asyncio.subprocess.Process:
 
 
 def stages(stacks: str, us_per_chunk: float) -> dict[str, float]:
-    """Microseconds per chunk by stage: shares of the samples in which the process was at work."""
+    """Return microseconds per chunk by stage, from the shares of the samples in which the process was running."""
     counts: Counter[str] = Counter()
     for line in stacks.splitlines():
         frames, _, number = line.rpartition(" ")
@@ -185,7 +187,7 @@ def stages(stacks: str, us_per_chunk: float) -> dict[str, float]:
 
 
 def stage(frames: list[str]) -> str:
-    """The stage of a stack, outermost frame first."""
+    """Return the stage of a stack, outermost frame first."""
     for frame in reversed(frames):
         for name, parts in STAGES:
             if any(part in frame for part in parts):
@@ -194,7 +196,7 @@ def stage(frames: list[str]) -> str:
 
 
 def read_all(port: int, kind: str, streams: int, pipe: Connection) -> None:
-    """Ask `streams` times, then drop what comes."""
+    """Open `streams` streams, then read and discard."""
     path, body = KINDS[kind]
     data = json.dumps(body).encode()
     lines = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -214,7 +216,7 @@ async def _read_all(port: int, request: bytes, streams: int, pipe: Connection) -
 
 
 class _Counter:
-    """Counts what came for the step that runs, and tells when it is all."""
+    """Counts the clients that received the current step, and reports its end."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -222,12 +224,12 @@ class _Counter:
         self._expected = 0
 
     def expect(self) -> None:
-        """The worker has made a step for so many clients."""
+        """Start a step for a number of clients."""
         self._expected = self._pipe.recv()
         self._tell()
 
     def note(self, client: _Client) -> None:
-        """Something came for a client."""
+        """Count a client that received data."""
         self._came.add(client)
         self._tell()
 
@@ -239,7 +241,7 @@ class _Counter:
 
 
 class _Client(asyncio.Protocol):
-    """Reads and drops. begun: an answer of 200 has come."""
+    """Reads and discards. begun: the response has started with status 200."""
 
     transport: asyncio.Transport
 

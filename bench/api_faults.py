@@ -1,8 +1,7 @@
-"""Run the fault tests of the public api and write down what they tried: inputs, cuts, cancels, requests lost.
+"""Run the fault tests of the public API and record what they tried: inputs, cuts, cancellations, requests lost.
 
-Run from the repository root: `python bench/api_faults.py [--save] [--thorough]`. Prints one JSON object. The tests
-themselves fail when anything is lost or left; they tell their numbers as properties of pytest's JUnit file, which are
-added up here.
+Run from the repository root: `python bench/api_faults.py [--save] [--thorough]`. Prints one JSON object. The tests fail
+if anything is lost or left over. They report their figures as properties in pytest's JUnit file, which are summed here.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ AGAINST_PROCESSES: Final = ("bad_input", "ends", "faults", "soak")
 
 
 def main() -> int:
-    """Returns pytest's status: 1 when a test failed."""
+    """Return pytest's status: 1 if a test failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", action="store_true", help=f"also write it to {RESULTS.relative_to(ROOT)}/faults.json")
     parser.add_argument("--thorough", action="store_true", help="cut at every single byte")
@@ -52,12 +51,12 @@ def main() -> int:
 
 
 def run(files: list[Path], settings: dict[str, str]) -> tuple[int, dict[str, Any]]:
-    """Run the tests. Returns pytest's status and what its JUnit file tells."""
+    """Run the tests. Returns pytest's status and the figures of its JUnit file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "junit.xml"
         command = [
             sys.executable, "-m", "pytest", "-q", "-m", "not gpu and not slow", f"--junitxml={path}", "-o",
-            "junit_family=xunit1",  # the other one has no place for properties of a test
+            "junit_family=xunit1",  # the other family has no properties of tests
             *map(str, files),
         ]  # fmt: skip
         done = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, check=False, stdout=sys.stderr)
@@ -65,7 +64,7 @@ def run(files: list[Path], settings: dict[str, str]) -> tuple[int, dict[str, Any
 
 
 def told(root: ElementTree.Element) -> dict[str, Any]:
-    """Tests by result, the sums of their figures, and the inputs that hypothesis tried."""
+    """Return tests by result, the sums of their figures, and the inputs that hypothesis tried."""
     cases = list(root.iter("testcase"))
     failed = [f"{case.get('classname')}::{case.get('name')}" for case in cases if is_failed(case)]
     sums: Counter[str] = Counter()
@@ -84,7 +83,7 @@ def is_failed(case: ElementTree.Element) -> bool:
 
 
 def properties(elements: list[ElementTree.Element]) -> Iterator[tuple[str, str]]:
-    """The properties below some elements: those of tests, or those of the whole run."""
+    """Yield the properties of some elements: those of tests, or those of the whole run."""
     for element in elements:
         found = element.iter("property") if element.tag == "testcase" else element.findall("./testsuite/properties/*")
         for each in found:
@@ -92,7 +91,7 @@ def properties(elements: list[ElementTree.Element]) -> Iterator[tuple[str, str]]
 
 
 def examples(statistics: str) -> int:
-    """Inputs that a test tried, from hypothesis' own report (base64 of its text)."""
+    """Return the number of inputs that a test tried, from hypothesis' report (base64 text)."""
     text = base64.b64decode(statistics.partition(",")[2] or statistics).decode(errors="replace")
     return sum(int(passing) + int(failing) for passing, failing in EXAMPLES.findall(text))
 

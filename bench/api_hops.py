@@ -1,12 +1,12 @@
-"""One robot's request through the api and the conductor and back, for one or two source trees.
+"""Path of a robot request through the api and the conductor and back, for one or two source trees.
 
-Run from the repository root: `python bench/api_hops.py [--against FOLDER] [--save NAME]`. Prints one JSON object. Api,
-its pool and conductor are processes of their own; supervisor and worker are stand-ins in the client's process, and the
-worker answers as soon as it has the walks, or --think-ms later. So what is measured is the way, with every process that
-has to be woken: from the client to the worker, and from the worker's answer to the client. A device that computes in
-between lets the others fall asleep: with --think-ms 15 the same way takes twice as long on an idle machine. Requests
-come one after the other, each with three images of 224 x 224 pixels. Two trees take turns; --spin-us is the later one's
-`wait_spin_us`, which `--against .` compares with none.
+Run from the repository root: `python bench/api_hops.py [--against FOLDER] [--save NAME]`. Prints one JSON object. The
+api, its pool and the conductor are separate processes. Fakes of supervisor and worker run in the client's process, and
+the worker answers as soon as it has the walks, or --think-ms later. The measurement covers the path from the client to
+the worker and back, with all wake-ups of processes. While a device computes, idle processes fall asleep: with
+--think-ms 15 the same path takes twice as long on an idle machine. Requests are sequential, each with three images of
+224 x 224 pixels. Two trees are measured in turn. --spin-us sets `wait_spin_us` of the later tree; compare with
+`--against .`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from tests.api.own_process import own_api, spec_in
 
 WORKER: Final = "worker-0"
 SETTLE_S: Final = 0.5
-"""Until the conductor has surely heard of the worker."""
+"""Time until the conductor knows the worker."""
 
 ACTIONS: Final = np.zeros((Sizes().horizon, ACTION_WIDTH), np.float32)
 
 
 class Others:
-    """Supervisor and worker, on a thread of their own. asked: when walks came; told: when their answer begins."""
+    """Supervisor and worker, on a separate thread. asked: arrival times of walks; told: start times of answers."""
 
     def __init__(self, spec: DeploymentSpec, think_s: float) -> None:
         self.asked: list[float] = []
@@ -69,11 +69,11 @@ class Others:
         self._last_ping = 0.0
 
     def endpoint(self, name: str) -> str:
-        """Where a process's mailbox is."""
+        """Return the endpoint of a process's mailbox."""
         return mailbox_endpoint(self._ipc, name, 0)
 
     def run(self) -> None:
-        """Take messages until it is over."""
+        """Handle messages until the end."""
         supervisor, worker = self._boxes["supervisor"], self._boxes[WORKER]
         while not self.is_over:
             worker.wait(0.2, fds=[supervisor.fd])
@@ -97,7 +97,9 @@ class Others:
             case RunWalks():
                 self.asked.append(time.monotonic())
                 time.sleep(self._think_s)
-                self.told.append(time.monotonic())  # not behind the answer: the client may then be done already
+                self.told.append(
+                    time.monotonic()
+                )  # before the answer is sent, because the client may be done afterwards
                 self._answer(message)
             case Hello():
                 self._greet(message)
@@ -117,7 +119,7 @@ class Others:
             if other in self._up:
                 tell(hello.name, PeerUp(name=other, incarnation=0, endpoint=self.endpoint(other)))
         tell(hello.name, mine)
-        if hello.name == "conductor":  # it says hello when it can work
+        if hello.name == "conductor":  # it sends Hello when it is ready
             tell("conductor", PeerReady(name=WORKER, incarnation=0))
             time.sleep(SETTLE_S)
             tell("api", ServiceState(state="ready"))
@@ -128,7 +130,7 @@ class Others:
         output = Output(handle=walks.handle, seq=0, port="robot_actions", modality="action", ref=ref)
         told: dict[str, Any] = {}
         end: dict[str, Any] = {}
-        if getattr(walks.runs[-1], "finishes", False):  # of a tree whose workers tell of the end themselves
+        if getattr(walks.runs[-1], "finishes", False):  # a tree whose workers report the end themselves
             counts = {"flow": 10}
             told = {
                 "finished": [RequestFinished(handle=walks.handle, reason="stop", emitted={WORKER: 1}, counts=counts)]
@@ -141,7 +143,7 @@ class Others:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """One tree's side: a window for each line of the standard input."""
+    """Serve one tree: one window per line of standard input."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mstar-api-")))
         write_config(folder / "pi05", Sizes())
@@ -204,9 +206,9 @@ def _load(others: Others, robot: Robot, requests: int) -> dict[str, list[float]]
 
 
 def add_words(parser: argparse.ArgumentParser) -> None:
-    """What only this measurement asks."""
+    """Add the options of this measurement."""
     parser.add_argument("--think-ms", type=float, default=0.0, help="how long the worker has the walks")
-    parser.add_argument("--spin-us", type=int, help="wait_spin_us of the later tree; its own choice unless told")
+    parser.add_argument("--spin-us", type=int, help="wait_spin_us of the later tree; default: its own")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Streams of sound through the api: CPU per chunk, added delay, memory, and clients that do not listen among them.
+"""Audio streams through the api: CPU time per chunk, added delay, memory, and the effect of clients that do not read.
 
 Run from the repository root: `python bench/api_load.py [--save] [--chunks 100]`. Prints one JSON object. The api is a
-process of its own, with a real pool; a stand-in for the worker sends a chunk of 2,048 samples (85.3 ms) to every stream
-at the pace of speech over the real transport, and the clients, a third process, check every byte. What is measured is
-the api: `POST /v1/audio/speech`, streamed PCM.
+separate process with a real pool. A fake worker sends a chunk of 2,048 samples (85.3 ms) to every stream at the pace of
+speech over the real transport. The clients, a third process, check every byte. The route is `POST /v1/audio/speech`,
+streamed as PCM.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ COUNTS: Final = (1, 8, 32, 128, 256)
 MUTE, SLOW = 8, 8
 STALL_S: Final = 5.0
 PREBUFFER_S: Final = PACE_S
-"""What a player holds back before it begins; a chunk that comes later than its turn then is a gap."""
+"""Audio that a player buffers before it starts; a chunk that arrives after its time is a gap."""
 
 SAMPLE_S: Final = 0.1
 UNARY: Final = 500
 
 
 def main() -> None:
-    """Measure, print, and keep with --save."""
+    """Measure, print, and save with --save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", action="store_true", help=f"also write it to {RESULTS.relative_to(ROOT)}/load.json")
-    parser.add_argument("--chunks", type=int, default=100, help="chunks of each stream; 100 unless told (8.5 s)")
+    parser.add_argument("--chunks", type=int, default=100, help="chunks per stream; default: 100 (8.5 s)")
     options = parser.parse_args()
     figures = Figures()
     phases = asyncio.run(measure(figures, options.chunks))
     report = {
         **head(), "model": "a stand-in for the worker", "config": {"stall_timeout_s": STALL_S, "pool_processes": 1},
         "workload": f"streams of {options.chunks} chunks of 85.3 ms, PCM over HTTP, every byte checked; then {UNARY} "
-        "whole answers of one chunk, one after the other on one connection",
+        "sequential whole responses of one chunk on one connection",
         "metrics": figures.summary(), "phases": phases,
     }  # fmt: skip
     print(json.dumps(report, indent=1))
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 async def measure(figures: Figures, chunks: int) -> list[dict[str, Any]]:
-    """All phases against one api, and the whole answers against another."""
+    """Run all phases against one api, and whole responses against another."""
     phases = []
     with tempfile.TemporaryDirectory(prefix="mstar-api-") as folder:
         spec = spec_in(folder, SPEC, api={"stall_timeout_s": STALL_S}, max_concurrent_requests=300)
@@ -87,9 +87,9 @@ async def measure(figures: Figures, chunks: int) -> list[dict[str, Any]]:
 async def phase(
     figures: Figures, worker: PacedDeployment, api: OwnApi, audience: Audience, name: str
 ) -> dict[str, Any]:
-    """One audience from its first request to its last byte."""
+    """Run one audience from its first request to its last byte."""
     print(name, file=sys.stderr, flush=True)
-    await asyncio.to_thread(api.ask)  # the lags of the phase before
+    await asyncio.to_thread(api.ask)  # resets the delays of the previous phase
     worker.behind_s.clear()
     sent, cpu, before = worker.sent, api.cpu_s, api.resident_bytes
     start = time.monotonic()
@@ -120,20 +120,20 @@ async def phase(
 
 
 def note(figures: Figures, name: str, heard: list[Listened]) -> None:
-    """Delay from the worker's send to the client, and gaps between chunks."""
+    """Record delays from the worker's send to the client, and gaps between chunks."""
     figures.add(f"chunk_delay_{name}", [delay for each in heard for delay in each.latency_s])
     figures.add(f"chunk_gap_{name}", [later - sooner for each in heard for sooner, later in pairwise(each.at_s)])
     figures.add(f"first_chunk_{name}", [each.at_s[0] - each.sent_s for each in heard if each.at_s])
 
 
 def late(heard: Listened) -> int:
-    """Chunks that came after a player that began one chunk late had to play them."""
+    """Return the number of chunks too late for a player that starts one chunk late."""
     begin = heard.at_s[0] + PREBUFFER_S if heard.at_s else 0.0
     return sum(at > begin + index * PACE_S for index, at in enumerate(heard.at_s))
 
 
 def whole_answers(figures: Figures, api: OwnApi) -> None:
-    """What the api adds to a request that costs its model nothing: `/generate`, not streamed, no media."""
+    """Measure the overhead of the api for a request without model time: `/generate`, not streamed, no media."""
     body = json.dumps({"text": "x", "output_modalities": ["audio"], "streaming": False})
     walls = []
     with connected(api.port) as connection:

@@ -1,7 +1,7 @@
-"""Thousands of short requests with random cancels through a real deployment: outcomes, and what every process holds.
+"""Thousands of short requests with random cancellations through a real deployment: outcomes, and what processes hold.
 
 Run from the repository root: `python bench/api_soak.py [--requests 10000] [--save]`. Prints one JSON object. Memory is
-sampled while nothing runs, after a warm-up that fills what is remembered of ended requests (4,096 in the api).
+sampled while the deployment is idle, after a warm-up that fills the memory of finished requests (4,096 in the api).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SEED: Final = 20_250
 WARM_MIXED: Final = 500
 WARM_SHORT: Final = 4_500
 STEPS: Final = 10
-"""Samples that are taken on the way, so that growth shows as a slope and not as a difference of two numbers."""
+"""Samples during the run, so that growth is a slope rather than a difference of two numbers."""
 
 
 def main() -> None:
-    """Measure, print, and keep with --save."""
+    """Measure, print, and save with --save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=1000, help="how many count; 1000 unless told")
+    parser.add_argument("--requests", type=int, default=1000, help="number of requests measured; default: 1000")
     parser.add_argument("--save", action="store_true", help=f"also write it to {RESULTS.relative_to(ROOT)}/soak.json")
     options = parser.parse_args()
     report = {**head(), **asyncio.run(soak(options.requests))}
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 async def soak(count: int) -> dict[str, Any]:
-    """Warm up, then `count` requests in `STEPS` parts with a sample of every process before, between and after."""
+    """Warm up, then run `count` requests in `STEPS` parts with a sample of every process before, between and after."""
     with Deployment(max_concurrent_requests=8, max_queue=8) as deployment:
         crowd = Crowd(deployment, SEED)
         await crowd.run(WARM_MIXED)
@@ -59,7 +59,7 @@ async def soak(count: int) -> dict[str, Any]:
             "sound, a tenth cancel it by id, a tenth have a deadline of 1 to 400 ms, a tenth are refused",
             "seed": SEED, "warmup": f"{WARM_MIXED} mixed, {min(WARM_SHORT, count)} of one id",
             "requests": count, "outcomes": dict(crowd.outcomes), "lost": count - sum(crowd.outcomes.values()),
-            "whole_answers_that_differ": 0,  # the crowd fails at the first
+            "whole_answers_that_differ": 0,  # the clients fail at the first difference
             "wall_s": round(time.monotonic() - start, 1), "restarts": deployment.admin("/v1")["restarts"],
             "log_lines_of_errors": len(deployment.complaints()), "left_at_the_end": deployment.leaks(),
             "grown_bytes": grown(samples), "bytes_per_1000_requests": slopes(samples), "samples": samples,
@@ -67,7 +67,7 @@ async def soak(count: int) -> dict[str, Any]:
 
 
 async def sample(deployment: Deployment, requests: int) -> dict[str, Any]:
-    """What every process holds once nothing runs. Fails when anything is held that belongs to a request."""
+    """Return what every idle process holds. Fails if anything belongs to a request."""
     await asyncio.to_thread(deployment.assert_clean)
     return {
         "requests": requests, "resident_bytes": resident(deployment), "descriptors": descriptors(deployment),
@@ -76,18 +76,18 @@ async def sample(deployment: Deployment, requests: int) -> dict[str, Any]:
 
 
 def threads(pid: int) -> int:
-    """Threads of a process."""
+    """Return the number of threads of a process."""
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
 def grown(samples: list[dict[str, Any]]) -> dict[str, int]:
-    """Resident bytes at the end less those at the start, by process."""
+    """Return the growth of resident bytes by process."""
     first, last = samples[0]["resident_bytes"], samples[-1]["resident_bytes"]
     return {name: last[name] - first[name] for name in last}
 
 
 def slopes(samples: list[dict[str, Any]]) -> dict[str, float]:
-    """Resident bytes per 1,000 requests by process: the least-squares slope over all samples."""
+    """Return the growth of resident bytes per 1,000 requests by process: the least-squares slope over all samples."""
     return {name: round(slope(samples, name)) for name in samples[0]["resident_bytes"]}
 
 

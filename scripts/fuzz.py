@@ -1,8 +1,7 @@
-"""Fuzz what reads strangers' bytes in the api, guided by coverage (atheris). Run by `make fuzz`; CI does without it.
+"""Fuzz the api's parsers of untrusted bytes, guided by coverage (atheris). Run by `make fuzz`, not by CI.
 
-One target at a time, until --cpu-seconds of processor time are used. A target lets through nothing but the refusals
-that a client is meant to see; any other exception, and any death of the process, is a finding, and libFuzzer leaves its
-input in --artifacts. What is found becomes a test.
+Runs one target until --cpu-seconds of CPU time are used. A target allows only the errors that clients may see. Any
+other exception or crash is a finding, and libFuzzer saves its input in --artifacts. Findings become tests.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LIMIT_BYTES: Final = 1 << 20
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Lets a refusal pass, one that a client is told of with a 4xx."""
+    """Ignore errors that are sent to clients as a 4xx."""
     from mstar_core.errors import MstarError
 
     try:
@@ -36,7 +35,7 @@ def refusals() -> Iterator[None]:
 
 
 def multipart(data: bytes) -> None:
-    """Any bytes in any pieces: the same parts, or the same refusal, as in one piece."""
+    """Check that any bytes give the same parts, or the same error, in pieces and as a whole."""
     from mstar_core.api.http.multipart import MultipartParser, PartData
     from mstar_core.errors import MstarError
 
@@ -65,7 +64,7 @@ def multipart(data: bytes) -> None:
 
 
 def headers(data: bytes) -> None:
-    """The header of a part, a content type, a trace, an id."""
+    """Parse a part header, a content type, a trace parent and an id."""
     from mstar_core.api.http.multipart import boundary_of, parse_part_header
     from mstar_core.api.requests import check_request_id, trace_id_of, unescaped
 
@@ -78,7 +77,7 @@ def headers(data: bytes) -> None:
 
 
 def strict_json(data: bytes) -> None:
-    """A JSON text, which is read as the standard library reads it, or refused."""
+    """Parse JSON, which must be read as the standard library reads it, or refused."""
     from mstar_core.api.http.strict_json import parse_json
 
     with refusals():
@@ -89,7 +88,7 @@ def strict_json(data: bytes) -> None:
 
 
 def bodies(data: bytes) -> None:
-    """A JSON body on each route: its fields, its messages, its parameters."""
+    """Parse a JSON body for each route: fields, messages, parameters."""
     from mstar_core.api.http.strict_json import parse_object
     from mstar_core.api.parse.fields import typed
     from mstar_core.api.parse.messages import collected
@@ -108,7 +107,7 @@ def bodies(data: bytes) -> None:
 
 
 def urls(data: bytes) -> None:
-    """Addresses of media: what is let through names the one host that may be fetched from."""
+    """Check media URLs: only the allowed host passes."""
     import asyncio
 
     from mstar_core.api.parse.media import Fetcher, data_of_url
@@ -124,7 +123,7 @@ def urls(data: bytes) -> None:
 
 
 def media(data: bytes) -> None:
-    """A file of any kind, as a pool process reads it."""
+    """Read a file of any type, as a pool process does."""
     from mstar_core.api.parse.media import sniff
     from mstar_core.plugin.media import MediaLimits, VideoFile, check_media, read_image, read_sound
     from mstar_core.plugin.processor import MediaPart
@@ -153,7 +152,7 @@ TARGETS: Final[dict[str, Target]] = {
 
 
 def seeds(name: str) -> list[bytes]:
-    """What the fuzzer begins with."""
+    """Return the initial corpus."""
     from tests.fakes import media as files
 
     part = b'--b\r\nContent-Disposition: form-data; name="a"; filename="x"\r\nContent-Type: a/b\r\n\r\nhi\r\n--b--\r\n'
@@ -176,7 +175,7 @@ def seeds(name: str) -> list[bytes]:
 
 
 def main() -> int:
-    """Returns 2 without atheris, 0 when the time is used up; libFuzzer ends the process with another at a finding."""
+    """Return 2 without atheris, 0 after the time is used; libFuzzer exits with another status at a finding."""
     parser = argparse.ArgumentParser(description="fuzz one target, guided by coverage")
     parser.add_argument("target", choices=sorted(TARGETS))
     parser.add_argument("--cpu-seconds", type=float, default=180.0, help="processor time to use")
@@ -203,7 +202,7 @@ def main() -> int:
 
 
 def counted(name: str, cpu_s: float) -> Target:
-    """The target, which ends the process once its processor time is used, and says how often it ran."""
+    """Return a target that exits after its CPU time and reports the number of executions."""
     run, runs = TARGETS[name], 0
 
     def one(data: bytes) -> None:
@@ -211,8 +210,8 @@ def counted(name: str, cpu_s: float) -> Target:
         run(data)
         runs += 1
         if runs % 64 == 0 and time.process_time() > cpu_s:
-            print(f"{name}: {runs} executions, {time.process_time():.0f} s of processor time, no finding", flush=True)
-            os._exit(0)  # libFuzzer's own end would take the exit for a finding
+            print(f"{name}: {runs} executions, {time.process_time():.0f} s of CPU time, no findings", flush=True)
+            os._exit(0)  # libFuzzer would report a regular exit as a finding
 
     return one
 

@@ -41,7 +41,7 @@ log = logging.getLogger("mstar.api")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """How a request finished. times_ms: queue, ttft, total."""
+    """End of a successful request. times_ms: queue, ttft, total."""
 
     finish_reason: str
     usage: dict[str, Any]
@@ -304,7 +304,7 @@ class Service:
 
     @contextmanager
     def _noted(self, live: LiveRequest, call: ParsedRequest) -> Iterator[None]:
-        # Every request ends here: its outcome is recorded, and the conductor is told to cancel it if it still runs.
+        # Every request ends here: its outcome is recorded, and the conductor cancels it if it still runs.
         error: BaseException | None = None
         self.telemetry.opened(live, call)
         try:

@@ -1,4 +1,4 @@
-"""A real api process object on a port of its own, in the test's loop, between fake peers."""
+"""A real api process object on its own port, in the test's loop, between fake peers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tests.fakes.kept_pool import KeptProcess
 from tests.fakes.speech_model import SPEC
 
 LIMIT_S = 60.0
-"""For what happens at once on an idle machine: long enough for one that stands still for seconds."""
+"""Time-out for events that are immediate on an idle machine; generous, because a busy machine may stall for seconds."""
 
 LIMITS = (0.05, 0.5, 5.0, 30.0)
-"""Deadlines to try one after the other, where a request has to have come somewhere before its deadline."""
+"""Deadlines to try in turn, for tests whose request must reach some state before its deadline."""
 
 
 @dataclasses.dataclass
 class Api:
-    """The api under test. client: HTTP to it. fake: everything behind it."""
+    """The api under test. client: HTTP client. fake: all other processes."""
 
     process: ApiProcess
     fake: FakeDeployment
@@ -39,23 +39,23 @@ class Api:
     url: str
 
     async def ready(self) -> None:
-        """Let the deployment become ready, and wait until the api has heard of it."""
+        """Let the deployment become ready, and wait until the api has received the message."""
         self.fake.ready()
         await self.until(lambda: self.process.link.deployment.problem() is None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something inside the api is so; for states that no message tells of."""
+        """Wait for a condition inside the api that no message reports."""
         async with asyncio.timeout(LIMIT_S):
-            while not condition():  # noqa: ASYNC110  a state of the part under test has no event for tests
+            while not condition():  # noqa: ASYNC110 the state of the tested part has no event for tests
                 await asyncio.sleep(0.002)
 
     async def clean(self) -> None:
-        """Wait until nothing of any request is left: the last byte of an answer may be read before that."""
+        """Wait until no request holds anything; the last byte of a response may be read before that."""
         await self.until(lambda: self.service_is_clean)
 
     @property
     def service_is_clean(self) -> bool:
-        """No request, place, slot, output_queue or lent tensor is left."""
+        """Return whether no request, place, slot, output queue or lent tensor is left."""
         return not len(self.process.registry) and not self.process.link.output_queues and not self.process.link.loans
 
 
@@ -72,7 +72,7 @@ async def running(
     fetcher: Fetcher | None = None,
     **changes: Any,
 ) -> AsyncIterator[Api]:
-    """An api between fake peers. changes: fields of ApiConfig or DeploymentSpec."""
+    """Run an api between fake peers. changes: fields of ApiConfig or DeploymentSpec."""
     with tempfile.TemporaryDirectory(prefix="mstar-api-") as folder:
         api_fields = {field.name for field in msgspec.structs.fields(ApiConfig)}
         config = ApiConfig(**{"host": "127.0.0.1", "port": 0, **{k: v for k, v in changes.items() if k in api_fields}})
@@ -109,5 +109,5 @@ async def running(
 
 @pytest.fixture
 def started() -> Started:
-    """Starts an api with the settings that the test wants."""
+    """Start an api with the given settings."""
     return running

@@ -1,4 +1,4 @@
-"""Many clients that listen to streams of paced sound, in a process of their own; each checks every byte that comes."""
+"""Many clients that receive streams of paced audio, in a separate process; each checks every byte."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SLOW_TURN_S: Final = 0.5
 
 @dataclass(slots=True)
 class Listened:
-    """What one client heard. latency_s: from the worker's send to the client, per chunk. at_s: when each came.
+    """Record of one client. latency_s: from the worker's send to the client, per chunk. at_s: arrival times.
 
-    wrong: chunks whose bytes were not the ones expected, or out of order. is_whole: the body had its regular end.
+    wrong: chunks with unexpected bytes or out of order. is_whole: the body ended regularly.
     """
 
     status: int = 0
@@ -40,7 +40,7 @@ class Listened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audience:
-    """How many clients of each kind. mute: read nothing. slow: read a few bytes a second. Both ask for large chunks."""
+    """Number of clients by kind. mute: read nothing. slow: read a few bytes per second. Both request large chunks."""
 
     good: int
     mute: int = 0
@@ -49,14 +49,14 @@ class Audience:
 
 @contextmanager
 def listening(port: int, audience: Audience) -> Iterator[Connection]:
-    """The clients, from the block's begin. Receive from the pipe: one list of `Listened` fields by kind."""
+    """Run the clients during the block. The pipe returns one list of `Listened` fields by kind."""
     with spawned(_run, port, audience) as pipe:
         yield pipe
 
 
 @contextmanager
 def spawned(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
-    """A process that calls target(*arguments, pipe), until the end of the block; gives the pipe's other end."""
+    """Run a process that calls target(*arguments, pipe) during the block; yields the other end of the pipe."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(*arguments, theirs))
@@ -70,7 +70,7 @@ def spawned(target: Callable[..., None], *arguments: object) -> Iterator[Connect
 
 
 def heard_of(found: dict[str, list[dict[str, Any]]]) -> dict[str, list[Listened]]:
-    """What came through the pipe, by kind of client."""
+    """Return the records from the pipe, by kind of client."""
     return {kind: [Listened(**each) for each in many] for kind, many in found.items()}
 
 
@@ -138,10 +138,10 @@ async def _bad(port: int, bytes_per_s: int) -> Listened:
                 piece = await loop.sock_recv(connection, int(bytes_per_s * SLOW_TURN_S)) if bytes_per_s else b""
                 heard.received_bytes += len(piece)
                 await asyncio.sleep(SLOW_TURN_S)
-    heard.at_s.append(time.monotonic())  # when the server cut it
+    heard.at_s.append(time.monotonic())  # when the server aborted it
     return heard
 
 
 async def _is_cut(connection: socket.socket) -> bool:
-    # A reset is an error that waits on the socket, whatever was read; reading on is not needed to see it.
+    # A reset is a pending error of the socket, which is visible without reading.
     return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0

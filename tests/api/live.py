@@ -1,4 +1,4 @@
-"""An api in a thread of its own, for tests that cannot be coroutines: property tests and clients that block."""
+"""An api in a separate thread, for tests that cannot be coroutines: property tests and blocking clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LiveApi:
         self._loop = loop
 
     def assert_good(self) -> None:
-        """It answers a good request, and nothing is held by any other."""
+        """Check that it serves a valid request and holds nothing of others."""
         answer = self.client.post("/generate", data={"text": "ok", "streaming": "false"})
         assert answer.status_code == 200, answer.text
         asyncio.run_coroutine_threadsafe(self._api.clean(), self._loop).result(LIMIT_S)
@@ -33,7 +33,7 @@ class LiveApi:
 
 @contextmanager
 def live_api(script: Script, model: ModelSpec, **changes: Any) -> Iterator[LiveApi]:
-    """An api that runs for the length of the block."""
+    """Run an api during the block."""
     started: list[LiveApi] = []
     failed: list[BaseException] = []
     is_up, ends = threading.Event(), asyncio.Event()
@@ -47,7 +47,7 @@ def live_api(script: Script, model: ModelSpec, **changes: Any) -> Iterator[LiveA
     def run() -> None:
         try:
             asyncio.run(serve())
-        except BaseException as error:  # noqa: BLE001  handed to the test
+        except BaseException as error:  # noqa: BLE001 raised in the test
             failed.append(error)
         finally:
             is_up.set()

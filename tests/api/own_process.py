@@ -1,4 +1,4 @@
-"""An api in a process of its own, so that what it costs can be told from what its clients and peers cost."""
+"""An api in a separate process, so that its CPU time is separate from that of clients and peers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def spec_in(folder: str, model: ModelSpec, *, api: dict[str, Any] | None = None, **changes: Any) -> DeploymentSpec:
-    """The spec of a deployment whose other processes are fakes."""
+    """Return the spec of a deployment whose other processes are fakes."""
     spec = DeploymentSpec(
         name="fake", model=model.name, plugin="fake", run_dir=folder, log_dir=folder,
         plan=Plan(ranks=(), placements=()), api=ApiConfig(**{"host": "127.0.0.1", "port": 0, **(api or {})}), **changes,
@@ -37,7 +37,7 @@ def spec_in(folder: str, model: ModelSpec, *, api: dict[str, Any] | None = None,
 
 
 class OwnApi:
-    """The process. Ends with the block of `own_api`."""
+    """The process. It ends with the block of `own_api`."""
 
     def __init__(self, process: Any, pipe: Connection) -> None:
         self.pid = int(process.pid)
@@ -50,18 +50,18 @@ class OwnApi:
         return pipe.recv()
 
     def ask(self) -> dict[str, Any]:
-        """What it holds, and the lags of its loop since the last time: seconds late, without waits for a core."""
+        """Return what it holds, and the loop delays since the last call: seconds, without waits for a core."""
         self._pipe.send("ask")
         found: dict[str, Any] = self._got(self._pipe)
         return found
 
     async def ready(self) -> None:
-        """Wait until it has heard that the deployment serves."""
+        """Wait until the deployment is ready for the api."""
         assert await asyncio.to_thread(self._got, self._pipe) == "ready"
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds so far, all threads."""
+        """Return the CPU seconds so far, all threads."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) * TICK_S
 
@@ -82,7 +82,7 @@ def _spec_path(spec: DeploymentSpec) -> Path:
 async def own_api(
     spec: DeploymentSpec, supervisor: str, module: str = "tests.fakes.speech_model"
 ) -> AsyncIterator[OwnApi]:
-    """An api that runs for the length of the block, with the `SPEC` of a module. Its peers need not be there yet."""
+    """Run an api during the block, with the `SPEC` of a module. Its peers may start later."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     _spec_path(spec).write_bytes(spec.encode())
@@ -136,7 +136,7 @@ async def _serve(process: ApiProcess, pipe: Connection) -> None:
 
 
 async def _probe(lags: list[float]) -> None:
-    """How late a sleeper of the loop is woken, less the time in which the thread waited for a core."""
+    """Measure how late a sleeping task resumes, minus the time in which the thread waited for a core."""
     while True:
         before, waited = time.monotonic(), run_delay_s()
         await asyncio.sleep(PROBE_S)
@@ -144,5 +144,5 @@ async def _probe(lags: list[float]) -> None:
 
 
 def run_delay_s() -> float:
-    """Seconds in which this thread could run and no core was free, since it began. Source: Linux, schedstat."""
+    """Return the seconds this thread was runnable without a core, since its start. Source: Linux, schedstat."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9

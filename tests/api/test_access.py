@@ -1,4 +1,4 @@
-"""Who may call and how: browsers, certificates, limits of a key; and the refusals that no other file provokes."""
+"""Access: browsers, certificates, limits of a key, and errors that no other file provokes."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_a_video_with_too_few_frames_is_refused() -> None:
 
 
 class Slow:
-    """A body of one piece whose next never comes."""
+    """A body whose second piece never arrives."""
 
     def __init__(self, piece: bytes) -> None:
         self._pieces = [piece]
@@ -171,7 +171,7 @@ async def test_a_body_below_the_floor_is_refused_at_the_end_of_its_window(window
 
 
 ODD = b"\xff"
-"""A byte that is no text: Sanic hands it on as half a character, which no header may hold."""
+"""A byte that is not valid text: Sanic passes it on as a lone surrogate, which headers cannot contain."""
 
 
 async def test_headers_that_are_no_text_are_refused_and_never_sent_back() -> None:

@@ -1,4 +1,4 @@
-"""Admission never leaks a place or a slot, keeps the order of arrival, and always moves."""
+"""The admission queue never leaks a place or slot, keeps the order of arrival, and always advances."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def _play(slots: int, queue: int, moves: list[tuple[str, int]]) -> None:
                 if not task.done():
                     await asyncio.sleep(0)
             if move != "cancel" and not task.done():
-                task.cancel()  # it was still waiting for its turn
+                task.cancel()  # it was still waiting for a slot
             await asyncio.gather(task, return_exceptions=True)
         await asyncio.sleep(0)
         assert admission.places == len(alive)

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: templates, media, streams, several answers, stop strings, sound, and the OpenAI client."""
+"""POST /v1/chat/completions: templates, media, streams, several answers, stop strings, audio, and the OpenAI client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def data_url(data: bytes, kind: str = "application/octet-stream") -> str:
 
 
 def user(*parts: dict[str, Any]) -> dict[str, Any]:
-    """A body with one message of these parts."""
+    """Return a body with one message of these parts."""
     return {"messages": [{"role": "user", "content": list(parts)}]}
 
 
@@ -41,7 +41,7 @@ def url_part(kind: str, data: bytes) -> dict[str, Any]:
 
 
 def events(answer: httpx.Response) -> list[Any]:
-    """The events of a stream, [DONE] as that word."""
+    """Return the events of a stream; [DONE] as that string."""
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     words = [part.removeprefix("data: ") for part in answer.text.split("\n\n") if part and not part.startswith(":")]
     return [word if word == "[DONE]" else json.loads(word) for word in words]
@@ -104,7 +104,7 @@ async def test_a_stream_tells_role_text_end_usage_and_done_in_that_order(started
 async def test_stop_strings_end_the_text_before_them_across_tokens(started: Started) -> None:
     def script(fake: FakeDeployment, request: NewRequest) -> None:
         for byte in b"one two three":
-            fake.text(request.handle, bytes([byte]))  # no end: the stop string is what ends it
+            fake.text(request.handle, bytes([byte]))  # no end message: the stop string ends the request
 
     async with started(script, model=SPEC) as api:
         for stop, shown, tokens in (("wo t", "one t", 9), (["zzz", " "], "one", 4), ("one", "", 3)):
@@ -180,7 +180,7 @@ async def test_a_client_that_leaves_ends_every_answer(started: Started) -> None:
 
     async with started(script, model=SPEC) as api:
         async with api.client.stream("POST", PATH, json={**HI, "n": 2, "stream": True}) as answer:
-            pieces = answer.aiter_raw()  # held: a dropped one closes the connection
+            pieces = answer.aiter_raw()  # keeps a reference: dropping it closes the connection
             await anext(pieces)
             await api.fake.next_request(2)
         await api.fake.until(lambda: len(api.fake.cancels) == 2)
@@ -246,7 +246,7 @@ FIRST = "messages[0].content[0].image_url"
 
 
 def image_at(url: str) -> dict[str, Any]:
-    """A body with one image part of this URL."""
+    """Return a body with one image part of this URL."""
     return user({"type": "image_url", "image_url": {"url": url}})
 
 

@@ -1,4 +1,4 @@
-"""The parts of streamed answers on their way to the connection: order, framing, turns, and who has gone."""
+"""Parts of streamed responses on their way to the connection: order, framing, batching, disconnects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mstar_core.api.http.sanic_protocol import LARGE_BYTES, RELEASE, UNCOPIED_BY
 
 
 class Connection:
-    """A Sanic protocol and its transport, as far as a body knows them. written: each call of `write`."""
+    """A Sanic protocol and its transport, as far as a body uses them. written: each call of `write`."""
 
     def __init__(self) -> None:
         self._can_write = asyncio.Event()

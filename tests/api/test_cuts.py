@@ -1,6 +1,6 @@
-"""Connections that are cut, at every place of a request and of an answer, on every route: nothing runs on.
+"""Connections cut at every position of a request and of a response, on every route: the request is cancelled.
 
-`MSTAR_CUTS=1` tries each single byte; without it each seventh, which is enough to meet every state of the parsers.
+`MSTAR_CUTS=1` tries every byte; by default every seventh, which reaches every state of the parsers.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ ROUTES: dict[str, dict[str, Any]] = {
 
 
 def bytes_of(request: httpx.Request) -> bytes:
-    """A request as it goes over the wire."""
+    """Return a request as bytes on the wire."""
     lines = [f"{request.method} {request.url.raw_path.decode()} HTTP/1.1".encode()]
     lines += [name + b": " + value for name, value in request.headers.raw]
     return b"\r\n".join(lines) + b"\r\n\r\n" + request.read()
 
 
 class Cutter:
-    """Sends one route's request and cuts it. names: the ids of the requests that it sent."""
+    """Sends a request of one route and cuts it. names: ids of the requests sent."""
 
     def __init__(self, api: Api, route: str) -> None:
         self.api = api
@@ -63,12 +63,12 @@ class Cutter:
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     def raw(self, name: str) -> bytes:
-        """The whole request under an id of its own."""
+        """Return the whole request with its own id."""
         headers = {"X-Request-ID": name}
         return bytes_of(self.api.client.build_request("POST", **self._what, headers=headers))
 
     async def cut(self, *, send: int | None = None, read: int = 0, until: bytes = b"", is_reset: bool = False) -> bytes:
-        """Send `send` bytes (all: None), read on to `until` and `read` bytes, and cut: by FIN, or by RST."""
+        """Send `send` bytes (None: all), read up to `until` and `read` more bytes, and cut: by FIN or by RST."""
         async with self._slots:
             name = f"cut-{self.route}-{len(self.names)}"
             self.names.append(name)
@@ -77,7 +77,7 @@ class Cutter:
             writer.write(data if send is None else data[:send])
             await writer.drain()
             got = await reader.readuntil(until) if until else b""
-            with suppress(asyncio.IncompleteReadError):  # times in an answer make it a few bytes shorter or longer
+            with suppress(asyncio.IncompleteReadError):  # times in a response change its length by a few bytes
                 got += await reader.readexactly(read) if read else b""
             if is_reset:
                 linger = struct.pack("ii", 1, 0)
@@ -86,14 +86,14 @@ class Cutter:
             return got
 
     def outcomes(self) -> list[str]:
-        """What became of the requests that ran, one each."""
+        """Return one outcome per request that ran."""
         registry = self.api.process.registry
         found = [registry.outcome(name, "") for name in self.names]
         return [outcome.status for outcome in found if outcome is not None]
 
 
 class Neighbour:
-    """A stream of sound that runs beside whatever is cut. Its chunks come when `feed` is called."""
+    """An audio stream that runs beside the cut connections. Its chunks arrive when `feed` is called."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -114,7 +114,7 @@ class Neighbour:
         self._api.fake.audio(self._request.handle, value=self._count)
 
     async def whole(self) -> bool:
-        """End it; whether every chunk came in order, unchanged."""
+        """End it and return whether every chunk arrived in order and unchanged."""
         assert self._request is not None and self._task is not None
         self._api.fake.finish(self._request.handle)
         lines = [json.loads(line) for line in (await self._task).text.splitlines() if line]
@@ -153,7 +153,7 @@ async def test_a_request_that_is_cut_anywhere_never_runs(record_property: Note) 
 
 
 def begun(fake: FakeDeployment, request: NewRequest) -> None:
-    """A script: one output of every kind that is asked for, and no end."""
+    """Script: one output of every requested kind, and no end."""
     for kind in request.outputs:
         match kind:
             case "text":
@@ -200,7 +200,7 @@ async def test_an_answer_that_is_cut_in_the_making_is_cancelled(record_property:
 
 
 async def all_cancelled(api: Api, seen: int, cancelled: int, least: int) -> None:
-    """Wait until the requests after the first `seen`, at least so many, were cancelled. Both are told by messages."""
+    """Wait until the requests after the first `seen`, at least `least`, were cancelled."""
 
     def are_cancelled() -> bool:
         ran = {request.handle for request in api.fake.requests[seen:]}
@@ -210,7 +210,7 @@ async def all_cancelled(api: Api, seen: int, cancelled: int, least: int) -> None
 
 
 async def waiting(cutter: Cutter) -> asyncio.StreamWriter:
-    """A connection whose request runs and whose answer has not begun."""
+    """Open a connection whose request runs and whose response has not begun."""
     api, seen = cutter.api, len(cutter.api.fake.requests)
     name = f"cut-{cutter.route}-{len(cutter.names)}"
     cutter.names.append(name)
@@ -236,7 +236,7 @@ async def test_an_answer_that_is_cut_anywhere_leaves_nothing(record_property: No
 
 
 async def body_of(api: Api, route: str) -> Any:
-    """A whole answer without what differs by request: ids and times."""
+    """Return a whole response without ids and times."""
     answer = await api.client.post(**ROUTES[route], headers={"X-Request-ID": "same"})
     assert answer.status_code == 200
     if answer.headers["content-type"].startswith("application/json"):
@@ -246,7 +246,7 @@ async def body_of(api: Api, route: str) -> Any:
 
 
 async def length_of_answer(cutter: Cutter) -> int:
-    """Bytes of the whole answer as they come over the wire."""
+    """Return the size of the whole response on the wire."""
     reader, writer = await asyncio.open_connection("127.0.0.1", cutter.api.process.port)
     writer.write(cutter.raw("length").replace(b"Connection: keep-alive", b"Connection: close"))
     data = await reader.read(-1)

@@ -1,4 +1,4 @@
-"""docs/http-api.md names every route, limit setting, metric and error code that clients can meet."""
+"""docs/http-api.md names every route, limit, metric and error code that clients can encounter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEVER_SEEN = {
 
 
 def codes_of_the_api() -> set[str]:
-    """Codes written out in the api's source, and those of the error classes."""
+    """Return the codes written in the api's source, and those of the error classes."""
     found: set[str] = set()
     for module in pkgutil.walk_packages(mstar_core.api.__path__, "mstar_core.api."):
         if not module.name.endswith("__main__"):

@@ -1,4 +1,4 @@
-"""Every status that a client can meet before anything runs, its shape, and that nothing leaks."""
+"""Every error status that a client can encounter before anything runs, its format, and that nothing leaks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GOOD = {"text": "x", "output_modalities": "audio"}
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
-    """The error object, after checks that hold for every error of every route."""
+    """Return the error object, after checks that hold for every error of every route."""
     for leak in ("Traceback", "/secret", "/etc", ".py", "site-packages"):
         assert leak not in answer.text, answer.text
     error: dict[str, Any] = answer.json()["error"]

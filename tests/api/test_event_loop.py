@@ -1,4 +1,4 @@
-"""The event loop that looks on before it sleeps: timers, other threads and descriptors are served as by any other."""
+"""The busy-polling event loop serves timers, other threads and descriptors like any other loop."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_body_that_begins_to_come_rouses_the_api_and_a_look_at_its_healt
 
 
 async def _spent(api: OwnApi, data: bytes) -> float:
-    """CPU seconds of the api in the half second after it got some bytes."""
+    """Return the CPU seconds of the api in the half second after it received some bytes."""
     _, writer = await asyncio.open_connection("127.0.0.1", api.port)
     before = api.cpu_s
     writer.write(data)

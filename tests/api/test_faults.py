@@ -1,4 +1,4 @@
-"""Requests that end badly in the middle: cancelled, cut off, late, failed, orphaned, or not read."""
+"""Requests that fail while they run: cancelled, cut, late, failed, orphaned, or not read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def rest_of(stream: Any) -> list[dict[str, Any]]:
 
 
 async def clean(api: Api) -> None:
-    """Wait until nothing of any request is left."""
+    """Wait until no request holds anything."""
     await api.until(lambda: api.service_is_clean)
 
 
@@ -45,7 +45,7 @@ async def test_a_failure_in_mid_stream_is_one_error_line_and_then_the_end(starte
         stream = answer.aiter_lines()
         request = await begun(api, stream)
         api.fake.fail(request.handle, "engine_error", 500, "node LLM failed")
-        await clean(api)  # what comes next comes from others, on sockets of their own
+        await clean(api)  # later messages come from other processes, on their own sockets
         api.fake.audio(request.handle)
         api.fake.finish(request.handle)
         (last,) = await rest_of(stream)
@@ -127,7 +127,7 @@ async def test_a_closed_connection_cancels_on_every_route() -> None:
             told = [(item.handle, "disconnect") for item in api.fake.requests]
             await api.fake.until(lambda told=told: [(c.handle, c.why) for c in api.fake.cancels] == told)  # type: ignore[misc]
             await clean(api)
-            api.fake.audio(request.handle, 100_000)  # too late: dropped, and its memory given back
+            api.fake.audio(request.handle, 100_000)  # too late: dropped, and its memory released
             await api.fake.until(lambda: api.fake.live_loans == 0)
 
 
@@ -172,9 +172,7 @@ async def test_the_death_of_the_conductor_fails_every_open_request_and_refuses_n
 async def test_outputs_of_a_dead_worker_that_arrived_are_a_whole_answer(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "mstar_core.api.output.queue.LOST_GRACE_S", 30.0
-    )  # a thread may stand still for longer than usual
+    monkeypatch.setattr("mstar_core.api.output.queue.LOST_GRACE_S", 30.0)  # a thread may stall longer than usual
     async with started() as api:
         task = asyncio.create_task(api.client.post("/generate", data=GOOD))
         request = await api.fake.next_request()

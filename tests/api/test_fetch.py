@@ -1,4 +1,4 @@
-"""Remote media: off by default, named hosts alone, public addresses alone, the checked address alone."""
+"""Remote media: disabled by default, only allowed hosts, only public addresses, only the checked address."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOSTS = ("media.example", "files.example:8443")
 
 
 def resolver(*answers: Sequence[str]) -> tuple[list[str], Any]:
-    """A resolver that gives these answers one after the other, and the hosts that it was asked for."""
+    """Return a resolver with these answers in turn, and the list of hosts it was called with."""
     asked: list[str] = []
 
     async def resolve(host: str, port: int) -> Sequence[str]:
@@ -94,13 +94,13 @@ async def test_the_connection_goes_to_the_address_that_was_checked() -> None:
         seen.append(request)
         return ok(request)
 
-    asked, resolve = resolver([PUBLIC], ["127.0.0.1"])  # a name that changes its mind at once
+    asked, resolve = resolver([PUBLIC], ["127.0.0.1"])  # a name whose address changes immediately
     fetch = Fetcher(HOSTS, 1000, resolve=resolve, transport=httpx.MockTransport(answer))
     assert await fetch.fetch("https://Media.Example/a.png?b=c", "x") == b"media"
     (request,) = seen
     assert str(request.url) == f"https://{PUBLIC}/a.png?b=c"
     assert (request.headers["host"], request.extensions["sni_hostname"]) == ("media.example", "media.example")
-    assert asked == ["media.example"]  # asked once: nothing resolves the name again
+    assert asked == ["media.example"]  # resolved once only
     assert not {"cookie", "authorization"} & set(request.headers)
     assert await code_of(fetch, "https://media.example/") == "remote_media_disabled"
 
@@ -173,7 +173,9 @@ async def test_redirects_are_judged_like_new_urls_and_counted() -> None:
         away = fetcher(lambda request, to=target: httpx.Response(302, headers={"Location": to}))  # type: ignore[misc]
         assert await code_of(away, "https://media.example/") == code
     moved = fetcher(hop, [PUBLIC], ["127.0.0.1"])
-    assert await code_of(moved, "https://media.example/2") == "remote_media_disabled"  # the second hop is asked anew
+    assert (
+        await code_of(moved, "https://media.example/2") == "remote_media_disabled"
+    )  # the second redirect is resolved again
 
 
 async def test_sizes_times_and_answers_are_bounded() -> None:
@@ -218,7 +220,7 @@ async def test_an_allowed_host_is_fetched_over_a_real_connection(started: Starte
         "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"http://{host}/a"}}]}]
     }
     fetcher = Fetcher((host,), 10_000, may_connect=lambda address: address.is_loopback)
-    async with server:  # for both, so that the port stays its own
+    async with server:  # for both, so that the port stays reserved
         async with started(echo, model=SPEC, remote_media=(host,)) as api:
             refused = await api.client.post("/v1/chat/completions", json=body)
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, "remote_media_disabled")
@@ -271,7 +273,7 @@ async def test_a_name_is_resolved_as_it_stands_in_host_and_certificate() -> None
     named = ("stra\u00dfe.example", "[2606:2800:220:1::1]", "2606:2800:220:1::1")
     fetch = Fetcher(named, 1000, resolve=resolve, transport=httpx.MockTransport(answer))
     await fetch.fetch("https://stra\u00dfe.example/", "x")
-    # The two standards for such names differ here: the older one, which getaddrinfo knows, means another host.
+    # Two standards for such names differ here: with the older one, used by getaddrinfo, the name is another host.
     assert asked[0] == seen[0].headers["host"] == seen[0].extensions["sni_hostname"] == "xn--strae-oqa.example"
     await fetch.fetch("https://[2606:2800:220:1::1]/", "x")
     assert seen[1].headers["host"] == "[2606:2800:220:1::1]"

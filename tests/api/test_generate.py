@@ -1,4 +1,4 @@
-"""POST /generate between fake peers: forms, streams, whole answers."""
+"""POST /generate between fake peers: forms, streams, whole responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/images/generations and /v1/images/edits: sizes, seeds, forms, kinds of files, and the OpenAI client."""
+"""POST /v1/images/generations and /v1/images/edits: sizes, seeds, forms, file formats, and the OpenAI client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def opened(data: str) -> Image.Image:
 
 
 def paint(fake: FakeDeployment, request: NewRequest) -> None:
-    """A script: an image of the size asked for, whose grey is the seed, and no text."""
+    """Script: an image of the requested size, whose gray value is the seed, and no text."""
     fake.image(request.handle, request.params["width"], request.params["height"], value=request.seed % 200)
     fake.finish(request.handle)
 
@@ -48,7 +48,7 @@ async def test_n_images_have_the_size_and_the_seeds_asked_for(started: Started) 
             assert entry["url"] is None and entry["revised_prompt"] is None
         first = api.fake.requests[0]
         assert set(first.outputs) == {"image", "text"}
-        assert first.params["max_output_tokens"] == 9  # what the model's surface sets for this route
+        assert first.params["max_output_tokens"] == 9  # set by the model's surface for this route
         await api.client.post(PAINT, json={"prompt": "a cat", "size": "32x16", "width": 24, "limit": 5})
         last = api.fake.requests[-1].params
         assert (last["width"], last["height"], last["max_output_tokens"]) == (24, 16, 5)

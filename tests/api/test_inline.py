@@ -1,4 +1,4 @@
-"""Prompts that the api prepares itself: which, with the same result and the same refusals, and no process asked."""
+"""Inline preprocessing: which prompts qualify, with the same results and errors as in a pool process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of a deployment file that no other test of the api shows at work: each with a value, and beside it."""
+"""Keys of a deployment file that no other api test covers: each changes the behavior."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ async def test_the_port_is_open_at_the_address_of_the_file_and_at_no_other(start
         with socket.create_connection(("127.0.0.1", url.port or 0), 5):
             pass
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.2", url.port or 0), 5)  # open for an api that listens on all addresses
+            socket.create_connection(
+                ("127.0.0.2", url.port or 0), 5
+            )  # accepted by an api that listens on all addresses
 
 
 @pytest.mark.parametrize("is_open", [False, True])

@@ -1,4 +1,4 @@
-"""Large bodies and answers of every route, while the loop's delay is measured from inside: nothing blocks it."""
+"""Large bodies and responses of every route do not block the event loop, whose delay is measured from inside."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.fakes.omni_model import SPEC
 
 LAG_S = 0.05
 TRIES = 4
-"""What blocks the loop does so each time; what another program does to the disk or the core, now and then."""
+"""Blocking shows in every try; interference by other programs only in some."""
 
 SOUND = 24_000 * 60
-"""Samples of the answer: a minute, 2.9 MB."""
+"""Samples of the response: a minute, 2.9 MB."""
 
 PNG = base64.b64encode(media.image(700, 600, "BMP")).decode()
 IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/bmp;base64,{PNG}"}}
 
 
 def answer(fake: FakeDeployment, request: NewRequest) -> None:
-    """Every output that is asked for, large."""
+    """Script: every requested output, large."""
     if "text" in request.outputs:
         fake.text(request.handle, b"a" * 200)
     if "audio" in request.outputs:
@@ -66,7 +66,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 async def lag_of(api: OwnApi, call: dict[str, Any]) -> tuple[int, float]:
-    """The status of a call and the longest delay of the loop while it ran."""
+    """Return the status of a call and the longest delay of the loop during it."""
 
     def ask() -> tuple[int, float]:
         api.ask()

@@ -1,4 +1,4 @@
-"""Each limit of media and of bodies, just below and just above; hostile files; what a pool process may not do."""
+"""Each limit of media and of bodies, just below and just above; hostile files; restrictions of pool processes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_images_come_upright_in_rgb() -> None:
     file = io.BytesIO()
     image = Image.new("RGB", (8, 4), "red")
     exif = image.getexif()
-    exif[274] = 6  # turned by a quarter
+    exif[274] = 6  # rotated by 90 degrees
     image.save(file, "JPEG", exif=exif)
     assert read_image(file.getvalue(), MediaLimits()).size == (4, 8)
     clear = io.BytesIO()
@@ -103,7 +103,7 @@ def test_images_come_upright_in_rgb() -> None:
     assert isinstance(grey, tuple) and abs(grey[0] - 156) <= 1
     two = io.BytesIO()
     Image.new("RGB", (3, 3)).save(two, "GIF", save_all=True, append_images=[Image.new("RGB", (3, 3), "white")])
-    assert read_image(two.getvalue(), MediaLimits()).getpixel((0, 0)) == (0, 0, 0)  # the first frame alone
+    assert read_image(two.getvalue(), MediaLimits()).getpixel((0, 0)) == (0, 0, 0)  # only the first frame
 
 
 @pytest.mark.parametrize("form", ["JPEG", "WEBP", "BMP", "TIFF", "GIF", "PNG"])
@@ -121,7 +121,7 @@ def test_sound_keeps_its_length_and_pitch_when_resampled() -> None:
 
 
 def png_of(width: int, height: int) -> bytes:
-    """A file whose header promises an image of that size."""
+    """Return a file whose header declares an image of this size."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -240,7 +240,7 @@ async def test_a_pool_process_has_no_network() -> None:
 
 
 async def test_more_images_than_the_model_reads_are_refused_before_any_is_decoded() -> None:
-    """The pool would say 422 of these: they begin as PNG files and are none."""
+    """The pool would respond 422: they start as PNG files but are invalid."""
     async with running(echo, model=SPEC) as api:
         broken = [("files", (f"{number}.png", b"\x89PNG\r\n\x1a\n" + b"\0" * 40)) for number in range(3)]
         answer = await api.client.post("/generate", data={"text": "x"}, files=broken)

@@ -1,4 +1,4 @@
-"""Messages that are lost, doubled, late or out of order, clocks that jump, ids that come again: one right end each."""
+"""Messages that are lost, duplicated, late or out of order, clock jumps, reused ids: one correct end each."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Note = Callable[[str, object], None]
 
 
 def wanted(handle_value: int) -> bytes:
-    """The sound of a request whose chunks begin with this value."""
+    """Return the audio of a request whose chunks start with this value."""
     return b"".join((handle_value + n).to_bytes(2, "little") * 64 for n in range(CHUNKS))
 
 
 def value_of(request: NewRequest) -> int:
-    """A value that no other request of the test has."""
+    """Return a value that no other request of the test has."""
     return 10 * int(request.request_id.partition("-")[2])
 
 
@@ -47,7 +47,7 @@ def sound_of(answer: httpx.Response) -> bytes:
 
 
 def code_of(answer: httpx.Response) -> str:
-    """The code of the error that ends an answer, or that is all of it."""
+    """Return the code of the error that ends a response, or that is the response."""
     last = lines_of(answer)[-1]
     return str((last["metadata"] if answer.status_code == 200 else last["error"])["code"])
 
@@ -92,7 +92,7 @@ async def test_a_lost_message_ends_its_request_by_the_deadline_and_no_other(
 ) -> None:
     def script(fake: FakeDeployment, request: NewRequest) -> None:
         number = value_of(request) // 10
-        lost = number % (CHUNKS + 2)  # each chunk in turn, the end, and nothing
+        lost = number % (CHUNKS + 2)  # each chunk in turn, the end, and none
         for index in range(CHUNKS):
             if index != lost:
                 chunk(fake, request, index)
@@ -120,7 +120,7 @@ async def test_an_id_that_comes_again_never_meets_words_of_its_former_life(start
     handles: list[int] = []
 
     def script(fake: FakeDeployment, request: NewRequest) -> None:
-        for old in handles[-3:]:  # what an earlier request of the name may still be sent
+        for old in handles[-3:]:  # messages that an earlier request with this name may still receive
             fake.audio(old, 64, value=9999, seq=CHUNKS)
             fake.finish(old, emitted=CHUNKS)
             fake.fail(old)
@@ -153,7 +153,7 @@ async def test_a_cancel_at_any_moment_is_one_outcome_and_leaves_nothing(
         if answer.status_code == 499:
             return "cancelled"
         last = lines_of(answer)[-1]
-        assert told.status_code in (200, 404)  # unknown: it came before its request
+        assert told.status_code in (200, 404)  # unknown: it arrived before its request
         assert last["modality"] == "done" or last["metadata"]["code"] == "cancelled"
         return "finished" if last["modality"] == "done" else "cancelled"
 

@@ -1,4 +1,4 @@
-"""Every series that /metrics exports can be made to move, and none holds a client's words."""
+"""Every metric of /metrics changes, and none contains client text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOOD = {"text": "x", "output_modalities": "audio"}
 
 
 async def values(api: Api) -> dict[str, float]:
-    """Sums by sample name over all labels."""
+    """Return sums by sample name over all labels."""
     answer = await api.client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert "client-words" not in answer.text
@@ -118,7 +118,7 @@ async def test_models_and_version_tell_what_is_served(started: Started) -> None:
 
 
 async def test_replayed_steps_show(started: Started) -> None:
-    """From what workers report, through the supervisor's sums over ranks, to the series."""
+    """Check the path from worker reports, through the supervisor's sums over ranks, to the metric."""
     reported = {
         "worker-0.LLM.graph_hits": 7.0, "worker-1.LLM.graph_hits": 5.0, "worker-0.LLM.graph_misses": 1.0,
         "worker-0.LLM.prefill_hits": 3.0, "worker-0.LLM.graph_bytes": 1024.0,

@@ -1,4 +1,4 @@
-"""The multipart parser: any valid body in any pieces, and nothing that is not one."""
+"""Multipart parser: accepts any valid body in any pieces, and nothing else."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
     return [*pieces, data[at:]]
 
 
-# Data made of what boundaries are made of, so that near misses come up all the time.
+# Data consists of characters of boundaries, so that near misses are frequent.
 DATA = st.lists(st.sampled_from([b"\r", b"\n", b"-", b"--", b"--boun", b"\r\n--boun", b"bound", b"x", b"\0"])).map(
     b"".join
 )
@@ -82,7 +82,7 @@ def test_any_valid_body_in_any_pieces_is_the_same_parts(parts: list[tuple[str, b
 @given(PARTS.filter(bool), st.data())
 def test_a_body_cut_anywhere_is_refused(parts: list[tuple[str, bytes]], data: st.DataObject) -> None:
     body = body_of(parts)
-    end = data.draw(st.integers(0, len(body) - 3))  # the last line break is not needed
+    end = data.draw(st.integers(0, len(body) - 3))  # the last line break is optional
     with pytest.raises(RequestError):
         parsed([body[:end]])
 

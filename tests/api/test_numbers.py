@@ -1,4 +1,4 @@
-"""Numbers of outputs: in the form that is asked for, of any size, as frames without base64."""
+"""Numeric outputs: in every format, of any size, as frames without base64."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def item(array: np.ndarray, dtype: str | None = None) -> OutputItem:
 
 
 def bfloat16(values: np.ndarray) -> np.ndarray:
-    """The bits of values that bfloat16 holds exactly."""
+    """Return the bits of values that bfloat16 represents exactly."""
     return (np.ascontiguousarray(values, dtype="<f4").view("<u4") >> 16).astype("<u2")
 
 
@@ -101,7 +101,7 @@ def test_text_of_many_numbers_is_refused_with_their_count() -> None:
 
 
 def send(array: np.ndarray, count: int = 1, modality: str = "tensor", dtype: str | None = None) -> Any:
-    """A worker that sends an array some times."""
+    """Return the script of a worker that sends an array some times."""
 
     def script(fake: FakeDeployment, request: NewRequest) -> None:
         for seq in range(count):
@@ -116,7 +116,7 @@ def send(array: np.ndarray, count: int = 1, modality: str = "tensor", dtype: str
 
 
 def frames(body: bytes) -> list[tuple[dict[str, Any], bytes]]:
-    """Headers and payloads."""
+    """Return headers and payloads."""
     found = []
     while body:
         head, size = struct.unpack_from("<IQ", body)
@@ -127,7 +127,7 @@ def frames(body: bytes) -> list[tuple[dict[str, Any], bytes]]:
 
 @pytest.mark.parametrize("streaming, steps", [("true", 3), ("false", 1)])
 async def test_large_outputs_come_as_frames_in_parts(streaming: str, steps: int, started: Started) -> None:
-    """Three steps of 24 MB: more than a queue, a line and a spool's first guess hold."""
+    """Three steps of 24 MB exceed a queue, a line and the first size of a spill file."""
     array = np.random.default_rng(0).integers(0, 255, (3, 2**23), dtype=np.uint8)
     async with started(send(array, steps), model=MODEL) as api:
         answer = await api.client.post(

@@ -1,4 +1,4 @@
-"""/openapi.json and /docs: true to the routes, the parameters and the answers; and hostile requests made from it."""
+"""/openapi.json and /docs match the routes, parameters and responses; hostile requests generated from them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ OPERATIONS = {found.ok().label: found.ok() for found in SCHEMA.get_all_operation
 
 
 def no_crash(ctx: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case) -> None:
-    """No status of ours, except where a request set itself a deadline that nobody can keep."""
+    """Check for server errors, except for requests with an impossible deadline."""
     assert response.status_code < 500 or response.status_code == 504, response.text
 
 
 CHECKS = (no_crash, status_code_conformance, content_type_conformance, response_schema_conformance)
 EXAMPLES = int(os.environ.get("MSTAR_EXAMPLES", "20"))
-"""Requests of each kind to each route; with MSTAR_EXAMPLES=1000 a night's worth."""
+"""Requests of each kind to each route; use MSTAR_EXAMPLES=1000 for a nightly run."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ CASES += [(label, GenerationMode.NEGATIVE) for label in sorted(OPERATIONS) if OP
 
 
 @pytest.mark.timeout(120 + EXAMPLES)
-@pytest.mark.filterwarnings("ignore")  # the generator's own, about what it cannot make
+@pytest.mark.filterwarnings("ignore")  # warnings of the generator about inputs it cannot create
 @pytest.mark.parametrize("label, mode", CASES, ids=[f"{mode.value} {label}" for label, mode in CASES])
 def test_no_request_is_answered_by_a_crash_or_against_the_description(
     label: str, mode: GenerationMode, server: LiveApi
@@ -105,7 +105,7 @@ def test_what_generate_reads_is_what_is_described() -> None:
 
 
 class Page(HTMLParser):
-    """What a browser would fetch or run, and the text."""
+    """Resources that a browser would load or run, and the text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

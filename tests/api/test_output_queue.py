@@ -1,4 +1,4 @@
-"""The output_queue of a request: order, one end, bounded memory."""
+"""Output queue of a request: order, one end, bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of one request that several pool processes read at once: which, by whom, and what a broken one costs."""
+"""Files of one request decoded by several pool processes: selection, distribution, and the effect of a broken file."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_what_cannot_be_shared_goes_to_one_process(size: int, files: Seque
 async def test_a_busy_pool_is_not_asked_for_more_than_one_job() -> None:
     async with pool_of(2) as pool:
         first = asyncio.create_task(pool.prompt(asked(image(), text="slow: ")))
-        while not pool.busy:  # noqa: ASYNC110  a job's start has no event for tests
+        while not pool.busy:  # noqa: ASYNC110 the start of a job has no event for tests
             await asyncio.sleep(0)
         made = await pool.prompt(asked(image(), image()))
         assert made.metadata["audio"]["pid"] in pool.pids

@@ -1,4 +1,4 @@
-"""The pool of processor processes: isolation of crashes, limits of time, and no process left behind."""
+"""Process pool: isolation of crashes, time limits, and no process left behind."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ TARGET = "tests.fakes.speech_model:Processor"
 SLOW = "tests.fakes.slow_start:Processor"
 LIMIT_S = 60.0
 JOB_S = 3.0
-"""For jobs that hang. Others take milliseconds, and may be held up for as long on a busy machine."""
+"""For jobs that hang. Others take milliseconds, but a busy machine may delay them this long."""
 
 
 class Counted(ProcessorProcess):
-    """The real one. starts: of all of them since the test set it to zero."""
+    """The real process. starts: number of starts since the test reset it."""
 
     starts = 0
 
@@ -61,7 +61,7 @@ def is_alive(pid: int) -> bool:
 
 
 def children() -> list[str]:
-    """Command lines of the processes that this one started, from any of its threads."""
+    """Return the command lines of the child processes of all threads."""
     lists = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
     return [Path(f"/proc/{pid}/cmdline").read_text() for pids in lists for pid in pids]
 
@@ -93,7 +93,7 @@ async def test_a_job_that_takes_too_long_is_ended_and_the_pool_goes_on() -> None
 
 
 class Gate:
-    """While it is open, processes of the slow target can start."""
+    """Processes of the slow target can start while it is open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -108,7 +108,7 @@ class Gate:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Gate:
-    """An open one."""
+    """Return an open gate."""
     return Gate(tmp_path / "gate")
 
 
@@ -117,14 +117,14 @@ async def test_nobody_waits_while_a_process_is_replaced(gate: Gate) -> None:
         (first,) = pool.pids
         gate.close()
         async with asyncio.timeout(LIMIT_S):
-            for _ in range(30):  # the fifth asks for a successor, which cannot start
+            for _ in range(30):  # the fifth requests a successor, which cannot start
                 assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
             assert pool.pids == [first]
             gate.open()
             while pool.pids == [first]:
                 assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
                 await asyncio.sleep(0.02)
-            while is_alive(first):  # noqa: ASYNC110  a process that is no longer the pool's has no event for tests
+            while is_alive(first):  # noqa: ASYNC110 a process that left the pool has no event for tests
                 await asyncio.sleep(0.02)
         pids = pool.pids
     assert not any(is_alive(pid) for pid in pids)
@@ -142,7 +142,7 @@ async def test_a_caller_that_goes_away_leaves_its_process_to_the_others() -> Non
     async with pool_of(size=2) as pool:
         gone = asyncio.create_task(pool.prompt(PromptRequest(text="hang")))
         async with asyncio.timeout(LIMIT_S):
-            while not pool.busy:  # noqa: ASYNC110  a job's start has no event for tests
+            while not pool.busy:  # noqa: ASYNC110 the start of a job has no event for tests
                 await asyncio.sleep(0.002)
         gone.cancel()
         assert (await pool.prompt(PromptRequest(text="abc"))).prompt_tokens == 3
@@ -163,7 +163,7 @@ async def test_those_who_left_hold_a_neighbour_up_for_one_job_at_most() -> None:
     Counted.starts = 0
     async with pool_of(job_s=JOB_S, make=Counted) as pool:
         gone = [asyncio.create_task(pool.prompt(PromptRequest(text=text))) for text in ("abc", *("hang",) * 8)]
-        await gone[0]  # the others were handed over with it, or wait behind
+        await gone[0]  # the others were sent in the next message, or wait
         for task in gone[1:]:
             task.cancel()
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Messages between the api and a pool process: what goes through memory, what through the pipe, what stays behind."""
+"""Messages between the api and a pool process: through memory, through the pipe, and what remains allocated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ends() -> Iterator[tuple[PoolPipe, PoolPipe]]:
 
 
 def taken_bytes(end: PoolPipe) -> int:
-    """Memory behind what this end sends."""
+    """Return the bytes allocated for messages of this end."""
     memory: Any = end._to_peer
     return os.fstat(memory._fd).st_blocks * 512
 
@@ -51,7 +51,7 @@ def test_messages_of_every_size_arrive_both_ways(ends: tuple[PoolPipe, PoolPipe]
         theirs.send(got)
         back = ours.receive()
         assert back["data"] == value["data"] and back["number"] == number
-        got["array"][:1] = 7  # it is the reader's own
+        got["array"][:1] = 7  # it belongs to the reader
     assert not theirs.poll()
 
 

@@ -1,4 +1,4 @@
-"""`python -m mstar_core.api` as the supervisor starts it: what it does when it cannot start, what it loads."""
+"""`python -m mstar_core.api` as started by the supervisor: failed starts, and loaded modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The robot policy socket with a WebSocket client: messages, parameters, errors, deadlines, keys, limits, ends."""
+"""Robot policy socket with a WebSocket client: messages, parameters, errors, deadlines, keys, limits, closing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATHS = ("/", "/v1/robot/policy")
 
 @asynccontextmanager
 async def robot(api: Api, path: str = "/", **options: Any) -> AsyncIterator[ClientConnection]:
-    """A client as openpi's: no compression, no limit; its greeting is read."""
+    """Connect like openpi's client, without compression or size limit, and read the greeting."""
     async with connect(f"{api.url.replace('http', 'ws')}{path}", compression=None, max_size=None, **options) as socket:
         assert unpacked(await received(socket)) == GREETING
         yield socket
@@ -41,7 +41,7 @@ async def infer(socket: ClientConnection, **more: Any) -> dict[str, Any]:
 
 
 async def failure(socket: ClientConnection) -> tuple[str, int, str]:
-    """The text, the close code and the close reason of a connection that fails."""
+    """Return the text, the close code and the close reason of a failed connection."""
     text = await asyncio.wait_for(socket.recv(), LIMIT_S)
     assert isinstance(text, str)
     with pytest.raises(ConnectionClosed):
@@ -51,7 +51,7 @@ async def failure(socket: ClientConnection) -> tuple[str, int, str]:
 
 
 async def refusal(api: Api, path: str = "/", headers: Mapping[str, str] | None = None) -> tuple[int, dict[str, Any]]:
-    """Status and error of a handshake that is refused."""
+    """Return status and error of a refused handshake."""
     with pytest.raises(InvalidStatus) as caught:
         async with robot(api, path, additional_headers=headers or {}):
             pass

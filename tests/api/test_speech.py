@@ -30,7 +30,7 @@ TYPES = {
 
 
 def decoded(data: bytes) -> tuple[int, int]:
-    """Rate and number of samples of a sound file."""
+    """Return rate and number of samples of an audio file."""
     with av.open(io.BytesIO(data)) as file:
         frames = list(file.decode(audio=0))
     return frames[0].sample_rate, sum(frame.samples for frame in frames)
@@ -65,7 +65,7 @@ async def test_every_format_is_what_it_says() -> None:
 
 
 def check_sound(answer: httpx.Response, name: str, *, is_whole: bool) -> None:
-    """Twelve chunks of sound in the format called `name`."""
+    """Check twelve chunks of audio in the format `name`."""
     assert answer.status_code == 200
     assert answer.headers["content-type"] == TYPES[name]
     assert answer.content.startswith(MAGIC.get(name, struct.pack("<h", 1)))

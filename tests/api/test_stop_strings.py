@@ -1,4 +1,4 @@
-"""Stop strings in text that comes in any pieces: as if the text had come whole."""
+"""Stop strings in text that arrives in any pieces: the same result as for the whole text."""
 
 from __future__ import annotations
 

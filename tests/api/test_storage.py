@@ -1,6 +1,6 @@
-"""A disk that takes no more: the request that needs it is refused, others are served, and all is well once it has room.
+"""Full disk: requests that need it are refused, others are served, and service resumes once there is space.
 
-The limit of file sizes stands in for a full disk: it needs no privilege, and the kernel refuses the write all the same.
+A file size limit simulates a full disk: it needs no privilege, and the kernel refuses the write.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tests.fakes.conductor import echo, speak
 from tests.fakes.omni_model import SPEC
 
 ROOM = 512 * 1024
-LARGE = media.image(900, 800, "BMP")  # over 1 MiB, so that it goes to a file
+LARGE = media.image(900, 800, "BMP")  # over 1 MiB, so it is spooled to a file
 SPOKEN = {"text": "x", "output_modalities": "audio"}
 
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """No file of this process grows beyond `ROOM`."""
+    """Limit the size of all files of this process to `ROOM`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, hard))
     try:
@@ -47,7 +47,7 @@ def descriptors() -> int:
 
 
 def open_files(folder: Path) -> list[str]:
-    """Files of the folder that this process holds open, also those without a name."""
+    """Return the files of the folder that this process holds open, including unnamed ones."""
     links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
     targets = [os.readlink(link) for link in links if os.path.lexists(link)]
     return [target for target in targets if target.startswith(str(folder))]
@@ -55,7 +55,7 @@ def open_files(folder: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def forms_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forms that are received whole keep their files in memory; these are about those that do not."""
+    """Disable whole bodies, because forms received whole keep their files in memory."""
     monkeypatch.setattr("mstar_core.api.http.body.WHOLE_BYTES", 1 << 20)
 
 
@@ -117,7 +117,7 @@ async def test_an_answer_that_cannot_wait_on_the_disk_fails_alone(started: Start
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """What comes until the end of the chunked body."""
+    """Return everything up to the end of the chunked body."""
     connection.settimeout(LIMIT_S)
     data = bytearray()
     while not data.endswith(b"0\r\n\r\n"):
@@ -153,7 +153,7 @@ async def test_a_folder_that_is_gone_is_a_refusal_and_no_failure(started: Starte
     async with started(speak(1), model=SPEC) as api:
         folder = api.process.spec.uploads
         folder.rmdir()
-        folder.write_bytes(b"")  # a file where the folder was: nothing can be kept below it
+        folder.write_bytes(b"")  # a file in place of the folder: nothing can be stored below it
         answer = await api.client.post("/generate", data={"text": "x"}, files={"files": ("a", LARGE)})
         assert told(answer) == (503, "storage_full")
         small = await api.client.post("/generate", data=SPOKEN, files={"files": ("a", media.image())})

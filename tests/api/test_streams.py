@@ -1,4 +1,4 @@
-"""Many streams of sound at once, from a worker at the pace of speech: nobody waits for those who do not listen."""
+"""Many concurrent audio streams from a paced worker: clients that do not read delay no others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes.speech_model import SPEC
 STREAMS = 31
 CHUNKS = 30
 STALL_S = 8.0
-"""Three times what a stream takes: were good ones held back, they would end only after the bad ones were cut."""
+"""Three times the duration of a stream: a good stream held back would end after the bad ones were aborted."""
 
 LAG_S = 0.05
 

@@ -20,7 +20,7 @@ VALUES = st.recursive(
 
 
 def outcome(parse: Any, data: bytes | str) -> tuple[str, str]:
-    """The value, with the types of its numbers and the order of its keys, or the refusal."""
+    """Return the value, with the types of its numbers and the order of its keys, or the refusal."""
     try:
         return "value", repr(parse(data))
     except (RequestError, ValueError):
@@ -28,7 +28,7 @@ def outcome(parse: Any, data: bytes | str) -> tuple[str, str]:
 
 
 def is_allowed(value: Any) -> bool:
-    """Whether strings are valid Unicode."""
+    """Return whether all strings are valid Unicode."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

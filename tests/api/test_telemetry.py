@@ -1,4 +1,4 @@
-"""What the api tells of requests: each change once, the whole of a request at its end, and never more than is kept."""
+"""Request telemetry: each change once, the complete state at the end, and bounded memory."""
 
 from __future__ import annotations
 

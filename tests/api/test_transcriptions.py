@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions: kinds of sound, instruction, forms of the answer, and the OpenAI client."""
+"""POST /v1/audio/transcriptions: audio formats, instruction, response formats, and the OpenAI client."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_bad_requests_name_their_field() -> None:
         await api.clean()
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # the client's model of usage is a union that ours is no member of
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the client's type of usage is a union without ours
 async def test_the_openai_client_transcribes(started: Started) -> None:
     async with started(echo, model=SPEC) as api:
         async with openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key="any") as client:

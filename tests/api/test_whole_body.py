@@ -1,4 +1,4 @@
-"""Forms that are read at once: in any pieces, followed by another request, cut, slow, refused. TLS: test_access."""
+"""Forms received as a whole: in any pieces, followed by another request, cut, slow, refused. TLS: test_access."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIELDS = {"text": "x", "streaming": "false"}
 
 
 def form(file: bytes = PICTURE, request_id: str = "one") -> bytes:
-    """A whole request."""
+    """Return a whole request."""
     parts = [f'name="{name}"\r\n\r\n{value}'.encode() for name, value in FIELDS.items()]
     parts.append(b'name="files"; filename="a"\r\n\r\n' + file)
     body = b"".join(b"--b\r\nContent-Disposition: form-data; " + part + b"\r\n" for part in parts) + b"--b--\r\n"
@@ -41,7 +41,7 @@ async def opened(api: Api) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 
 
 def held(api: Api) -> float:
-    """Bytes of bodies that the api holds."""
+    """Return the bytes of bodies that the api holds."""
     return api.process.link.gauges()["api.bodies_bytes"]
 
 
@@ -127,7 +127,7 @@ async def test_larger_forms_are_read_as_they_come_and_small_ones_count_against_t
 
 
 class Connection:
-    """A transport that is told by the test what comes. protocol: who is told."""
+    """A transport whose input the test provides. protocol: receiver of its events."""
 
     def __init__(self) -> None:
         self.protocol: Any = None

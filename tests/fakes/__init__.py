@@ -1,1 +1,1 @@
-"""Stand-ins for real parts; they obey the same rules and are told by tests what to do."""
+"""Fakes of real parts; they obey the same rules and are controlled by tests."""

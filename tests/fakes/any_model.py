@@ -1,4 +1,4 @@
-"""A model of every modality for tests of clients: it answers with what it was sent, and with fixed outputs."""
+"""A model of every modality for client tests: it returns its inputs and fixed outputs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SPEC: Final[ModelSpec] = dataclasses.replace(
 
 
 class Processor(SpeechProcessor):
-    """Its warnings list what it read, in order: modality, name, and the first digits of the content's sha256."""
+    """Its warnings list its inputs in order: modality, name, and the first digits of the SHA-256 of the content."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         super().__init__(folder, model_kwargs)
@@ -73,12 +73,12 @@ class Processor(SpeechProcessor):
 
 
 def facts(modality: str, name: str, data: bytes) -> str:
-    """How the processor tells of a file."""
+    """Return the description of a file."""
     return f"{modality} {name} {hashlib.sha256(data).hexdigest()[:8]}"
 
 
 def png(gray: np.ndarray) -> bytes:
-    """A PNG of one byte a pixel."""
+    """Return a PNG with one byte per pixel."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -93,7 +93,7 @@ PIXELS: Final = np.arange(20, dtype=np.uint8).reshape(4, 5)
 
 
 def everything(fake: FakeDeployment, request: NewRequest) -> None:
-    """A script: one output of each kind that was asked for, then the end."""
+    """Script: one output of each requested kind, then the end."""
     made: dict[str, Any] = {
         "image": PIXELS, "video": LATENTS, "action": ACTIONS, "scalar": SCALAR, "tensor": LATENTS
     }  # fmt: skip

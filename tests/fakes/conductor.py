@@ -1,4 +1,4 @@
-"""Supervisor, conductor and worker of a deployment as the api sees them, in the test's own loop.
+"""Fake supervisor, conductor and worker of a deployment, as the api sees them, in the test's loop.
 
 A test either gives a `script`, which answers each new request, or sends the messages itself.
 """
@@ -24,7 +24,7 @@ Script = Callable[["FakeDeployment", NewRequest], None]
 
 
 class FakeDeployment:
-    """The other processes. `received`: all that the api sent, in order. `script`: called for each new request."""
+    """The other processes. received: all messages of the api, in order. script: called for each new request."""
 
     def __init__(self, ipc: Path, script: Script | None = None) -> None:
         self.ipc = ipc
@@ -58,12 +58,12 @@ class FakeDeployment:
         self._context.term()
 
     def tell(self, *messages: Message, sender: str = "supervisor") -> None:
-        """Send to the api."""
+        """Send messages to the api."""
         for message in messages:
             self._couriers[sender].send("api", message)
 
     def ready(self) -> None:
-        """The deployment serves."""
+        """Make the deployment ready."""
         self.tell(
             self.up("conductor"),
             PeerUp(
@@ -82,23 +82,23 @@ class FakeDeployment:
         self.tell(PeerDown(name=name, incarnation=0, cause=cause))
 
     def audio(self, handle: int, samples: int = 2048, *, value: int = 7, seq: int | None = None) -> None:
-        """One chunk of sound."""
+        """Send one chunk of audio."""
         self.output(handle, "audio", np.full(samples, value, dtype=np.int16), seq=seq)
 
     def text(self, handle: int, data: bytes) -> None:
-        """One output of ids, one per byte."""
+        """Send one output of ids, one per byte."""
         self.output(handle, "text", np.frombuffer(data, dtype=np.uint8).astype(np.int64))
 
     def image(self, handle: int, width: int = 4, height: int = 2, *, value: int = 7) -> None:
-        """One image."""
+        """Send one image."""
         self.output(handle, "image", np.full((height, width, 3), value, dtype=np.uint8))
 
     def prompt(self, request: NewRequest) -> str:
-        """What the processor made of the request, as text: ids that are bytes."""
+        """Return the processed prompt as text: ids that are bytes."""
         return bytes(self._tensors.copy(request.inputs["tokens"]).astype(np.uint8).tolist()).decode()
 
     def output(self, handle: int, modality: str, array: Any, *, seq: int | None = None, finishes: bool = False) -> None:
-        """finishes: with the request's end, as a worker tells it whose run finishes a request."""
+        """Send an output. finishes: with the end of the request, as a worker does in its last run."""
         number = self._seq.get(handle, 0) if seq is None else seq
         self._seq[handle] = max(number + 1, self._seq.get(handle, 0))
         ref = self._tensors.put(array, "api")
@@ -123,7 +123,7 @@ class FakeDeployment:
         return self._tensors.live
 
     def of(self, kind: type[M]) -> list[M]:
-        """All messages of a kind that came so far."""
+        """Return all messages of a type received so far."""
         return [message for _, message in self.received if isinstance(message, kind)]
 
     @property
@@ -135,7 +135,7 @@ class FakeDeployment:
         return self.of(CancelRequest)
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        """Wait until a message made `condition` true."""
+        """Wait until a message makes `condition` true."""
         if condition():
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -144,7 +144,7 @@ class FakeDeployment:
             await future
 
     async def next_request(self, count: int = 1) -> NewRequest:
-        """The `count`-th request since the start."""
+        """Return the `count`-th request since the start."""
         await self.until(lambda: len(self.requests) >= count)
         return self.requests[count - 1]
 
@@ -182,7 +182,7 @@ class FakeDeployment:
 
 
 def speak(chunks: int, reason: str = "stop") -> Script:
-    """A script: so many chunks of sound, then the end."""
+    """Script: some chunks of audio, then the end."""
 
     def answer(fake: FakeDeployment, request: NewRequest) -> None:
         for index in range(chunks):
@@ -193,12 +193,12 @@ def speak(chunks: int, reason: str = "stop") -> Script:
 
 
 def begin(fake: FakeDeployment, request: NewRequest) -> None:
-    """A script: one chunk of sound, and the rest is up to the test."""
+    """Script: one chunk of audio; the test sends the rest."""
     fake.audio(request.handle)
 
 
 def say(*pieces: bytes) -> Script:
-    """A script: text in these pieces of ids, then the end."""
+    """Script: text in these pieces of ids, then the end."""
 
     def answer(fake: FakeDeployment, request: NewRequest) -> None:
         for piece in pieces:
@@ -209,7 +209,7 @@ def say(*pieces: bytes) -> Script:
 
 
 def echo(fake: FakeDeployment, request: NewRequest) -> None:
-    """A script: every output that is asked for; the text is the prompt, as one id per byte."""
+    """Script: every requested output; the text is the prompt, one id per byte."""
     if "text" in request.outputs:
         for byte in fake.prompt(request).encode():
             fake.text(request.handle, bytes([byte]))

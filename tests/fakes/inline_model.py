@@ -1,4 +1,4 @@
-"""The small speech model with a processor that the api makes for itself too; prompts tell which process made them."""
+"""The small speech model with an inline processor; outputs tell which process prepared the prompt."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.fakes.speech_model import SPEC as SPEECH
 from tests.fakes.speech_model import Processor as SpeechProcessor
 
 SLOW: Final = "slow: "
-"""A text that begins so is none for the api's own loop."""
+"""Texts with this prefix do not run inline."""
 
 WRONG: Final = "wrong"
-"""Of this text the processor cannot say whether it is quick."""
+"""For this text the processor fails to decide."""
 
 
 class Processor(SpeechProcessor):
-    """Texts are quick. model_kwargs: `lacks` makes it one that cannot be warmed up; `inline_bytes` is what it names."""
+    """Texts run inline. model_kwargs: `lacks` disables the warm-up; `inline_bytes` sets the size limit."""
 
     is_warm = False
 
@@ -31,7 +31,7 @@ class Processor(SpeechProcessor):
 
     def warm_up(self) -> None:
         if "lacks" in self.kwargs:
-            raise WeightsError("there is no tokenizer")
+            raise WeightsError("the tokenizer is missing")
         self.is_warm = True
 
     def is_inline(self, request: PromptRequest) -> bool:

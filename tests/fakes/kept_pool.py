@@ -1,6 +1,6 @@
-"""Pool processes that outlive the api that used them: starting one costs a test more than everything else that it does.
+"""Pool processes reused by several apis, because starting one takes longer than the rest of a test.
 
-A process that was killed, or has died, is never handed on. The interpreter ends those that are left with its own end.
+Killed and dead processes are not reused. The interpreter ends the remaining ones at its exit.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, Final
 from mstar_core.api.preprocess.process import ProcessorProcess
 
 KEPT: Final[dict[str, list[tuple[SpawnProcess, Connection, bool, bool]]]] = defaultdict(list)
-"""Idle processes by what they were started for."""
+"""Idle processes by their arguments."""
 
 STARTER: Final = ThreadPoolExecutor(1, thread_name_prefix="kept-pool")
-"""Starts them all: a process ends with the thread that started it, and a pool's threads end with the pool."""
+"""Starts all processes: a process ends with the thread that started it, and a pool's threads end with the pool."""
 
 
 class KeptProcess(ProcessorProcess):
-    """As the real one, but `stop` keeps a process that still works, and `start` takes one that was kept."""
+    """Like the real process, but `stop` keeps a working process, and `start` takes a kept one."""
 
     def __init__(self, target: str, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         super().__init__(target, folder, model_kwargs)

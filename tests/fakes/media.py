@@ -1,4 +1,4 @@
-"""Small real files of every kind that is read, made here."""
+"""Small real media files of every supported type."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from PIL import Image
 
 
 def image(width: int = 8, height: int = 6, form: str = "PNG", mode: str = "RGB") -> bytes:
-    """An image file."""
+    """Return an image file."""
     file = io.BytesIO()
     Image.new(mode, (width, height), 90 if mode != "RGB" else (200, 40, 90)).save(file, form)
     return file.getvalue()
 
 
 def wav(seconds: float = 0.1, rate: int = 16_000, channels: int = 1) -> bytes:
-    """A tone as WAV, PCM16."""
+    """Return a tone as WAV, PCM16."""
     count = int(seconds * rate)
     samples = [int(8000 * math.sin(0.1 * i)) for i in range(count) for _ in range(channels)]
     file = io.BytesIO()
@@ -33,7 +33,7 @@ def wav(seconds: float = 0.1, rate: int = 16_000, channels: int = 1) -> bytes:
 
 
 def coded(form: str, codec: str, seconds: float = 0.5, rate: int = 48_000) -> bytes:
-    """A tone in a container of PyAV's name `form`."""
+    """Return a tone in the PyAV container `form`."""
     file = io.BytesIO()
     with av.open(file, "w", format=form) as out:
         stream = out.add_stream(codec, rate=rate)
@@ -49,7 +49,7 @@ def coded(form: str, codec: str, seconds: float = 0.5, rate: int = 48_000) -> by
 
 
 def video(width: int = 32, height: int = 16, frames: int = 10, rate: int = 10, form: str = "mp4") -> bytes:
-    """A video without sound; frame i is grey of level 20 * i."""
+    """Return a video without audio; frame i is gray of level 20 * i."""
     file = io.BytesIO()
     with av.open(file, "w", format=form) as out:
         stream = out.add_stream("mpeg4" if form != "webm" else "libvpx-vp9", rate=rate)

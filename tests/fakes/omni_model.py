@@ -1,4 +1,4 @@
-"""A model of every modality and every route, for tests of the api: no weights, a template with roles, real media."""
+"""A model of every modality and route for api tests: no weights, a chat template, real media."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ TEXT_ONLY = replace(
 
 
 class Processor:
-    """One id per byte of the prompt as the template writes it; media become words that tell their size."""
+    """One id per byte of the formatted prompt; media become words with their size."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         self.kwargs = model_kwargs

@@ -1,4 +1,4 @@
-"""A deployment whose worker speaks at a steady pace to as many streams as are open, one message per step and lane."""
+"""A deployment whose worker sends audio at a steady pace to all open streams, one message per step and lane."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.fakes.conductor import FakeDeployment
 SAMPLES: Final = 2048
 RATE: Final = 24_000
 PACE_S: Final = SAMPLES / RATE
-"""A chunk of sound each 85.3 ms: 11.7 a second, as the speech models make them."""
+"""A chunk of audio each 85.3 ms: 11.7 per second, as speech models generate them."""
 
 STAMP_BYTES: Final = 16
 LANES: Final = 4
-"""Steps between which the streams are spread, as a worker's batches would."""
+"""Steps over which the streams are spread, like a worker's batches."""
 
 LARGE: Final = 64
-"""A prompt of `large` makes chunks so many times longer, without end: sound that nobody can listen to."""
+"""A prompt of `large` gets chunks this many times longer, without end, for clients that do not read."""
 
 
 def chunk(index: int, stamp_ns: int, times: int = 1) -> np.ndarray:
-    """Chunk `index` of any stream: when it was sent and its number (i64 each), then its number in every sample."""
+    """Return chunk `index` of any stream: send time and number (i64 each), then the number in every sample."""
     made = np.full(SAMPLES * times, index & 0x7FFF, dtype=np.int16)
     made[: STAMP_BYTES // 2] = np.array([stamp_ns, index], dtype=np.int64).view(np.int16)
     return made
@@ -48,9 +48,9 @@ class Spoken:
 
 
 class PacedDeployment(FakeDeployment):
-    """Answers every request with `chunks` chunks, large ones until it is cancelled. pace_s None: all of them at once.
+    """Answers every request with `chunks` chunks, large ones until cancelled. pace_s None: all at once.
 
-    sent: chunks so far. behind_s: how much later than planned each step came, which is the load of the machine.
+    sent: chunks so far. behind_s: delay of each step, which shows the load of the machine.
     """
 
     def __init__(self, ipc: Path, *, chunks: int, pace_s: float | None = PACE_S) -> None:
@@ -76,7 +76,7 @@ class PacedDeployment(FakeDeployment):
         self.close()
 
     async def serve(self) -> None:
-        """Wait for the api, and tell it that the deployment serves."""
+        """Wait for the api, and make the deployment ready."""
         await self.until(lambda: bool(self.received))
         self.ready()
 

@@ -1,4 +1,4 @@
-"""The quick model with images that are read apart: each becomes a tensor that tells who read it, and its number."""
+"""The inline model with images decoded in parallel: each becomes a tensor with its decoder's pid and its number."""
 
 from __future__ import annotations
 

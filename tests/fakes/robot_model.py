@@ -1,4 +1,4 @@
-"""A model that serves robots: its actions are the observation's state, once for each step. No weights."""
+"""A model for robots, without weights: its actions are the observation's state, repeated for each step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Params:
 
 
 class Processor(SpeechProcessor):
-    """The state as the prompt's ids."""
+    """Returns the state as ids of the prompt."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         super().__init__(folder, model_kwargs)
@@ -62,7 +62,7 @@ SPEC: Final[ModelSpec] = dataclasses.replace(
 
 
 def act(fake: FakeDeployment, request: NewRequest) -> None:
-    """A script: the state, once for each step, and the end."""
+    """Script: the state, once for each step, and the end."""
     state = fake._tensors.copy(request.inputs["tokens"]).astype(np.float32)
     fake.output(request.handle, "action", np.stack([state + step for step in range(STEPS)]))
     fake.finish(request.handle)

@@ -1,4 +1,4 @@
-"""A small speech model for tests of the api: no weights, a processor whose prompt can be told to misbehave."""
+"""A small speech model for api tests, without weights; words in the prompt make its processor misbehave."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SPEC = ModelSpec(
 
 
 class Utf8:
-    """Ids are bytes; half a character is held back."""
+    """Detokenizer whose ids are bytes; incomplete characters are held back."""
 
     def __init__(self) -> None:
         self._held = b""

@@ -241,7 +241,7 @@ def take_header_id(exchange: Exchange) -> None:
 
 EVENTS: Final = "text/event-stream; charset=utf-8"
 PING: Final = b": ping\n\n"
-"""Comment that keeps the connection alive while there is no output."""
+"""Comment that keeps the connection alive between outputs."""
 
 DONE: Final = b"data: [DONE]\n\n"
 

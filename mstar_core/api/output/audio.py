@@ -157,7 +157,7 @@ class AvEncoder:
         if form.container == "ogg" and isinstance(sink, _Sink):
             self._container.options["page_duration"] = "100000"
         context = self._stream.codec_context
-        self._container.start_encoding()  # writes the header even if there are no samples
+        self._container.start_encoding()  # writes the header even without samples
         self._resampler = av.AudioResampler(
             format=context.format, layout=self._layout, rate=context.sample_rate, frame_size=context.frame_size or 4096
         )

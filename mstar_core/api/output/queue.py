@@ -30,7 +30,7 @@ LEAST_SPOOLED: Final = 8
 
 NOTHING: Final[Array] = np.zeros(0, dtype=np.uint8)
 LOST_GRACE_S: Final = 0.25
-"""How long outputs sent by a worker before it died may still be in transit."""
+"""Grace period for outputs that a worker sent before it died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class OutputItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a successful request ended. counts: loop and port counts of all walks."""
+    """End of a successful request. counts: loop and port counts of all walks."""
 
     reason: str
     counts: Mapping[str, int] = field(default_factory=dict)

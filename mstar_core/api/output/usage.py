@@ -15,7 +15,7 @@ MEDIA: Final = ("image", "audio", "video")
 
 @dataclass(frozen=True, slots=True)
 class SampledPorts:
-    """Where a model samples ids. ports: of nodes; looped: node by loop; firsts: sampling nodes of loopless walks."""
+    """Sampling ports of a model. ports: of nodes; looped: node by loop; firsts: sampling nodes of loopless walks."""
 
     ports: frozenset[str]
     looped: Mapping[str, str]

@@ -51,7 +51,7 @@ async def cancel(exchange: Exchange) -> HTTPResponse:
 def unknown() -> NotFound:
     """Return the error for an unknown id, which is also used for requests of other API keys."""
     return NotFound(
-        "there is no request with this id",
+        "the request id is unknown",
         hint="finished requests are remembered only for a while",
         code="request_not_found",
     )
