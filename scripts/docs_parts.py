@@ -16,6 +16,21 @@ from docs_metrics import METRIC_FILES, METRIC_PARTS
 from docs_top import TOP_FILES, TOP_PARTS
 
 ROOT = Path(__file__).resolve().parent.parent
+SHOWN = (
+    "ready_s",
+    "mstarctl_help",
+    "one_id_request",
+    "one_id_request_added",
+    "first_audio_streams_1",
+    "first_audio_streams_8",
+    "first_audio_streams_32",
+    "realtime_factor_streams_1",
+    "realtime_factor_streams_8",
+    "worker_cpu_per_step_streams_32",
+    "api_cpu_per_chunk_streams_32",
+    "idle_cpu",
+)
+"""Figures of the performance page; the file has all of them."""
 
 
 def make_targets() -> str:
@@ -105,7 +120,7 @@ def wire_schema() -> str:
 
 
 def figures() -> str:
-    """The newest file of figures under bench/results/ as a table with its conditions. Form: docs/performance.md."""
+    """Table of the chosen figures in the newest file under bench/results/, with its conditions."""
     found = (ROOT / "bench" / "results").glob("*.json")
     stored = sorted(path for path in found if not path.name.endswith(".samples.json"))  # names begin with the time
     if not stored:
@@ -116,8 +131,9 @@ def figures() -> str:
     )
     source = f"`{stored[-1].name}`: {run['when']}, commit {run['commit']}, {run['model']}; {env}"
     head = f"{source}. Made by `{run['command']}`."
-    columns = ("p50", "p95", "min", "max", "n", "unit")
-    rows = ((name, *(_cell(each.get(key)) for key in columns)) for name, each in sorted(run["metrics"].items()))
+    columns = ("p50", "min", "max", "n", "unit")
+    chosen = {name: run["metrics"][name] for name in SHOWN if name in run["metrics"]}
+    rows = ((name, *(_cell(each.get(key)) for key in columns)) for name, each in chosen.items())
     return head + "\n\n" + table(("figure", *columns), rows)
 
 

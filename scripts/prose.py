@@ -33,7 +33,10 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b(?:by|takes?|at) the word of\b"), "say which source is used"),
     (re.compile(r"\bgives? way\b"), "use yields or is preempted"),
     (re.compile(r"\bin company\b"), "use batched together"),
-    (re.compile(r"\b(?:is|are) no (?!longer|more\b|less\b|later\b|other\b)(?=[a-z])"), "say what it is or must be"),
+    (
+        re.compile(r"(?<!there )(?<!There )\b(?:is|are) no (?!longer|more\b|less\b|later\b|other\b)(?=[a-z])"),
+        "say what it is or must be",
+    ),
 )
 
 

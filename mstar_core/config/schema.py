@@ -266,7 +266,9 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         le=256,
     ),
     _api("max_n", "integer", "Most answers (`n`) of one request.", ge=1, le=128),
-    _api("max_requests_per_key", "integer", "Most requests of one API key at once; 0 is no limit.", ge=0, le=1_048_576),
+    _api(
+        "max_requests_per_key", "integer", "Most requests of one API key at once; 0 means no limit.", ge=0, le=1_048_576
+    ),
     _api("tls_cert", "string", "PEM file with the certificate; the api then speaks HTTPS alone.", nullable=True),
     _api("tls_key", "string", "PEM file with the certificate's key.", nullable=True),
     _api("cors_origins", "list of string", "Origins that browsers may call from.", default_text="null", nullable=True),
