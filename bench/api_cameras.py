@@ -28,7 +28,7 @@ from bench.serving.figures import median
 from bench.serving.in_turn import by_figure, keep, measured, parser_of, ratios
 from mstar_core.messages.flow import Outputs
 from mstar_core.messages.requests import NewRequest
-from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, Sizes
+from mstar_pi05.checkpoint.config import ACTION_WIDTH, Sizes
 from mstar_pi05.deployment import read_deployment
 from mstar_pi05.plugin import spec
 from tests.api.own_process import own_api, spec_in

@@ -38,7 +38,7 @@ from mstar_core.messages.requests import RequestFinished
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.messages.work import RunWalks, WalkDone
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint, open_transport
-from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, Sizes
+from mstar_pi05.checkpoint.config import ACTION_WIDTH, Sizes
 from tests.api.own_process import own_api, spec_in
 
 WORKER: Final = "worker-0"

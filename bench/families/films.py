@@ -30,11 +30,8 @@ from bench.families.sections import Sections
 from bench.serving.deployment import Plan, Served, gpu_state
 from bench.serving.figures import ROOT, Figures
 from bench.serving.watch import note_stations, watched
-from mstar_vjepa2.checkpoint import names
 from mstar_vjepa2.checkpoint.config import RELEASED_AC, released
-from mstar_vjepa2.nodes.ac_predictor import ActionPredictor
-from mstar_vjepa2.nodes.encoder import Encoder
-from mstar_vjepa2.nodes.predictor import MaskedPredictor
+from mstar_vjepa2.published import PublishedWeights, action_weights, base_weights
 
 HAS_VIDEO: Final = find_spec("av") is not None
 """Whether PyAV is here; without it no clip can be made, nor read by the server."""
@@ -277,54 +274,40 @@ def write_checkpoint(model: str, folder: Path, device: str = "cuda") -> Path:
     shapes = checkpoint_shapes(model)
     weights = {name: _drawn(name, shape, generator, device).cpu() for name, shape in shapes.items()}
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(CHECKPOINTS[model]()[0]))
+    (folder / "config.json").write_text(json.dumps(CONFIGS[model]()))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
 def checkpoint_shapes(model: str) -> dict[str, tuple[int, ...]]:
-    """Every published tensor of a model by name."""
-    _, published, rules, modules, masks = CHECKPOINTS[model]()
-    places = [(each.state_dict(), rule) for each, rule in zip(modules, rules, strict=True)]
-    return {name: _shape(name, places, masks) for name in published}
+    """Return the shape of every published tensor of a model, by name."""
+    return WEIGHTS[model]().shapes()
 
 
-def _base() -> tuple[Any, ...]:
-    facts = released("vitl")
-    vit = facts.encoder.vit
-    with torch.device("meta"):
-        modules = (Encoder(facts.encoder), MaskedPredictor(facts))
-    config = {"model_type": "vjepa2", "hidden_size": vit.width, "num_hidden_layers": vit.layers,
-              "num_attention_heads": vit.heads, "mlp_ratio": 4.0}  # fmt: skip
-    published = names.hub_names(vit.layers, facts.predictor.layers)
-    return config, published, (names.ENCODER, names.PREDICTOR), modules, facts.mask_tokens
+def _base_config() -> dict[str, Any]:
+    vit = released("vitl").encoder.vit
+    return {
+        "model_type": "vjepa2", "hidden_size": vit.width, "num_hidden_layers": vit.layers,
+        "num_attention_heads": vit.heads, "mlp_ratio": 4.0,
+    }  # fmt: skip
 
 
-def _action() -> tuple[Any, ...]:
+def _action_config() -> dict[str, Any]:
     own, vit = RELEASED_AC.predictor, RELEASED_AC.encoder.vit
-    with torch.device("meta"):
-        modules = (Encoder(RELEASED_AC.encoder), ActionPredictor(RELEASED_AC))
-    config = {
+    return {
         "model_type": "vjepa2_ac",
         "encoder": {"hidden_size": vit.width, "num_hidden_layers": vit.layers, "num_attention_heads": vit.heads,
                     "mlp_ratio": vit.inner / vit.width},
         "ac_predictor": {"predictor_embed_dim": own.width, "depth": own.layers, "num_heads": own.heads,
                          "mlp_ratio": own.inner / own.width, "use_extrinsics": False, "max_latent_frames": 32},
     }  # fmt: skip
-    return config, names.official_ac_names(vit.layers, own.layers), (names.ENCODER, names.ACTION), modules, 1
 
 
-CHECKPOINTS: Final[Mapping[str, Callable[[], tuple[Any, ...]]]] = {"vjepa2": _base, "vjepa2_ac": _action}
-
-
-def _shape(name: str, places: list[tuple[Mapping[str, torch.Tensor], names.Rules]], masks: int) -> tuple[int, ...]:
-    for held, rule in places:
-        spot = names.spot(names.plain(name), rule, masks)
-        if spot is not None:
-            whole = held[spot.target]
-            is_stacked = spot.of > 1 and spot.of == whole.shape[0]
-            return tuple((whole[0] if is_stacked else whole.chunk(spot.of)[0]).shape)
-    raise ValueError(f"{name} has no place in the model")
+CONFIGS: Final = {"vjepa2": _base_config, "vjepa2_ac": _action_config}
+WEIGHTS: Final[Mapping[str, Callable[[], PublishedWeights]]] = {
+    "vjepa2": lambda: base_weights(released("vitl")),
+    "vjepa2_ac": lambda: action_weights(RELEASED_AC),
+}
 
 
 def _drawn(name: str, shape: tuple[int, ...], generator: torch.Generator, device: str) -> torch.Tensor:

@@ -21,7 +21,7 @@ from bench.robot_requests import Robot, images_of, write_config
 from bench.serving.deployment import Plan, Served, gpu_state
 from bench.serving.figures import Figures
 from bench.serving.watch import note_stations, watched
-from mstar_pi05.checkpoint.sizes import Sizes
+from mstar_pi05.checkpoint.config import Sizes
 from mstar_pi05.published import names, policy_target, shapes
 
 

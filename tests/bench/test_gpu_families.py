@@ -22,7 +22,7 @@ from bench.families.timeline import Span, told
 from bench.families.world import encode_operations, step_seconds
 from bench.serving.deployment import Plan, Served
 from bench.serving.figures import Figures
-from mstar_pi05.checkpoint.sizes import Sizes, Tower, Vision
+from mstar_pi05.checkpoint.config import Sizes, Tower, Vision
 from mstar_vjepa2.checkpoint.config import ENCODERS, RELEASED_AC
 from tests.fakes.ports import free_port
 from tests.runtime.deployment import REPO

@@ -16,7 +16,7 @@ from mstar_core.engine.cuda_graphs.compilation import SWITCH
 from mstar_core.engine.cuda_graphs.warmup import Act, Rehearsal, Rehearses, compile_ahead, rehearse
 from mstar_core.errors import MstarError
 from mstar_core.graph.spec.nodes import Attend
-from mstar_pi05.checkpoint.sizes import Sizes, Tower, Vision
+from mstar_pi05.checkpoint.config import Sizes, Tower, Vision
 from mstar_pi05.nodes.policy import Policy
 from tests.engine.recorded import RecordingCache
 from tests.engine.tiny_engine import make_engine

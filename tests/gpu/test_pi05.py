@@ -19,7 +19,7 @@ from mstar_core.engine.cuda_graphs.cache import GraphCache
 from mstar_core.engine.cuda_graphs.warmup import Rehearses, rehearse
 from mstar_core.engine.device import prepare_device
 from mstar_core.layers.rotary import rotate
-from mstar_pi05.checkpoint.sizes import Sizes, Tower, Vision
+from mstar_pi05.checkpoint.config import Sizes, Tower, Vision
 from mstar_pi05.nodes.expert import AdaNorm, Modulation
 from mstar_pi05.nodes.flow import TimeTable, distinct_times
 from mstar_pi05.nodes.policy import Policy

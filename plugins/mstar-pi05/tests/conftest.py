@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mstar_core.plugin import ModelSpec
 from mstar_core.plugin.model import ModelContext
-from mstar_pi05.checkpoint.sizes import IMAGE
+from mstar_pi05.checkpoint.config import IMAGE
 from mstar_pi05.model import Pi05
 from mstar_pi05.nodes.flow import flow_times
 from mstar_pi05.nodes.policy import Policy

@@ -18,12 +18,11 @@ from mstar_core.plugin import Action
 from mstar_core.plugin.json_form import spec_from_json, spec_to_json
 from mstar_core.plugin.spec_check import check_spec
 from mstar_core.weights.sources import STAMP
-from mstar_pi05.checkpoint.config import read_sizes
-from mstar_pi05.checkpoint.sentencepiece import read_sentencepiece
-from mstar_pi05.checkpoint.sizes import Sizes
-from mstar_pi05.checkpoint.tokenizer import PromptTokenizer
+from mstar_pi05.checkpoint.config import Sizes, read_sizes
 from mstar_pi05.deployment import MODEL_KWARGS, read_deployment, tower_dtype
 from mstar_pi05.plugin import mstar_models
+from mstar_pi05.request.sentencepiece import read_sentencepiece
+from mstar_pi05.request.tokenizer import PromptTokenizer
 from mstar_pi05.robots.statistics import Moments, find_statistics
 from mstar_pi05.tiny import write_tiny
 

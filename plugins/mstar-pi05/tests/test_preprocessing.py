@@ -15,9 +15,7 @@ from mstar_core.plugin.observation import packed, unpacked
 from mstar_pi05.deployment import Deployment
 from mstar_pi05.request.images import fit_floats, fit_pillow, fitted, signed
 from mstar_pi05.request.prompt import bins, pieces
-from mstar_pi05.robots.actions import as_lines, to_robot
-from mstar_pi05.robots.aloha import actions_to_robot, state_to_model
-from mstar_pi05.robots.normalisation import normalise, unnormalise
+from mstar_pi05.robots.conversion import actions_to_robot, as_lines, normalise, state_to_model, to_robot, unnormalise
 from mstar_pi05.robots.observations import read_observation
 from mstar_pi05.robots.specs import ROBOTS
 from mstar_pi05.robots.statistics import Moments

@@ -16,7 +16,7 @@ from mstar_core.errors import BadMedia, ConfigError, RequestError, WeightsError
 from mstar_core.plugin import parse_params
 from mstar_core.plugin.observation import packed
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
-from mstar_pi05.checkpoint.sizes import IMAGE
+from mstar_pi05.checkpoint.config import IMAGE
 from mstar_pi05.params import Params
 from mstar_pi05.processor import Processor
 from mstar_pi05.request.prompt import pieces

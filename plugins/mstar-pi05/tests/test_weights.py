@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mstar_core.errors import StartError, WeightsError
-from mstar_pi05.checkpoint.sizes import Sizes
+from mstar_pi05.checkpoint.config import Sizes
 from mstar_pi05.checkpoint.weights import BOTH, PALIGEMMA, TIED
 from mstar_pi05.published import names, policy_target, shapes
 

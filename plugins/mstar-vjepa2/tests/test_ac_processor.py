@@ -11,8 +11,8 @@ import pytest
 from mstar_core.errors import RequestError, TooLarge
 from mstar_core.plugin import parse_params
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
-from mstar_vjepa2.ac_graph import MOST_SCORED
 from mstar_vjepa2.ac_processor import ActionProcessor
+from mstar_vjepa2.graph import MOST_SCORED
 from mstar_vjepa2.params import ActionParams
 
 from .conftest import film, npy, picture

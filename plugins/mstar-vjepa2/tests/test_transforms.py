@@ -14,7 +14,7 @@ from PIL import Image
 
 from mstar_core.errors import BadMedia, MstarError, RequestError, TooLarge
 from mstar_core.plugin.processor import MediaPart
-from mstar_vjepa2.pixels import STD
+from mstar_vjepa2.checkpoint.config import STD
 from mstar_vjepa2.request import media
 from mstar_vjepa2.request.frame_sampling import Sampling, spread
 from mstar_vjepa2.request.media import THREADS, ahead, read_image, read_video

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from mstar_core.errors import ConfigError, did_you_mean
-from mstar_pi05.checkpoint.sizes import ACTION_WIDTH
+from mstar_pi05.checkpoint.config import ACTION_WIDTH
 from mstar_pi05.robots.specs import ROBOTS, Robot
 
 LONGEST_HORIZON: Final = 1000

@@ -20,7 +20,7 @@ from mstar_core.graph import (
     Walk,
     from_param,
 )
-from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, Sizes
+from mstar_pi05.checkpoint.config import ACTION_WIDTH, Sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

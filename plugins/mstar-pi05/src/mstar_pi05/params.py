@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mstar_core.errors import RequestError
 from mstar_core.plugin import param
-from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, CAMERAS
+from mstar_pi05.checkpoint.config import ACTION_WIDTH, CAMERAS
 from mstar_pi05.deployment import LONGEST_HORIZON, MOST_STEPS
 
 

@@ -19,8 +19,7 @@ from mstar_core.plugin import (
     WeightRef,
     hookimpl,
 )
-from mstar_pi05.checkpoint.config import read_sizes
-from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, CAMERAS, Sizes, fitted
+from mstar_pi05.checkpoint.config import ACTION_WIDTH, CAMERAS, Sizes, fitted, read_sizes
 from mstar_pi05.deployment import MODEL_KWARGS, Deployment, read_deployment
 from mstar_pi05.graph import build
 from mstar_pi05.params import Params

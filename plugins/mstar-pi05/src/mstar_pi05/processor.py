@@ -12,16 +12,13 @@ import numpy as np
 from mstar_core.errors import ConfigError, RequestError, WeightsError
 from mstar_core.plugin.observation import besides_pictures, unpacked
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest, SegmentInputs
-from mstar_pi05.checkpoint.config import read_sizes
-from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, CAMERAS, IMAGE
-from mstar_pi05.checkpoint.tokenizer import PromptTokenizer
+from mstar_pi05.checkpoint.config import ACTION_WIDTH, CAMERAS, IMAGE, read_sizes
 from mstar_pi05.deployment import read_deployment
 from mstar_pi05.request.images import FIELD, Floats, Pixels, decoded, fit_pillow, fitted, signed
 from mstar_pi05.request.prompt import pieces
+from mstar_pi05.request.tokenizer import PromptTokenizer
 from mstar_pi05.request.uploads import are_quick, as_npy, image_files, sort_uploads
-from mstar_pi05.robots import aloha
-from mstar_pi05.robots.actions import as_lines
-from mstar_pi05.robots.normalisation import Values, normalise
+from mstar_pi05.robots.conversion import Values, as_lines, normalise, state_to_model
 from mstar_pi05.robots.observations import read_observation
 from mstar_pi05.robots.statistics import find_statistics
 
@@ -213,7 +210,7 @@ class Processor:
             )
         state = np.array(params.robot_state, dtype=np.float64)
         self._check_length(len(state))
-        return aloha.state_to_model(state) if deployment.mirrors else state
+        return state_to_model(state) if deployment.mirrors else state
 
     def _reads_state(self, params: Params) -> bool:
         """Whether a request can do nothing without the state."""

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from mstar_core.plugin.conformance import KeyMap
-from mstar_pi05.checkpoint.sizes import Sizes
+from mstar_pi05.checkpoint.config import Sizes
 from mstar_pi05.checkpoint.weights import BOTH, CAMERAS, PALIGEMMA, POLICY, TIED, target
 from mstar_pi05.nodes.policy import Policy
 from mstar_pi05.nodes.siglip import Cameras

@@ -11,8 +11,8 @@ import numpy as np
 
 from mstar_core.errors import RequestError, TooLarge, WeightsError
 from mstar_core.plugin.processor import Inputs, MediaPart, PromptRequest
-from mstar_vjepa2.ac_graph import MOST_SCORED
 from mstar_vjepa2.checkpoint.config import ActionConfig, read_action
+from mstar_vjepa2.graph import MOST_SCORED
 from mstar_vjepa2.program import CLIP
 from mstar_vjepa2.request.answers import check_wire, missing_media, sent_as_video
 from mstar_vjepa2.request.cem import planning

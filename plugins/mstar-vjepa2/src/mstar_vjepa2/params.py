@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.errors import RequestError
 from mstar_core.plugin import param
-from mstar_vjepa2.values import check_shape, shape_of
 
 TASKS: Final = ("encode", "predict", "rollout", "plan", "classify")
 POOLINGS: Final = ("none", "mean", "mean_space", "attentive")
@@ -272,3 +272,42 @@ class ActionParams(Common):
         if known != wanted:
             hint = "one for each context frame; with state_mode given, one for each action"
             yield RequestError(f"states hold {known} frames, needed are {wanted}", hint=hint, field="states")
+
+
+def shape_of(value: object, field: str) -> tuple[int, ...]:
+    """Shape of a nested list of finite numbers. Raises RequestError when it is ragged or holds something else."""
+    if isinstance(value, (list, tuple)):
+        inner = {shape_of(item, field) for item in value}
+        if len(inner) != 1:
+            raise RequestError(
+                f"{field} is not a table of numbers",
+                hint="every row needs the same length, and at least one",
+                field=field,
+            )
+        return (len(value), *inner.pop())
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise RequestError(f"{field} holds {value!r}"[:80], hint="send finite numbers", field=field)
+    return ()
+
+
+def check_shape(value: object, field: str, *forms: tuple[int | None, ...]) -> Iterator[RequestError]:
+    """Nothing when `value` is None or has one of the forms (None: any length), else the error that says so."""
+    if value is None:
+        return
+    try:
+        shape = shape_of(value, field)
+    except RequestError as error:
+        yield error
+        return
+    fits = (
+        len(shape) == len(form) and all(want in (None, got) for got, want in zip(shape, form, strict=True))
+        for form in forms
+    )
+    if not any(fits):
+        allowed = " or ".join(str(["n" if size is None else size for size in form]).replace("'", "") for form in forms)
+        yield RequestError(
+            f"{field} has shape {list(shape)}, allowed is {allowed}",
+            field=field,
+            value=str(list(shape)),
+            allowed=allowed,
+        )

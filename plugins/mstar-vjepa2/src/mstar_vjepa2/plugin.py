@@ -9,10 +9,8 @@ from typing import Any
 
 from mstar_core.errors import ConfigError, did_you_mean
 from mstar_core.plugin import Image, ModelSpec, Partition, Scalar, TensorData, Video, WeightRef, hookimpl
-from mstar_vjepa2.ac_graph import Sizes, build_ac
-from mstar_vjepa2.base_graph import build_base
-from mstar_vjepa2.checkpoint.config import read_base
-from mstar_vjepa2.checkpoint.files import read_ac_sizes
+from mstar_vjepa2.checkpoint.config import read_action, read_base
+from mstar_vjepa2.graph import Sizes, build_ac, build_base
 from mstar_vjepa2.params import MOST_FRAMES, ActionParams, Params
 from mstar_vjepa2.program import vjepa2, vjepa2_ac
 from mstar_vjepa2.samples import AC_SAMPLES, BASE_SAMPLES
@@ -116,7 +114,7 @@ def bind_ac(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, An
     _check_keys("vjepa2_ac", model_kwargs, AC_KWARGS)
     asked = model_kwargs.get("max_latent_frames")
     _check_count("max_latent_frames", asked, f"a number of latent frames, 1 to {MOST_FRAMES}", MOST_FRAMES)
-    sizes = Sizes() if folder is None else read_ac_sizes(folder)
+    sizes = Sizes() if folder is None else Sizes.of(read_action(folder))
     frames = asked or sizes.frames
     graph = build_ac(sizes)
     (partition,) = given.partitions

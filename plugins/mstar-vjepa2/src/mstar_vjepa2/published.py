@@ -1,8 +1,12 @@
-"""Names of the published weights and where each goes. Read by the conformance check; loads no weights."""
+"""Names and shapes of the published weights, and their places in the modules. Loads no weights.
+
+The conformance check reads `key_map`; tiny checkpoints and benchmarks draw random weights of the published shapes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -10,7 +14,7 @@ from torch import nn
 
 from mstar_core.plugin.conformance import KeyMap
 from mstar_vjepa2.checkpoint import names
-from mstar_vjepa2.checkpoint.config import RELEASED_AC, released
+from mstar_vjepa2.checkpoint.config import RELEASED_AC, ActionConfig, BaseConfig, released
 from mstar_vjepa2.nodes.ac_predictor import ActionPredictor
 from mstar_vjepa2.nodes.encoder import Encoder
 from mstar_vjepa2.nodes.pooler import Pooler
@@ -18,44 +22,75 @@ from mstar_vjepa2.nodes.predictor import MaskedPredictor
 from mstar_vjepa2.plugin import WEIGHTS
 
 CLASSES: Final = {"ssv2": 174, "diving48": 48}
-"""Class counts of the published heads, by the end of the weights' name."""
+"""Class counts of the published heads, by the suffix of the weight set's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedWeights:
+    """Tensor names of a checkpoint, and the modules (on the meta device) and name rules of its nodes."""
+
+    tensors: tuple[str, ...]
+    nodes: Mapping[str, tuple[nn.Module, names.Rules]]
+    mask_tokens: int = 1
+
+    def key_map(self) -> KeyMap:
+        """Return the place of each published name. A name that matches no rule maps to itself, which is no place."""
+        modules = {node: module for node, (module, _) in self.nodes.items()}
+        places = frozenset(f"{node}.{place}" for node, module in modules.items() for place in module.state_dict())
+        targets: dict[str, str | None] = {}
+        for name in self.tensors:
+            found = self._spot(name)
+            targets[name] = f"{found[0]}.{found[1].target}" if found else name
+        return KeyMap(targets=targets, places=places)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each published tensor. Raises ValueError for a name without a place."""
+        held = {node: module.state_dict() for node, (module, _) in self.nodes.items()}
+        shapes = {}
+        for name in self.tensors:
+            found = self._spot(name)
+            if found is None:
+                raise ValueError(f"{name} has no place in the model")
+            node, spot = found
+            shapes[name] = tuple(spot.part_of(held[node][spot.target]).shape)
+        return shapes
+
+    def _spot(self, name: str) -> tuple[str, names.Spot] | None:
+        plain = names.plain(name)
+        found = ((node, names.spot(plain, rules, self.mask_tokens)) for node, (_, rules) in self.nodes.items())
+        return next(((node, spot) for node, spot in found if spot is not None), None)
 
 
 def key_map() -> Mapping[str, KeyMap]:
-    """Published names and the model's places, by weight set."""
-    return {name: _base(name) for name in WEIGHTS} | {"ac": _ac()}
+    """Return published names and the model's places, by weight set."""
+    found = {}
+    for name in WEIGHTS:
+        size = name if name == "vitg-384" else name.partition("-")[0]
+        labels = CLASSES.get(name.rpartition("-")[2], 0)
+        found[name] = base_weights(replace(released(size), labels=labels)).key_map()
+    return {**found, "ac": action_weights(RELEASED_AC).key_map()}
 
 
-def _base(name: str) -> KeyMap:
-    size = name if name == "vitg-384" else name.partition("-")[0]
-    labels = CLASSES.get(name.rpartition("-")[2], 0)
-    config = released(size)
-    vit, depth = config.encoder.vit, config.pooler_layers if labels else 0
+def base_weights(config: BaseConfig) -> PublishedWeights:
+    """Return the weights of a V-JEPA 2 checkpoint in the hub's layout; with labels, those of a classifier."""
+    vit, depth = config.encoder.vit, config.pooler_layers if config.labels else 0
     with torch.device("meta"):
         nodes: dict[str, tuple[nn.Module, names.Rules]] = {
             "video_encoder": (Encoder(config.encoder), names.ENCODER),
             "predictor": (MaskedPredictor(config), names.PREDICTOR),
         }
-        if labels:
-            nodes["pooler"] = (Pooler(vit.width, vit.heads, depth, labels, vit.eps), names.POOLER)
-    return _keys(names.hub_names(vit.layers, config.predictor.layers, depth), nodes, config.mask_tokens)
+        if config.labels:
+            nodes["pooler"] = (Pooler(vit.width, vit.heads, depth, config.labels, vit.eps), names.POOLER)
+    published = names.hub_names(vit.layers, config.predictor.layers, depth)
+    return PublishedWeights(tensors=tuple(published), nodes=nodes, mask_tokens=config.mask_tokens)
 
 
-def _ac() -> KeyMap:
+def action_weights(config: ActionConfig) -> PublishedWeights:
+    """Return the weights of a V-JEPA 2-AC checkpoint under their official names."""
     with torch.device("meta"):
         nodes: dict[str, tuple[nn.Module, names.Rules]] = {
-            "video_encoder": (Encoder(RELEASED_AC.encoder), names.ENCODER),
-            "ac_predictor": (ActionPredictor(RELEASED_AC), names.ACTION),
+            "video_encoder": (Encoder(config.encoder), names.ENCODER),
+            "ac_predictor": (ActionPredictor(config), names.ACTION),
         }
-    layers, own = RELEASED_AC.encoder.vit.layers, RELEASED_AC.predictor.layers
-    return _keys(names.official_ac_names(layers, own), nodes, 1)
-
-
-def _keys(published: Iterable[str], nodes: Mapping[str, tuple[nn.Module, names.Rules]], mask_tokens: int) -> KeyMap:
-    places = frozenset(f"{node}.{place}" for node, (module, _) in nodes.items() for place in module.state_dict())
-    targets: dict[str, str | None] = {}
-    for name in published:
-        found = ((node, names.spot(names.plain(name), rules, mask_tokens)) for node, (_, rules) in nodes.items())
-        # A name that no rule knows stays what it is, and the check finds that it has no place.
-        targets[name] = next((f"{node}.{spot.target}" for node, spot in found if spot is not None), name)
-    return KeyMap(targets=targets, places=places)
+    published = names.official_ac_names(config.encoder.vit.layers, config.predictor.layers)
+    return PublishedWeights(tensors=tuple(published), nodes=nodes)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mstar_core.layers.kv_view import KVView
-    from mstar_pi05.checkpoint.sizes import Sizes, Tower
+    from mstar_pi05.checkpoint.config import Sizes, Tower
     from mstar_pi05.nodes.flow import TimeTable
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from mstar_core.layers import Rotary, RotarySpec
-from mstar_pi05.checkpoint.sizes import ACTION_WIDTH
+from mstar_pi05.checkpoint.config import ACTION_WIDTH
 from mstar_pi05.nodes.expert import Expert, Modulation
 from mstar_pi05.nodes.flow import TimeMLP, TimeTable, distinct_times
 from mstar_pi05.nodes.gemma import Language
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.cuda_graphs.warmup import Rehearsal
     from mstar_core.layers.kv_view import KVView
-    from mstar_pi05.checkpoint.sizes import Sizes
+    from mstar_pi05.checkpoint.config import Sizes
 
 
 class Policy(nn.Module):

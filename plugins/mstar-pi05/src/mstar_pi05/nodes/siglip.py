@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mstar_core.engine.cuda_graphs.cache import GraphCache, GraphCounts
     from mstar_core.engine.cuda_graphs.warmup import Rehearsal
-    from mstar_pi05.checkpoint.sizes import Sizes, Vision
+    from mstar_pi05.checkpoint.config import Sizes, Vision
 
 
 CAPTURED: Final = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48)

@@ -14,7 +14,7 @@ import torch
 from mstar_core.engine.base import LoopSpec
 from mstar_core.engine.cuda_graphs.warmup import Act, Rehearsal
 from mstar_core.graph.spec.nodes import Attend, from_param
-from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, IMAGE, Sizes
+from mstar_pi05.checkpoint.config import ACTION_WIDTH, IMAGE, Sizes
 
 if TYPE_CHECKING:
     from torch import Tensor

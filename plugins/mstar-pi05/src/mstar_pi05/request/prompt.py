@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from mstar_pi05.robots.normalisation import Values
+from mstar_pi05.robots.conversion import Values
 
 BINS: Final = 256
 """Bins of [-1, 1]; what lies above is in the last one, what lies below is printed as -1."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from mstar_core.errors import BadMedia, RequestError
-from mstar_pi05.checkpoint.sizes import ACTION_WIDTH, CAMERAS
+from mstar_pi05.checkpoint.config import ACTION_WIDTH, CAMERAS
 from mstar_pi05.request.images import FIELD, Floats, Pixels, decoded, from_array
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from mstar_core.errors import RequestError, did_you_mean
-from mstar_pi05.checkpoint.sizes import CAMERAS
+from mstar_pi05.checkpoint.config import CAMERAS
 from mstar_pi05.request.images import Pixels
 
 Keys = Sequence[str]

@@ -1,7 +1,6 @@
 """Sizes of a checkpoint, from its config.json or, for official files without one, from their names.
 
-Standard library only: read by every process that binds the spec, by the processor and by the model.
-"""
+Standard library only: read by every process that binds the spec, by the processor and by the model."""
 
 from __future__ import annotations
 
@@ -12,6 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from mstar_core.errors import WeightsError
+
+MEAN: Final = (0.485, 0.456, 0.406)
+STD: Final = (0.229, 0.224, 0.225)
+"""Of the training's pixels, red, green, blue, on a scale of 0 to 1."""
+
 
 CONFIG: Final = "config.json"
 MOST_LATENT_FRAMES: Final = 32

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Final
 
 from mstar_core.errors import WeightsError
-from mstar_vjepa2.ac_graph import Sizes
-from mstar_vjepa2.checkpoint.config import ActionConfig, BaseConfig, read_action, read_base
 
 INDEX: Final = "model.safetensors.index.json"
 WHOLE: Final = "model.safetensors"
@@ -18,23 +16,6 @@ CLASSIFIER: Final = "vjepa2."
 
 POOLER: Final = "pooler.query_tokens"
 _HEADER_LIMIT: Final = 100_000_000
-
-
-def read_ac_sizes(folder: Path) -> Sizes:
-    """Sizes that the graph of the AC checkpoint in `folder` needs. Raises WeightsError."""
-    return sizes_of(read_action(folder))
-
-
-def sizes_of(facts: ActionConfig) -> Sizes:
-    """What the graph needs of a checkpoint's sizes."""
-    return Sizes(
-        layers=facts.predictor.layers,
-        heads=facts.predictor.heads,
-        head_dim=facts.predictor.width // facts.predictor.heads,
-        patches=facts.encoder.frame_tokens,
-        conditions=facts.conditions,
-        frames=facts.most_frames,
-    )
 
 
 def weight_file(folder: Path) -> Path:
@@ -67,11 +48,6 @@ def has_pooler(folder: Path) -> bool:
     if path.name == INDEX:
         return POOLER in _names(_json(path).get("weight_map"))
     return path.name == WHOLE and POOLER in _header(path)
-
-
-def read_complete(folder: Path) -> tuple[BaseConfig, bool]:
-    """Sizes of a V-JEPA 2 checkpoint, and whether it has a pooler. Raises WeightsError."""
-    return read_base(folder), has_pooler(folder)
 
 
 def _json(path: Path) -> dict[str, object]:

@@ -79,7 +79,7 @@ def fill(
     _check_names(places, spots, source, all_rules)
     with torch.no_grad():
         for name, value in source.tensors(list(spots), progress):
-            place = _place(places[spots[name].target], spots[name])
+            place = spots[name].part_of(places[spots[name].target])
             if value.shape != place.shape:
                 raise WeightsError(
                     f"{source.path}: {name} has shape {list(value.shape)}",
@@ -88,13 +88,6 @@ def fill(
                     file=str(source.path),
                 )
             place.copy_(value)
-
-
-def _place(tensor: Tensor, where: Spot) -> Tensor:
-    if where.of == 1:
-        return tensor
-    # Mask vectors are stacked, the thirds of a joined matrix lie behind each other.
-    return tensor[where.part] if tensor.shape[0] == where.of else tensor.chunk(where.of)[where.part]
 
 
 def _check_names(

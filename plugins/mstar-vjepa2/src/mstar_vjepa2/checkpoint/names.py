@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mstar_vjepa2.checkpoint.files import CLASSIFIER
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WRAPPERS: Final = ("module.", "backbone.")
 """Prefixes of training wrappers; they may stand anywhere in a name, in any order."""
@@ -30,6 +33,12 @@ class Spot:
     target: str
     part: int = 0
     of: int = 1
+
+    def part_of(self, tensor: Tensor) -> Tensor:
+        """Return this part of the target tensor. Mask vectors are stacked; the thirds of a QKV matrix are chunks."""
+        if self.of == 1:
+            return tensor
+        return tensor[self.part] if tensor.shape[0] == self.of else tensor.chunk(self.of)[self.part]
 
 
 def _rules(*pairs: tuple[str, str]) -> Rules:

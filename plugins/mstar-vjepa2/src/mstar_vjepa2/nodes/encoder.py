@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn.functional import layer_norm, linear
 
 from mstar_core.engine.cuda_graphs.functions import CapturedFunction
+from mstar_vjepa2.checkpoint.config import MEAN, STD
 from mstar_vjepa2.nodes.blocks import stack, sum_norm
 from mstar_vjepa2.nodes.rotary import Rotary3D
 from mstar_vjepa2.params import POOLINGS
-from mstar_vjepa2.pixels import MEAN, STD
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from mstar_core.errors import RequestError
-from mstar_vjepa2.pixels import MEAN, STD
+from mstar_vjepa2.checkpoint.config import MEAN, STD
 from mstar_vjepa2.request.media import MOST_PIXELS
 
 if TYPE_CHECKING:

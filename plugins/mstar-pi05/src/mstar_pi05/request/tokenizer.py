@@ -9,8 +9,8 @@ from typing import Final
 from tokenizers import Tokenizer
 
 from mstar_core.errors import WeightsError
-from mstar_pi05.checkpoint.sentencepiece import read_sentencepiece
 from mstar_pi05.request.prompt import Piece
+from mstar_pi05.request.sentencepiece import read_sentencepiece
 
 FILES: Final = ("tokenizer.json", "tokenizer/tokenizer.json", "paligemma_tokenizer.model", "tokenizer.model")
 BEGIN: Final = "<bos>"
