@@ -134,7 +134,7 @@ def test_offline_names_the_places_and_the_ways(hub: FakeHub) -> None:
 def test_a_repository_without_weights_is_refused(hub: FakeHub) -> None:
     for path in (hub.remote / WEIGHTS_REPO).glob("model*.safetensors"):
         path.unlink()
-    with pytest.raises(WeightsError, match="holds no weights"):
+    with pytest.raises(WeightsError, match="contains no weights"):
         resolve_weights(hub=hub)
 
 
@@ -143,7 +143,7 @@ def test_a_folder_is_taken_as_it_is(tiny_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep", "said"), [(0, "too few"), (100, "too few"), (-1, "its header speaks of"), (None, "it is missing")]
+    ("keep", "said"), [(0, "too few"), (100, "too few"), (-1, "its header requires"), (None, "it is missing")]
 )
 def test_a_damaged_folder_is_named_before_anything_starts(keep: int | None, said: str, checkpoint: Path) -> None:
     path = checkpoint / "model.safetensors"

@@ -103,7 +103,7 @@ def test_a_robot_gets_the_actions_that_generate_gives(server: Deployment) -> Non
     [
         ({"observation/wrist_image_left": None}, "observation/wrist_image_left is missing"),
         ({"observation/joint_position": np.zeros(6)}, "robot_state has 7 values, allowed are 8 values"),
-        ({"observation/joint_position": np.full(7, np.nan)}, "observation/joint_position holds a value"),
+        ({"observation/joint_position": np.full(7, np.nan)}, "observation/joint_position contains a value"),
         ({"observation/exterior_image_1_left": np.zeros((4, 4))}, "observation/exterior_image_1_left has shape"),
         ({"prompt": None}, "text is empty"),
     ],

@@ -114,7 +114,7 @@ def test_a_clip_of_more_tokens_than_a_sequence_holds_is_too_long(base_server: Se
         ({"states": [[POSE]] * 3}, "states", "3 candidates, actions 1"),
         ({"state_mode": "given"}, "states", "1 frames, needed are 2"),
         ({"horizon": 0}, "horizon", ">= 1"),
-        ({"horizon": 3}, "actions", "hold 2 steps, needed are 3"),
+        ({"horizon": 3}, "actions", "have 2 steps, needed are 3"),
         ({"actions": [MOVE] * (MOST + 1)}, "horizon", f"is {MOST + 1}, allowed is <= {MOST}"),
         ({"context_frames": 2, "states": [POSE] * 2}, "context_frames", "2 frames, 1 were sent"),
         ({"goal": [[0.0] * AC.vit.width] * (AC.frame_tokens - 1)}, "goal", rf"\[{AC.frame_tokens}, {AC.vit.width}\]"),

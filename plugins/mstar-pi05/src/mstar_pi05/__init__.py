@@ -1,1 +1,1 @@
-"""Pi0.5: cameras, state and an instruction in, actions out. Nothing is imported here: listing stays light."""
+"""Pi0.5: camera images, state and an instruction in, actions out. Imports nothing, so that listing models is fast."""

@@ -1,4 +1,4 @@
-"""What an operator chooses when a Pi0.5 deployment starts (`model_kwargs`). Standard library only.
+"""Deployment options of Pi0.5 (`model_kwargs`). Standard library only.
 
 Read by `plugin.py` in every process and by the processor.
 """
@@ -34,18 +34,18 @@ MODEL_KWARGS: Final[Mapping[str, Any]] = {
     "vision_dtype": None,
     "metadata": None,
 }
-"""Options of a deployment; the plugin's README says what each does. None: the robot's or the checkpoint's own value."""
+"""Options with their defaults, as the plugin's README documents them. None: the robot's or the checkpoint's value."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """Checked options. horizon: None is the checkpoint's. is_delta: per action, whether it is added to the state.
+    """Validated options. horizon: None = the checkpoint's. is_delta: per action value, whether it is relative to the
+    state.
 
-    expected_num_steps: flow steps of requests that a GPU prepares for before it is ready.
-    vision_dtype: None leaves it to `tower_dtype`.
-    metadata: what robots' clients are told when they connect.
+    expected_num_steps: flow steps that a GPU compiles and captures before it is ready. vision_dtype: None = chosen by
+    `tower_dtype`. metadata: sent to robot clients when they connect.
     """
 
     horizon: int | None = None
@@ -65,7 +65,7 @@ class Deployment:
 
 
 def read_deployment(model_kwargs: Mapping[str, Any]) -> Deployment:
-    """Check the options. Raises ConfigError naming key, value and what is allowed."""
+    """Validate the options. Raises ConfigError naming key, value and allowed values."""
     for key in model_kwargs:
         if key not in MODEL_KWARGS:
             hint = did_you_mean(key, MODEL_KWARGS)
@@ -94,10 +94,11 @@ def read_deployment(model_kwargs: Mapping[str, Any]) -> Deployment:
 
 
 def tower_dtype(chosen: str | None, is_half: bool) -> str:
-    """What the image tower computes in where nothing was chosen. is_half: whether its vectors go on in half precision.
+    """Return the dtype of the image tower. is_half: whether the next node reads its output in half
+    precision.
 
-    Then TF32 moves them by 4e-4 where that rounding moves them by 17e-4, and actions by no more than float32 does;
-    bfloat16 moves them by 130e-4.
+    With half precision the default is TF32: it changes the vectors by 4e-4, rounding to half by 17e-4, bfloat16 in the
+    tower by 130e-4.
     """
     return chosen or ("tf32" if is_half else "float32")
 

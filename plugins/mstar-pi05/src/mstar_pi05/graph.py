@@ -1,4 +1,4 @@
-"""Pi0.5's nodes and walks for one checkpoint and one deployment. Built by `plugin.py`."""
+"""Nodes and walks of Pi0.5 for one checkpoint and one deployment. Built by `plugin.py`."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ class PolicyGraph:
 
 
 def build(sizes: Sizes, action_dim: int, vision_dtype: str | None = None) -> PolicyGraph:
-    """The graph: cameras into a prefix that the action expert reads at every flow step and never adds to.
+    """Build the graph: cameras and prompt fill a prefix cache, which the action expert reads in every flow
+    step.
 
-    Every port of a pass through `LLM` has one row per token of the pass, so that requests of any lengths and at any
-    flow step share one: `tokens` holds IMAGE where a camera's vector stands, and `embeds` holds it.
+    Each port of a pass through `LLM` has one entry per token, so that requests of any length and at any flow step share
+    a pass. `tokens` contains IMAGE at the positions of camera vectors, and `embeds` contains the vectors.
     """
     side, plan = sizes.vision.image_size, f"f32[{sizes.horizon},{ACTION_WIDTH}]"
     vit = NodeSpec(
         name="vit_encoder",
         engine=STATELESS,
         ports={"images": f"any[c,{side},{side},3]", "tokens": "i64[n]", "features": "any[n,d]"},
-        # Half precision here moves the final actions visibly: it is the deployment's choice.
+        # Half precision changes the actions visibly, so it is the deployment's choice.
         dtype="bfloat16" if vision_dtype == "bfloat16" else "float32",
         batch_key=("images",),
-        doc="cameras that count to one vector per place of the prefix; masked ones are left out and take no places",
+        doc="encodes the used cameras to one vector per prefix position; masked cameras are dropped",
     )
     llm = NodeSpec(
         name="LLM",
@@ -63,7 +64,7 @@ def build(sizes: Sizes, action_dim: int, vision_dtype: str | None = None) -> Pol
         batch_key=("actions",),
         capture_sizes=(1, 2, 4, 5, 6, 8, 16),
         capture_tokens=prefixes(sizes),
-        doc="language model for the prefix, action expert for the flow; requests of a batch may be at different steps",
+        doc="language model for the prefix, action expert for the flow; batched requests may be at different steps",
     )  # fmt: skip
     cameras = GraphNode(vit, ("images", "tokens"), (GraphEdge("features", llm, into="embeds"),))
     prefix = GraphNode(llm, ("tokens", "embeds"), attend=Attend(mask="full"))
@@ -78,8 +79,8 @@ def build(sizes: Sizes, action_dim: int, vision_dtype: str | None = None) -> Pol
 
 
 def prefixes(sizes: Sizes) -> tuple[int, ...]:
-    """Packed tokens of captured prefixes: fine steps for one request, coarser ones for up to four of three cameras."""
+    """Return the token counts of captured prefixes: small steps for one request, larger ones for up to four."""
     step = max(1, sizes.vision.tokens // 4)
     counts = (*range(5, 17), *range(18, 33, 2), *range(36, 65, 4))
-    # Below a multiple of 64, for there cuBLAS chooses better: 153 us for the gates of 828 tokens, 205 for 832 (H100).
+    # Slightly below multiples of 64, where cuBLAS selects faster kernels: 153 us for 828 tokens, 205 for 832 (H100).
     return tuple(count * step - min(4, step // 8) for count in counts)

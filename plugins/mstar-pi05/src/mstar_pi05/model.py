@@ -1,4 +1,4 @@
-"""Builds Pi0.5's two nodes from a checkpoint. Made once per worker."""
+"""Nodes of Pi0.5, built from a checkpoint. Created once per worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Pi05:
-    """The model of one worker. Raises WeightsError when the checkpoint's folder is missing or of another model."""
+    """Pi0.5 on one worker. Raises WeightsError if the checkpoint folder is missing or of another model."""
 
     def __init__(self, ctx: ModelContext) -> None:
         if ctx.folder is None:
@@ -48,11 +48,11 @@ class Pi05:
                 raise StartError(f"pi05 has no node {name!r}", hint=hint, phase="weights")
 
     def vocab_size(self, node: NodeSpec) -> int:
-        """0: no node draws ids."""
+        """Return 0: no node samples tokens."""
         return 0
 
     def policy(self) -> Policy:
-        """Both transformers with their weights; their table of times is still to be made."""
+        """Build both transformers with their weights, without the table of flow times."""
         ctx = self._ctx
         if ctx.tp_size > 1:
             raise StartError(
@@ -65,7 +65,7 @@ class Pi05:
         return module.eval().requires_grad_(False)
 
     def cameras(self) -> Cameras:
-        """The image tower and its projection."""
+        """Build the image tower and its projection."""
         device = self._ctx.device
         kind = tower_dtype(self._deployment.vision_dtype, is_half=self._ctx.dtype != torch.float32)
         with building(device, torch.bfloat16 if kind == "bfloat16" else torch.float32):

@@ -1,4 +1,4 @@
-"""Pi0.5 as data: one to three cameras, an instruction and the robot's state in; a chunk of actions out."""
+"""Model spec of Pi0.5."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mstar_pi05.robots.statistics import find_statistics
 PLUGIN_API = 1
 WEIGHTS_REPO = "lerobot/pi05_base"
 TOKENIZER_REPO = "google/paligemma-3b-pt-224"
-"""It asks for a login; the checkpoint brings no tokenizer."""
+"""Repository of the tokenizer. It requires a login; the checkpoint contains no tokenizer."""
 
 
 def _sample(name: str, cameras: int, params: Mapping[str, Any]) -> Sample:
@@ -53,7 +53,7 @@ SAMPLES = (
 
 
 def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
-    """Pi0.5 for a checkpoint of these sizes and these options."""
+    """Return the spec for a checkpoint of these sizes and these options."""
     graph = build(sizes, deployment.action_dim, deployment.vision_dtype)
     return ModelSpec(
         name="pi05",
@@ -83,14 +83,15 @@ def spec(sizes: Sizes, deployment: Deployment) -> ModelSpec:
         samples=tuple(_with_sizes(sample, sizes) for sample in SAMPLES),
         tiny="mstar_pi05.tiny:write_tiny",
         resolve="mstar_pi05.checkpoint.download:resolve_weights",
-        notice="pi05:tiny has random weights: its actions mean nothing",
+        notice="pi05:tiny has random weights: its actions are meaningless",
     )
 
 
 def bind(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
-    """The spec with the checkpoint's sizes and the deployment's options.
+    """Return the spec with the checkpoint's sizes and the deployment's options.
 
-    Raises WeightsError for files of the checkpoint and ConfigError for options, unknown statistics among them.
+    Raises WeightsError for invalid checkpoint files and ConfigError for invalid options, including unknown
+    statistics.
     """
     deployment = read_deployment(model_kwargs)
     sizes = fitted(read_sizes(folder), deployment.horizon)
@@ -100,18 +101,18 @@ def bind(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any])
 
 
 def misfit(model_kwargs: Mapping[str, Any]) -> str:
-    """Why `lerobot/pi05_base` does not fit a robot, and what does. Raises ConfigError for options."""
+    """Return why `lerobot/pi05_base` does not fit the deployment's robot, or nothing. Raises ConfigError."""
     robot = read_deployment(model_kwargs).robot
     if robot is None:
         return ""
     return (
-        f"these are the weights of {WEIGHTS_REPO}, which were not trained for robot {robot.name}: give the folder of "
+        f"the weights of {WEIGHTS_REPO} were not trained for robot {robot.name}: give the folder of "
         f"a fine-tune with --weights DIR ({robot.checkpoint})"
     )
 
 
 def _with_sizes(sample: Sample, sizes: Sizes) -> Sample:
-    """The sample for another image size and horizon."""
+    """Return the sample with the checkpoint's image size and horizon."""
     cameras, side, plan = sample.inputs["images"][0], sizes.vision.image_size, (sizes.horizon, ACTION_WIDTH)
     shapes = {"images": (cameras, side, side, 3), "noise": plan, "scale": plan, "offset": plan}
     params = dict(sample.params)

@@ -1,4 +1,6 @@
-"""Cameras, state and instruction to arrays, actions to bytes. Runs in the api's pool; loads no torch and no weights."""
+"""Processor of Pi0.5: cameras, state and instruction to arrays, actions to bytes. Runs in the api's pool; imports no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ if TYPE_CHECKING:
     from mstar_pi05.params import Params
 
 INLINE_BYTES: Final = 2048
-"""Most of a request that is prepared quickly: of its words, and of what is no camera in a robot's message."""
+"""Maximum bytes of a request handled inline: of its text, and of a robot message without its camera images."""
 
 
 class Processor:
-    """Pi0.5's inputs and outputs. Made once per pool process, and in the api. Raises WeightsError and ConfigError."""
+    """Processor of Pi0.5. Created once per pool process, and in the api. Raises WeightsError and ConfigError."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         if folder is None:
@@ -52,7 +54,7 @@ class Processor:
             )  # fmt: skip
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
-        """Arrays of a request that came with files, or as a robot's message. Raises RequestError naming the field."""
+        """Return the arrays of a request with files or with a robot message. Raises RequestError naming the field."""
         if request.observation is not None:
             return self._observed(request.observation, request)
         uploads = sort_uploads(request.media)
@@ -62,11 +64,11 @@ class Processor:
         return self.prepare(images, request if params is request.params else replace(request, params=params))
 
     def warm_up(self) -> None:
-        """Read the tokenizer."""
+        """Load the tokenizer."""
         self.tokenizer.encode(pieces("go", None))
 
     def is_inline(self, request: PromptRequest) -> bool:
-        """Whether its cameras are arrays just as the model takes them, and there is little else to read."""
+        """Whether the cameras are arrays in the model's format and the rest of the request is small."""
         if len(request.text or "") > INLINE_BYTES:
             return False
         side = self._sizes.vision.image_size
@@ -77,14 +79,14 @@ class Processor:
         return besides_pictures(request.observation, (side, side, 3)) <= INLINE_BYTES
 
     def parallel_files(self, request: PromptRequest) -> Sequence[int]:
-        """Its cameras, where all are image files that count and none becomes floats."""
+        """Return the indices of the camera files, if all of them are used image files that stay uint8."""
         if self._deployment.resize != "pillow":
             return ()
         files, mask = image_files(request.media), request.params.image_mask
         return files if mask is None or all(mask[: len(files)]) else ()
 
     def decode_file(self, part: MediaPart, number: int) -> MediaPart:
-        """The camera as an array of the model's own size. Raises BadMedia."""
+        """Return the camera as an array of the model's size. Raises BadMedia."""
         side = self._sizes.vision.image_size
         pixels = decoded(part.data, number)
         if pixels.shape[:2] != (side, side):
@@ -98,21 +100,20 @@ class Processor:
         for field in ("robot_state", "image_mask"):
             if getattr(params, field) is not None:
                 hint = "leave the parameter out"
-                raise RequestError(f"{field} is there twice", "the observation holds it", hint, field=field)
+                raise RequestError(f"{field} was sent twice", "the observation contains it", hint, field=field)
         if not seen.images:
             raise RequestError(
                 "the observation has no camera image", hint=f"send one to three of {', '.join(CAMERAS)}",
                 field="images", code="missing_field",
             )  # fmt: skip
-        state = seen.state if self._reads_state(params) else None  # clients of every robot send one
-        told = replace(request, text=seen.prompt, params=replace(params, robot_state=state))
-        return self.prepare(seen.images, told)
+        state = seen.state if self._reads_state(params) else None  # robot clients always send a state
+        prepared = replace(request, text=seen.prompt, params=replace(params, robot_state=state))
+        return self.prepare(seen.images, prepared)
 
     def prepare(self, images: Sequence[Pixels | Floats], request: PromptRequest) -> Inputs:
-        """Arrays of a request whose images are decoded already; of the request only words and parameters are read.
+        """Return the arrays of a request with decoded images. Only its text and parameters are read.
 
-        images: the cameras that count, in the order of the model's places, [h, w, 3] of any size, uint8 or float32 in
-        [-1, 1].
+        images: the used cameras in the model's order, [h, w, 3] of any size, uint8 or float32 in [-1, 1].
         """
         params: Params = request.params
         warnings: list[str] = []
@@ -124,7 +125,7 @@ class Processor:
         tokens = [IMAGE] * (len(cameras) * self._sizes.vision.tokens) + ids
         if room and len(tokens) > room:
             raise RequestError(
-                f"{len(cameras)} cameras and {len(ids)} ids of the prompt make {len(tokens)} places, {room} are there",
+                f"{len(cameras)} cameras and {len(ids)} prompt ids make {len(tokens)} positions, allowed are {room}",
                 hint="shorten the text, send fewer cameras, or raise max_seq_len", field="text",
                 code="context_length_exceeded", value=str(len(tokens)), allowed=f"<= {room}",
             )  # fmt: skip
@@ -136,19 +137,19 @@ class Processor:
             "scale": scale,
             "offset": offset,
         }
-        told = {"action": {"normalized": self._is_normalized(params)}}
+        metadata = {"action": {"normalized": self._is_normalized(params)}}
         places = self._sizes.vision.tokens
-        segments = [SegmentInputs(kind="image", arrays={}, length=places) for _ in cameras]  # for the usage alone
-        return Inputs(arrays=arrays, segments=segments, prompt_tokens=len(tokens), metadata=told, warnings=warnings)
+        segments = [SegmentInputs(kind="image", arrays={}, length=places) for _ in cameras]  # used for usage only
+        return Inputs(arrays=arrays, segments=segments, prompt_tokens=len(tokens), metadata=metadata, warnings=warnings)
 
     def postprocess(self, output: np.ndarray, modality: str) -> tuple[bytes, dict[str, Any]]:
-        """Actions float32 [horizon, action_dim] as little-endian bytes in row order, with their shape."""
+        """Return actions float32 [horizon, action_dim] as little-endian bytes in row order, with their shape."""
         values = np.ascontiguousarray(output, dtype="<f4")
         return values.tobytes(), {"shape": list(values.shape), "dtype": "float32"}
 
     @property
     def tokenizer(self) -> PromptTokenizer:
-        """The checkpoint's tokenizer, read at first use."""
+        """The checkpoint's tokenizer, loaded at first use."""
         if self._tokenizer is None:
             made = PromptTokenizer(self._folder)
             if made.vocab > self._sizes.vocab:
@@ -184,12 +185,12 @@ class Processor:
             )  # fmt: skip
         if not any(mask[:images]):
             raise RequestError(
-                "image_mask switches every camera off", hint="leave at least one camera true", field="image_mask"
+                "image_mask disables every camera", hint="leave at least one camera true", field="image_mask"
             )
         return list(mask[:images])
 
     def _cameras(self, images: Sequence[Pixels | Floats]) -> np.ndarray:
-        """All of them, uint8 or float32 [c, side, side, 3]."""
+        """Return all cameras as one array, uint8 or float32 [c, side, side, 3]."""
         side, resize = self._sizes.vision.image_size, self._deployment.resize
         made = [fitted(image, side, resize) for image in images]
         if any(image.dtype != np.uint8 for image in made):
@@ -199,12 +200,12 @@ class Processor:
     # -- state and words ------------------------------------------------------------------------------------------
 
     def _state(self, params: Params) -> Values | None:
-        """The state in the model's joint convention, not normalised: float64 [n]."""
+        """Return the state in the model's joint convention, not normalised: float64 [n]."""
         deployment = self._deployment
         if params.robot_state is None:
             if not self._reads_state(params):
                 return None
-            why = "the prompt holds it" if deployment.state_in_prompt else "actions are differences to it"
+            why = "the prompt contains it" if deployment.state_in_prompt else "actions are relative to it"
             raise RequestError(
                 "robot_state is missing", why, "send the joint values", field="robot_state", code="missing_field"
             )
@@ -213,7 +214,7 @@ class Processor:
         return state_to_model(state) if deployment.mirrors else state
 
     def _reads_state(self, params: Params) -> bool:
-        """Whether a request can do nothing without the state."""
+        """Whether the request needs a state."""
         deployment = self._deployment
         return deployment.state_in_prompt or (bool(deployment.is_delta) and not self._is_normalized(params))
 
@@ -234,17 +235,19 @@ class Processor:
         words = (text or "").strip() or (self._deployment.default_prompt or "").strip()
         if not words:
             code = "missing_field" if text is None else "invalid_value"
-            raise RequestError("text is empty", "there is no instruction", "say what to do", field="text", code=code)
-        told = state if self._deployment.state_in_prompt else None
-        if told is not None:
-            told = told if self._state_moments is None else normalise(told, self._state_moments)
-            told = np.pad(told, (0, ACTION_WIDTH - len(told))) if self._deployment.pads_state else told
+            raise RequestError(
+                "text is empty", "it must contain an instruction", "send an instruction", field="text", code=code
+            )
+        shown = state if self._deployment.state_in_prompt else None
+        if shown is not None:
+            shown = shown if self._state_moments is None else normalise(shown, self._state_moments)
+            shown = np.pad(shown, (0, ACTION_WIDTH - len(shown))) if self._deployment.pads_state else shown
         elif state is not None and not self._deployment.is_delta:
-            warnings.append("robot_state has no effect: this deployment's prompt does not hold it")
-        ids = self.tokenizer.encode(pieces(words, told))
+            warnings.append("robot_state has no effect: this deployment's prompt does not contain it")
+        ids = self.tokenizer.encode(pieces(words, shown))
         most = self._sizes.prompt_ids
         if len(ids) > most:
-            warnings.append(f"the prompt was cut from {len(ids)} to {most} ids, its end was lost")
+            warnings.append(f"the prompt was truncated from {len(ids)} to {most} ids")
         return ids[:most]
 
     # -- actions --------------------------------------------------------------------------------------------------
@@ -254,7 +257,7 @@ class Processor:
         if params.num_steps > most:
             raise RequestError(
                 f"num_steps is {params.num_steps}, this deployment takes up to {most}",
-                hint="send less, or start it with a higher max_num_steps", field="num_steps",
+                hint="send a smaller value, or start the deployment with a higher max_num_steps", field="num_steps",
                 value=str(params.num_steps), allowed=f"1 to {most}",
             )  # fmt: skip
 
@@ -262,7 +265,7 @@ class Processor:
         return self._action_moments is None if params.return_normalized is None else params.return_normalized
 
     def _lines(self, params: Params, state: Values | None, warnings: list[str]) -> tuple[Floats, Floats]:
-        """Factor and term of every action value: float32 [horizon, 32] each, not to be written to."""
+        """Return factor and term of every action value: float32 [horizon, 32] each, read-only."""
         if self._is_normalized(params):
             if self._action_moments is None:
                 warnings.append("this deployment has no statistics: actions are in the model's normalised units")
@@ -270,12 +273,12 @@ class Processor:
         if self._action_moments is None:
             raise RequestError(
                 "return_normalized is false and the deployment has no statistics of actions",
-                hint="leave it out, or start the deployment with norm_stats", field="return_normalized",
+                hint="omit it, or start the deployment with norm_stats", field="return_normalized",
                 value="false", allowed="true",
             )  # fmt: skip
         if self._deployment.is_delta:
             return self._plans(*as_lines(self._action_moments, state, self._deployment))
-        if self._robot_lines is None:  # the same for every state
+        if self._robot_lines is None:  # independent of the state
             self._robot_lines = self._plans(*as_lines(self._action_moments, None, self._deployment))
         return self._robot_lines
 
@@ -285,7 +288,7 @@ class Processor:
         return scale, offset
 
     def _noise(self, params: Params, seed: int) -> np.ndarray:
-        """Where the flow starts: the client's, or drawn for this request alone. float32 [horizon, 32]."""
+        """Return the flow's start, float32 [horizon, 32]: the client's noise, or noise from the request's seed."""
         if params.noise is None:
             own = params.seed if params.seed is not None else seed
             return np.random.default_rng(own).standard_normal((self._horizon, ACTION_WIDTH), dtype=np.float32)

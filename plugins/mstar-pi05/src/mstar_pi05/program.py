@@ -1,4 +1,4 @@
-"""What a Pi0.5 request does: read cameras and prompt, then flow from noise to actions. Driven by the conductor."""
+"""Program of Pi0.5: prefill cameras and prompt, then run the flow from noise to actions. Driven by the conductor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mstar_core.plugin.program import ProgramGenerator
 
 
 def pi05(request: ProgramRequest) -> ProgramGenerator:
-    """Both walks in one message; no visit between them, and none before the client has its actions."""
+    """Send both walks in one message, so that the conductor is not involved between them."""
     inputs = request.inputs
     yield [
         Run("prefill", images=inputs["images"], tokens=inputs["tokens"], sample=False),

@@ -1,4 +1,8 @@
-"""Names of the official weights and where each goes. Read by the conformance check; loads no weights."""
+"""Names of the official weights and their places in the modules. Loads no weights.
+
+The conformance check reads `key_map`; the tiny checkpoint and benchmarks draw random weights of these
+shapes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ VISION_LAYER: Final = (
 
 
 def key_map() -> Mapping[str, KeyMap]:
-    """Published names and the model's places, by weight set. The tokenizer's files hold no tensors."""
+    """Return published names and the model's places, by weight set. The tokenizer's files contain no tensors."""
     sizes = Sizes()
     targets = {name: policy_target(name) for name in names(sizes)}
     return {
@@ -36,7 +40,7 @@ def key_map() -> Mapping[str, KeyMap]:
 
 
 def policy_target(name: str) -> str | None:
-    """Place of a published key, with the name of its node in front; None for what is left out on purpose."""
+    """Return the place of a published key, prefixed with its node; None for a key that is not used."""
     for node, prefixes in (("vit_encoder", CAMERAS), ("LLM", POLICY)):
         found = target(name, prefixes)
         if found is not None:
@@ -45,7 +49,7 @@ def policy_target(name: str) -> str | None:
 
 
 def shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """Every place of both nodes and its shape, without memory for any."""
+    """Return every place of both nodes with its shape. The modules are on the meta device."""
     with torch.device("meta"):
         modules = {"vit_encoder": Cameras(sizes), "LLM": Policy(sizes)}
     return {
@@ -56,7 +60,7 @@ def shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
 
 
 def names(sizes: Sizes) -> Iterator[str]:
-    """Keys of `lerobot/pi05_base` and of openpi's conversion, with the token table under the head's name."""
+    """Yield the keys of `lerobot/pi05_base` and of openpi's conversion, with the token table under the head's name."""
     yield from _vision(sizes.vision.layers)
     yield from (f"{PALIGEMMA}multi_modal_projector.linear.{part}" for part in NORMED)
     yield f"{TIED}weight"

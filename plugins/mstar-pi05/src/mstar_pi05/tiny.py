@@ -24,7 +24,7 @@ VERSION: Final = 1
 SEED: Final = 2025
 ASSET: Final = "tiny"
 STATE, ACTIONS = 8, 8
-"""Values of the statistics: a robot with one arm and a gripper."""
+"""Values of state and actions in the statistics: a robot with one arm and a gripper."""
 
 SPACE: Final = "▁"
 SPECIALS: Final = ("<pad>", "<eos>", "<bos>", "<unk>")
@@ -75,7 +75,7 @@ def write_files(folder: Path) -> None:
 
 
 def _tokenizer() -> Tokenizer:
-    """Byte-pair encoding with bytes for what is unknown, spaces as marks, line ends as tokens of their own."""
+    """Return a BPE tokenizer with byte fallback, `▁` for spaces, and line ends as separate tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
     merges = [(left, right) for left, right in (pair.split() for pair in MERGES)]
@@ -93,7 +93,7 @@ def _tokenizer() -> Tokenizer:
 
 
 def _spread(count: int, middle: float) -> dict[str, list[float]]:
-    """Statistics of values around `middle`, a little wider for each."""
+    """Return statistics around `middle` that widen with each value."""
     low = [middle - 1.0 - 0.125 * index for index in range(count)]
     high = [middle + 1.0 + 0.125 * index for index in range(count)]
     means = [middle] * count
@@ -101,7 +101,7 @@ def _spread(count: int, middle: float) -> dict[str, list[float]]:
 
 
 def _drawn(name: str, shape: tuple[int, ...], generator: Generator) -> Tensor:
-    """Random weights that keep every stage alive: adaptive norms and gates are not zero."""
+    """Draw random weights under which every stage has an effect: adaptive norms and gates are not zero."""
     import torch
 
     drawn: Tensor = torch.randn(shape, generator=generator)

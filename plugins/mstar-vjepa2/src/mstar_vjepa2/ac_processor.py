@@ -1,4 +1,4 @@
-"""V-JEPA 2-AC: frames, actions, states and a goal to arrays. Runs in the api's process pool; loads no torch."""
+"""Processor of V-JEPA 2-AC: frames, actions, states and a goal to arrays. Runs in the api's pool; imports no torch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 ROLLING: Final = ("rollout", "plan")
 WELL_KNOWN: Final = 16
-"""Latent frames beyond which a rollout comes with a warning."""
+"""Latent frames above which a rollout gets a warning."""
 
 
 class ActionProcessor:
-    """The requests of V-JEPA 2-AC. Made once per pool process."""
+    """Processor of V-JEPA 2-AC. Created once per pool process."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         if folder is None:
@@ -46,7 +46,7 @@ class ActionProcessor:
         self._config: ActionConfig = replace(config, most_frames=most)
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
-        """Frames, and what the task needs besides. Raises RequestError naming the field."""
+        """Return the frames and the other inputs of the task. Raises RequestError naming the field."""
         params: ActionParams = request.params
         check_wire(params, request.outputs)
         task = params.chosen_task(request.outputs)
@@ -74,20 +74,20 @@ class ActionProcessor:
         notes += self._beyond_training(task, params)
         tokens = (len(frames) + ("goal_frame" in arrays)) * self._config.encoder.frame_tokens
         usage = {"encoder_tokens": tokens, **self._predicted(task, params, len(frames))}
-        return Inputs(arrays=arrays, prompt_tokens=tokens, warnings=notes, metadata=self._told(params), usage=usage)
+        return Inputs(arrays=arrays, prompt_tokens=tokens, warnings=notes, metadata=self._metadata(params), usage=usage)
 
     def postprocess(self, output: Array, modality: str) -> tuple[bytes, dict[str, Any]]:
-        """Latents that go out under their earlier name, video, as float32."""
+        """Return latents as float32 bytes, for requests with output modality `video`."""
         return sent_as_video(output)
 
-    def _told(self, params: ActionParams) -> dict[str, dict[str, Any]]:
-        """What stands with every tensor: the size of the picture, its patches, and whether latents are normalised."""
+    def _metadata(self, params: ActionParams) -> dict[str, dict[str, Any]]:
+        """Return the metadata of every tensor: picture size, patch grid, and whether latents are normalised."""
         encoder = self._config.encoder
         config = {"crop": encoder.crop, "grid": [encoder.grid] * 2, "normalize_reps": params.normalize_reps}
         return {"tensor": config}
 
     def _predicted(self, task: str, params: ActionParams, frames: int) -> dict[str, int]:
-        """Tokens that pass the predictor, of all candidates together, and the steps of a rollout or a plan."""
+        """Return predictor tokens over all candidates, and the steps of a rollout or plan."""
         each = self._config.conditions + self._config.encoder.frame_tokens
         match task:
             case "rollout":
@@ -101,7 +101,7 @@ class ActionProcessor:
     # -- sizes --------------------------------------------------------------------------------------------------
 
     def _check_frames(self, task: str, params: ActionParams, max_seq_len: int) -> None:
-        """What a rollout needs of latent frames, against what this deployment takes."""
+        """Raise RequestError if a rollout needs more latent frames than the deployment allows."""
         if task not in ROLLING:
             return
         steps = params.plan_steps if task == "plan" else params.steps
@@ -123,32 +123,32 @@ class ActionProcessor:
         frames = params.context_frames + steps - 1
         if task not in ROLLING or frames <= WELL_KNOWN:
             return []
-        return [f"{frames} latent frames: the model was trained on 8, and what it says beyond {WELL_KNOWN} is a guess"]
+        return [f"{frames} latent frames: the model was trained on 8 and is unreliable above {WELL_KNOWN}"]
 
     # -- media --------------------------------------------------------------------------------------------------
 
     def _split(
         self, task: str, media: Sequence[MediaPart], params: ActionParams
     ) -> tuple[Sequence[MediaPart], MediaPart | None]:
-        """The files that are frames, and the one that is the goal."""
+        """Split the files into frames and an optional goal."""
         if not media:
             raise missing_media("image")
         odd = next((part.modality for part in media if part.modality not in ("image", "video", "tensor")), None)
         if odd is not None:
-            raise RequestError(f"vjepa2_ac does not read {odd}", hint="send images, a video or tensors", field=odd)
+            raise RequestError(f"vjepa2_ac does not accept {odd}", hint="send images, a video or tensors", field=odd)
         are_images = media[0].modality == "image"
         count = (params.context_frames if task in ROLLING else len(media)) if are_images else 1
         frames, rest = media[:count], media[count:]
         is_mixed = any(part.modality != media[0].modality for part in frames)
         if is_mixed or len(rest) > 1 or (rest and task not in ROLLING):
-            hint = "frames first (a video, a tensor, or one image for each), then at most one goal"
+            hint = "send frames first (a video, a tensor, or one image per frame), then at most one goal"
             raise RequestError(f"{len(media)} files do not fit task {task}", hint=hint, field=media[-1].modality)
         if are_images and len(frames) < count:
             raise _too_few("context_frames", count, len(frames))
         return frames, rest[0] if rest else None
 
     def _frames(self, task: str, media: Sequence[MediaPart], params: ActionParams) -> tuple[Array, list[str]]:
-        """Normalised frames, float32 [t, 3, crop, crop]: those of the context, those with actions, or all."""
+        """Return normalised float32 frames [t, 3, crop, crop]: the context, one per action, or all of them."""
         wanted = {"encode": None, "predict": params.action_count}.get(task, params.context_frames)
         field = "actions" if task == "predict" else "context_frames"
         crop = self._config.encoder.crop
@@ -172,16 +172,16 @@ class ActionProcessor:
                 needs_total = wanted is None
                 clip = read_video(media[0], choose, lambda frame: squared(frame, crop), needs_total=needs_total)
                 found, total = np.stack(clip.frames), clip.total
-        notes = [f"{total} frames were sent, the first {len(found)} were taken"] if total > len(found) else []
+        notes = [f"{total} frames were sent, the first {len(found)} were used"] if total > len(found) else []
         return found, notes
 
     def _check_count(self, count: int) -> None:
         most = self._config.most_frames
         if count > most:
             raise TooLarge(
-                f"{count} frames were sent, the model knows {most}",
-                "every frame of the clip is one time step",
-                "send fewer; it was trained on 4 a second",
+                f"{count} frames were sent, the model takes at most {most}",
+                "each frame of the clip is one time step",
+                "send fewer; the model was trained on 4 frames per second",
                 field="video",
                 value=str(count),
                 allowed=str(most),
@@ -193,7 +193,7 @@ class ActionProcessor:
         given = [name for name, value in (("goal", params.goal), ("goal_hidden_fill", params.goal_hidden_fill)) if
                  value is not None]  # fmt: skip
         if len(given) + (part is not None) > 1:
-            raise RequestError("more than one goal is given", hint="send one", field=given[-1])
+            raise RequestError("more than one goal was sent", hint="send one", field=given[-1])
         if part is not None:
             return self._uploaded_goal(part)
         encoder = self._config.encoder
@@ -218,7 +218,9 @@ class ActionProcessor:
                     return {"goal_frame": frames}
                 return {"goal_latents": self._latents(as_float32(value, "goal"))}
             case other:
-                raise RequestError(f"a goal is no {other}", hint="send an image, or latents as a tensor", field="goal")
+                raise RequestError(
+                    f"a goal cannot be {other}", hint="send an image, or latents as a tensor", field="goal"
+                )
 
     def _latents(self, value: Array) -> Array:
         encoder = self._config.encoder
@@ -228,7 +230,7 @@ class ActionProcessor:
         if value.shape != shape:
             raise RequestError(
                 f"goal has shape {list(value.shape)}, allowed is {list(shape)}",
-                hint="one vector for each patch of a frame, as encode gives them",
+                hint="send one vector per patch of a frame, as encode returns them",
                 field="goal",
                 value=str(list(value.shape)),
                 allowed=str(list(shape)),
@@ -239,19 +241,19 @@ class ActionProcessor:
         if task in ROLLING and not has_goal:
             wants = "task" if task == "plan" else "mpc" if params.mpc else "return"
             if wants != "return" or "energies" in (params.returns or ()):
-                hint = "upload an image behind the frames, or send goal"
+                hint = "upload an image after the frames, or send goal"
                 raise RequestError(
                     f"{wants} needs a goal", "energies are distances to it", hint, field="goal", code="missing_field"
                 )
         if task not in ROLLING and has_goal:
-            raise RequestError(f"task {task} has no use for a goal", hint="use rollout or plan", field="goal")
+            raise RequestError(f"task {task} takes no goal", hint="use rollout or plan", field="goal")
 
 
 def _check_scored(task: str, params: ActionParams, *, has_goal: bool) -> None:
-    """A rollout that is scored step by step keeps the caches of all its candidates at once."""
+    """Raise RequestError for too many scored candidates: all of them keep their caches during the rollout."""
     if task == "rollout" and has_goal and params.candidates > MOST_SCORED:
         raise RequestError(
-            f"actions hold {params.candidates} candidates, with a goal allowed are {MOST_SCORED}",
+            f"actions have {params.candidates} candidates, with a goal allowed are {MOST_SCORED}",
             hint="send them in several requests",
             field="actions",
             value=str(params.candidates),
@@ -260,15 +262,15 @@ def _check_scored(task: str, params: ActionParams, *, has_goal: bool) -> None:
 
 
 def _rolled(frames: Array, moves: Trajectories) -> dict[str, Array]:
-    """Frames and movements of a rollout: the last context frame apart from those before it."""
+    """Return frames and movements of a rollout, with the last context frame separate from the earlier ones."""
     found: dict[str, Array] = {CLIP: frames[-1:], **moves.arrays}
     return found | {"context": frames[:-1], **moves.past} if len(frames) > 1 else found
 
 
 def _too_few(field: str, wanted: int, found: int) -> RequestError:
     return RequestError(
-        f"{field} asks for {wanted} frames, {found} were sent",
-        hint="send one frame for each, in order",
+        f"{field} needs {wanted} frames, {found} were sent",
+        hint="send that many frames, in order",
         field=field,
         value=str(wanted),
         allowed=f"<= {found}",

@@ -29,19 +29,21 @@ from mstar_vjepa2.program import CLIP, EARLIER, GOALS, MASKS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoGraph:
-    """Nodes and walks of one model of the family."""
+    """Nodes and walks of one of the two models."""
 
     nodes: tuple[NodeSpec, ...]
     walks: Mapping[str, Walk]
 
 
 def build_base() -> VideoGraph:
-    """The graph: encoder, masked predictor, and the pooler that only classifier checkpoints fill with weights."""
+    """Build the graph of V-JEPA 2: encoder, masked predictor and pooler. Only classifier checkpoints have pooler
+    weights.
+    """
     encoder = NodeSpec(
         name="video_encoder",
         engine=STATELESS,
         ports={
-            CLIP: "any[f,3,y,x]",  # uint8 as cropped, a quarter of the bytes; floats are normalised already
+            CLIP: "any[f,3,y,x]",  # uint8 pixels as cropped (a quarter of the bytes), or normalised floats
             "layers": "i64[l]?",
             "pooling": "i64",
             "encoder_hidden": "any[n,d]",
@@ -49,7 +51,7 @@ def build_base() -> VideoGraph:
             "layer_hidden": "f32[l,n,d]?",
         },
         batch_key=(CLIP, "layers"),
-        doc="a clip to one vector per patch and frame pair; with a pooling or layers, those in place of all vectors",
+        doc="encodes a clip to one vector per patch and frame pair, or to pooled vectors or chosen layers",
     )
     predictor = NodeSpec(
         name="predictor",
@@ -62,14 +64,14 @@ def build_base() -> VideoGraph:
             "window": "any[n,d]",
         },
         batch_key=("encoder_hidden", *MASKS),
-        doc="vectors at the target ids from those at the context ids; window: the input, moved on by them",
+        doc="predicts vectors at the target ids from those at the context ids; window: the input shifted by them",
     )
     pooler = NodeSpec(
         name="pooler",
         engine=STATELESS,
         ports={"encoder_hidden": "any[n,d]", "pooled": "f32[d]", "logits": "f32[k]?"},
         batch_key=("encoder_hidden",),
-        doc="attentive pooling, and class logits where the checkpoint has a head",
+        doc="attentive pooling, and class logits if the checkpoint has a head",
     )
     walks: dict[str, Walk] = {
         "encode": GraphNode(
@@ -83,13 +85,13 @@ def build_base() -> VideoGraph:
             GraphNode(pooler, ("encoder_hidden",), (_send("pooled"), _send("logits"))),
         ),
     }
-    # An earlier system sent latents under the name of video.
+    # Clients of an earlier system receive latents as modality `video`.
     for suffix, modality in (("", "tensor"), ("_video", EARLIER)):
         made = (_send("predicted_hidden", modality),)
         encoded = GraphNode(encoder, (CLIP,), (GraphEdge("encoder_hidden", predictor),))
         step = GraphNode(predictor, ("encoder_hidden", *MASKS), made)
         walks[f"predict{suffix}"] = Sequential(encoded, step)
-        # Ids stay the same every step: the window is numbered from its own start again.
+        # Token ids stay the same in every step: they are relative to the start of the window.
         loop = Loop("rollout_loop", step, carry={"window": "encoder_hidden"}, fused=True)
         walks[f"rollout{suffix}"] = Sequential(encoded, loop)
     return VideoGraph(nodes=(encoder, predictor, pooler), walks=walks)
@@ -108,7 +110,7 @@ CEM = tuple(
     for name in ("topk", "momentum_mean", "momentum_std", "momentum_mean_gripper", "momentum_std_gripper")
 )
 MOST_SCORED = 512
-"""Candidates whose caches exist at once: a rollout that is scored step by step keeps those of all its candidates."""
+"""Maximum number of candidates of a scored rollout. All of them keep their caches until the last step is scored."""
 
 _OF_ROWS = (
     "frame", "state", "actions", "states", "extrinsics", "given_frames", "given_actions", "given_states",
@@ -117,17 +119,17 @@ _OF_ROWS = (
 """Ports of the predictor that hold one value per candidate."""
 
 _OF_STEPS = tuple(name for name in _OF_ROWS if name not in ("frame", "state"))
-"""Those that hold a list, one for each step. They may differ in length: a pass gets the entry of its step."""
+"""Ports that hold one entry per step. Lengths may differ between candidates; a pass reads the entry of its step."""
 
 Emits = Literal["steps", "last", "nothing", "video"]
-"""Which latents leave a rollout; video: each step's, by their earlier name and without states."""
+"""Latents that leave a rollout. `video`: those of each step, as modality `video` and without states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What the graph needs. Defaults: vjepa2-ac-vitg.
+    """Sizes that the graph depends on. Defaults: vjepa2-ac-vitg.
 
-    conditions: tokens per frame beside its patches. frames: latent frames of one rollout, context included.
+    conditions: tokens per frame in addition to its patches. frames: latent frames of one rollout, context included.
     """
 
     layers: int = 24
@@ -139,7 +141,7 @@ class Sizes:
 
     @classmethod
     def of(cls, config: ActionConfig) -> Sizes:
-        """The sizes of a checkpoint."""
+        """Return the sizes of a checkpoint."""
         predictor = config.predictor
         return cls(
             layers=predictor.layers,
@@ -152,7 +154,7 @@ class Sizes:
 
     @property
     def frame_tokens(self) -> int:
-        """Tokens of one frame: the page size, so that no page is ever partly filled."""
+        """Tokens of one frame. The page size equals it, so that no page is partly filled."""
         return self.patches + self.conditions
 
 
@@ -166,11 +168,11 @@ class _Nodes:
 
 
 def build_ac(sizes: Sizes) -> VideoGraph:
-    """The graph: frames encoded one by one, a predictor that sees each frame whole and all before it, a planner."""
+    """Build the graph of V-JEPA 2-AC: a per-frame encoder, a frame-causal predictor, a scorer and a planner."""
     nodes = _nodes(sizes)
-    # All tokens of a frame share one time; they see each other and every earlier frame.
+    # All tokens of a frame share one time step and attend to each other and to every earlier frame.
     read = Attend(mask="full", positions="shared", tokens=sizes.frame_tokens)
-    # Candidates and planning steps start from the context again: what a rollout adds goes with its loop.
+    # Candidates and planning steps all start from the context: the loop discards what a rollout appends.
     trial = Attend(mask="full", positions="shared", tokens=sizes.frame_tokens, keep="loop")
     walks: dict[str, Walk] = {
         "encode": GraphNode(nodes.encoder, (CLIP, NORMALIZE), (_send("encoder_hidden"),)),
@@ -185,14 +187,14 @@ def build_ac(sizes: Sizes) -> VideoGraph:
         "rollout_energies": _rollout(nodes, trial, "nothing", is_scored=True),
         "rollout_video": _rollout(nodes, trial, "video", is_scored=False),
         "rollout_scored_video": _rollout(nodes, trial, "video", is_scored=True),
-        "plan": _plan(nodes, trial, is_told=False),
-        "plan_told": _plan(nodes, trial, is_told=True),
+        "plan": _plan(nodes, trial, streams_steps=False),
+        "plan_told": _plan(nodes, trial, streams_steps=True),
     }
     return VideoGraph(nodes=(nodes.encoder, nodes.predictor, nodes.scorer, nodes.sampler, nodes.update), walks=walks)
 
 
 def _nodes(sizes: Sizes) -> _Nodes:
-    # Latents keep float32 between steps, whatever the nodes compute in: energies of near candidates differ by little.
+    # Latents stay float32 between steps in any compute dtype: energies of similar candidates differ little.
     frames, frame, poses = f"f32[t,{sizes.patches},d]", f"f32[1,{sizes.patches},d]", f"f32[h,{POSE}]"
     encoder = NodeSpec(
         name="video_encoder",
@@ -207,7 +209,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
         },
         batch_key=(CLIP, "goal_frame"),
         per="request",
-        doc="each frame alone to normalised latents; a goal image rides in the same batch, goal latents pass through",
+        doc="encodes each frame alone to normalised latents; a goal image joins the batch, goal latents pass through",
     )
     predictor = NodeSpec(
         name="ac_predictor",
@@ -237,7 +239,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
         step_ports=_OF_STEPS,
         batch_key=("frame",),
         capture_sizes=(1, 2, 4, 8, 16, 32, 64, 128),
-        doc="the next frame from this one, its action and state, and all earlier frames in the cache",
+        doc="predicts the next frame from this one, its action and state, and all cached earlier frames",
     )
     scorer = NodeSpec(
         name="mpc_scorer",
@@ -261,7 +263,7 @@ def _nodes(sizes: Sizes) -> _Nodes:
         },
         per="request",
         dtype="float32",
-        doc="draws this planning step's candidates from its noise; fixed axes are NaN where free",
+        doc="draws the candidates of a planning step from its noise; free axes are NaN in fixed_axes",
     )
     update = NodeSpec(
         name="cem_update",
@@ -281,13 +283,13 @@ def _nodes(sizes: Sizes) -> _Nodes:
         },
         per="request",
         dtype="float32",
-        doc="moves mean and spread toward the best candidates; actions: the plan so far",
+        doc="moves mean and spread toward the best candidates; actions: the current plan",
     )
     return _Nodes(encoder=encoder, predictor=predictor, scorer=scorer, sampler=sampler, update=update)
 
 
 def _teacher(nodes: _Nodes, name: str, attend: Attend, out: tuple[Edge, ...]) -> Walk:
-    """Known frames one by one, with known actions and states."""
+    """Run the predictor over known frames with known actions and states, one frame per step."""
     taken = ("given_frames", "given_actions", "given_states", "given_extrinsics", STEP, NORMALIZE)
     return Sequential(
         GraphNode(
@@ -313,7 +315,7 @@ CARRY = {"next_frame": "frame", "next_state": "state"}
 
 
 def _rollout(nodes: _Nodes, attend: Attend, emits: Emits, *, is_scored: bool) -> Walk:
-    """Candidates side by side; each step's energies, and what else is wanted, leave as the step ends."""
+    """Roll out all candidates together. The requested outputs and the energies of a step leave when the step ends."""
     latents = (_send("next_frame"),)
     each: tuple[Edge, ...] = (_send("next_state"), *(latents if emits == "steps" else ()))
     if emits == "video":
@@ -330,14 +332,14 @@ def _rollout(nodes: _Nodes, attend: Attend, emits: Emits, *, is_scored: bool) ->
     )
 
 
-def _plan(nodes: _Nodes, attend: Attend, *, is_told: bool) -> Walk:
-    """Draw candidates, roll them out, keep the best, and again; the goal decides what best is.
+def _plan(nodes: _Nodes, attend: Attend, *, streams_steps: bool) -> Walk:
+    """Search for a plan: sample candidates, roll them out, score them against the goal, update mean and spread, repeat.
 
-    is_told: candidates, energies and the new mean and spread of each planning step leave as it ends.
+    streams_steps: candidates, energies, mean and spread of each planning step leave when it ends.
     """
 
-    def told(*ports: str) -> tuple[GraphEdge, ...]:
-        return tuple(_send(port) for port in ports if is_told)
+    def streamed(*ports: str) -> tuple[GraphEdge, ...]:
+        return tuple(_send(port) for port in ports if streams_steps)
 
     draw = GraphNode(
         nodes.sampler,
@@ -345,7 +347,7 @@ def _plan(nodes: _Nodes, attend: Attend, *, is_told: bool) -> Walk:
         (
             GraphEdge("candidates", nodes.predictor, into="actions"),
             GraphEdge("candidates", nodes.update),
-            *told("candidates"),
+            *streamed("candidates"),
         ),
     )
     roll = Loop(
@@ -358,10 +360,12 @@ def _plan(nodes: _Nodes, attend: Attend, *, is_told: bool) -> Walk:
     score = GraphNode(
         nodes.scorer,
         ("final", "goal", from_param("cost")),
-        (GraphEdge("energies", nodes.update), *told("energies")),
+        (GraphEdge("energies", nodes.update), *streamed("energies")),
     )
-    learn = GraphNode(nodes.update, ("mean", "std", "candidates", "energies", *CEM), told("mean", "std", "best_energy"))
-    ends = ("actions",) if is_told else ("actions", "mean", "std", "best_energy")
+    learn = GraphNode(
+        nodes.update, ("mean", "std", "candidates", "energies", *CEM), streamed("mean", "std", "best_energy")
+    )
+    ends = ("actions",) if streams_steps else ("actions", "mean", "std", "best_energy")
     result = tuple(_send(port) for port in ends)
     search = Loop(
         "cem_loop",

@@ -1,4 +1,4 @@
-"""Builds the nodes of both models from a checkpoint. Made once per worker."""
+"""Nodes of both models, built from a checkpoint. Created once per worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ E = TypeVar("E", ClipEncoder, FrameEncoder)
 
 
 class Vjepa2:
-    """V-JEPA 2 on one worker. Raises WeightsError when the checkpoint's folder is missing or incomplete."""
+    """V-JEPA 2 on one worker. Raises WeightsError if the checkpoint folder is missing or incomplete."""
 
     def __init__(self, ctx: ModelContext) -> None:
         self._ctx = ctx
@@ -42,7 +42,7 @@ class Vjepa2:
         self._source = Source.find(self._folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
-        """Build `video_encoder`, `predictor` or `pooler` in the context's dtype on its device."""
+        """Build `video_encoder`, `predictor` or `pooler` with the context's dtype and device."""
         _refuse_splits(self._ctx)
         match node.name:
             case "video_encoder":
@@ -60,7 +60,7 @@ class Vjepa2:
                 raise _no_node("vjepa2", name, "video_encoder, predictor and pooler")
 
     def vocab_size(self, node: NodeSpec) -> int:
-        """No node draws ids."""
+        """Return 0: no node samples tokens."""
         return 0
 
     def _pooler(self) -> nn.Module:
@@ -69,9 +69,7 @@ class Vjepa2:
         config, vit = self._config, self._config.encoder.vit
         heads = self._ctx.model_kwargs.get("pooler_heads") or vit.heads
         if vit.width % heads:
-            raise WeightsError(
-                f"pooler_heads {heads} does not divide the width {vit.width}", hint="use 16, or leave it"
-            )
+            raise WeightsError(f"pooler_heads {heads} does not divide the width {vit.width}", hint="use 16, or omit it")
         labels = config.labels if "classifier.weight" in self._source.stored else 0
         pooler = _built(self._ctx, lambda: Pooler(vit.width, heads, config.pooler_layers, labels, vit.eps))
         fill(pooler, self._source, names.POOLER, BASE_RULES, self._ctx.progress)
@@ -79,7 +77,7 @@ class Vjepa2:
 
 
 class Vjepa2Ac:
-    """V-JEPA 2-AC on one worker. Raises WeightsError when the checkpoint's folder is missing or incomplete."""
+    """V-JEPA 2-AC on one worker. Raises WeightsError if the checkpoint folder is missing or incomplete."""
 
     def __init__(self, ctx: ModelContext) -> None:
         self._ctx = ctx
@@ -88,7 +86,7 @@ class Vjepa2Ac:
         self._source = Source.find(folder)
 
     def get_submodule(self, node: NodeSpec) -> nn.Module:
-        """Build one node: encoder and predictor in the context's dtype, those around a rollout in float32."""
+        """Build a node. Encoder and predictor have the context's dtype; scorer and planner nodes are float32."""
         _refuse_splits(self._ctx)
         match node.name:
             case "video_encoder":
@@ -110,7 +108,7 @@ class Vjepa2Ac:
                 raise _no_node("vjepa2_ac", name, known)
 
     def vocab_size(self, node: NodeSpec) -> int:
-        """No node draws ids."""
+        """Return 0: no node samples tokens."""
         return 0
 
 
@@ -127,14 +125,14 @@ def _refuse_splits(ctx: ModelContext) -> None:
     if ctx.tp_size > 1:
         raise StartError(
             f"{ctx.spec.name} cannot split its nodes over {ctx.tp_size} ranks",
-            "its layers are whole on each rank",
+            "each rank holds whole layers",
             "set tp_size: 1; more ranks than tp_size make replicas",
             phase="weights",
         )
 
 
 def _captured(encoder: E, ctx: ModelContext) -> E:
-    """The encoder, which runs by graphs on a GPU."""
+    """Capture the encoder's CUDA graphs on a GPU. Returns the encoder."""
     if ctx.device.type == "cuda":
         encoder.encoder.capture(GraphCache(ctx.device))
     return encoder
@@ -145,7 +143,7 @@ def _no_node(model: str, name: str, known: str) -> StartError:
 
 
 def _built(ctx: ModelContext, make: Callable[[], M]) -> M:
-    """A module ready to be filled, on the context's device in its dtype; float32 buffers stay what they are."""
+    """Build an uninitialised module on the context's device in its dtype. float32 buffers keep their dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(ctx.dtype)
     try:
@@ -157,7 +155,7 @@ def _built(ctx: ModelContext, make: Callable[[], M]) -> M:
 
 
 class _NoRandomStart(TorchFunctionMode):
-    """Skips the random start of parameters: each is about to be loaded, and a billion draws take a while."""
+    """Mode that skips parameter initialisation, because all of a billion parameters are loaded."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", "") == "torch.nn.init":

@@ -1,4 +1,4 @@
-"""Request parameters of both V-JEPA 2 models. Read by api, programs and processor."""
+"""Request parameters of both V-JEPA 2 models. Read by the api, the programs and the processors."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ POOLINGS: Final = ("none", "mean", "mean_space", "attentive")
 COSTS: Final = ("l1", "l2", "cosine")
 RETURNS: Final = ("latents", "pooled", "energies", "states", "final_only")
 MOST_FRAMES: Final = 256
-"""Latent frames of one rollout, context included, that any deployment may take; max_latent_frames tells of one."""
+"""Maximum latent frames of a rollout in any deployment, context included; `max_latent_frames` sets a lower limit."""
 
 POSE: Final = 7
 """Values of a state or an action: position, Euler angles, gripper."""
 
 MOST_SAMPLES: Final = 4096
-"""Candidates of one planning step."""
+"""Maximum candidates of one planning step."""
 
 AXES: Final = ("x", "y", "z", "gripper")
 MOST_FIXED: Final = 1.0
-"""Largest value, either way, that an axis may be held at: metres, or all of the gripper's way."""
+"""Largest absolute value of a fixed axis: metres, or the full range of the gripper."""
 
 FEW_CANDIDATES: Final = 8
-"""Up to so many candidates send their latents unasked; more send energies."""
+"""Up to this many scored candidates return latents by default; more return energies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
-    """What both models take. The names after `output_dtype` are those of the earlier system."""
+    """Parameters of both models. Names after `output_dtype` are those of an earlier system."""
 
     returns: tuple[str, ...] | None = param(
         None, f"of {', '.join(RETURNS)}. Default latents; energies for more than {FEW_CANDIDATES} scored candidates",
         aliases=("return",), max_items=len(RETURNS),
     )  # fmt: skip
-    output_format: str = param("raw", "form of tensors", choices=("raw", "npy", "safetensors", "json"))
-    output_dtype: str = param("float32", "number type of tensors", choices=("float32", "float16", "bfloat16"))
+    output_format: str = param("raw", "format of tensors", choices=("raw", "npy", "safetensors", "json"))
+    output_dtype: str = param("float32", "dtype of tensors", choices=("float32", "float16", "bfloat16"))
     skip_predictor: bool = param(False, "earlier name of task encode")
     rollout_horizon: int | None = param(
         None, "earlier name of horizon; above 1 it also means task rollout", ge=1, le=MOST_FRAMES
     )
     stream_rollout: bool = param(
-        True, "earlier name: steps are sent as they end whatever it says; streaming=false sends all at the end"
+        True, "earlier name, ignored: steps are sent as they finish; streaming=false sends all at the end"
     )
 
     def check(self) -> Iterator[RequestError]:
-        """Rules across fields."""
+        """Yield violations of rules across fields."""
         for name in self.returns or ():
             if name not in RETURNS:
                 yield RequestError(
-                    f"return names {name!r}",
-                    hint=f"of {', '.join(RETURNS)}",
+                    f"return contains {name!r}",
+                    hint=f"use {', '.join(RETURNS)}",
                     field="return",
                     value=name,
                     allowed=", ".join(RETURNS),
                 )
         if self.output_format == "npy" and self.output_dtype == "bfloat16":
             yield RequestError(
-                "npy holds no bfloat16", hint="ask for safetensors or raw, or for float16", field="output_dtype"
+                "npy cannot store bfloat16", hint="use safetensors or raw, or float16", field="output_dtype"
             )
 
 
@@ -74,41 +74,45 @@ def _same_horizon(horizon: int | None, earlier: int | None) -> Iterator[RequestE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params(Common):
-    """V-JEPA 2: encode, predict, roll out without actions, classify."""
+    """Parameters of V-JEPA 2: encode, predict, roll out without actions, classify."""
 
     task: str | None = param(
         None,
-        "what to do. Default encode; predict where video is asked for",
+        "what to do. Default encode; predict if video is requested",
         choices=("encode", "predict", "rollout", "classify"),
     )
     num_frames: int | None = param(
-        None, "frames taken from the clip. Default 64, or all of a shorter one", ge=1, le=768
+        None, "frames sampled from the clip. Default 64, or all of a shorter clip", ge=1, le=768
     )
-    fps: float | None = param(None, "frames per second taken from the clip, in place of num_frames", gt=0, le=240)
+    fps: float | None = param(None, "sampled frames per second, instead of num_frames", gt=0, le=240)
     pooling: str = param(
-        "none", "reduce the encoder's tokens; attentive needs a classifier checkpoint", choices=POOLINGS
+        "none", "pooling of the encoder's tokens; attentive needs a classifier checkpoint", choices=POOLINGS
     )
     layers: tuple[int, ...] | None = param(
-        None, "encoder blocks whose output to return, 0 = patches. Default the last, normed", ge=0, le=64, max_items=65
+        None,
+        "encoder blocks whose outputs are returned, 0 = patches. Default the last, normalised",
+        ge=0,
+        le=64,
+        max_items=65,
     )
     context_mask: tuple[int, ...] | None = param(
         None, "token ids that the predictor sees. Default all", ge=0, max_items=65_536
     )
     target_mask: tuple[int, ...] | None = param(
-        None, "token ids to predict; may lie past the clip. Default all", ge=0, max_items=65_536
+        None, "token ids to predict; they may be past the clip. Default all", ge=0, max_items=65_536
     )
     horizon: int | None = param(None, "rollout steps. Default 1", ge=1, le=MOST_FRAMES)
     anticipation_s: float = param(
-        0.0, "rollout: seconds between the clip and what is predicted, without masks", ge=0, le=60
+        0.0, "rollout without masks: seconds between the clip and the prediction", ge=0, le=60
     )
 
     @property
     def steps(self) -> int:
-        """Rollout steps asked for."""
+        """Requested rollout steps."""
         return self.horizon or self.rollout_horizon or 1
 
     def chosen_task(self, outputs: frozenset[str]) -> str:
-        """The task, read from the earlier names where it is not given."""
+        """Return the task. Without `task` it follows from the earlier names."""
         if self.task is not None:
             return self.task
         if self.skip_predictor:
@@ -118,7 +122,7 @@ class Params(Common):
         return "predict" if "video" in outputs else "encode"
 
     def check(self) -> Iterator[RequestError]:
-        """Rules across fields."""
+        """Yield violations of rules across fields."""
         yield from Common.check(self)
         yield from _same_horizon(self.horizon, self.rollout_horizon)
         if self.num_frames is not None and self.fps is not None:
@@ -128,14 +132,12 @@ class Params(Common):
             yield RequestError(f"{lacking} is missing", hint="send both masks or neither", field=lacking)
         for name, mask in (("context_mask", self.context_mask), ("target_mask", self.target_mask)):
             if mask == ():
-                yield RequestError(
-                    f"{name} is empty", hint="name at least one token, or leave both masks out", field=name
-                )
+                yield RequestError(f"{name} is empty", hint="name at least one token, or omit both masks", field=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionParams(Common):
-    """V-JEPA 2-AC: encode, predict, roll candidate actions out, plan."""
+    """Parameters of V-JEPA 2-AC: encode, predict, roll out candidate actions, plan."""
 
     task: str | None = param(
         None, "what to do. Default encode; see the earlier names", choices=("encode", "predict", "rollout", "plan")
@@ -143,26 +145,26 @@ class ActionParams(Common):
     actions: object = param(
         None, "[H, 7] or [candidates, H, 7]: position (m), Euler angles (rad), gripper, each as a change"
     )
-    states: object = param(None, "[context frames, 7]; with state_mode given, one for each action, or per candidate")
-    state_mode: str = param("integrate", "where later states come from", choices=("integrate", "given"))
-    extrinsics: object = param(None, "[H, 6] camera poses, for checkpoints that take them")
-    context_frames: int = param(1, "first frames of the clip that are seen before the rollout", ge=1, le=MOST_FRAMES)
+    states: object = param(None, "[context frames, 7]; with state_mode given, one per action, optionally per candidate")
+    state_mode: str = param("integrate", "source of later states", choices=("integrate", "given"))
+    extrinsics: object = param(None, "[H, 6] camera poses, for checkpoints that use them")
+    context_frames: int = param(1, "first frames of the clip that precede the rollout", ge=1, le=MOST_FRAMES)
     horizon: int | None = param(None, "rollout steps. Default from actions; plan 2", ge=1, le=MOST_FRAMES)
     normalize_reps: bool = param(True, "normalise latents between steps, as in training")
     cost: str = param("l1", "distance to the goal", choices=COSTS)
     samples: int = param(400, "candidates per planning step", ge=2, le=MOST_SAMPLES)
-    topk: int = param(10, "best candidates that shape the next step", ge=2, le=MOST_SAMPLES)
+    topk: int = param(10, "best candidates that update the next step", ge=2, le=MOST_SAMPLES)
     cem_steps: int = param(10, "planning steps", ge=1, le=1000)
-    maxnorm: float = param(0.05, "most metres per axis and action", gt=0, le=1)
-    momentum_mean: float = param(0.15, "share of the former mean that stays", ge=0, le=1)
-    momentum_std: float = param(0.15, "share of the former spread that stays", ge=0, le=1)
+    maxnorm: float = param(0.05, "maximum metres per axis and action", gt=0, le=1)
+    momentum_mean: float = param(0.15, "weight of the previous mean", ge=0, le=1)
+    momentum_std: float = param(0.15, "weight of the previous spread", ge=0, le=1)
     momentum_mean_gripper: float = param(0.15, "momentum_mean of the gripper", ge=0, le=1)
     momentum_std_gripper: float = param(0.15, "momentum_std of the gripper", ge=0, le=1)
-    close_gripper: int | None = param(None, "step from which the gripper is held closed", ge=0, le=MOST_FRAMES)
-    axis: object = param(None, "fixed values of planned axes, by x, y, z, gripper")
-    noise: object = param(None, "[cem_steps, horizon, samples, 4] in place of drawn numbers")
-    seed: int = param(0, "of planning: same seed, same plan", ge=0, le=2**63 - 1, openai="seed")
-    mpc: bool = param(False, "earlier name of a rollout that is scored against a goal")
+    close_gripper: int | None = param(None, "first step with a closed gripper", ge=0, le=MOST_FRAMES)
+    axis: object = param(None, "fixed values of planned axes x, y, z, gripper")
+    noise: object = param(None, "[cem_steps, horizon, samples, 4] instead of random numbers")
+    seed: int = param(0, "seed of planning: the same seed gives the same plan", ge=0, le=2**63 - 1, openai="seed")
+    mpc: bool = param(False, "earlier name of a scored rollout")
     goal: object = param(
         None, "goal latents [tokens, width]; a goal image is a second upload", aliases=("goal_hidden",)
     )
@@ -170,18 +172,18 @@ class ActionParams(Common):
 
     @property
     def action_count(self) -> int:
-        """Actions per candidate; 0 without any."""
+        """Actions per candidate; 0 without actions."""
         return 0 if self.actions is None else shape_of(self.actions, "actions")[-2]
 
     @property
     def candidates(self) -> int:
-        """Sequences of actions sent."""
+        """Number of candidate action sequences."""
         shape = () if self.actions is None else shape_of(self.actions, "actions")
         return shape[0] if len(shape) == 3 else 1
 
     @property
     def steps(self) -> int:
-        """Steps to roll out."""
+        """Rollout steps."""
         asked = self.horizon or self.rollout_horizon
         return asked or max(1, self.action_count - self.context_frames + 1)
 
@@ -191,7 +193,7 @@ class ActionParams(Common):
         return self.horizon or self.rollout_horizon or 2
 
     def chosen_task(self, outputs: frozenset[str]) -> str:
-        """The task, read from the earlier names where it is not given."""
+        """Return the task. Without `task` it follows from the earlier names."""
         if self.task is not None:
             return self.task
         if self.skip_predictor:
@@ -201,7 +203,7 @@ class ActionParams(Common):
         return "predict" if "video" in outputs else "encode"
 
     def check(self) -> Iterator[RequestError]:
-        """Rules across fields; those that need the media are the processor's."""
+        """Yield violations of rules across fields. The processor checks rules that need the media."""
         yield from Common.check(self)
         yield from _same_horizon(self.horizon, self.rollout_horizon)
         yield from check_shape(self.actions, "actions", (None, POSE), (None, None, POSE))
@@ -216,13 +218,13 @@ class ActionParams(Common):
         yield from self.problems_of(self.task)
 
     def problems_of(self, task: str | None) -> Iterator[RequestError]:
-        """Rules of one task; asked again where the task follows from earlier names."""
+        """Yield violations of the rules of one task. Checked again when the task follows from earlier names."""
         if task == "rollout":
             yield from self._check_rollout()
 
     @property
     def fixed_axes(self) -> Mapping[str, float]:
-        """Planned axes that are held at a value."""
+        """Planned axes with a fixed value."""
         return self.axis if isinstance(self.axis, dict) else {}
 
     def _check_horizon(self) -> Iterator[RequestError]:
@@ -246,12 +248,12 @@ class ActionParams(Common):
             )
         axes = {} if self.axis is None else self.axis
         if not isinstance(axes, dict):
-            yield RequestError("axis is no object", hint='send {"x": 0.02}', field="axis")
+            yield RequestError("axis must be an object", hint='send {"x": 0.02}', field="axis")
             return
         for name, value in axes.items():
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if name not in AXES or not is_number or not abs(value) <= MOST_FIXED:
-                hint = f"{', '.join(AXES)}, each with a number of at most {MOST_FIXED:g}"
+                hint = f"{', '.join(AXES)}, each with an absolute value of at most {MOST_FIXED:g}"
                 yield RequestError(f"axis {name!r} cannot be fixed to {value!r}", hint=hint, field="axis")
 
     def _check_rollout(self) -> Iterator[RequestError]:
@@ -263,35 +265,35 @@ class ActionParams(Common):
         needed = self.context_frames + self.steps - 1
         if self.actions is not None and self.action_count < needed:
             yield RequestError(
-                f"actions hold {self.action_count} steps, needed are {needed}",
+                f"actions have {self.action_count} steps, needed are {needed}",
                 hint="send more, or lower horizon",
                 field="actions",
             )
         known = 0 if self.states is None else shape_of(self.states, "states")[-2]
         wanted = needed if self.state_mode == "given" else self.context_frames
         if known != wanted:
-            hint = "one for each context frame; with state_mode given, one for each action"
-            yield RequestError(f"states hold {known} frames, needed are {wanted}", hint=hint, field="states")
+            hint = "send one per context frame; with state_mode given, one per action"
+            yield RequestError(f"states have {known} frames, needed are {wanted}", hint=hint, field="states")
 
 
 def shape_of(value: object, field: str) -> tuple[int, ...]:
-    """Shape of a nested list of finite numbers. Raises RequestError when it is ragged or holds something else."""
+    """Return the shape of a nested list of finite numbers. Raises RequestError for a ragged list or another value."""
     if isinstance(value, (list, tuple)):
         inner = {shape_of(item, field) for item in value}
         if len(inner) != 1:
             raise RequestError(
-                f"{field} is not a table of numbers",
-                hint="every row needs the same length, and at least one",
+                f"{field} must be a table of numbers",
+                hint="all rows need the same length and at least one value",
                 field=field,
             )
         return (len(value), *inner.pop())
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise RequestError(f"{field} holds {value!r}"[:80], hint="send finite numbers", field=field)
+        raise RequestError(f"{field} contains {value!r}"[:80], hint="send finite numbers", field=field)
     return ()
 
 
 def check_shape(value: object, field: str, *forms: tuple[int | None, ...]) -> Iterator[RequestError]:
-    """Nothing when `value` is None or has one of the forms (None: any length), else the error that says so."""
+    """Yield an error unless `value` is None or has one of the given shapes. None in a shape matches any length."""
     if value is None:
         return
     try:

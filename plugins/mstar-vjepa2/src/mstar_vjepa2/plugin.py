@@ -1,4 +1,4 @@
-"""V-JEPA 2 and V-JEPA 2-AC as data: video in, features, predicted features, scored rollouts and plans out."""
+"""Model specs of V-JEPA 2 and V-JEPA 2-AC."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ WEIGHTS = {
     "vitg-diving48": WeightRef(repo="facebook/vjepa2-vitg-fpc32-384-diving48"),
 }
 START_KWARGS: Mapping[str, Any] = {"weights": "vitl", "pooler_heads": None}
-"""What a deployment may set in model_kwargs, and what stands otherwise.
+"""Deployment options of V-JEPA 2 with their defaults.
 
-weights: which of WEIGHTS is meant. pooler_heads: heads of a classifier's pooler; None = those of the encoder.
+weights: a name in WEIGHTS. pooler_heads: attention heads of a classifier's pooler; None = those of the encoder.
 """
 
 
 AC_KWARGS: Mapping[str, Any] = {"max_latent_frames": None}
-"""The same for V-JEPA 2-AC. max_latent_frames: of one rollout, context included; None = what the checkpoint says."""
+"""Deployment options of V-JEPA 2-AC. max_latent_frames: limit of one rollout; None = the checkpoint's limit."""
 
 
 def base_spec() -> ModelSpec:
-    """V-JEPA 2; its graph is the same for every size. Latents leave the graph as tensors."""
+    """Return the spec of V-JEPA 2. Its graph is the same for every size."""
     graph = build_base()
     return ModelSpec(
         name="vjepa2",
@@ -52,7 +52,7 @@ def base_spec() -> ModelSpec:
         processor="mstar_vjepa2.processor:Processor",
         model="mstar_vjepa2.model:Vjepa2",
         tiny="mstar_vjepa2.tiny:write_base",
-        notice="vjepa2:tiny has random weights: its features and classes mean nothing",
+        notice="vjepa2:tiny has random weights: its features and classes are meaningless",
         bind=bind_base,
         configs="mstar_vjepa2:configs",
         default_config="vjepa2",
@@ -65,7 +65,7 @@ def base_spec() -> ModelSpec:
 
 
 def ac_spec(sizes: Sizes) -> ModelSpec:
-    """V-JEPA 2-AC for a checkpoint of these sizes."""
+    """Return the spec of V-JEPA 2-AC for a checkpoint of these sizes."""
     graph = build_ac(sizes)
     return ModelSpec(
         name="vjepa2_ac",
@@ -80,7 +80,7 @@ def ac_spec(sizes: Sizes) -> ModelSpec:
         processor="mstar_vjepa2.ac_processor:ActionProcessor",
         model="mstar_vjepa2.model:Vjepa2Ac",
         tiny="mstar_vjepa2.tiny:write_ac",
-        notice="vjepa2_ac:tiny has random weights: what it predicts means nothing",
+        notice="vjepa2_ac:tiny has random weights: its predictions are meaningless",
         bind=bind_ac,
         configs="mstar_vjepa2:configs",
         default_config="vjepa2_ac",
@@ -93,7 +93,7 @@ def ac_spec(sizes: Sizes) -> ModelSpec:
 
 
 def bind_base(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
-    """The spec with the deployment's options. Raises ConfigError for one that is unknown or wrong."""
+    """Return the spec with the deployment's options. Raises ConfigError for an unknown or invalid option."""
     _check_keys("vjepa2", model_kwargs, START_KWARGS)
     weights = model_kwargs.get("weights", START_KWARGS["weights"])
     if weights not in WEIGHTS:
@@ -102,20 +102,20 @@ def bind_base(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, 
         )
     _check_count("pooler_heads", model_kwargs.get("pooler_heads"), "a number of heads, such as 16")
     if folder is not None:
-        read_base(folder)  # a checkpoint that cannot be read is known before anything starts
+        read_base(folder)  # an unreadable checkpoint fails before any process starts
     return replace(given, model_kwargs={**START_KWARGS, **model_kwargs})
 
 
 def bind_ac(given: ModelSpec, folder: Path | None, model_kwargs: Mapping[str, Any]) -> ModelSpec:
-    """The spec with the frame and cache sizes of the checkpoint in `folder`, and the deployment's options.
+    """Return the spec with the checkpoint's sizes and the deployment's options.
 
-    Raises ConfigError for an option that is unknown or wrong.
+    Raises ConfigError for an unknown or invalid option.
     """
     _check_keys("vjepa2_ac", model_kwargs, AC_KWARGS)
-    asked = model_kwargs.get("max_latent_frames")
-    _check_count("max_latent_frames", asked, f"a number of latent frames, 1 to {MOST_FRAMES}", MOST_FRAMES)
+    limit = model_kwargs.get("max_latent_frames")
+    _check_count("max_latent_frames", limit, f"a number of latent frames, 1 to {MOST_FRAMES}", MOST_FRAMES)
     sizes = Sizes() if folder is None else Sizes.of(read_action(folder))
-    frames = asked or sizes.frames
+    frames = limit or sizes.frames
     graph = build_ac(sizes)
     (partition,) = given.partitions
     return replace(
@@ -135,10 +135,10 @@ def _check_keys(model: str, given: Mapping[str, Any], known: Mapping[str, Any]) 
 
 
 def _check_count(key: str, value: object, form: str, most: int | None = None) -> None:
-    """Nothing when `value` is None or a whole number of at least 1 and at most `most`."""
+    """Raise ConfigError unless `value` is None or a whole number from 1 to `most`."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= (most or value)
     if value is not None and not is_count:
-        raise ConfigError(f"{key} is {value!r}", hint=f"write {form}, or leave it out", key=f"model_kwargs.{key}")
+        raise ConfigError(f"{key} is {value!r}", hint=f"write {form}, or omit it", key=f"model_kwargs.{key}")
 
 
 @hookimpl

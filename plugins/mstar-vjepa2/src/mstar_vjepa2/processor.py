@@ -1,4 +1,4 @@
-"""V-JEPA 2: clips to pixels and token ids, latents to bytes. Runs in the api's process pool; loads no torch."""
+"""Processor of V-JEPA 2: clips to pixels and token ids, latents to bytes. Runs in the api's pool; imports no torch."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 MOST_ID: Final = 2**24
-"""Ids below this keep their frame, row and column exact in float32."""
+"""Ids below this have exact frame, row and column numbers in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Clip:
-    """Pixels of a request, uint8 or normalised float32 [F, 3, crop, crop]. rate: frames of it per second, 0 unknown."""
+    """Pixels of a request: uint8 or normalised float32 [F, 3, crop, crop]. rate: frames per second, 0 = unknown."""
 
     pixels: Array
     rate: float = 0.0
@@ -41,7 +41,7 @@ class _Clip:
 
 
 class Processor:
-    """The requests of V-JEPA 2. Made once per pool process."""
+    """Processor of V-JEPA 2. Created once per pool process."""
 
     def __init__(self, folder: Path | None, model_kwargs: Mapping[str, Any]) -> None:
         if folder is None:
@@ -52,13 +52,13 @@ class Processor:
         self._has_pooler = has_pooler(folder)
 
     inline_bytes: Final = 256 << 20
-    """See InlineProcessor: pixels are handed on where they lie in the upload."""
+    """See InlineProcessor. Pixels are views of the upload and are not copied."""
 
     def warm_up(self) -> None:
-        """See InlineProcessor: nothing is read at first use."""
+        """See InlineProcessor. Nothing is loaded lazily."""
 
     def is_inline(self, request: PromptRequest) -> bool:
-        """Whether its clip is pixels just as the encoder takes them, all of which are wanted, and no list is long."""
+        """Whether the request is a clip in the encoder's own format, used whole, without long lists."""
         params: Params = request.params
         if len(request.media) != 1 or request.text or params.context_mask or params.target_mask:
             return False
@@ -67,14 +67,14 @@ class Processor:
         return is_plain_clip(request.media[0], self._config.encoder)
 
     def process_prompt(self, request: PromptRequest) -> Inputs:
-        """Pixels, and what the task needs besides. Raises RequestError naming the field."""
+        """Return the pixels and the other inputs of the task. Raises RequestError naming the field."""
         params: Params = request.params
         check_wire(params, request.outputs)
         task = params.chosen_task(request.outputs)
         self._check_task(task, params)
         if EARLIER in request.outputs and (params.layers is not None or params.pooling != "none"):
             field = "layers" if params.layers is not None else "pooling"
-            raise RequestError(f"{field} has no effect on video", hint="ask for tensor in place of video", field=field)
+            raise RequestError(f"{field} has no effect on video", hint="request tensor instead of video", field=field)
         clip = self._clip(request.media, params)
         tokens = self._config.encoder.tokens(len(clip.pixels))
         if request.max_seq_len and tokens > request.max_seq_len:
@@ -85,21 +85,21 @@ class Processor:
         if task in ("predict", "rollout"):
             arrays |= self._masks(task, params, clip, tokens)
         return Inputs(
-            arrays=arrays, prompt_tokens=tokens, warnings=list(clip.notes), metadata=self._told(tokens),
-            usage=_counted(arrays, tokens, params.steps if task == "rollout" else 0),
+            arrays=arrays, prompt_tokens=tokens, warnings=list(clip.notes), metadata=self._metadata(tokens),
+            usage=_usage(arrays, tokens, params.steps if task == "rollout" else 0),
         )  # fmt: skip
 
     def postprocess(self, output: Array, modality: str) -> tuple[bytes, dict[str, Any]]:
-        """Latents that go out under their earlier name, video, as float32."""
+        """Return latents as float32 bytes, for requests with output modality `video`."""
         return sent_as_video(output)
 
-    def _told(self, tokens: int) -> dict[str, dict[str, Any]]:
-        """What stands with every tensor: the size of the picture, and its tokens by time, row and column."""
+    def _metadata(self, tokens: int) -> dict[str, dict[str, Any]]:
+        """Return the metadata of every tensor: picture size, and tokens by time, row and column."""
         encoder = self._config.encoder
         grid = [tokens // encoder.frame_tokens, encoder.grid, encoder.grid]
         return {"tensor": {"crop": encoder.crop, "grid": grid}}
 
-    # -- what is asked for --------------------------------------------------------------------------------------
+    # -- task --------------------------------------------------------------------------------------
 
     def _check_task(self, task: str, params: Params) -> None:
         wants_pooler = task == "classify" or (task == "encode" and params.pooling == "attentive")
@@ -107,7 +107,7 @@ class Processor:
             field = "task" if task == "classify" else "pooling"
             raise RequestError(
                 f"{field} {task if task == 'classify' else 'attentive'} needs a classifier checkpoint",
-                "this one has no pooler",
+                "this checkpoint has no pooler",
                 "use pooling mean, or serve a checkpoint such as ssv2",
                 field=field,
             )
@@ -117,18 +117,18 @@ class Processor:
     def _check_layers(self, task: str, params: Params) -> None:
         most = self._config.encoder.vit.layers
         if params.layers == ():
-            raise RequestError("layers is empty", hint="name at least one, or leave it out", field="layers")
+            raise RequestError("layers is empty", hint="name at least one layer, or omit it", field="layers")
         wrong = next((layer for layer in params.layers or () if layer > most), None)
         if wrong is not None:
             raise RequestError(
-                f"layers names {wrong}, this encoder has {most} blocks",
+                f"layers contains {wrong}, this encoder has {most} blocks",
                 hint=f"0 (patches) to {most}",
                 field="layers",
                 value=str(wrong),
                 allowed=f"0 to {most}",
             )
         if params.pooling == "attentive" or task != "encode":
-            raise RequestError("layers belongs to task encode without attentive pooling", field="layers")
+            raise RequestError("layers is only for task encode without attentive pooling", field="layers")
 
     # -- media --------------------------------------------------------------------------------------------------
 
@@ -140,7 +140,9 @@ class Processor:
             return self._chosen(media, params)
         if len(media) > 1:
             raise RequestError(
-                f"{len(media)} files were sent", hint="send one video, one tensor, or images in order", field="video"
+                f"{len(media)} files were sent",
+                hint="send one video, one tensor, or several images in order",
+                field="video",
             )
         match media[0].modality:
             case "video":
@@ -148,7 +150,7 @@ class Processor:
             case "tensor":
                 return self._tensor(media[0], params)
             case other:
-                raise RequestError(f"vjepa2 does not read {other}", hint="send a video", field=other)
+                raise RequestError(f"vjepa2 does not accept {other}", hint="send a video", field=other)
 
     def _video(self, part: MediaPart, params: Params) -> _Clip:
         sampling = self._sampling(params)
@@ -161,7 +163,7 @@ class Processor:
         return _Clip(pixels=np.stack(clip.frames), rate=clip.rate * taken / clip.total, notes=notes)
 
     def _chosen(self, media: Sequence[MediaPart], params: Params) -> _Clip:
-        """Images, in order, as the frames of a clip."""
+        """Return a clip whose frames are images, in order."""
         sampling = self._sampling(params)
         chosen = spread(len(media), sampling.count(len(media), 0.0))
         frames = [cropped(read_image(media[index]), self._config.encoder.crop) for index in chosen]
@@ -169,7 +171,7 @@ class Processor:
         return _Clip(pixels=np.stack(frames), notes=notes)
 
     def _tensor(self, part: MediaPart, params: Params) -> _Clip:
-        """Frames as they are; a tensor is sampled only where a number is asked for."""
+        """Return the uploaded frames. A tensor is sampled only if num_frames or fps is given."""
         pixels = clip_of(part, self._config.encoder)
         if params.num_frames is None and params.fps is None:
             return _Clip(pixels=pixels)
@@ -182,9 +184,9 @@ class Processor:
     # -- masks --------------------------------------------------------------------------------------------------
 
     def _masks(self, task: str, params: Params, clip: _Clip, tokens: int) -> dict[str, Array]:
-        """Ids that the predictor sees and ids that it predicts.
+        """Return the ids that the predictor sees and the ids that it predicts.
 
-        A rollout predicts one latent frame a step by default: the first one behind the clip, or behind a pause.
+        By default a rollout predicts one latent frame per step, starting after the clip and its anticipation time.
         """
         if params.context_mask is not None and params.target_mask is not None:
             return {
@@ -194,18 +196,18 @@ class Processor:
         every = np.arange(tokens, dtype=np.int64)
         if task == "predict":
             return {"context_mask": every, "target_mask": every}
-        start = tokens + self._paused(params, clip)
+        start = tokens + self._anticipated_ids(params, clip)
         frame = self._config.encoder.frame_tokens
         return {"context_mask": every, "target_mask": np.arange(start, start + frame, dtype=np.int64)}
 
-    def _paused(self, params: Params, clip: _Clip) -> int:
-        """Ids that lie between the clip and what is predicted first."""
+    def _anticipated_ids(self, params: Params, clip: _Clip) -> int:
+        """Return the number of ids between the clip and the first predicted frame."""
         if not params.anticipation_s:
             return 0
         rate = params.fps or clip.rate
         if not rate > 0:
             raise RequestError(
-                "anticipation_s needs a clip that says how fast it runs",
+                "anticipation_s needs a clip with a known frame rate",
                 hint="send a video, or fps",
                 field="anticipation_s",
             )
@@ -213,8 +215,8 @@ class Processor:
         return encoder.frame_tokens * int(params.anticipation_s * rate / encoder.tubelet)
 
 
-def _counted(arrays: Mapping[str, Array], tokens: int, steps: int) -> dict[str, int]:
-    """Tokens of encoder and predictor, and steps of a rollout: what a request costs."""
+def _usage(arrays: Mapping[str, Array], tokens: int, steps: int) -> dict[str, int]:
+    """Return the usage: encoder tokens, predictor tokens and rollout steps."""
     seen = sum(len(arrays[name]) for name in ("context_mask", "target_mask") if name in arrays)
     found = {"encoder_tokens": tokens, "predictor_tokens": seen * max(1, steps)}
     return {**found, "steps": steps} if steps else found
@@ -224,8 +226,8 @@ def _ids(given: Sequence[int], limit: int, field: str) -> Array:
     ids = np.asarray(given, dtype=np.int64)
     if int(ids.max()) >= limit:
         raise RequestError(
-            f"{field} names token {int(ids.max())}, allowed are 0 to {limit - 1}",
-            hint="ids count frame by frame, row by row",
+            f"{field} contains token {int(ids.max())}, allowed are 0 to {limit - 1}",
+            hint="ids are numbered frame by frame, row by row",
             field=field,
             value=str(int(ids.max())),
             allowed=f"0 to {limit - 1}",
@@ -236,7 +238,7 @@ def _ids(given: Sequence[int], limit: int, field: str) -> Array:
 def _too_long(frames: int, tokens: int, limit: int) -> TooLarge:
     return TooLarge(
         f"{frames} frames make {tokens} tokens and this deployment takes {limit}",
-        hint="send num_frames with a smaller number",
+        hint="send a smaller num_frames",
         field="num_frames",
         value=str(frames),
         allowed=str(limit),

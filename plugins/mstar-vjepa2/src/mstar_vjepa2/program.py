@@ -1,4 +1,4 @@
-"""What requests of both V-JEPA 2 models do. Driven by the conductor."""
+"""Programs of both V-JEPA 2 models. Driven by the conductor."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ GOALS: Final = ("goal_frame", "goal_latents")
 CLIP: Final = "pixel_values_videos"
 
 EARLIER: Final = "video"
-"""Modality under which an earlier system sent latents: who asks for it gets them by that name."""
+"""Modality under which an earlier system sent latents. Requests for it receive latents in that form."""
 
 Named = dict[str, Any]
-"""Inputs of a Run by name; Any, since a type checker holds ** against the Run's own options too."""
+"""Inputs of a Run by name. Any, because a type checker matches ** against the Run's own options too."""
 
 
 def vjepa2(request: ProgramRequest) -> ProgramGenerator:
-    """One walk: encode, classify, predict, or predict ahead step by step."""
+    """Run one walk: encode, classify, predict, or roll out step by step."""
     params = request.params
     match params.chosen_task(request.outputs):
         case "predict":
@@ -36,7 +36,7 @@ def vjepa2(request: ProgramRequest) -> ProgramGenerator:
 
 
 def vjepa2_ac(request: ProgramRequest) -> ProgramGenerator:
-    """Encode, predict each next frame, roll candidates out, or plan."""
+    """Encode, predict each next frame, roll out candidates, or plan."""
     params = request.params
     match params.chosen_task(request.outputs):
         case "encode":
@@ -56,7 +56,7 @@ def vjepa2_ac(request: ProgramRequest) -> ProgramGenerator:
 
 
 def _sent(request: ProgramRequest, walk: str) -> str:
-    """The variant of a walk that sends latents by the name that is asked for."""
+    """Return the variant of a walk that sends latents as the requested modality."""
     return f"{walk}_video" if EARLIER in request.outputs else walk
 
 
@@ -65,7 +65,7 @@ def _given(request: ProgramRequest, *names: str) -> Named:
 
 
 def _context(request: ProgramRequest) -> list[Run]:
-    """Frames before the last one seen: read once, and shared by every candidate."""
+    """Read the context frames before the last one. All candidates share them."""
     earlier = request.params.context_frames - 1
     if earlier == 0:
         return []
@@ -79,13 +79,13 @@ def _rollout(request: ProgramRequest) -> Run:
     params = request.params
     inputs = _given(request, CLIP, "state", "states", "actions", "extrinsics", *GOALS)
     walk = _rollout_walk(request)
-    # A scorer stands between the steps of a scored rollout, so that all candidates keep their frames at once.
+    # The scorer runs between the steps of a scored rollout, so all candidates keep their caches.
     kept = params.steps if "scored" in walk or walk == "rollout_energies" else 0
     return Run(walk, max_iters=params.steps, rows=params.candidates, row_passes=kept, sample=False, **inputs)
 
 
 def _rollout_walk(request: ProgramRequest) -> str:
-    """The variant that sends what is wanted and no more: latents are large."""
+    """Return the variant that sends only the requested outputs, because latents are large."""
     params = request.params
     is_scored = any(name in request.inputs for name in GOALS)
     name = "rollout_scored" if is_scored else "rollout"

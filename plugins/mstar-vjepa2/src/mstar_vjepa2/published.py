@@ -34,7 +34,7 @@ class PublishedWeights:
     mask_tokens: int = 1
 
     def key_map(self) -> KeyMap:
-        """Return the place of each published name. A name that matches no rule maps to itself, which is no place."""
+        """Return the place of each published name. A name without a matching rule maps to itself."""
         modules = {node: module for node, (module, _) in self.nodes.items()}
         places = frozenset(f"{node}.{place}" for node, module in modules.items() for place in module.state_dict())
         targets: dict[str, str | None] = {}

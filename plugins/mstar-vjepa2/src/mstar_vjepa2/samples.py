@@ -1,4 +1,4 @@
-"""Requests that the programs are run dry on when the plugin is checked."""
+"""Sample requests of both models. The conformance checks run the programs on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AND_GOAL = ("video", "image")
 
 
 def _candidates(count: int, steps: int) -> list[list[list[float]]]:
-    """Last moves in as many directions: which of several equal ones is the best would be for rounding to say."""
+    """Return candidates whose last moves have different directions, so that rounding does not decide which is best."""
     last = [[round(0.05 * turn(number), 4) for turn in (math.cos, math.sin)] + [0.0] * 5 for number in range(count)]
     return [[MOVE] * (steps - 1) + [move] for move in last]
 

@@ -1,1 +1,1 @@
-"""Checkpoint configs, tensor names, weights and tokenizers."""
+"""Checkpoint configs, tensor names, weights and download."""

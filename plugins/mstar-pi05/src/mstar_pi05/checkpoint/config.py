@@ -11,19 +11,21 @@ from typing import Any, Final
 from mstar_core.errors import WeightsError, did_you_mean
 
 ACTION_WIDTH: Final = 32
-"""Values per action step inside the model, and most values of a state."""
+"""Values per action step inside the model, and maximum values of a state."""
 
 CAMERAS: Final = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
-"""The model's places for cameras, in the order of the prefix."""
+"""Camera names of the model, in the order of the prefix."""
 
 
 IMAGE: Final = -1
-"""Id in the prefix where a camera's vector stands."""
+"""Token id in the prefix at the positions of camera vectors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tower:
-    """One of the two transformers. They share layers, kv_heads and head_dim, since one reads the other's cache."""
+    """Sizes of one of the two transformers. layers, kv_heads and head_dim are equal, because the expert reads the
+    other's cache.
+    """
 
     width: int
     layers: int
@@ -35,7 +37,7 @@ class Tower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vision:
-    """The image tower (SigLIP). image_size, patch_size: pixels."""
+    """Sizes of the image tower (SigLIP). image_size, patch_size: pixels."""
 
     width: int = 1152
     layers: int = 27
@@ -54,14 +56,15 @@ VARIANTS: Final[Mapping[str, Tower]] = {
     "gemma_2b": Tower(width=2048, layers=18, mlp=16384, heads=8, kv_heads=1, head_dim=256),
     "gemma_300m": Tower(width=1024, layers=18, mlp=4096, heads=8, kv_heads=1, head_dim=256),
 }
-"""Towers that released config files name instead of giving sizes."""
+"""Sizes that released config files refer to by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What is built for one checkpoint and one horizon. Defaults: lerobot/pi05_base.
+    """Sizes of one checkpoint with one horizon. Defaults: lerobot/pi05_base.
 
-    prompt_ids: most ids of a prompt. horizon: action steps of an answer. Periods: of the flow time's embedding.
+    prompt_ids: maximum ids of a prompt. horizon: action steps per response. Periods: of the flow time
+    embedding.
     """
 
     vocab: int = 257152
@@ -78,13 +81,13 @@ class Sizes:
 
 
 def fitted(sizes: Sizes, horizon: int | None) -> Sizes:
-    """The sizes with a deployment's horizon, where it has one of its own."""
+    """Return the sizes with the deployment's horizon, if it sets one."""
     return sizes if horizon is None else replace(sizes, horizon=horizon)
 
 
 CONFIG: Final = "config.json"
 SHARED: Final = ("layers", "kv_heads", "head_dim")
-"""Sizes that both transformers have alike."""
+"""Sizes that both transformers must share."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -92,22 +95,24 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        hint = "a checkpoint folder holds config.json and model.safetensors"
+        hint = "a checkpoint folder contains config.json and model.safetensors"
         raise WeightsError(f"{path} is missing", hint=hint, file=str(path)) from error
     except (OSError, ValueError) as error:
         raise WeightsError(f"{path} cannot be read", str(error), "fetch this file again", file=str(path)) from error
     if not isinstance(value, dict):
-        raise WeightsError(f"{path} does not hold a JSON object", hint="fetch this file again", file=str(path))
+        raise WeightsError(f"{path} must contain a JSON object", hint="fetch this file again", file=str(path))
     return value
 
 
 def read_sizes(folder: Path | None) -> Sizes:
-    """Sizes of the checkpoint; those of the base release without one. Raises WeightsError naming file and key."""
+    """Return the checkpoint's sizes, or those of the base release without a folder. Raises WeightsError naming file and
+    key.
+    """
     return Sizes() if folder is None else _Config(folder / CONFIG).sizes()
 
 
 class _Config:
-    """One config.json: lerobot's, openpi's, or one that gives the sizes themselves."""
+    """A config.json in lerobot's or openpi's format, or with explicit sizes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -135,10 +140,10 @@ class _Config:
     def _refuse_others(self) -> None:
         kind = self._values.get("type", "pi05")
         if kind != "pi05":
-            raise self._wrong("type", kind, "this plugin serves pi05 alone; use a Pi0.5 checkpoint")
+            raise self._wrong("type", kind, "use a Pi0.5 checkpoint")
         for key in ("max_action_dim", "action_dim"):
             if self._number(key, ACTION_WIDTH) != ACTION_WIDTH:
-                raise self._wrong(key, self._values[key], f"released models have {ACTION_WIDTH} values per action")
+                raise self._wrong(key, self._values[key], f"Pi0.5 has {ACTION_WIDTH} values per action")
 
     def _vision(self) -> Vision:
         given, default = self._part("vision"), Vision()
@@ -151,7 +156,7 @@ class _Config:
         return Vision(**sizes, image_size=self._number("image_size", size, given))
 
     def _tower(self, part: str, variant_key: str, default: str, shares: Tower | None = None) -> Tower:
-        """A tower's sizes. shares: the one whose cache it reads, and which has layers and heads of keys like it."""
+        """Return a transformer's sizes. shares: the transformer whose cache it reads, and whose shared sizes it has."""
         name = self._values.get(variant_key, default)
         if name not in VARIANTS:
             raise self._wrong(variant_key, name, did_you_mean(str(name), VARIANTS))

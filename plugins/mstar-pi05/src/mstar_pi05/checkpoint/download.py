@@ -1,7 +1,8 @@
-"""Finds the official weights: a given folder, the hub's cache, else a download with byte progress.
+"""Lookup and download of the official weights: a given folder, the hub's cache, or a download with byte
+progress.
 
-Called by the process that fetches, before any worker starts. A repository may have lerobot's layout or openpi's; the
-tokenizer stands in a repository of its own, which asks for a login.
+Called by the fetching process before any worker starts. A repository may have lerobot's layout or openpi's. The
+tokenizer is in a separate repository that requires a login.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ WANTED: Final = (
     CONFIG, INDEX, "model*.safetensors", "policy_preprocessor*", "policy_postprocessor*", "assets/*norm_stats.json",
     *TOKENIZERS,
 )  # fmt: skip
-"""Files of a repository that a deployment reads, in either layout."""
+"""Patterns of the repository files that a deployment reads, in either layout."""
 
-WAYS: Final = "use --weights DIR, --cache-dir DIR for another cache, or start pi05:tiny, which needs none"
+WAYS: Final = "use --weights DIR, --cache-dir DIR for another cache, or start pi05:tiny, which needs no download"
 
 
 def resolve_weights(
@@ -39,10 +40,10 @@ def resolve_weights(
     *,
     hub: WeightHub | None = None,
 ) -> Path:
-    """The folder of a complete checkpoint.
+    """Return the folder of a complete checkpoint.
 
-    folder: the operator's own, taken as it is. cache_dir: of the hub, in place of the default. progress: called with
-    (bytes so far, bytes in all, file). Raises WeightsError naming the missing or damaged file and what to try.
+    folder: the operator's own, used as it is. cache_dir: replaces the hub's default cache. progress: called with (bytes
+    so far, total bytes, file). Raises WeightsError naming the missing or damaged file and what to try.
     """
     if folder is not None:
         check_files(folder)
@@ -57,7 +58,7 @@ def resolve_weights(
 
 
 def check_files(folder: Path) -> None:
-    """Raise WeightsError unless config and weights in `folder` are whole; their tensors are not read."""
+    """Raise WeightsError unless config and weight files in `folder` are complete. Tensors are not read."""
     read_sizes(folder)
     for path in weight_files(folder):
         problem = damage(path)
@@ -66,7 +67,7 @@ def check_files(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Files with the weights of a folder: one, or those of its index. Raises WeightsError."""
+    """Return the weight files of a folder: one file, or those of its index. Raises WeightsError."""
     if (folder / INDEX).is_file():
         named = read_json(folder / INDEX).get("weight_map")
         if not isinstance(named, dict) or not named:
@@ -76,7 +77,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def damage(path: Path) -> str:
-    """What is wrong with a safetensors file; nothing when its length is what its header says."""
+    """Return what is wrong with a safetensors file, or nothing if its size matches its header."""
     if not path.is_file():
         return "it is missing"
     size = path.stat().st_size
@@ -89,27 +90,27 @@ def damage(path: Path) -> str:
             whole = 8 + head + max((int(entry["data_offsets"][1]) for entry in entries), default=0)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             return f"its header cannot be read: {error}"
-    return "" if whole == size else f"it has {size} bytes, its header speaks of {whole}"
+    return "" if whole == size else f"it has {size} bytes, its header requires {whole}"
 
 
 def find_tokenizer(folder: Path) -> str | None:
-    """The name of the tokenizer's file in a folder, if it has one."""
+    """Return the name of the tokenizer file in a folder, if it has one."""
     return next((name for name in TOKENIZERS if (folder / name).is_file()), None)
 
 
 def wanted_files(listed: Mapping[str, int], repo: str) -> dict[str, int]:
-    """Which of a repository's files are fetched, with their sizes. Raises WeightsError for one without weights."""
+    """Return the repository files to fetch with their sizes. Raises WeightsError for a repository without weights."""
     found = {name: size for name, size in listed.items() if any(fnmatch.fnmatchcase(name, each) for each in WANTED)}
     for name, what in ((CONFIG, "config"), ("model*.safetensors", "weights")):
         if not fnmatch.filter(found, name):
             raise WeightsError(
-                f"{repo} holds no {what}", f"it lists {len(listed)} files and no {name}", WAYS, file=name
+                f"{repo} contains no {what}", f"it lists {len(listed)} files and no {name}", WAYS, file=name
             )
     return found
 
 
 def _part(repo: str, hub: WeightHub, progress: WeightProgress | None) -> Path:
-    """The cached folder of the checkpoint, fetched where it is not there or not whole."""
+    """Return the cached folder of the checkpoint. Missing or incomplete files are fetched."""
     try:
         return _cached(repo, hub)
     except WeightsError as missing:
@@ -128,7 +129,7 @@ def _cached(repo: str, hub: WeightHub) -> Path:
 
 
 def _tokenizer(hub: WeightHub, progress: WeightProgress | None) -> Path:
-    """PaliGemma's tokenizer from the repository that holds it. Raises WeightsError that says how else to bring one."""
+    """Return PaliGemma's tokenizer file. Raises WeightsError with alternatives."""
     name = TOKENIZERS[0]
     found = hub.cached(TOKENIZER_REPO, name)
     if found is not None:
@@ -148,5 +149,5 @@ def _tokenizer(hub: WeightHub, progress: WeightProgress | None) -> Path:
 
 def _offline(repo: str, hub: WeightHub, missing: WeightsError | None) -> WeightsError:
     why = f"{missing.title}; " if missing is not None else ""
-    detail = f"{why}looked in {hub.cache}; fetching is off (HF_HUB_OFFLINE)"
+    detail = f"{why}looked in {hub.cache}; downloads are disabled (HF_HUB_OFFLINE)"
     return WeightsError(f"the files of {repo} are not on this machine", detail, WAYS, file=repo)

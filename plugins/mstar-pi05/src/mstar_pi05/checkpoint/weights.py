@@ -1,4 +1,4 @@
-"""Names of both published layouts and where they go in the modules; reads one node's weights. Used by `model`."""
+"""Mapping from the tensor names of both published layouts to the modules, and weight loading. Used by `model`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEADING: Final = "model."
-"""In front of every key where lerobot saved a checkpoint again."""
+"""Prefix of every key in checkpoints that lerobot saved again."""
 
 BOTH: Final = "paligemma_with_expert."
 PALIGEMMA: Final = f"{BOTH}paligemma.model."
 TIED: Final = f"{BOTH}paligemma.lm_head."
-"""The token table under the head's name: files hold one of the two names, since they are one matrix."""
+"""Prefix of the token table under the name of the tied head. A file contains one of the two names."""
 
 CAMERAS: Final[Mapping[str, str]] = {
     f"{PALIGEMMA}vision_tower.vision_model.": "tower.",
-    f"{PALIGEMMA}vision_tower.": "tower.",  # newer libraries leave a level out
+    f"{PALIGEMMA}vision_tower.": "tower.",  # newer libraries omit one level
     f"{PALIGEMMA}multi_modal_projector.linear.": "projector.",
 }
 POLICY: Final[Mapping[str, str]] = {
@@ -44,18 +44,18 @@ POLICY: Final[Mapping[str, str]] = {
     "action_out_proj.": "action_out_proj.",
 }
 UNUSED: Final = (f"{BOTH}gemma_expert.lm_head.", "state_proj.")
-"""The expert's head gives no words (1 GB at full size), and a state vector is pi0's."""
+"""Prefixes of unused tensors: the expert has no text output (its head is 1 GB), and only pi0 has a state vector."""
 
 _PI0 = re.compile(r"gemma_expert\.model\.(layers\.\d+\.(input|post_attention)_layernorm|norm)\.weight$")
 
 
 def bare(name: str) -> str:
-    """A key without the word that some files put in front of all."""
+    """Return a key without the optional prefix."""
     return name.removeprefix(LEADING)
 
 
 def target(name: str, prefixes: Mapping[str, str]) -> str | None:
-    """Where a key of either layout goes in the node with these prefixes; None when it goes elsewhere."""
+    """Return the place of a key in the node with these prefixes, or None if it belongs elsewhere."""
     name = bare(name)
     for prefix, replacement in prefixes.items():
         if name.startswith(prefix):
@@ -68,13 +68,13 @@ def refuse_pi0(names: Iterable[str], source: str) -> None:
     found = next((name for name in names if _PI0.search(name)), None)
     if found is not None:
         raise WeightsError(
-            f"{source} holds pi0, not pi0.5", f"its expert has {found}, where pi0.5 has a dense layer",
+            f"{source} contains pi0, not pi0.5", f"its expert has {found}, where pi0.5 has a dense layer",
             "use a Pi0.5 checkpoint", file=source, key=found,
         )  # fmt: skip
 
 
 def load(module: nn.Module, files: Checkpoint, prefixes: Mapping[str, str], progress: WeightProgress | None) -> None:
-    """Fill a node. Keys of other nodes and unknown ones are left alone; a place without a key is an error.
+    """Fill a node. Keys of other nodes and unknown keys are ignored; a place without a key is an error.
 
     Raises WeightsError naming file and key.
     """
@@ -82,7 +82,7 @@ def load(module: nn.Module, files: Checkpoint, prefixes: Mapping[str, str], prog
     places = module.state_dict()
     chosen = {name: target(name, prefixes) for name in files.file_of}
     kept = {name: path for name, path in files.file_of.items() if chosen[name] in places}
-    # NameMap replaces prefixes; a whole name is one.
+    # NameMap replaces prefixes, and a whole name is its own prefix.
     names = NameMap(prefixes={name: str(chosen[name]) for name in _longest_first(kept)})
     _tell_unknown(files, places, chosen)
     load_weights(module, Checkpoint(files.folder, kept), names, progress)
@@ -102,8 +102,7 @@ def _tell_unknown(files: Checkpoint, places: Mapping[str, Any], chosen: Mapping[
 
 @contextlib.contextmanager
 def building(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Make parameters on `device`, in `dtype` where they do not say otherwise, without drawing what is about to be
-    loaded."""
+    """Create parameters on `device`, in `dtype` by default, without initialising them."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -1,7 +1,7 @@
-"""Triton kernels of a flow step's gated sums with their adaptive norm. Used on CUDA by `expert` and `embed_head`.
+"""Triton kernels of a flow step's gated sums and adaptive norms. Used on CUDA by `expert` and `embed_head`.
 
-In plain torch a norm with its gate is some fifteen passes over 200 kB: 1.7 us of launch each, 37 norms a step. What a
-norm reads of the flow's time is taken from the table inside of the kernel.
+In plain torch, a norm with its gate is some fifteen launches of 1.7 us, and a step has 37 norms. The kernel reads
+scale, shift and gate from the time table itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ DTYPES: Final = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.f
 
 @triton.jit
 def gated_sum(x, branch, gates, token, at, inside, width, parts: tl.constexpr, dtype: tl.constexpr):
-    """x + gate * the branch's slices, rounded to dtype once they are summed: float32. gates: those of one norm."""
+    """Return x + gate * branch in float32. The branch's slices are summed and rounded to dtype. gates:
+    those of one norm.
+    """
     value = tl.load(x + token * width + at, mask=inside, other=0.0)
     gate = tl.load(gates + at, mask=inside, other=0.0)
     stride = tl.num_programs(0).to(tl.int64) * width
@@ -35,7 +37,7 @@ def gated_sum(x, branch, gates, token, at, inside, width, parts: tl.constexpr, d
 
 @triton.jit
 def adapted(value, own, at, inside, width, eps):
-    """The adaptive norm of a row in float32. own: scale, then shift, of this norm and time."""
+    """Return the adaptive norm of a row in float32. own: scale, then shift, of this norm and time."""
     scale = tl.load(own + at, mask=inside, other=0.0)
     shift = tl.load(own + width + at, mask=inside, other=0.0)
     scaled = value * tl.rsqrt(tl.sum(value * value, axis=0) / width + eps)
@@ -55,7 +57,7 @@ def _modulate_kernel(
         gdc_wait()
     time = tl.load(rows + token)
     if parts > 0:
-        # The gate of a branch comes with the norm in front of it: scale, shift, gate.
+        # A branch is multiplied by the gate of the norm before it. Layout: scale, shift, gate.
         before = table + ((number - 1) * times + time) * 3 * width + 2 * width
         value = gated_sum(x, branch, before, token, at, inside, width, parts, dtype)
         tl.store(summed + token * width + at, value, mask=inside)
@@ -68,12 +70,12 @@ def _modulate_kernel(
 def modulate(
     x: Tensor, branch: Tensor | None, modulations: Tensor, number: int, rows: Tensor, eps: float, dtypes: Dtypes
 ) -> tuple[Tensor, Tensor]:
-    """x + gate * branch, and its adaptive norm. All are contiguous; without a branch the sum is x itself.
+    """Return x + gate * branch, and its adaptive norm. Tensors are contiguous; without a branch the sum is
+    x itself.
 
-    x: float32 [T, width]; branch: [T, width], or slices to be summed [S, T, width]. modulations: float32
-    [norms, times, 3 * width]; rows: int64 [T], times. The norm is that of `number`, the gate that of the norm before.
-    dtypes: what the branch is rounded to once it is summed, and what the norm is made in. Returns float32 [T, width]
-    and the norm [T, width].
+    x: float32 [T, width]; branch: [T, width], or slices to be summed [S, T, width]. modulations: float32 [norms, times,
+    3 * width]; rows: int64 [T], times. number: index of the norm; the gate is that of the norm before. dtypes: of the
+    summed branch, and of the norm. Returns float32 [T, width] and the norm [T, width].
     """
     tokens, width = x.shape
     inner, outer = dtypes
@@ -89,5 +91,5 @@ def modulate(
 
 
 def slices_of(branch: Tensor) -> int:
-    """How many slices a branch came in: [T, width] is one, [S, T, width] so many."""
+    """Return the number of slices of a branch: 1 for [T, width], S for [S, T, width]."""
     return branch.shape[0] if branch.dim() == 3 else 1

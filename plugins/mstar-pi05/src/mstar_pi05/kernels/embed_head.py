@@ -1,8 +1,7 @@
-"""Triton kernels of a flow step's two weights: what stands in front of the blocks, and what stands behind them. Used by
-`policy` on CUDA; importing it needs triton.
+"""Triton kernels of a flow step before and after the transformer blocks. Used on CUDA by `policy`.
 
-In plain torch they are some twenty kernels a step, most of them float32 products of 32 values. A program here owns one
-token: it reads the whole of the small projection from the second-level cache, and everything else of its row once.
+In plain torch these are some twenty kernels per step, most of them float32 GEMMs of 32 values. Here a program processes
+one token: it reads the small projection from L2, and everything else of its row once.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
     from mstar_pi05.nodes.flow import TimeTable
 
 WARPS: Final = 8
-"""Warps of a program, for whose threads the tiles of the projections are 32 values each."""
+"""Warps of a program: each thread holds 32 values of a projection tile."""
 
 CHUNK: Final = 8
-"""Values of an action that are projected at a time."""
+"""Action values that are projected at a time."""
 
 
 @triton.jit
@@ -40,7 +39,7 @@ def _embed_kernel(
     at = tl.arange(0, block)
     inside = at < width
     if overlaps:
-        # In this order: what starts behind this kernel finds everything finished that came before it.
+        # In this order, kernels launched early by this one also see the results of all earlier kernels.
         gdc_wait()
         gdc_launch_dependents()
     steps = tl.load(num_steps + token * steps_stride)
@@ -98,8 +97,8 @@ def _head_kernel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """A step as it was inputs for. actions, scale, offset: float32 [T, 32]; step, num_steps: int64 [T], one value for
-    many where that is how they came.
+    """Inputs of a flow step. actions, scale, offset: float32 [T, 32]; step, num_steps: int64 [T], possibly expanded
+    from one value.
     """
 
     actions: Tensor
@@ -111,9 +110,9 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWeights:
-    """What both weights of every step read. into, out_of: the float32 projections of actions and of velocities.
+    """Weights of both kernels. into, out_of: float32 projections of actions and of velocities.
 
-    frequencies: float32 [head_dim / 2]; eps: of the norms; dtype: what the blocks compute in.
+    frequencies: float32 [head_dim / 2]; eps: of the norms; dtype: compute dtype of the blocks.
     """
 
     into: nn.Linear
@@ -126,8 +125,8 @@ class StepWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedStep:
-    """What the blocks start from. x: float32 [T, width]; normed: its first norm; rows: int64 [T], places in the table;
-    rotation: cosine and sine, float32 [T, 1, head_dim].
+    """Inputs of the first block. x: float32 [T, width]; normed: its first norm; rows: int64 [T], rows of the time
+    table; rotation: cosine and sine, float32 [T, 1, head_dim].
     """
 
     x: Tensor
@@ -137,10 +136,7 @@ class EmbeddedStep:
 
 
 def embed(weights: StepWeights, inputs: StepInputs, positions: Tensor) -> EmbeddedStep:
-    """Everything in front of the blocks: places in the table, angles, the projected actions and their first norm.
-
-    positions: int64 [T].
-    """
+    """Compute rows of the time table, rotary angles, projected actions and their first norm. positions: int64 [T]."""
     actions, width, device = inputs.actions.contiguous(), weights.into.out_features, inputs.actions.device
     tokens, values, half = *actions.shape, len(weights.frequencies)
     x = torch.empty((tokens, width), dtype=torch.float32, device=device)
@@ -158,10 +154,10 @@ def embed(weights: StepWeights, inputs: StepInputs, positions: Tensor) -> Embedd
 
 
 def head(weights: StepWeights, inputs: StepInputs, rows: Tensor, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-    """Everything behind the blocks: the last gated sum, its norm, the velocity, and actions - velocity / num_steps.
+    """Compute the last gated sum, its norm, the velocity, and actions - velocity / num_steps.
 
-    rows: int64 [T], places in the table; x: float32 [T, width]; branch: [T, width], or slices to be summed
-    [S, T, width]. Returns the actions, and those times scale plus offset: float32 [T, 32] twice.
+    rows: int64 [T], rows of the time table; x: float32 [T, width]; branch: [T, width], or slices to be summed [S, T,
+    width]. Returns the actions, and actions * scale + offset: float32 [T, 32] each.
     """
     actions, scale, offset = (value.contiguous() for value in (inputs.actions, inputs.scale, inputs.offset))
     moved, robot, (tokens, width) = torch.empty_like(actions), torch.empty_like(actions), x.shape

@@ -1,13 +1,11 @@
-"""Products of a block over the few rows of one request's actions, for Hopper. Used by `expert`; importing it needs
-triton.
+"""Small-M GEMMs of the action expert for the actions of one request, on Hopper. Used by `expert`.
 
-A product of 50 rows is over in the time in which its weights arrive, and nothing else of it may wait for them. So a
-program asks for all of its weights before it waits for the kernels in front of it (programmatic dependent launch): when
-the activations are there, they alone are still to be read. What a product's reader would do to each value by itself is
-done to it here: rotation behind the packed projection, GELU behind gate and up.
+A GEMM of 50 rows takes as long as loading its weights. A program therefore loads all of its weights before it waits for
+the previous kernel (programmatic dependent launch), so that only the activations remain to be read. Element-wise
+operations run in the epilogue: rotary embedding after the QKV projection, GELU after gate and up.
 
-Written in Gluon, in which copies and waits stand where they are wanted: in Triton a copy outside of a loop goes through
-registers, and one in a loop cannot begin before the wait. Every sum has a fixed order: the same inputs, the same bits.
+Written in Gluon, which allows explicit placement of copies and waits: in Triton, a copy outside of a loop goes through
+registers, and one in a loop cannot start before the wait. Sums have a fixed order: the same inputs give the same bits.
 """
 
 from __future__ import annotations
@@ -35,19 +33,19 @@ if TYPE_CHECKING:
     from mstar_pi05.nodes.gemma import Rotation
 
 ROWS: Final = 64
-"""Rows of a program, all there are: those of one tensor-core instruction."""
+"""Rows of a program: the M dimension of one wgmma instruction."""
 
 CHUNK: Final = 128
 """Inputs of one tile."""
 
 WARPS: Final = 4
-"""One group of warps, whose instructions take all rows."""
+"""Warps of a program: one warp group."""
 
 WIDEST: Final = 1024
-"""Most inputs of a product that is not cut along them: what a program can hold of them for its outputs."""
+"""Maximum inputs of a GEMM without split-K: those that fit into the shared memory of a program."""
 
 SLICE: Final = 512
-"""Inputs of one slice of a product that is cut; half of that where there are few."""
+"""Inputs of one split-K slice; half of that for layers with few inputs."""
 
 _DTYPES: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
@@ -58,12 +56,13 @@ def _pair(
     rows: gl.constexpr, block: gl.constexpr, chunk: gl.constexpr, count: gl.constexpr, buffers: gl.constexpr,
     is_pair: gl.constexpr,
 ):  # fmt: skip
-    """x[:, start : start + count * chunk] times weight[first : first + block], and times that from `second` on.
+    """Multiply x[:, start : start + count * chunk] with weight[first : first + block], and with the rows
+    from `second` on.
 
-    Returns float32 [rows, block] twice. is_pair: else the second is nothing.
+    Returns float32 [rows, block] twice. The second is meaningless unless is_pair.
     """
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, block, 16])
-    # One barrier for each tile of weights, then one for each buffer of activations.
+    # One barrier per weight tile, then one per activation buffer.
     bars = gl.allocate_shared_memory(gl.int64, [count + buffers, 1], mbarrier.MBarrierLayout())
     one = gl.allocate_shared_memory(weight.dtype, [count, block, chunk], weight.layout)
     two = one
@@ -122,11 +121,11 @@ def _gate_up_gelu_kernel(
     x, weight, out, tokens, inner,
     rows: gl.constexpr, block: gl.constexpr, chunk: gl.constexpr, count: gl.constexpr, buffers: gl.constexpr,
 ):  # fmt: skip
-    """out = gelu(gate) * up, of one weight [2 * inner, inputs] with the gate's rows first. Grid: (blocks of inner,)."""
+    """out = gelu(gate) * up, for a weight [2 * inner, inputs] with the gate first. Grid: (blocks of inner,)."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, block, 16])
     first = gl.program_id(0) * block
     a, b = _pair(x, weight, first, inner + first, 0, rows, block, chunk, count, buffers, True)
-    # Rounded where separate layers would round; (1 + tanh(u)) / 2 is the sigmoid of 2u.
+    # Rounded as separate layers would; (1 + tanh(u)) / 2 is the sigmoid of 2u.
     dtype: gl.constexpr = out.dtype.element_ty
     gate, up = a.to(dtype).to(gl.float32), b.to(dtype).to(gl.float32)
     away = -1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
@@ -142,9 +141,10 @@ def _qkv_rotary_kernel(
     heads: gl.constexpr, kv_heads: gl.constexpr, head_dim: gl.constexpr,
     rows: gl.constexpr, block: gl.constexpr, chunk: gl.constexpr, count: gl.constexpr, buffers: gl.constexpr,
 ):  # fmt: skip
-    """out = queries [T, heads, head_dim], then keys and values [T, kv_heads, head_dim], all but the values rotated.
+    """out = rotated queries [T, heads, head_dim], then rotated keys and values [T, kv_heads, head_dim].
 
-    Grid: (pairs of blocks of outputs,): a block of the first halves of a head's pairs, and that of their second halves.
+    Grid: (pairs of blocks of outputs,): a block in the first half of a head and its counterpart in the
+    second half.
     """
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, block, 16])
     half: gl.constexpr = head_dim // 2
@@ -160,7 +160,7 @@ def _qkv_rotary_kernel(
     turns = inside & (head < heads + kv_heads)
     c = gl.load(cosine + row[:, None] * head_dim + at[None, :], mask=turns, other=1.0)
     s = gl.load(sine + row[:, None] * head_dim + at[None, :], mask=turns, other=0.0)
-    # Which of the three it belongs to: 0 queries, 1 keys, 2 values; how many heads lie before that, and how many in it.
+    # Kind of the head (0 query, 1 key, 2 value), heads before that kind, and heads of that kind.
     which = (head >= heads).to(gl.int32) + (head >= heads + kv_heads).to(gl.int32)
     before = (which > 0).to(gl.int32) * heads + (which > 1).to(gl.int32) * kv_heads
     across = heads + (which > 0).to(gl.int32) * (kv_heads - heads)
@@ -170,9 +170,10 @@ def _qkv_rotary_kernel(
 
 
 def supports(x: Tensor, inner: int, across: int, head_dim: int) -> bool:
-    """Whether a block runs here: few rows in half precision on Hopper, and sizes that tiles divide.
+    """Whether the kernels support a block: few rows in half precision on Hopper, and sizes that tiles
+    divide.
 
-    x: [T, width]; inner: of the feed-forward part; across: heads times head_dim.
+    x: [T, width]; inner: hidden width of the MLP; across: heads times head_dim.
     """
     if not x.is_cuda or not 0 < x.shape[0] <= ROWS or x.dtype not in _DTYPES or not x.is_contiguous():
         return False
@@ -184,7 +185,8 @@ def supports(x: Tensor, inner: int, across: int, head_dim: int) -> bool:
 def qkv_rotary(
     x: Tensor, weight: Tensor, rotation: Rotation, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated queries and keys of one projection, and its values. weight: [(heads + 2 * kv_heads) * head_dim, inputs].
+    """Return rotated queries, rotated keys, and values. weight: [(heads + 2 * kv_heads) * head_dim,
+    inputs].
 
     x: [T, inputs]; rotation: cosine and sine, float32 [T, 1, head_dim]. Returns queries [T, heads, head_dim], keys and
     values [T, kv_heads, head_dim].
@@ -202,7 +204,7 @@ def qkv_rotary(
 
 
 def gate_up_gelu(x: Tensor, weight: Tensor) -> Tensor:
-    """gelu(x @ gate.T) * (x @ up.T) of one weight [2 * inner, inputs], gate first, tanh form. Returns [T, inner]."""
+    """Return gelu(x @ gate.T) * (x @ up.T), tanh form, [T, inner]. weight: [2 * inner, inputs], gate first."""
     (tokens, inputs), inner, block = x.shape, weight.shape[0] // 2, 32
     count = inputs // CHUNK
     out = torch.empty((tokens, inner), dtype=x.dtype, device=x.device)
@@ -214,7 +216,7 @@ def gate_up_gelu(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def split_k(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T in slices of the inputs, to be summed: float32 [S, T, outputs]. x: [T, inputs]."""
+    """Return x @ weight.T as slices to be summed: float32 [S, T, outputs]. x: [T, inputs]."""
     (tokens, inputs), outputs, block = x.shape, weight.shape[0], 64
     size = SLICE if inputs > 4 * SLICE else SLICE // 2
     out = torch.empty((inputs // size, tokens, outputs), dtype=torch.float32, device=x.device)

@@ -1,6 +1,7 @@
-"""Attention of the image tower in float32 on CUDA. Used by `siglip`; needs triton.
+"""Triton kernel of the image tower's float32 attention. Used on CUDA by `siglip`.
 
-torch attends in float32 by ordinary multiplications. Here a product is three of TF32 (`tf32x3`), which is as exact.
+torch computes float32 attention without tensor cores. This kernel uses three TF32 products (`tf32x3`), which are as
+accurate.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK: Final = 64
-"""Patches of one program."""
+"""Query patches per program."""
 
 KEYS: Final = 64
-"""Patches of one pass of the inner loop."""
+"""Key patches per iteration of the inner loop."""
 
 NARROWEST: Final = 16
-"""Values of a head that a product of tensor cores takes at least: narrower heads are torch's."""
+"""Minimum head dimension of tensor-core products. torch computes narrower heads."""
 
 
 @triton.jit
@@ -33,7 +34,7 @@ def _attention_kernel(
     head = tl.program_id(1) * head_dim
     token = tl.program_id(0) * block + tl.arange(0, block)
     at = tl.arange(0, whole)[None, :]
-    # What is left of a head beyond a power of two is a product of its own.
+    # The lanes of a head beyond a power of two are a separate product.
     behind = whole + tl.arange(0, rest)[None, :]
     inside = (token < tokens)[:, None]
     has = behind < head_dim
@@ -69,9 +70,9 @@ def _attention_kernel(
 
 
 def attention(packed: Tensor, heads: int) -> Tensor:
-    """Attention of the patches of each image among each other.
+    """Compute attention among the patches of each image.
 
-    packed: float32 [N, tokens, 3 * width], queries, keys and values, contiguous; heads of NARROWEST values or more.
+    packed: float32 [N, tokens, 3 * width], queries, keys and values, contiguous; heads of at least NARROWEST lanes.
     Returns [N, tokens, width].
     """
     images, tokens, across = packed.shape

@@ -1,4 +1,4 @@
-"""The action expert: one transformer block per block of the language model, whose cache it reads. Part of `LLM`."""
+"""The action expert of the node `LLM`: one transformer block per block of the language model, whose cache it reads."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class AdaNorm(nn.Module):
-    """x / rms(x) * (1 + scale) + shift in float32; scale, shift and a gate come from the flow time.
+    """x / rms(x) * (1 + scale) + shift in float32; scale, shift and a gate depend on the flow time.
 
-    dense: from the time's vector to [scale, shift, gate]. It is dropped once a table stands in for it.
+    dense: from the time embedding to [scale, shift, gate]. It is freed once a table replaces it.
     """
 
     def __init__(self, width: int, eps: float) -> None:
@@ -34,15 +34,15 @@ class AdaNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        """x, scale, shift: float32 [T, width]. Returns the same shape."""
+        """Return x's shape. x, scale, shift: float32 [T, width]."""
         scaled = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.eps)
         return torch.addcmul(shift, scaled, 1.0 + scale)
 
 
 class ExpertBlock(nn.Module):
-    """x + gate * attention(norm(x)), then x + gate * mlp(norm(x)): its parts, which `Expert` runs.
+    """x + gate * attention(norm(x)), then x + gate * mlp(norm(x)). `Expert` runs its parts.
 
-    On Hopper, few rows go through products that hold their weights before the rows are there.
+    On Hopper, GEMMs of few rows load their weights before their inputs are available.
     """
 
     def __init__(self, tower: Tower, layer: int, eps: float) -> None:
@@ -54,7 +54,7 @@ class ExpertBlock(nn.Module):
         self._tower = tower
 
     def attended(self, normed: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
-        """The attention's branch: [T, width], or slices of it to be summed, float32 [S, T, width]."""
+        """Return the attention branch: [T, width], or split-K slices float32 [S, T, width]."""
         attention, gemm = self.self_attn, self._small_gemm(normed)
         joined = attention.fused_weight
         if gemm is None or joined is None:
@@ -65,7 +65,7 @@ class ExpertBlock(nn.Module):
         return branch
 
     def fed(self, normed: Tensor) -> Tensor:
-        """The feed-forward part's branch, likewise."""
+        """Return the MLP branch: [T, width], or split-K slices float32 [S, T, width]."""
         gemm, joined = self._small_gemm(normed), self.mlp.fused_weight
         if gemm is None or joined is None:
             return self.mlp.branch(normed)
@@ -73,7 +73,7 @@ class ExpertBlock(nn.Module):
         return branch
 
     def _small_gemm(self, normed: Tensor) -> ModuleType | None:
-        """The kernels that hold their weights, where they take these rows."""
+        """Return the small-M GEMM kernels if they support these rows."""
         tower, weight = self._tower, self.mlp.down_proj.weight
         if not normed.is_cuda or weight.dtype != normed.dtype:
             return None
@@ -85,9 +85,9 @@ class ExpertBlock(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Modulation:
-    """What the norms of one step read. Made by `Policy` for each step.
+    """Inputs of the norms of one flow step. Created by `Policy` for each step.
 
-    rows: int64 [T], places in the table. dtype: what the branches compute in, whatever their weights are gemm in.
+    rows: int64 [T], rows of the table. dtype: compute dtype of the branches.
     """
 
     table: TimeTable
@@ -95,10 +95,10 @@ class Modulation:
     dtype: torch.dtype
 
     def normed(self, x: Tensor, branch: Tensor | None, norm: AdaNorm, number: int) -> tuple[Tensor, Tensor]:
-        """x + gate * branch, and its norm, which is float32 where it is the last one. x: float32 [T, width].
+        """Return x + gate * branch, and its norm; the last norm is float32. x: float32 [T, width].
 
-        branch: what stood behind the norm before, whose gate it gets: [T, width], or slices to be summed
-        [S, T, width]; None at the beginning. number: the norm's, in the order in which they are met.
+        branch: the output after the previous norm, multiplied by that norm's gate: [T, width], or slices to be summed
+        [S, T, width]; None before the first block. number: index of the norm.
         """
         out = torch.float32 if number + 1 == len(self.table.modulations) else self.dtype
         if x.is_cuda:
@@ -112,7 +112,7 @@ class Modulation:
     def normed_plain(
         self, x: Tensor, branch: Tensor | None, norm: AdaNorm, number: int, out: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """The same in plain operations: on the CPU, and what the kernel is gemm to."""
+        """Compute `normed` in plain torch operations: the CPU path and the kernel's reference."""
         if branch is not None:
             whole = branch if branch.dim() == 2 else branch.sum(0).to(self.dtype)
             x = torch.addcmul(x, self.table.gate(number - 1, self.rows), whole.float())
@@ -121,7 +121,7 @@ class Modulation:
 
 
 class Expert(nn.Module):
-    """Action tokens to their final hidden states, at one flow step."""
+    """The action expert: action tokens to their final hidden states, at one flow step."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -132,23 +132,23 @@ class Expert(nn.Module):
 
     @property
     def norms(self) -> list[AdaNorm]:
-        """Every norm in the order in which it is met: two per block, then the last one."""
+        """All norms in order of use: two per block, then the last one."""
         blocks = cast("list[ExpertBlock]", list(self.layers))
         pairs = [(block.input_layernorm, block.post_attention_layernorm) for block in blocks]
         return [*(norm for pair in pairs for norm in pair), self.norm]
 
     def modulations(self, conditions: Tensor) -> Tensor:
-        """All norms' scale, shift and gate. conditions: float32 [times, width]. Returns [norms, times, 3 * width]."""
+        """Return scale, shift and gate of all norms, [norms, times, 3 * width]. conditions: float32 [times, width]."""
         denses = [norm.dense for norm in self.norms]
         return torch.stack([dense(conditions) for dense in denses if dense is not None])
 
     def forget_dense(self) -> None:
-        """Free what a table stands in for: 0.47 GB at full size."""
+        """Free the dense layers that the table replaces: 0.47 GB at full size."""
         for norm in self.norms:
             norm.dense = None
 
     def forward(self, x: Tensor, modulation: Modulation, kv: KVView, rotation: Rotation) -> Tensor:
-        """x: float32 [T, width], all rows packed. Returns float32 [T, width]."""
+        """Return final hidden states float32 [T, width]. x: float32 [T, width], all sequences packed."""
         first = cast("ExpertBlock", self.layers[0]).input_layernorm
         x, normed = modulation.normed(x, None, first, 0)
         x, branch = self.between(x, normed, modulation, kv, rotation)
@@ -157,10 +157,10 @@ class Expert(nn.Module):
     def between(
         self, x: Tensor, normed: Tensor, modulation: Modulation, kv: KVView, rotation: Rotation
     ) -> tuple[Tensor, Tensor]:
-        """From the first norm to what the last one reads: the sum before the last branch, and that branch.
+        """Run all blocks after the first norm, and return the inputs of the last norm: residual and branch.
 
-        x: float32 [T, width]; normed: its first norm. Returns float32 [T, width], and [T, width] or slices to be
-        summed [S, T, width].
+        x: float32 [T, width]; normed: its first norm. Returns float32 [T, width], and [T, width] or slices to be summed
+        [S, T, width].
         """
         branch: Tensor | None = None
         for number, block in enumerate(cast("list[ExpertBlock]", list(self.layers))):
@@ -174,7 +174,7 @@ class Expert(nn.Module):
 
 
 def _gemm_kernels() -> ModuleType | None:
-    """The kernels that hold their weights; none where another triton than theirs is installed."""
+    """Import the small-M GEMM kernels; None if the installed Triton does not support them."""
     found: ModuleType | None = importlib.import_module("mstar_core.layers.kernels.gluon").gluon_kernels(
         "mstar_pi05.kernels.small_gemm", "flows of one request"
     )

@@ -1,6 +1,6 @@
-"""The language model of PaliGemma: reads cameras and prompt into the cache. Part of the node `LLM`.
+"""PaliGemma's language model, which prefills cameras and prompt. Part of the node `LLM`.
 
-Modules are nested as the checkpoint's keys are, so that its names need no table.
+Modules are nested like the checkpoint's keys, so that names need no mapping.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Rotation = tuple["Tensor", "Tensor"]
 
 
 def attention_spec(tower: Tower) -> AttentionSpec:
-    """Sizes of a tower's attention, whose scale is the default one."""
+    """Return the attention spec of a transformer, with the default scale."""
     return AttentionSpec(
         width=tower.width, heads=tower.heads, kv_heads=tower.kv_heads, head_dim=tower.head_dim
     )  # fmt: skip
 
 
 class GemmaNorm(nn.Module):
-    """x / rms(x) * (1 + weight), all of it in float32 and only then rounded to the input's dtype."""
+    """x / rms(x) * (1 + weight), computed in float32 and rounded to the input's dtype."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class GemmaNorm(nn.Module):
         return (scaled * (1.0 + self.weight)).to(x.dtype)
 
     def after_add(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-        """x + branch, and its norm. branch: x's shape, or slices of it to be summed first."""
+        """Return x + branch, and its norm. branch: x's shape, or slices of it to be summed."""
         if x.is_cuda and uses_fused_kernels(x):
             both: tuple[Tensor, Tensor] = elementwise_kernels().add_rms_norm(
                 x, branch, self.weight, self.eps, is_offset=True
@@ -71,16 +71,16 @@ class PrefixBlock(nn.Module):
     def forward(
         self, x: Tensor, normed: Tensor, kv: KVView, rotation: Rotation, after: GemmaNorm
     ) -> tuple[Tensor, Tensor]:
-        """The block between norms: `normed` is x after `input_layernorm`, and the last sum is normed by `after`.
+        """Run the block between norms: `normed` is x after `input_layernorm`; `after` norms the last sum.
 
-        Returns [T, width] twice: the sum, and its norm.
+        Returns the sum and its norm, [T, width] each.
         """
         x, inner = self.post_attention_layernorm.after_add(x, self.self_attn.branch(normed, kv, rotation))
         return after.after_add(x, self.mlp.branch(inner))
 
 
 class Language(nn.Module):
-    """Embeds and reads the prefix. `norm` and the last block's output serve nothing but a comparison."""
+    """The language model. Only tests use `norm` and the output of the last block."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -92,30 +92,30 @@ class Language(nn.Module):
         self.scale = math.sqrt(tower.width)
 
     def embed(self, tokens: Tensor, embeds: Tensor) -> Tensor:
-        """The prefix as vectors: text times the square root of the width, exactly once; images as they are.
+        """Embed the prefix: text scaled by the square root of the width, camera vectors unscaled.
 
-        tokens: int64 [T], negative where a camera's vector stands. embeds: [T, width]. Returns [T, width].
+        tokens: int64 [T], negative at camera vectors. embeds: [T, width]. Returns [T, width].
         """
         text = (embedding(tokens.clamp(min=0), self.embed_tokens.weight).float() * self.scale).to(embeds.dtype)
         return torch.where((tokens < 0)[:, None], embeds, text)
 
     def read(self, x: Tensor, kv: KVView, rotation: Rotation) -> None:
-        """Leave the keys and values of all layers in the cache; what the last block would give is not computed.
+        """Fill the cache of all layers. The output of the last block is not computed.
 
-        x: [T, width] of all rows packed.
+        x: [T, width] of all sequences packed.
         """
         *blocks, last = cast("list[PrefixBlock]", list(self.layers))
         normed = self._through(blocks, x, last.input_layernorm, kv, rotation)
         last.self_attn.append_only(normed, kv, rotation)
 
     def hidden(self, x: Tensor, kv: KVView, rotation: Rotation) -> Tensor:
-        """`read` to the end: normed hidden states [T, width], which acting has no use for."""
+        """Run `read` including the last block and norm: hidden states [T, width]. Used by tests."""
         return self._through(cast("list[PrefixBlock]", list(self.layers)), x, self.norm, kv, rotation)
 
     def _through(
         self, blocks: list[PrefixBlock], x: Tensor, after: GemmaNorm, kv: KVView, rotation: Rotation
     ) -> Tensor:
-        """Some blocks one after the other, from before the first one's norm to behind the norm `after`: [T, width]."""
+        """Run blocks from before the first norm to after the norm `after`: [T, width]."""
         norms = [*(block.input_layernorm for block in blocks), after]
         normed: Tensor = norms[0](x)
         for block, following in zip(blocks, norms[1:], strict=True):

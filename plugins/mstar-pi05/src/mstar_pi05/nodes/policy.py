@@ -1,7 +1,8 @@
-"""The node `LLM`: the language model reads the prefix, the action expert flows from noise to actions over it.
+"""The node `LLM`: the language model prefills the prefix, the action expert runs the flow from noise to
+actions.
 
-Run by the KV engine. Every pass works on the packed tokens of any number of requests: prefixes of different lengths
-share one, and so do flow steps of requests at different steps.
+Run by the KV engine. Passes take packed tokens of any number of requests: prefixes of different lengths share a pass,
+and so do flow steps of requests at different steps.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class Policy(nn.Module):
-    """Both transformers over one cache. action_dim: values of an action that the robot takes.
+    """Both transformers over one cache. action_dim: values per action of the robot.
 
-    expected_steps: numbers of flow steps to be ready for before the first request.
+    expected_steps: numbers of flow steps that are warmed up.
     """
 
     host_outputs: Final = ("robot_actions",)
@@ -42,7 +43,7 @@ class Policy(nn.Module):
         self.language = Language(sizes)
         self.expert = Expert(sizes)
         self.time = TimeMLP(width, sizes.min_period, sizes.max_period)
-        # Float32: they are small, and what they give is added up over all steps.
+        # float32: these layers are small, and their outputs accumulate over all steps.
         self.action_in_proj = nn.Linear(ACTION_WIDTH, width, dtype=torch.float32)
         self.action_out_proj = nn.Linear(width, ACTION_WIDTH, dtype=torch.float32)
         self.rotary = Rotary(RotarySpec(width=sizes.language.head_dim, base=sizes.rope_base))
@@ -64,11 +65,11 @@ class Policy(nn.Module):
         step: Tensor | None = None,
         num_steps: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """A pass over the prefix (tokens, embeds), or one step of the flow (all others).
+        """Run a prefill pass (tokens, embeds), or one flow step (all other ports).
 
-        T packed tokens: tokens int64 [T], IMAGE where embeds [T, width] holds a camera's vector; actions, scale and
-        offset float32 [T, 32]; step and num_steps int64 [T]. A prefix gives nothing but its cache. A step gives
-        `actions` [T, 32] for the next one, and `robot_actions` [T, action_dim] = actions * scale + offset.
+        T packed tokens: tokens int64 [T], IMAGE at the camera vectors in embeds [T, width]; actions, scale and offset
+        float32 [T, 32]; step and num_steps int64 [T]. A prefill returns nothing. A step returns `actions` [T, 32] for
+        the next one, and `robot_actions` [T, action_dim] = actions * scale + offset.
         """
         if tokens is not None:
             assert embeds is not None, "the graph sends both"
@@ -87,7 +88,7 @@ class Policy(nn.Module):
         return {"actions": moved, "robot_actions": robot[:, : self.action_dim]}
 
     def _fused_step(self, kv: KVView, positions: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The same with both ends in a kernel each. asked: what a step is given, by name."""
+        """Run a flow step with fused kernels for embedding and head. given: the ports of a step."""
         assert self.table is not None, "tables are made with the weights"
         dtype, kernels = (
             self.language.embed_tokens.weight.dtype,
@@ -105,27 +106,27 @@ class Policy(nn.Module):
         return both
 
     def velocity(self, kv: KVView, positions: Tensor, actions: Tensor, rows: Tensor) -> Tensor:
-        """What the flow adds per unit of time: float32 [T, 32]. rows: int64 [T], places in the table of times."""
+        """Return the velocity of the flow, float32 [T, 32]. rows: int64 [T], rows of the time table."""
         made: Tensor = self.action_out_proj(self.suffix_hidden(kv, positions, actions, rows))
         return made
 
     def suffix_hidden(self, kv: KVView, positions: Tensor, actions: Tensor, rows: Tensor) -> Tensor:
-        """Final hidden states of the action tokens: float32 [T, width]."""
+        """Return the final hidden states of the action tokens: float32 [T, width]."""
         assert self.table is not None, "tables are made with the weights"
         modulation = Modulation(self.table, rows, self.language.embed_tokens.weight.dtype)
         hidden: Tensor = self.expert(self.action_in_proj(actions), modulation, kv, self.rotary(positions))
         return hidden
 
     def rehearsals(self) -> Sequence[Rehearsal]:
-        """See Rehearses: flows of the expected numbers of steps."""
+        """See Rehearses. Returns flows of the expected numbers of steps."""
         return of_policy(self._sizes, self.expected_steps)
 
     def tabulate(self, times: Tensor, rows: Tensor) -> None:
-        """Make the table of these times: float32 [times]. rows: see `TimeTable`."""
+        """Compute the table of these times, float32 [times]. rows: see `TimeTable`."""
         self.table = TimeTable(self.expert.modulations(self.time(times)), rows)
 
     def settle(self, most_steps: int) -> None:
-        """Make the table of all flows of up to `most_steps` steps, and free what it stands in for."""
+        """Compute the table of all flows of up to `most_steps` steps, and free the layers that it replaces."""
         device = self.action_in_proj.weight.device
         times, rows = (value.to(device) for value in distinct_times(most_steps))
         with torch.no_grad():

@@ -1,6 +1,8 @@
-"""The node `vit_encoder`: camera images to vectors of the language model's width (SigLIP, then a projection).
+"""The node `vit_encoder`: SigLIP and a projection, from camera images to vectors of the language model's
+width.
 
-Run by the stateless engine: requests with equally many cameras share a batch. Modules are nested as the checkpoint's.
+Run by the stateless engine; requests with the same number of cameras share a batch. Modules are nested like the
+checkpoint's keys.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ if TYPE_CHECKING:
 
 
 CAPTURED: Final = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 48)
-"""Cameras of a batch for which a GPU captures the tower: up to sixteen requests of three."""
+"""Batch sizes in cameras with a CUDA graph: up to sixteen requests of three cameras."""
 
 
 class Embeddings(nn.Module):
-    """Patches of an image, row by row, with their learned positions."""
+    """Patch embeddings in row order, with learned positions."""
 
     def __init__(self, vision: Vision) -> None:
         super().__init__()
@@ -39,17 +41,18 @@ class Embeddings(nn.Module):
         self.position_embedding = nn.Embedding(vision.tokens, vision.width)
 
     def forward(self, images: Tensor) -> Tensor:
-        """images: [N, S, S, 3] in [-1, 1]. Returns [N, tokens, width]."""
+        """Return [N, tokens, width]. images: [N, S, S, 3] in [-1, 1]."""
         conv = self.patch_embedding
         side, patch = images.shape[1], int(conv.kernel_size[0])
         grid = images.reshape(len(images), side // patch, patch, side // patch, patch, 3)
-        # As a product: the patches do not overlap, and its bits do not depend on a choice of convolution.
+        # A GEMM instead of a convolution: patches do not overlap, and the bits do not depend on a convolution
+        # algorithm.
         patches = grid.permute(0, 1, 3, 5, 2, 4).reshape(len(images), (side // patch) ** 2, -1)
         return linear(patches, conv.weight.flatten(1), conv.bias) + self.position_embedding.weight
 
 
 class VisionAttention(nn.Module):
-    """Attention of all patches of an image among each other."""
+    """Attention among all patches of an image."""
 
     def __init__(self, vision: Vision) -> None:
         super().__init__()
@@ -62,7 +65,7 @@ class VisionAttention(nn.Module):
         self._joined: tuple[Tensor, Tensor] | None = None
 
     def join(self) -> None:
-        """Make the three input projections one product, whose parts their weights become."""
+        """Join the three input projections into one matrix. Their weights become views of it."""
         parts = (self.q_proj, self.k_proj, self.v_proj)
         weight = torch.cat([each.weight.detach() for each in parts])
         bias = torch.cat([each.bias.detach() for each in parts])
@@ -71,7 +74,7 @@ class VisionAttention(nn.Module):
         self._joined = weight, bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [N, tokens, width]. Returns the same shape."""
+        """Return x's shape. x: [N, tokens, width]."""
         if self._joined is not None:
             packed = linear(x, *self._joined)
             if packed.is_cuda and packed.dtype == torch.float32 and self.head_dim >= _kernels().NARROWEST:
@@ -93,7 +96,7 @@ class VisionMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_cuda and x.dtype != torch.float32:
-            # The product's own end is the tanh form, before it rounds.
+            # The GEMM epilogue computes the tanh GELU before rounding.
             flat = x.flatten(0, -2)
             inner = torch._addmm_activation(self.fc1.bias, flat, self.fc1.weight.t(), use_gelu=True)
             return cast("Tensor", self.fc2(inner.unflatten(0, x.shape[:-1])))
@@ -112,9 +115,9 @@ class VisionBlock(nn.Module):
         self.mlp = VisionMLP(vision)
 
     def forward(self, x: Tensor, normed: Tensor, after: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-        """The block between norms: `normed` is x after `layer_norm1`, and the last sum is normed by `after`.
+        """Run the block between norms: `normed` is x after `layer_norm1`; `after` norms the last sum.
 
-        x: [N, tokens, width]. Returns that shape twice: the sum, and its norm.
+        x: [N, tokens, width]. Returns the sum and its norm in x's shape.
         """
         x, inner = _summed(x, self.self_attn(normed), self.layer_norm2)
         return _summed(x, self.mlp(inner), after)
@@ -127,7 +130,7 @@ class Encoder(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """Images to vectors of its own width."""
+    """Image encoder (SigLIP), from images to vectors of its own width."""
 
     def __init__(self, vision: Vision, eps: float) -> None:
         super().__init__()
@@ -136,7 +139,7 @@ class VisionTower(nn.Module):
         self.post_layernorm = nn.LayerNorm(vision.width, eps)
 
     def forward(self, images: Tensor) -> Tensor:
-        """images: [N, S, S, 3] in [-1, 1]. Returns [N, tokens, width]."""
+        """Return [N, tokens, width]. images: [N, S, S, 3] in [-1, 1]."""
         x = self.embeddings(images)
         blocks = cast("list[VisionBlock]", list(self.encoder.layers))
         norms = [*(block.layer_norm1 for block in blocks), self.post_layernorm]
@@ -147,9 +150,9 @@ class VisionTower(nn.Module):
 
 
 class Cameras(nn.Module):
-    """The tower and its projection. Vectors are not scaled: only the prompt's are.
+    """The image tower and its projection. Only text embeddings are scaled, not these vectors.
 
-    rounds: whether float32 products may round their factors to ten bits (TF32) on a GPU.
+    rounds: whether float32 GEMMs may use TF32 on a GPU.
     """
 
     host_ports: Final = ("tokens",)
@@ -164,7 +167,7 @@ class Cameras(nn.Module):
         self._replayed = CapturedFunction(self.vectors, CAPTURED)
 
     def capture(self, captures: GraphCache) -> None:
-        """Run the tower by graphs from now on, with few and large products."""
+        """Use CUDA graphs for the tower, with joined projections."""
         for block in self.tower.encoder.layers:
             assert isinstance(block, VisionBlock)
             block.self_attn.join()
@@ -175,7 +178,7 @@ class Cameras(nn.Module):
         return of_cameras(self._sizes)
 
     def idle(self) -> bool:
-        """Capture what is still missing, one bucket at a time. True when more is left."""
+        """Capture the next missing bucket. Returns True if more are missing."""
         return self._replayed.capture_next()
 
     def compile_later(self) -> None:
@@ -188,30 +191,32 @@ class Cameras(nn.Module):
         return self._replayed.graph_counts
 
     def counters(self) -> dict[str, float]:
-        """What the graphs did, by name."""
+        """Return the counters of the CUDA graphs."""
         return self._replayed.counters()
 
     def forward(self, *, images: Tensor, tokens: Tensor | Sequence[Tensor]) -> dict[str, list[Tensor]]:
-        """images: uint8, or floats in [-1, 1], [B, c, S, S, 3]. tokens: int64 [n] of each request, on the host.
+        """Encode cameras. images: uint8, or floats in [-1, 1], [B, c, S, S, 3]. tokens: int64 [n] per request, on the
+        host.
 
-        Returns {"features": B tensors [n, width]}: the cameras' vectors in order, then zeros at the prompt's places.
+        Returns {"features": B tensors [n, width]}: camera vectors in order, then zeros at the positions of
+        the prompt.
         """
         vectors = self._by_request(images, self._replayed.borrow(images.flatten(0, 1)))
         lengths, (own, width) = [len(each) for each in tokens], vectors.shape[1:]
-        # All requests by one kernel each for the zeros and for what is joined: one by one would keep a GPU waiting.
+        # One kernel each for zeros and concatenation of all requests: per request, launches would dominate.
         blank = vectors.new_zeros(max(lengths) - own, width)
         parts = [part for each, length in zip(vectors, lengths, strict=True) for part in (each, blank[: length - own])]
         return {"features": list(torch.cat(parts).split(lengths))}
 
     def encode(self, images: Tensor) -> Tensor:
-        """images: [B, c, S, S, 3]. Returns [B, c * tokens, width]."""
+        """Return [B, c * tokens, width]. images: [B, c, S, S, 3]."""
         return self._by_request(images, self._replayed(images.flatten(0, 1)))
 
     def _by_request(self, images: Tensor, vectors: Tensor) -> Tensor:
         return vectors.view(len(images), -1, vectors.shape[-1])
 
     def vectors(self, images: Tensor) -> Tensor:
-        """images: [N, S, S, 3]. Returns [N, tokens, width]."""
+        """Return [N, tokens, width]. images: [N, S, S, 3]."""
         dtype = self.projector.weight.dtype
         pixels = images.to(dtype) / 127.5 - 1.0 if images.dtype == torch.uint8 else images.to(dtype)
         with _rounding(self._rounds):
@@ -220,7 +225,7 @@ class Cameras(nn.Module):
 
 
 def _summed(x: Tensor, branch: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """x + branch, and its norm."""
+    """Return x + branch, and its norm."""
     if x.is_cuda:
         both: tuple[Tensor, Tensor] = importlib.import_module("mstar_core.layers.kernels.elementwise").add_layer_norm(
             x, branch, norm
@@ -231,13 +236,13 @@ def _summed(x: Tensor, branch: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tens
 
 
 def _kernels() -> ModuleType:
-    """The tower's own kernels; importing them needs triton, which only a CUDA build of torch brings."""
+    """Import the Triton kernels. Triton comes with CUDA builds of torch only."""
     return importlib.import_module("mstar_pi05.kernels.vision_attention")
 
 
 @contextlib.contextmanager
 def _rounding(is_on: bool) -> Iterator[None]:
-    """TF32 for the float32 products launched inside."""
+    """Allow or forbid TF32 in float32 GEMMs launched inside."""
     products = torch.backends.cuda.matmul
     before = products.allow_tf32
     products.allow_tf32 = is_on

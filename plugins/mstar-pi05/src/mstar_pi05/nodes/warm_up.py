@@ -1,7 +1,7 @@
-"""What both nodes run before the first request, so that a robot's first answer takes no longer than the next.
+"""Warm-up passes of both nodes, so that the first request is as fast as later ones.
 
-All of it is blind: which token attends to which, and where it is kept, is decided on the host. The one number that a
-kernel looks up for others, a step's place in the table of times, is read by kernels alone.
+The passes are blind: the host decides attention and KV slots without reading values. Only kernels read the row of the
+time table.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PROMPT: Final = 8
-"""Ids of a rehearsed prompt: how many matters to no kernel that is compiled or captured."""
+"""Prompt ids of a warm-up request. Their number does not affect compiled or captured kernels."""
 
 
 def of_cameras(sizes: Sizes) -> Sequence[Rehearsal]:
-    """One camera as uploads are: uint8. Batches of other numbers are captured with it."""
+    """Return a pass of one uint8 camera. Other batch sizes are captured with it."""
     side, places = sizes.vision.image_size, sizes.vision.tokens
     images = torch.zeros(1, side, side, 3, dtype=torch.uint8)
     act = Act(inputs={"images": images, "tokens": torch.full((places,), IMAGE)}, outputs=("features",))
@@ -32,7 +32,7 @@ def of_cameras(sizes: Sizes) -> Sequence[Rehearsal]:
 
 
 def of_policy(sizes: Sizes, steps: Iterable[int]) -> Sequence[Rehearsal]:
-    """A prefix of one camera, and over it a flow of each number of steps. Graphs serve any of them."""
+    """Return a prefill of one camera, followed by a flow of each number of steps."""
     tokens = torch.cat([torch.full((sizes.vision.tokens,), IMAGE), torch.zeros(PROMPT, dtype=torch.int64)])
     embeds = torch.zeros(len(tokens), sizes.language.width)
     prefix = Act(inputs={"tokens": tokens, "embeds": embeds}, attend=Attend(mask="full"))
@@ -42,7 +42,7 @@ def of_policy(sizes: Sizes, steps: Iterable[int]) -> Sequence[Rehearsal]:
 
 
 def _flow(sizes: Sizes, steps: int) -> Act:
-    """As the graph's walk `action_gen` asks for it."""
+    """Return the flow as the walk `action_gen` runs it."""
     plan = torch.zeros(sizes.horizon, ACTION_WIDTH)
     inputs: dict[str, Tensor] = {
         "actions": plan, "scale": plan, "offset": plan, from_param("num_steps"): torch.tensor(steps)

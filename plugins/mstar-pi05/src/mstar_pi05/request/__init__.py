@@ -1,1 +1,1 @@
-"""Request inputs: images, uploads and the prompt. Used by the processor; no torch."""
+"""Request inputs: images, uploads, prompt and tokenizer. Used by the processor; no torch."""

@@ -1,7 +1,7 @@
-"""Camera images: decoded, and fitted into the model's square with black around them. Used by the processor.
+"""Camera images: decoding, and resizing into the model's square with black padding. Used by the processor.
 
-There are two ways, because training used either: `fit_pillow` (openpi's server, area-aware, whole levels) and
-`fit_floats` (lerobot and openpi's tensors, four neighbours, no smoothing). On images of the right size they agree.
+Training used two resize methods: `fit_pillow` (openpi's server: antialiased, 8-bit) and `fit_floats` (lerobot and
+openpi's tensors: bilinear without antialiasing). They agree on images of the model's size.
 """
 
 from __future__ import annotations
@@ -21,34 +21,36 @@ Floats = npt.NDArray[np.float32]
 
 FIELD: Final = "files"
 MOST_PIXELS: Final = 64_000_000
-"""Of one camera; a larger file is no camera image but an attack on memory."""
+"""Maximum pixels of one camera image. Larger files are refused to bound memory."""
 
 BLACK: Final = -1.0
 
 
 def decoded(data: bytes, number: int) -> Pixels:
-    """The pixels of an uploaded file, uint8 [height, width, 3], as they are stored: no camera turns its picture.
+    """Decode an uploaded file to uint8 [height, width, 3]. EXIF orientation is ignored: cameras do not
+    rotate images.
 
-    number: which upload, from 0. Raises BadMedia.
+    number: index of the upload, from 0. Raises BadMedia.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is lower
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # this limit is lower than Pillow's
             with Image.open(io.BytesIO(data)) as image:
                 if image.width * image.height > MOST_PIXELS:
-                    raise _bad(number, f"it has {image.width} x {image.height} pixels, at most are {MOST_PIXELS}")
-                # A conversion to what it is would be a copy of all pixels.
+                    raise _bad(number, f"it has {image.width} x {image.height} pixels, allowed are {MOST_PIXELS}")
+                # Converting an RGB image would copy all pixels.
                 return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
     except BadMedia:
         raise
-    except Exception as error:  # a damaged file can fail in any way
+    except Exception as error:  # decoders may raise any exception on damaged data
         raise _bad(number, f"{type(error).__name__}: {error}") from error
 
 
 def from_array(array: npt.NDArray[Any], title: str, field: str) -> Pixels | Floats:
-    """An image that came as numbers, [h, w, 3]: uint8 levels as they are, floats of [0, 1] as float32 of [-1, 1].
+    """Return an image that was uploaded as an array, [h, w, 3]: uint8 unchanged, floats of [0, 1] as
+    float32 of [-1, 1].
 
-    array: [h, w, 3] or [3, h, w]. The type says what the numbers mean, never their size. Raises RequestError.
+    array: [h, w, 3] or [3, h, w]. Its dtype determines the range of the values. Raises RequestError.
     """
     if array.ndim != 3 or 3 not in (array.shape[0], array.shape[2]) or not array.size:
         raise _odd(title, f"has shape {list(array.shape)}", field, "[h, w, 3] or [3, h, w]")
@@ -61,18 +63,18 @@ def from_array(array: npt.NDArray[Any], title: str, field: str) -> Pixels | Floa
         raise _odd(title, f"is {pixels.dtype.name}", field, "uint8, or floats in [0, 1]")
     floats = np.ascontiguousarray(pixels, dtype=np.float32)
     if not np.isfinite(floats).all():
-        raise _odd(title, "holds a value that is no finite number", field, "numbers in [0, 1]")
+        raise _odd(title, "contains a value that is not finite", field, "numbers in [0, 1]")
     low, high = float(floats.min()), float(floats.max())
     if low < 0 or high > 1:
-        raise _odd(title, f"holds floats from {low:g} to {high:g}", field, "0 to 1")
+        raise _odd(title, f"contains floats from {low:g} to {high:g}", field, "0 to 1")
     return floats * np.float32(2.0) - np.float32(1.0)
 
 
 def fitted(image: Pixels | Floats, side: int, resize: str) -> Pixels | Floats:
-    """One camera as the model takes it: uint8, or float32 in [-1, 1], [side, side, 3].
+    """Resize a camera image to [side, side, 3], uint8 or float32 in [-1, 1].
 
-    image: [height, width, 3], uint8 or float32 in [-1, 1]. resize: of uint8, `pillow` or `tensor`; floats have no
-    levels to keep and are always resized as tensors.
+    image: [height, width, 3], uint8 or float32 in [-1, 1]. resize: `pillow` or `tensor`, for uint8; floats are always
+    resized as tensors.
     """
     if image.shape[:2] == (side, side):
         return image
@@ -82,7 +84,7 @@ def fitted(image: Pixels | Floats, side: int, resize: str) -> Pixels | Floats:
 
 
 def fit_pillow(image: Pixels, side: int) -> Pixels:
-    """uint8 [h, w, 3] to [side, side, 3] by Pillow's bilinear filter, zeros around it."""
+    """Resize uint8 [h, w, 3] to [side, side, 3] with Pillow's bilinear filter and zero padding."""
     height, width = _inner(image.shape, side)
     small = Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR)
     out = np.zeros((side, side, 3), dtype=np.uint8)
@@ -92,7 +94,7 @@ def fit_pillow(image: Pixels, side: int) -> Pixels:
 
 
 def fit_floats(image: Floats, side: int) -> Floats:
-    """float32 [h, w, 3] in [-1, 1] to [side, side, 3]: bilinear without smoothing, -1 around it."""
+    """Resize float32 [h, w, 3] in [-1, 1] to [side, side, 3]: bilinear without antialiasing, padded with -1."""
     height, width = _inner(image.shape, side)
     small = _bilinear(_bilinear(image, height, 0), width, 1).clip(-1.0, 1.0)
     out = np.full((side, side, 3), BLACK, dtype=np.float32)
@@ -102,20 +104,20 @@ def fit_floats(image: Floats, side: int) -> Floats:
 
 
 def signed(image: Pixels | Floats) -> Floats:
-    """Levels 0 to 255 as float32 in [-1, 1]; floats stay."""
+    """Convert uint8 to float32 in [-1, 1]. Floats are unchanged."""
     if image.dtype != np.uint8:
         return image.astype(np.float32, copy=False)
     return image.astype(np.float32) / np.float32(255.0) * np.float32(2.0) - np.float32(1.0)
 
 
 def _inner(shape: tuple[int, ...], side: int) -> tuple[int, int]:
-    """Height and width that keep the ratio and fit the square; at least one pixel each."""
+    """Return height and width that keep the aspect ratio and fit the square, at least one pixel each."""
     ratio = max(shape[1] / side, shape[0] / side)
     return max(1, int(shape[0] / ratio)), max(1, int(shape[1] / ratio))
 
 
 def _bilinear(image: Floats, size: int, axis: int) -> Floats:
-    """One axis to another length: two neighbours each, pixel centres at halves (torch's align_corners=False)."""
+    """Resize one axis bilinearly, with pixel centres at halves (torch's align_corners=False)."""
     have = image.shape[axis]
     if have == size:
         return image

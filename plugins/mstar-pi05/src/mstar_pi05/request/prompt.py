@@ -1,4 +1,4 @@
-"""The words that the language model reads: the instruction, and the state as numbers of bins. Used by the processor."""
+"""Text prompt of the language model: the instruction, and the state as bin numbers. Used by the processor."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import numpy as np
 from mstar_pi05.robots.conversion import Values
 
 BINS: Final = 256
-"""Bins of [-1, 1]; what lies above is in the last one, what lies below is printed as -1."""
+"""Bins of [-1, 1]. Values above are in the last bin; values below are written as -1."""
 
 Piece = tuple[str, bool]
-"""A text that is tokenized by itself, and whether the id that begins a sequence stands in front of it."""
+"""A text that is tokenized separately, and whether a BOS token precedes it."""
 
 
 def cleaned(text: str) -> str:
-    """An instruction as the model was trained on it: no ends, underscores or lines; the case stays."""
+    """Clean an instruction as in training: strip it, and replace underscores and line breaks. The case is kept."""
     return text.strip().replace("_", " ").replace("\n", " ")
 
 
 def bins(state: Values) -> list[int]:
-    """Numbers of the bins of normalised values. state: [n]. Not rounded: a bin holds its lower edge."""
+    """Return the bin numbers of normalised values [n], rounded down."""
     found: list[int] = np.clip(np.floor((state + 1.0) * (BINS / 2)), -1, BINS - 1).astype(np.int64).tolist()
     return found
 
 
 def pieces(text: str, state: Values | None) -> list[Piece]:
-    """What is tokenized for an instruction. state: normalised, [n]; None where the model was trained without it."""
+    """Return the pieces to tokenize. state: normalised, [n]; None if the model was trained without it in the prompt."""
     if state is None:
-        # The answer's line is tokenized by itself, as in training: joined it might become another id.
+        # The line break is tokenized separately, as in training: joined it may become another token.
         return [(cleaned(text), True), ("\n", False)]
     numbers = " ".join(map(str, bins(state)))
     return [(f"Task: {cleaned(text)}, State: {numbers};\nAction: ", True)]

@@ -1,6 +1,6 @@
-"""Reads a SentencePiece model of the BPE kind into a `tokenizers` one. Called where there is no tokenizer.json.
+"""Reader of SentencePiece BPE models as `tokenizers` tokenizers, for checkpoints without tokenizer.json.
 
-Source of the field numbers: sentencepiece_model.proto, which the format publishes.
+Source of the field numbers: the published sentencepiece_model.proto.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHARS_MAP, _DUMMY_PREFIX, _SQUEEZES, _ESCAPES = 2, 3, 4, 5
 
 @dataclass(slots=True)
 class Piece:
-    """One entry of the vocabulary; its number is its id."""
+    """Vocabulary entry. Its index is its id."""
 
     text: str = ""
     score: float = 0.0
@@ -36,7 +36,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Model:
-    """What a file holds. Defaults are those of the format."""
+    """Contents of a model file, with the format's defaults."""
 
     pieces: list[Piece] = field(default_factory=list)
     kind: int = 1
@@ -48,14 +48,16 @@ class Model:
 
 
 def read_sentencepiece(path: Path) -> Tokenizer:
-    """The tokenizer of a `.model` file, without added ids around a text. Raises WeightsError naming the file."""
+    """Read the tokenizer of a `.model` file, without automatic special tokens. Raises WeightsError naming the file."""
     try:
         model = _parsed(path.read_bytes())
     except (OSError, IndexError, ValueError, struct.error) as error:
-        raise WeightsError(f"{path} is no SentencePiece model", str(error), "fetch it again", file=str(path)) from error
+        raise WeightsError(
+            f"{path} is not a SentencePiece model", str(error), "fetch it again", file=str(path)
+        ) from error
     if model.kind != BPE_KIND or model.squeezes or not model.escapes:
         detail = f"kind {model.kind}, remove_extra_whitespaces {model.squeezes}"
-        raise WeightsError(f"{path} is not of PaliGemma's kind", detail, "use PaliGemma's tokenizer", file=str(path))
+        raise WeightsError(f"{path} is not PaliGemma's tokenizer", detail, "use PaliGemma's tokenizer", file=str(path))
     return _built(model, path)
 
 
@@ -73,15 +75,15 @@ def _built(model: Model, path: Path) -> Tokenizer:
     control = [piece.text for piece in model.pieces if piece.kind == CONTROL]
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in control])
     own = [piece.text for piece in model.pieces if piece.kind == USER_DEFINED]
-    # Normalized: some of them are runs of spaces, which are looked for after spaces became marks.
+    # Normalized, because some are runs of spaces, which are matched after spaces are replaced.
     tokenizer.add_tokens([AddedToken(text, normalized=True, special=False) for text in own])
     if tokenizer.get_vocab_size(with_added_tokens=True) != len(model.pieces):
-        raise WeightsError(f"{path} holds a piece twice", hint="fetch it again", file=str(path))
+        raise WeightsError(f"{path} contains a piece twice", hint="fetch it again", file=str(path))
     return tokenizer
 
 
 def _merges(model: Model, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Pairs in the order in which they are joined: the best scored whole first."""
+    """Return the merge pairs in priority order: by score of the merged piece."""
     found: list[tuple[float, int, int, str, str]] = []
     for piece in model.pieces:
         if piece.kind != NORMAL:
@@ -106,7 +108,7 @@ def _parsed(data: bytes) -> Model:
         elif number == _NORMALIZER and isinstance(value, bytes):
             _read_normalizer(model, value)
     if not model.pieces:
-        raise ValueError("it holds no pieces")
+        raise ValueError("it contains no pieces")
     return model
 
 
@@ -143,7 +145,7 @@ def _read_normalizer(model: Model, data: bytes) -> None:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
-    """Fields of a protocol-buffer message: number and value."""
+    """Yield field number and value of a protocol-buffer message."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -157,7 +159,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
             case 2:
                 size, at = _varint(data, at)
                 if at + size > len(data):
-                    raise ValueError("it is cut short")
+                    raise ValueError("it is truncated")
                 yield tag >> 3, data[at : at + size]
                 at += size
             case 5:

@@ -1,4 +1,4 @@
-"""The checkpoint's tokenizer: PaliGemma's, as tokenizer.json or as the SentencePiece file. Used by the processor."""
+"""Tokenizer of a checkpoint: PaliGemma's, from tokenizer.json or a SentencePiece file. Used by the processor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEGIN: Final = "<bos>"
 
 
 class PromptTokenizer:
-    """Texts to ids. A text that spells a control token is read as letters."""
+    """Tokenizer of prompts. Control tokens spelled in a text are tokenized as plain text."""
 
     def __init__(self, folder: Path) -> None:
         path = next((folder / name for name in FILES if (folder / name).is_file()), None)
@@ -29,7 +29,7 @@ class PromptTokenizer:
             )  # fmt: skip
         self.path = path
         self._tokenizer = _read(path)
-        self._tokenizer.encode_special_tokens = True  # of a user's text; ours are put in front by number
+        self._tokenizer.encode_special_tokens = True  # for users' texts; BOS is added by id
         begin = self._tokenizer.token_to_id(BEGIN)
         if begin is None:
             raise WeightsError(f"{path} has no token {BEGIN}", hint="use PaliGemma's tokenizer", file=str(path))
@@ -37,11 +37,11 @@ class PromptTokenizer:
 
     @property
     def vocab(self) -> int:
-        """One past the largest id."""
+        """Return the largest id plus one."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, pieces: Sequence[Piece]) -> list[int]:
-        """Ids of all pieces, one after the other; none stands at the end that was not asked for."""
+        """Return the ids of all pieces in order. No EOS is added."""
         ids: list[int] = []
         for text, begins in pieces:
             ids += [self._begin] if begins else []

@@ -1,6 +1,6 @@
-"""What a request uploads: camera images as files or arrays, and state or noise as arrays. Used by the processor.
+"""Uploads of a request: camera images as files or arrays, state and noise as arrays. Used by the processor.
 
-An array says by its axes what it is, never by its name: [h, w, 3] or [3, h, w] is a camera, [n] the state, [n, 32] the
+The shape of an array determines its use: [h, w, 3] or [3, h, w] is a camera, [n] the state, [n, 32] the
 noise.
 """
 
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 NPY: Final = b"\x93NUMPY"
 MOST_FILES: Final = len(CAMERAS) + 2
-"""Cameras, state and noise."""
+"""Maximum files: cameras, state and noise."""
 
 CAMERA_AXES: Final = 3
 SMALL_BYTES: Final = 16 << 10
 PLAIN: Final = NPY + b"\x01\x00"
 PLAIN_BYTES: Final = 10
 HEAD_BYTES: Final = 256
-"""Version 1 of the format, what stands before its header with the header's length, and most that one has of three axes.
+"""npy version 1: its magic, the bytes before its header including the header's length, and the maximum
+header of a camera.
 
 Source: numpy.lib.format.
 """
@@ -44,21 +45,21 @@ AXES: Final = f"a camera [h, w, 3] or [3, h, w], the state [n], or noise [n, {AC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uploads:
-    """The files of a request by what they are. cameras: in upload order, files not decoded yet."""
+    """Files of a request by use. cameras: in upload order, not yet decoded."""
 
     cameras: tuple[MediaPart | np.ndarray, ...] = ()
     state: np.ndarray | None = None
     noise: np.ndarray | None = None
 
     def camera(self, number: int) -> Pixels | Floats:
-        """The pixels of a camera: uint8, or float32 in [-1, 1], [h, w, 3]. Raises BadMedia, RequestError."""
+        """Return the pixels of a camera: uint8, or float32 in [-1, 1], [h, w, 3]. Raises BadMedia, RequestError."""
         given = self.cameras[number]
         if isinstance(given, np.ndarray):
             return from_array(given, f"camera image {number}", FIELD)
         return decoded(given.data, number)
 
     def joined(self, params: Params) -> Params:
-        """The parameters with the uploaded state and noise in them. Raises RequestError for one that is there twice."""
+        """Return the parameters with the uploaded state and noise. Raises RequestError if one is also a parameter."""
         if self.state is not None:
             _once("robot_state", params.robot_state)
             params = replace(params, robot_state=tuple(_finite(self.state, "robot_state").tolist()))
@@ -69,19 +70,19 @@ class Uploads:
 
 
 def are_quick(media: Sequence[MediaPart], side: int) -> bool:
-    """Whether all are arrays as numpy writes them, and each is small or a camera of `side` pixels as it stays."""
+    """Whether all files are npy arrays, each small or a camera image of the model's size."""
     return len(media) <= MOST_FILES and all(_is_inline(part.data, side) for part in media)
 
 
 def image_files(media: Sequence[MediaPart]) -> list[int]:
-    """Places of the image files, where all cameras are such; none where one may be an array. Raises nothing."""
+    """Return the indices of the image files, or none if a camera may be an array. Never raises."""
     if any(part.modality == "tensor" and not _is_no_camera(part.data) for part in media):
         return []
     return [number for number, part in enumerate(media) if part.modality != "tensor"]
 
 
 def _is_no_camera(data: bytes) -> bool:
-    """Whether an array as numpy writes it has other axes than a camera."""
+    """Whether an npy file has the wrong number of axes for a camera."""
     end = _head_end(data)
     try:
         return bool(end) and len(_known(data[:end])[0]) != CAMERA_AXES
@@ -90,7 +91,7 @@ def _is_no_camera(data: bytes) -> bool:
 
 
 def as_npy(pixels: Pixels) -> bytes:
-    """An image [h, w, 3] as a file that `read_array` gives back."""
+    """Return an image [h, w, 3] as an npy file."""
     return b"".join((_head_of(pixels.shape), np.ascontiguousarray(pixels).data))
 
 
@@ -110,13 +111,13 @@ def _is_inline(data: bytes, side: int) -> bool:
 
 
 def _head_end(data: bytes) -> int:
-    """Where the numbers begin of a file as numpy writes it; 0 for any other, and for one that says much."""
+    """Return the offset of an npy file's data, or 0 for another format or a long header."""
     end = PLAIN_BYTES + int.from_bytes(data[PLAIN_BYTES - 2 : PLAIN_BYTES], "little")
     return end if data.startswith(PLAIN) and end <= HEAD_BYTES else 0
 
 
 def sort_uploads(media: Sequence[MediaPart]) -> Uploads:
-    """Files by what they are. Raises BadMedia for one that cannot be read, RequestError for an array of no use."""
+    """Sort files by use. Raises BadMedia for an unreadable file and RequestError for an array of another shape."""
     cameras: list[MediaPart | np.ndarray] = []
     found: dict[str, np.ndarray] = {}
     for number, part in enumerate(media):
@@ -133,20 +134,20 @@ def sort_uploads(media: Sequence[MediaPart]) -> Uploads:
                 found["noise"] = array
             case shape:
                 raise RequestError(
-                    f"file {number} is an array of shape {list(shape)}, which is nothing more that is read here",
+                    f"file {number} has shape {list(shape)}, which is no camera, no further state and no noise",
                     hint=f"send {AXES}; state and noise once", field=FIELD, value=str(list(shape)), allowed=AXES,
                 )  # fmt: skip
     return Uploads(cameras=tuple(cameras), state=found.get("state"), noise=found.get("noise"))
 
 
 def read_array(data: bytes, number: int) -> np.ndarray:
-    """The one array of an npy or safetensors file; nothing but plain numbers is ever built. Raises BadMedia."""
+    """Return the only array of an npy or safetensors file. Only plain numbers are deserialised. Raises BadMedia."""
     try:
         found = _npy(data) if data.startswith(NPY) else _safetensors(data)
-    except Exception as error:  # a damaged file can fail in any way
+    except Exception as error:  # parsers may raise any exception on damaged data
         raise _unreadable(number, f"{type(error).__name__}: {error}") from error
     if found.dtype.kind not in "fiu" or not found.size:
-        raise _unreadable(number, f"it holds {found.dtype.name} of shape {list(found.shape)}")
+        raise _unreadable(number, f"it contains {found.dtype.name} of shape {list(found.shape)}")
     return found
 
 
@@ -154,15 +155,15 @@ def _npy(data: bytes) -> np.ndarray:
     end = _head_end(data)
     (shape, is_fortran, dtype), at = (_known(data[:end]), end) if end else _head(data)
     count = math.prod(shape)
-    # The file's own length, before memory is taken for what its header claims.
+    # Checked against the file's size before memory is allocated for the claimed shape.
     if dtype.hasobject or count * dtype.itemsize != len(data) - at:
-        raise ValueError(f"its header says {shape} of {dtype}, which is not what follows")
+        raise ValueError(f"its header says {shape} of {dtype}, which does not match its data")
     flat: np.ndarray = np.frombuffer(data, dtype=dtype, count=count, offset=at)
     return flat.reshape(shape, order="F" if is_fortran else "C")
 
 
 def _head(data: bytes) -> tuple[Head, int]:
-    """What a file's header says, and where it ends."""
+    """Return a file's header and its end."""
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -171,7 +172,7 @@ def _head(data: bytes) -> tuple[Head, int]:
 
 @functools.lru_cache(maxsize=64)
 def _known(head: bytes) -> Head:
-    """A robot's files begin all alike, and numpy has each header compiled: 0.05 ms."""
+    """Return a parsed header. Cached: numpy compiles each one in 0.05 ms, and a robot's files have equal headers."""
     return _head(head)[0]
 
 
@@ -180,7 +181,7 @@ def _safetensors(data: bytes) -> np.ndarray:
 
     found = load(data)
     if len(found) != 1:
-        raise ValueError(f"it holds {len(found)} tensors, not one")
+        raise ValueError(f"it contains {len(found)} tensors instead of one")
     (array,) = found.values()
     return array
 
@@ -188,17 +189,17 @@ def _safetensors(data: bytes) -> np.ndarray:
 def _finite(array: np.ndarray, field: str) -> np.ndarray:
     wide = array.astype(np.float64)
     if not np.isfinite(wide).all():
-        raise RequestError(f"{field} holds a value that is no finite number", hint="send finite numbers", field=field)
+        raise RequestError(f"{field} contains a value that is not finite", hint="send finite numbers", field=field)
     return wide
 
 
 def _once(field: str, given: Any) -> None:
     if given is not None:
-        raise RequestError(f"{field} is there twice", "as a parameter and as a file", "send it once", field=field)
+        raise RequestError(f"{field} was sent twice", "as a parameter and as a file", "send it once", field=field)
 
 
 def _unreadable(number: int, detail: str) -> BadMedia:
     return BadMedia(
-        f"file {number} holds no array that can be read", detail, "send .npy, or .safetensors with one tensor",
+        f"file {number} contains no readable array", detail, "send .npy, or .safetensors with one tensor",
         field=FIELD, value=f"file {number}",
     )  # fmt: skip

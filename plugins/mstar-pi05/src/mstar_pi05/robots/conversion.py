@@ -22,16 +22,19 @@ Values = npt.NDArray[np.float64]
 
 
 def normalise(values: Values, moments: Moments) -> Values:
-    """values: [..., n], n at most the statistics' length. Returns the same shape; not clipped."""
+    """Normalise values [..., n], n at most the length of the statistics. Returns the same shape; values are
+    not clipped.
+    """
     low, divisor = _terms(moments, values.shape[-1])
     scaled: Values = (values - low) / divisor
     return scaled if moments.span == "spread" else scaled * 2.0 - 1.0
 
 
 def unnormalise(values: Values, moments: Moments) -> Values:
-    """The reverse on the first values of the last axis.
+    """Invert `normalise` on the last axis.
 
-    Those past the statistics' length stay as they are in a range, and have mean 0 and deviation 1 in a spread.
+    Values past the length of the statistics are unchanged with a range, and have mean 0 and deviation 1
+    with a spread.
     """
     count = min(values.shape[-1], len(moments))
     low, divisor = _terms(moments, count)
@@ -42,7 +45,7 @@ def unnormalise(values: Values, moments: Moments) -> Values:
 
 
 def _terms(moments: Moments, count: int) -> tuple[Values, Values]:
-    """What is subtracted, and what is divided by."""
+    """Return the subtrahend and the divisor."""
     low, high = (np.array(values[:count], dtype=np.float64) for values in (moments.low, moments.high))
     width = high if moments.span == "spread" else high - low
     if moments.adds:
@@ -58,17 +61,17 @@ _OPEN, _CLOSED = 0.05800, 0.01844
 _HORN, _ARM = 0.022, 0.036
 """Lengths of the servo's linkage in metres."""
 _ANGLES: Final = (0.5476, 1.6296)
-"""Angles of the model's own gripper in radians, which stand for 0 and 1."""
+"""Angles of the model's gripper in radians that map to 0 and 1."""
 _LOWEST, _WIDTH = -0.6213, 1.4910 + 0.6213
-"""Angles of ALOHA's gripper: where it begins, and how far it goes."""
+"""Minimum angle and range of ALOHA's gripper in radians."""
 
 
 def state_to_model(state: Values) -> Values:
-    """state: [14] as ALOHA reports it. Returns [14] in the model's convention."""
+    """Convert a state [14] as ALOHA reports it to the model's convention, [14]."""
     mapped = state * SIGNS
     for gripper in GRIPPERS:
         travel = state[gripper] * (_OPEN - _CLOSED) + _CLOSED
-        with np.errstate(divide="ignore"):  # a travel of nothing is clipped like any other out of reach
+        with np.errstate(divide="ignore"):  # a travel of 0 is clipped like other unreachable values
             sine = (_HORN**2 + travel**2 - _ARM**2) / (2 * _HORN * travel)
         angle = np.arcsin(np.clip(sine, -1.0, 1.0))
         mapped[gripper] = (angle - _ANGLES[0]) / (_ANGLES[1] - _ANGLES[0])
@@ -76,7 +79,7 @@ def state_to_model(state: Values) -> Values:
 
 
 def actions_to_robot(actions: Values) -> Values:
-    """actions: [..., 14 or more] in the model's convention. Returns [..., 14] as ALOHA takes them."""
+    """Convert actions [..., 14 or more] in the model's convention to ALOHA's, [..., 14]."""
     mapped = actions[..., : len(SIGNS)] * SIGNS
     for gripper in GRIPPERS:
         mapped[..., gripper] = (mapped[..., gripper] + _ANGLES[0] - _LOWEST) / _WIDTH
@@ -84,9 +87,9 @@ def actions_to_robot(actions: Values) -> Values:
 
 
 def to_robot(actions: Values, moments: Moments | None, state: Values | None, deployment: Deployment) -> Values:
-    """Normalised actions [..., 32] as the robot takes them, [..., action_dim].
+    """Convert normalised actions [..., 32] to the robot's, [..., action_dim].
 
-    state: [s] in the model's convention, not normalised; needed where actions are differences.
+    state: [s] in the model's convention, not normalised; required for delta actions.
     """
     made = actions if moments is None else unnormalise(actions, moments)
     if deployment.is_delta:
@@ -99,7 +102,9 @@ def to_robot(actions: Values, moments: Moments | None, state: Values | None, dep
 
 
 def as_lines(moments: Moments | None, state: Values | None, deployment: Deployment) -> tuple[Values, Values]:
-    """The same as factor and term, both [32]: `to_robot(x) == x * factor + term` on the first action_dim values."""
+    """Return `to_robot` as factor and term, both [32]: `to_robot(x) == x * factor + term` on the first
+    action_dim values.
+    """
     ends = np.stack([np.zeros(ACTION_WIDTH), np.ones(ACTION_WIDTH)])
     term, at_one = np.zeros(ACTION_WIDTH), np.ones(ACTION_WIDTH)
     made = to_robot(ends, moments, state, deployment)
@@ -108,7 +113,7 @@ def as_lines(moments: Moments | None, state: Values | None, deployment: Deployme
 
 
 def _added(state: Values, is_delta: tuple[bool, ...], width: int) -> Values:
-    """The state where actions are differences, 0 elsewhere: [width]."""
+    """Return the state at delta actions and 0 elsewhere: [width]."""
     added = np.zeros(width)
     for index, adds in enumerate(is_delta[: len(state)]):
         if adds:

@@ -1,6 +1,7 @@
-"""What robot clients of openpi send, as images, state and words. Used behind a socket route, before the processor.
+"""Observations of openpi's robot clients: conversion to images, state and text. Used behind the robot
+policy route.
 
-Each robot has its own keys; the values that the model does not read are left alone.
+Each robot has its own keys. Keys that the model does not use are ignored.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ Keys = Sequence[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Keys of one robot. images: by the model's places, None where it has no camera. state: joined in this order.
+    """Keys of one robot. images: by the model's cameras, None without that camera. state: concatenated in
+    this order.
 
-    images_in: key of the map that holds them, None at the top. needed: images that must be there.
+    images_in: key of the map with the images, None = top level. needed: required images.
     """
 
     images: tuple[str | None, str | None, str | None]
@@ -48,17 +50,18 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
     ),
 }  # fmt: skip
 OWN: Final = Layout(images=CAMERAS, state=(), needed=frozenset(), images_in="images")
-"""Of deployments without a robot: the model's own names of cameras, `state` where the deployment reads one."""
+"""Layout of deployments without a robot: the model's camera names, and `state` if the deployment uses one."""
 
 IGNORED: Final = frozenset({"cam_low"})
-"""Cameras that clients send and the model has no place for."""
+"""Cameras that clients send and the model does not use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """images: those that are there, in the model's order, uint8 [h, w, 3].
+    """A decoded observation. images: the sent cameras in the model's order, uint8 [h, w, 3].
 
-    mask: per place of the model, whether it has one. state: as the robot reports it; it and the prompt may be None.
+    mask: per camera of the model, whether it was sent. state: as the robot reports it. State and prompt may
+    be None.
     """
 
     images: tuple[Pixels, ...]
@@ -68,11 +71,13 @@ class Observation:
 
 
 def read_observation(given: Any, robot: str | None) -> Observation:
-    """Read a decoded message. robot: whose keys it has; None: the model's own. Raises RequestError naming the key."""
+    """Convert a decoded message. robot: selects the keys; None = the model's own. Raises RequestError
+    naming the key.
+    """
     if robot is not None and robot not in LAYOUTS:
-        raise RequestError(f"there is no robot {robot!r}", hint=did_you_mean(robot, LAYOUTS), field="robot")
+        raise RequestError(f"unknown robot {robot!r}", hint=did_you_mean(robot, LAYOUTS), field="robot")
     if not isinstance(given, Mapping):
-        raise RequestError("the observation is no map", hint="send the keys of the robot", field="observation")
+        raise RequestError("the observation must be a map", hint="send the keys of the robot", field="observation")
     layout = OWN if robot is None else LAYOUTS[robot]
     images = _images(given, layout)
     keys = layout.state or [key for key in ("state",) if given.get(key) is not None]
@@ -87,7 +92,9 @@ def read_observation(given: Any, robot: str | None) -> Observation:
 def _images(given: Mapping[str, Any], layout: Layout) -> list[Pixels | None]:
     held = given if layout.images_in is None else _required(given, layout.images_in)
     if not isinstance(held, Mapping):
-        raise RequestError(f"{layout.images_in} is no map", hint="send it by camera", field=str(layout.images_in))
+        raise RequestError(
+            f"{layout.images_in} must be a map", hint="send a map from camera to image", field=str(layout.images_in)
+        )
     if layout.images_in is not None:
         known = [key for key in layout.images if key] + sorted(IGNORED)
         for key in held:
@@ -105,11 +112,13 @@ def _images(given: Mapping[str, Any], layout: Layout) -> list[Pixels | None]:
 
 
 def image(value: Any, key: str) -> Pixels:
-    """An image as uint8 [h, w, 3]. value: uint8, or floats in [0, 1]; [h, w, 3] or [3, h, w]. Raises RequestError."""
+    """Convert an image to uint8 [h, w, 3]. value: uint8, or floats in [0, 1]; [h, w, 3] or [3, h, w].
+    Raises RequestError.
+    """
     try:
         pixels = np.asarray(value)
     except ValueError as error:
-        raise RequestError(f"{key} is no array", str(error), "send [h, w, 3]", field=key) from error
+        raise RequestError(f"{key} must be an array", str(error), "send [h, w, 3]", field=key) from error
     if pixels.ndim != 3 or 3 not in (pixels.shape[0], pixels.shape[2]) or not pixels.size:
         raise RequestError(f"{key} has shape {list(pixels.shape)}", hint="send [h, w, 3]", field=key)
     if pixels.shape[0] == 3:
@@ -119,7 +128,7 @@ def image(value: Any, key: str) -> Pixels:
     if pixels.dtype.kind != "f":
         raise RequestError(f"{key} is {pixels.dtype.name}", hint="send uint8, or floats in [0, 1]", field=key)
     if not np.isfinite(pixels).all():
-        raise RequestError(f"{key} holds a value that is no finite number", hint="send pixels", field=key)
+        raise RequestError(f"{key} contains a value that is not finite", hint="send pixels", field=key)
     return np.ascontiguousarray((255.0 * pixels).clip(0, 255).astype(np.uint8))
 
 
@@ -127,9 +136,9 @@ def _numbers(value: Any, key: str) -> list[float]:
     try:
         numbers = np.asarray(value, dtype=np.float64).reshape(-1)
     except (TypeError, ValueError) as error:
-        raise RequestError(f"{key} does not hold numbers", str(error), "send floats", field=key) from error
+        raise RequestError(f"{key} must contain numbers", str(error), "send floats", field=key) from error
     if not np.isfinite(numbers).all():
-        raise RequestError(f"{key} holds a value that is no finite number", hint="send finite numbers", field=key)
+        raise RequestError(f"{key} contains a value that is not finite", hint="send finite numbers", field=key)
     return [float(number) for number in numbers]
 
 
@@ -141,10 +150,10 @@ def _required(given: Mapping[str, Any], key: str) -> Any:
 
 
 def _prompt(value: Any) -> str | None:
-    """A text, bytes, or an array that holds one."""
+    """Return a text that was sent as str, bytes or a scalar array."""
     value = value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
     if value is not None and not isinstance(value, str):
-        raise RequestError("prompt is no text", hint="send a text", field="prompt")
+        raise RequestError("prompt must be a text", hint="send a text", field="prompt")
     return value

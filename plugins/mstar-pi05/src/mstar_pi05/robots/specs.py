@@ -1,4 +1,4 @@
-"""What each robot sends and takes: sizes of state and action, which actions are differences. Standard library only."""
+"""Supported robots: sizes of state and action, and delta actions. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Robot:
-    """One mapping. state, actions: values. is_delta: per action, whether the model gives a difference to the state.
+    """One robot. state, actions: numbers of values. is_delta: per action value, whether it is relative to
+    the state.
 
-    mirrors: whether states and actions are turned into the joint convention that the model was trained in.
-    checkpoint: which fine-tune knows this robot, in words.
+    mirrors: whether states and actions are converted to the joint convention of the training. checkpoint: description
+    of the fine-tune for this robot.
     """
 
     name: str
@@ -24,7 +25,7 @@ class Robot:
 
 
 ALOHA_ARM: Final = (True,) * 6 + (False,)
-"""Six joints are differences, the gripper is not."""
+"""Six joints have delta actions, the gripper has absolute ones."""
 
 ROBOTS: Final[Mapping[str, Robot]] = {
     "aloha": Robot(name="aloha", state=14, actions=14, is_delta=ALOHA_ARM * 2, mirrors=True),

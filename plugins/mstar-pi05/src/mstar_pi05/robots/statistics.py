@@ -1,6 +1,7 @@
-"""Normalisation statistics that come with a checkpoint: openpi's norm_stats.json or lerobot's processor files.
+"""Normalisation statistics of a checkpoint: openpi's norm_stats.json or lerobot's processor files.
 
-Standard library only: an unknown or damaged set is known before any process starts. Applied by `normalisation`.
+Standard library only, so that unknown or damaged statistics fail before any process starts. Applied by
+`conversion`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mstar_core.errors import ConfigError, WeightsError, did_you_mean
 from mstar_pi05.checkpoint.config import read_json
 
 NONE: Final = "none"
-"""Value of `norm_stats` that leaves the checkpoint's own statistics alone."""
+"""Value of `norm_stats` that disables the checkpoint's statistics."""
 
 FILE: Final = "norm_stats.json"
 LEROBOT: Final = (
@@ -33,10 +34,10 @@ Span = Literal["range", "spread"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """How one feature is normalised.
+    """Normalisation of one feature.
 
-    span `range`: low and high become -1 and 1 (quantiles, least and most). span `spread`: low is the mean and high the
-    standard deviation. epsilon is added to what is divided by; adds False: it stands in for a range of zero alone.
+    span `range`: low and high map to -1 and 1 (quantiles, or minimum and maximum). span `spread`: low is the mean and
+    high the standard deviation. epsilon is added to the divisor; with adds False it only replaces a divisor of zero.
     """
 
     span: Span
@@ -51,7 +52,7 @@ class Moments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """One robot's statistics; None for a feature that is left as it is. source: where they were found."""
+    """Statistics of one robot; None for a feature without normalisation. source: their file."""
 
     state: Moments | None
     actions: Moments | None
@@ -59,11 +60,11 @@ class Statistics:
 
 
 def find_statistics(folder: Path, wanted: str | None) -> Statistics | None:
-    """The statistics of a deployment.
+    """Return the statistics of a deployment.
 
-    wanted: an asset id, a file or its folder (absolute, or within the checkpoint), `none`, or None for the one set
-    that the checkpoint brings, if it brings any. Raises ConfigError for an unknown or ambiguous choice and
-    WeightsError for a damaged file.
+    wanted: an asset id, a file or its folder (absolute, or within the checkpoint), `none`, or None for the only set of
+    the checkpoint, if it has one. Raises ConfigError for an unknown or ambiguous choice and WeightsError for a damaged
+    file.
     """
     if wanted == NONE:
         return None
@@ -72,12 +73,12 @@ def find_statistics(folder: Path, wanted: str | None) -> Statistics | None:
         return _only(folder, assets)
     if wanted in assets:
         return read_norm_stats(assets[wanted])
-    path = folder / wanted  # an absolute path stands for itself
+    path = folder / wanted  # an absolute path replaces the folder
     path = path / FILE if path.is_dir() else path
     if path.is_file():
         return read_norm_stats(path)
-    hint = did_you_mean(wanted, [*assets, NONE]) + "; a path to a norm_stats.json is taken too"
-    raise ConfigError(f"there are no statistics {wanted!r}", f"looked in {folder}", hint, key="model_kwargs.norm_stats")
+    hint = did_you_mean(wanted, [*assets, NONE]) + "; a path to a norm_stats.json is valid too"
+    raise ConfigError(f"unknown statistics {wanted!r}", f"looked in {folder}", hint, key="model_kwargs.norm_stats")
 
 
 def _only(folder: Path, assets: Mapping[str, Path]) -> Statistics | None:
@@ -87,13 +88,13 @@ def _only(folder: Path, assets: Mapping[str, Path]) -> Statistics | None:
     if len(assets) > 1:
         hint = f"set model_kwargs.norm_stats to one of: {', '.join([*assets, NONE])}"
         raise ConfigError(
-            f"{folder} holds statistics of {len(assets)} robots", hint=hint, key="model_kwargs.norm_stats"
+            f"{folder} contains statistics of {len(assets)} robots", hint=hint, key="model_kwargs.norm_stats"
         )
     return read_norm_stats(*assets.values()) if assets else None
 
 
 def _assets(folder: Path) -> dict[str, Path]:
-    """Sets of an openpi folder, by asset id (which may hold a slash)."""
+    """Return the statistics files of an openpi folder by asset id, which may contain a slash."""
     root = folder / "assets"
     found = {path.parent.relative_to(root).as_posix(): path for path in sorted(root.rglob(FILE))}
     found.pop(".", None)
@@ -101,11 +102,11 @@ def _assets(folder: Path) -> dict[str, Path]:
 
 
 def read_norm_stats(path: Path) -> Statistics:
-    """openpi's file, whose Pi0.5 models use quantiles. Raises WeightsError naming file and key."""
+    """Read openpi's file. Pi0.5 uses its quantiles. Raises WeightsError naming file and key."""
     content = read_json(path)
     features = content.get("norm_stats", content)
     if not isinstance(features, dict) or not {"state", "actions"} & set(features):
-        raise _damaged(path, "it holds neither state nor actions")
+        raise _damaged(path, "it contains neither state nor actions")
     quantiles = [_quantiles(features.get(name), path, name) for name in ("state", "actions")]
     return Statistics(state=quantiles[0], actions=quantiles[1], source=path)
 
@@ -124,12 +125,12 @@ def _numbers(feature: Any, key: str, path: Path, name: str) -> tuple[float, ...]
     if not isinstance(values, list) or not values:
         raise _damaged(path, f"{name} has no {key}")
     if any(isinstance(v, bool) or not isinstance(v, int | float) or not math.isfinite(v) for v in values):
-        raise _damaged(path, f"{name}.{key} holds something else than finite numbers")
+        raise _damaged(path, f"{name}.{key} must contain finite numbers only")
     return tuple(float(value) for value in values)
 
 
 def read_lerobot(folder: Path) -> Statistics | None:
-    """Statistics of lerobot's processor files; None where they hold none. Raises WeightsError."""
+    """Read the statistics in lerobot's processor files; None without any. Raises WeightsError."""
     found = [_lerobot_feature(folder, *place) for place in LEROBOT]
     if found == [None, None]:
         return None
@@ -154,11 +155,11 @@ def _lerobot_feature(folder: Path, file: str, step_name: str, kind: str, feature
 def _of_mode(path: Path, feature: str, mode: str, epsilon: Any) -> Moments | None:
     names = {"QUANTILES": ("q01", "q99"), "MIN_MAX": ("min", "max"), "MEAN_STD": ("mean", "std")}.get(mode)
     if names is None:
-        raise _damaged(path, f"{feature} is normalised by {mode}, which is not known")
+        raise _damaged(path, f"{feature} is normalised by {mode}, which is not supported")
     stored = read_vectors(path)
     keys = [f"{feature}.{name}" for name in names]
     if not any(key in stored for key in keys):
-        return None  # a file without data for this feature: it is passed on as it is
+        return None  # a file without this feature means no normalisation
     low, high = (stored.get(key, ()) for key in keys)
     if len(low) != len(high):
         raise _damaged(path, f"{keys[0]} has {len(low)} values and {keys[1]} has {len(high)}")
@@ -170,7 +171,7 @@ def _of_mode(path: Path, feature: str, mode: str, epsilon: Any) -> Moments | Non
 
 
 def read_vectors(path: Path) -> dict[str, Sequence[float]]:
-    """Every float32 and float64 tensor of a small safetensors file, flattened. Raises WeightsError."""
+    """Read every float32 and float64 tensor of a small safetensors file, flattened. Raises WeightsError."""
     try:
         data = path.read_bytes()
         start = 8 + int(struct.unpack_from("<Q", data)[0])

@@ -1,6 +1,7 @@
-"""Sizes of a checkpoint, from its config.json or, for official files without one, from their names.
+"""Checkpoint sizes, read from config.json or, for official files without one, known by file name.
 
-Standard library only: read by every process that binds the spec, by the processor and by the model."""
+Standard library only: read by every process that binds the spec, by the processors and by the models.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from mstar_core.errors import WeightsError
 
 MEAN: Final = (0.485, 0.456, 0.406)
 STD: Final = (0.229, 0.224, 0.225)
-"""Of the training's pixels, red, green, blue, on a scale of 0 to 1."""
+"""Mean and standard deviation of the training pixels, red, green, blue, on a scale of 0 to 1."""
 
 
 CONFIG: Final = "config.json"
@@ -22,12 +23,12 @@ MOST_LATENT_FRAMES: Final = 32
 """Latent frames of one rollout of the released AC model, context included."""
 
 EPS: Final = 1e-6
-"""Of the affine layer norms of encoder, predictors and pooler."""
+"""Epsilon of the affine layer norms of encoder, predictors and pooler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VitConfig:
-    """One stack of blocks. inner: width of the hidden layer of its feed-forward parts."""
+    """One stack of transformer blocks. inner: hidden width of the MLPs."""
 
     width: int
     layers: int
@@ -38,7 +39,7 @@ class VitConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
-    """The video encoder: crop, patch in pixels; tubelet, clip_frames in frames."""
+    """The video encoder. crop, patch: pixels; tubelet, clip_frames: frames."""
 
     vit: VitConfig
     crop: int
@@ -58,7 +59,7 @@ class EncoderConfig:
         return self.grid**2
 
     def tokens(self, frames: int) -> int:
-        """Patches of a clip; fewer frames than a tubelet are repeated to fill one."""
+        """Return the patches of a clip. A clip shorter than a tubelet is repeated to fill one."""
         return max(1, frames // self.tubelet) * self.frame_tokens
 
 
@@ -84,14 +85,14 @@ class ActionConfig:
 
     @property
     def conditions(self) -> int:
-        """Tokens of a frame beside its patches: action, state, and the camera where it is used."""
+        """Tokens of a frame in addition to its patches: action, state, and the camera if it is used."""
         return 3 if self.uses_extrinsics else 2
 
 
 def encoder_of(
     width: int, layers: int, heads: int, inner: int, crop: int = 256, clip_frames: int = 64
 ) -> EncoderConfig:
-    """A published encoder: patches of 16, tubelets of 2."""
+    """Return the config of a published encoder: patches of 16 pixels, tubelets of 2 frames."""
     vit = VitConfig(width=width, layers=layers, heads=heads, inner=inner)
     return EncoderConfig(vit=vit, crop=crop, patch=16, tubelet=2, clip_frames=clip_frames)
 
@@ -103,7 +104,7 @@ ENCODERS: Final[Mapping[str, EncoderConfig]] = {
     "vitg": encoder_of(1408, 40, 22, 6144),
     "vitg-384": encoder_of(1408, 40, 22, 6144, crop=384),
 }
-"""Official files NAME.pt. Source: the table of the released models."""
+"""Configs of the official files NAME.pt. Source: the table of the released models."""
 
 RELEASED_AC: Final = ActionConfig(
     encoder=ENCODERS["vitg"],
@@ -111,22 +112,22 @@ RELEASED_AC: Final = ActionConfig(
     uses_extrinsics=False,
     most_frames=MOST_LATENT_FRAMES,
 )
-"""`vjepa2-ac-vitg.pt`, which comes without a config."""
+"""Config of `vjepa2-ac-vitg.pt`, which is published without one."""
 
 
 def released(name: str) -> BaseConfig:
-    """Sizes of the official file NAME.pt."""
+    """Return the config of the official file NAME.pt."""
     return BaseConfig(encoder=ENCODERS[name], predictor=PREDICTOR, mask_tokens=10, pooler_layers=3, labels=0)
 
 
 def read_base(folder: Path) -> BaseConfig:
-    """Sizes of the V-JEPA 2 checkpoint in `folder`. Raises WeightsError naming file and key."""
+    """Read the config of the V-JEPA 2 checkpoint in `folder`. Raises WeightsError naming file and key."""
     path = folder / CONFIG
     if not path.exists():
         found = [name for name in ENCODERS if (folder / f"{name}.pt").is_file()]
         if len(found) == 1:
             return released(found[0])
-        detail = "without it the size is known only of one of " + ", ".join(f"{name}.pt" for name in ENCODERS)
+        detail = "only these files are known without one: " + ", ".join(f"{name}.pt" for name in ENCODERS)
         raise WeightsError(f"{path} is missing", detail, "fetch it from the model's repository", file=str(path))
     config = _JsonObject(path, _read(path))
     _refuse_variants(config)
@@ -142,7 +143,8 @@ def read_base(folder: Path) -> BaseConfig:
 
 
 def read_action(folder: Path) -> ActionConfig:
-    """Sizes of the V-JEPA 2-AC checkpoint in `folder`. The official .pt has no config: then the released sizes.
+    """Read the config of the V-JEPA 2-AC checkpoint in `folder`, or return that of the release if it has no
+    config.json.
 
     Raises WeightsError naming file and key.
     """
@@ -162,29 +164,29 @@ def read_action(folder: Path) -> ActionConfig:
 
 @dataclass(frozen=True, slots=True)
 class _JsonObject:
-    """The values of one JSON object, with errors that name the file and the key."""
+    """A JSON object whose errors name the file and the key."""
 
     path: Path
     values: Mapping[str, Any]
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
+        """Return a whole number of at least 1."""
         value = self.values.get(key, default)
         if value is None:
             raise self.error(f"lacks {key}", key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(f"{key} is {value!r}, not a positive whole number", key)
+            raise self.error(f"{key} is {value!r}, it must be a positive whole number", key)
         return value
 
     def number(self, key: str, default: float) -> float:
-        """A number above 0."""
+        """Return a number above 0."""
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise self.error(f"{key} is {value!r}, not a positive number", key)
+            raise self.error(f"{key} is {value!r}, it must be a positive number", key)
         return float(value)
 
     def error(self, what: str, key: str) -> WeightsError:
-        """The error about one key."""
+        """Return the error about a key."""
         return WeightsError(
             f"{self.path} {what}" if what.startswith("lacks") else f"{self.path}: {what}",
             hint="write the file as the README says, or fetch it again",
@@ -196,7 +198,7 @@ class _JsonObject:
 def _encoder(config: _JsonObject) -> EncoderConfig:
     crop, patch = config.count("crop_size", 256), config.count("patch_size", 16)
     if crop % patch:
-        raise config.error(f"crop_size {crop} is no multiple of patch_size {patch}", "crop_size")
+        raise config.error(f"crop_size {crop} must be a multiple of patch_size {patch}", "crop_size")
     return EncoderConfig(
         vit=_vit(config, "hidden_size", "num_hidden_layers", "num_attention_heads", "mlp_ratio",
                  defaults=(1408, 40, 22), ratio=48 / 11 if "hidden_size" not in config.values else 4.0),
@@ -220,12 +222,12 @@ def _vit(
     wide = config.count(width, defaults[0])
     count = config.count(heads, defaults[2])
     if wide % count:
-        raise config.error(f"{width} {wide} is no multiple of {heads} {count}", heads)
+        raise config.error(f"{width} {wide} must be a multiple of {heads} {count}", heads)
     return VitConfig(
         width=wide,
         layers=config.count(layers, defaults[1]),
         heads=count,
-        # Rounded: 1408 x 48/11 is 6144, also where the ratio was written with few digits.
+        # Rounded, because some files give the ratio 48/11 with few digits: 1408 x 48/11 is 6144.
         inner=round(wide * config.number(ratio_key, ratio)),
         eps=config.number("layer_norm_eps", EPS),
     )
@@ -242,7 +244,7 @@ def _refuse_variants(config: _JsonObject) -> None:
     wanted: dict[str, Any] = {"model_type": "vjepa2", "hidden_act": "gelu", "qkv_bias": True}
     for key, value in wanted.items():
         if config.values.get(key, value) != value:
-            raise config.error(f"{key} is {config.values[key]!r}; this model computes {value!r}", key)
+            raise config.error(f"{key} is {config.values[key]!r}; this model supports {value!r}", key)
 
 
 def _part(whole: Mapping[str, Any], key: str, path: Path) -> _JsonObject:
@@ -250,7 +252,7 @@ def _part(whole: Mapping[str, Any], key: str, path: Path) -> _JsonObject:
     if part is None:
         raise WeightsError(f"{path} lacks {key}", hint="write the file as the README says", file=str(path))
     if not isinstance(part, Mapping):
-        raise WeightsError(f"{path}: {key} is no object", hint="write the file as the README says", file=str(path))
+        raise WeightsError(f"{path}: {key} must be an object", hint="write the file as the README says", file=str(path))
     return _JsonObject(path, part)
 
 
@@ -260,5 +262,5 @@ def _read(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise WeightsError(f"{path} cannot be read", str(error), "fetch it again", file=str(path)) from error
     if not isinstance(value, dict):
-        raise WeightsError(f"{path} does not hold a JSON object", hint="fetch it again", file=str(path))
+        raise WeightsError(f"{path} must contain a JSON object", hint="fetch it again", file=str(path))
     return value

@@ -1,4 +1,4 @@
-"""A checkpoint folder: which files hold its weights, and what they hold by name. Standard library only."""
+"""Weight files of a checkpoint folder and the tensor names in them. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ INDEX: Final = "model.safetensors.index.json"
 WHOLE: Final = "model.safetensors"
 TORCH: Final = "*.pt"
 CLASSIFIER: Final = "vjepa2."
-"""What classifier files put before every name of the encoder and the predictor."""
+"""Prefix of encoder and predictor names in classifier files."""
 
 POOLER: Final = "pooler.query_tokens"
 _HEADER_LIMIT: Final = 100_000_000
 
 
 def weight_file(folder: Path) -> Path:
-    """Where the weights of a checkpoint begin: an index, one safetensors file, or one official .pt.
+    """Return the file that a checkpoint's weights start from: an index, one safetensors file, or one official .pt.
 
-    Raises WeightsError naming what was looked for.
+    Raises WeightsError naming the files that were looked for.
     """
     for name in (INDEX, WHOLE):
         if (folder / name).is_file():
@@ -32,9 +32,9 @@ def weight_file(folder: Path) -> Path:
         return found[0]
     detail = f"looked for {', '.join(looked)}"
     if found:
-        detail = f"{len(found)} files end in .pt: {', '.join(path.name for path in found)}"
+        detail = f"{len(found)} .pt files: {', '.join(path.name for path in found)}"
     raise WeightsError(
-        f"{folder} does not hold one set of weights",
+        f"{folder} must contain one set of weights",
         detail,
         "give the folder of one checkpoint with --weights DIR",
         file=str(folder),
@@ -43,7 +43,7 @@ def weight_file(folder: Path) -> Path:
 
 
 def has_pooler(folder: Path) -> bool:
-    """Whether the checkpoint in `folder` is a classifier: told by its names, without reading a tensor."""
+    """Whether the checkpoint in `folder` is a classifier. Decided by tensor names; no tensor is read."""
     path = weight_file(folder)
     if path.name == INDEX:
         return POOLER in _names(_json(path).get("weight_map"))
@@ -59,12 +59,12 @@ def _json(path: Path) -> dict[str, object]:
 
 
 def _header(path: Path) -> dict[str, object]:
-    """The names in a safetensors file."""
+    """Return the header of a safetensors file."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > min(path.stat().st_size, _HEADER_LIMIT):
-                raise ValueError("it is cut short or no safetensors file")
+                raise ValueError("it is truncated or not a safetensors file")
             value = json.loads(file.read(length))
     except (OSError, ValueError) as error:
         raise WeightsError(f"{path} cannot be read", str(error), "fetch it again", file=str(path)) from error

@@ -1,7 +1,7 @@
-"""Fills a node's module from a checkpoint in any published layout. Called while a worker starts.
+"""Loading of a node's weights from any published layout. Called while a worker starts.
 
-safetensors (one file or shards) are read tensor by tensor; official .pt files are mapped, and only the parts that are
-used are read from them: `encoder` and `predictor`, never `target_encoder` or the optimizer's.
+safetensors files are read tensor by tensor. Official .pt files are memory-mapped, and only `encoder` and `predictor`
+are read: not `target_encoder`, and no optimizer state.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from mstar_core.plugin.model import WeightProgress
 
 PARTS: Final = ("encoder", "predictor")
-"""Entries of an official .pt that hold the model."""
+"""Entries of an official .pt that contain the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Tensors of a checkpoint by plain name. stored: plain name -> name in the file. held: those of a .pt."""
+    """Tensors of a checkpoint by plain name. stored: plain name -> name in the file. held: the tensors of a .pt."""
 
     path: Path
     stored: Mapping[str, str]
@@ -38,7 +38,7 @@ class Source:
 
     @classmethod
     def find(cls, folder: Path) -> Source:
-        """Open the checkpoint in `folder`. Raises WeightsError naming a file that is missing, cut or contradictory."""
+        """Open the checkpoint in `folder`. Raises WeightsError naming a missing, truncated or ambiguous file."""
         path = weight_file(folder)
         if path.suffix == ".pt":
             held = _official(path)
@@ -46,7 +46,7 @@ class Source:
         return cls(path, _plainly(Checkpoint.find(folder).file_of, path))
 
     def tensors(self, names: Sequence[str], progress: WeightProgress | None) -> Iterator[tuple[str, Tensor]]:
-        """These plain names with their tensors, on the host."""
+        """Yield these plain names with their tensors on the host."""
         back = {self.stored[name]: name for name in names}
         if self.held is None:
             for stored, value in Checkpoint.find(self.path.parent).tensors(back, progress):
@@ -69,10 +69,10 @@ def fill(
     progress: WeightProgress | None = None,
     mask_tokens: int = 1,
 ) -> None:
-    """Fill every parameter of a module, casting to its dtype.
+    """Fill every parameter of a module and cast to its dtype.
 
-    rules: those of this node; all_rules: those of all nodes, so that a name nobody takes is an error. Raises
-    WeightsError naming the first tensor that is missing, unknown or of a wrong shape.
+    rules: those of this node; all_rules: those of all nodes, so that a name without any rule is an error. Raises
+    WeightsError naming the first tensor that is missing, unknown or of the wrong shape.
     """
     places = dict(module.state_dict(keep_vars=True))
     spots = {name: found for name in source.stored if (found := spot(name, rules, mask_tokens)) is not None}
@@ -83,7 +83,7 @@ def fill(
             if value.shape != place.shape:
                 raise WeightsError(
                     f"{source.path}: {name} has shape {list(value.shape)}",
-                    f"its config asks for {list(place.shape)}",
+                    f"its config requires {list(place.shape)}",
                     "config and weights must be of one checkpoint",
                     file=str(source.path),
                 )
@@ -98,7 +98,7 @@ def _check_names(
     if unknown or homeless:
         name = (homeless or unknown)[0]
         raise WeightsError(
-            f"{source.path} holds {source.stored[name]}, which has no place in the model",
+            f"{source.path} contains {source.stored[name]}, which has no place in the model",
             f"{len(unknown) + len(homeless)} such tensors",
             did_you_mean(spots[name].target, places) if homeless else "config and weights must be of one checkpoint",
             file=str(source.path),
@@ -113,7 +113,7 @@ def _check_names(
         raise WeightsError(
             f"{source.path} lacks {missing[0]}",
             f"{len(missing)} of {len(places)} tensors are missing or incomplete",
-            "the checkpoint is of another model or incomplete",
+            "the checkpoint is incomplete or of another model",
             file=str(source.path),
         )
 
@@ -125,15 +125,15 @@ def _plainly(names: Mapping[str, object], path: Path) -> dict[str, str]:
         if DROPPED.search(short):
             continue
         if short in stored:
-            raise WeightsError(f"{path} holds {short} twice", f"as {stored[short]} and {name}", file=str(path))
+            raise WeightsError(f"{path} contains {short} twice", f"as {stored[short]} and {name}", file=str(path))
         stored[short] = name
     return stored
 
 
 def _official(path: Path) -> dict[str, Tensor]:
-    """The tensors of an official file as `part.name`, mapped from the disk. Nothing but plain data is ever built."""
+    """Return the tensors of an official file as `part.name`, memory-mapped. Only plain data is unpickled."""
     if not zipfile.is_zipfile(path):
-        raise WeightsError(f"{path} is cut short or no torch file", hint="fetch it again", file=str(path))
+        raise WeightsError(f"{path} is truncated or not a torch file", hint="fetch it again", file=str(path))
     try:
         whole = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:

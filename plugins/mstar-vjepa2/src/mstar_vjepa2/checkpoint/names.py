@@ -1,7 +1,7 @@
-"""Where each name of a published checkpoint goes in a node's module. Pure text; used by the loader and its checks.
+"""Mapping from published tensor names to places in the modules. Used by weight loading and the conformance check.
 
-Hub files keep query, key and value apart and name the encoder `encoder.*`, the predictor `predictor.*`; official files
-have them in one matrix and under other names. Modules are named as the official files are.
+Hub files have separate query, key and value matrices, under `encoder.*` and `predictor.*`. Official files join them and
+use other names. The modules use the official names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WRAPPERS: Final = ("module.", "backbone.")
-"""Prefixes of training wrappers; they may stand anywhere in a name, in any order."""
+"""Prefixes of training wrappers. They may occur anywhere in a name, in any order."""
 
 Rules = Sequence[tuple[re.Pattern[str], str]]
 
@@ -28,7 +28,7 @@ _THIRDS: Final = {"query": 0, "key": 1, "value": 2, "q_proj": 0, "k_proj": 1, "v
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place in a module: the tensor, or one of `of` equal parts of its first axis."""
+    """A place in a module: a tensor, or one of `of` equal parts of its first axis."""
 
     target: str
     part: int = 0
@@ -46,7 +46,7 @@ def _rules(*pairs: tuple[str, str]) -> Rules:
 
 
 def _blocks(prefix: str) -> tuple[tuple[str, str], ...]:
-    """The blocks of a hub file."""
+    """Return the rules for the blocks of a hub file."""
     return (
         (rf"{prefix}layer\.{_LAYER}attention\.(?P<third>query|key|value)\.{_TAIL}", "blocks.{layer}.attn.qkv.{tail}"),
         (rf"{prefix}layer\.{_LAYER}attention\.proj\.{_TAIL}", "blocks.{layer}.attn.proj.{tail}"),
@@ -89,18 +89,18 @@ POOLER: Final = _rules(
     (r"(?P<tail>classifier\..+)", "{tail}"),
 )
 DROPPED: Final = re.compile(r"(^|\.)(predictor_)?pos_embed$")
-"""Fixed tables of positions that some official files carry; rotary positions took their place."""
+"""Tables of absolute positions in some official files. The model uses rotary positions instead."""
 
 
 def plain(name: str) -> str:
-    """A name without what wrappers and classifier files put before it."""
+    """Return a name without the prefixes of wrappers and classifier files."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name.removeprefix(CLASSIFIER)
 
 
 def spot(name: str, rules: Rules, mask_tokens: int = 1) -> Spot | None:
-    """Where a plain name goes by these rules, None when it belongs to another node."""
+    """Return the place of a plain name under these rules, or None if it belongs to another node."""
     for pattern, target in rules:
         found = pattern.match(name)
         if found is None:
@@ -116,12 +116,12 @@ def spot(name: str, rules: Rules, mask_tokens: int = 1) -> Spot | None:
 
 
 def belongs(name: str, all_rules: Sequence[Rules]) -> bool:
-    """Whether any node takes a plain name."""
+    """Whether a plain name matches the rules of any node."""
     return any(spot(name, rules) is not None for rules in all_rules)
 
 
 def hub_names(layers: int, predictor_layers: int, pooler_layers: int = 0) -> Iterator[str]:
-    """Names in a hub file; with a pooler those of a classifier."""
+    """Yield the names in a hub file; with pooler layers, those of a classifier."""
     wrap = CLASSIFIER if pooler_layers else ""
     yield from (f"{wrap}{name}" for name in _hub_backbone(layers, predictor_layers))
     if not pooler_layers:
@@ -151,7 +151,7 @@ def _hub_backbone(layers: int, predictor_layers: int) -> Iterator[str]:
 
 
 def official_ac_names(layers: int, predictor_layers: int) -> Iterator[str]:
-    """Names in the parts of the official AC file that are used, as `part.name`."""
+    """Yield the used names of the official AC file, as `part.name`."""
     block = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
     yield from _linear("encoder.module.patch_embed.proj", ("",))
     for layer in range(layers):

@@ -1,8 +1,7 @@
-"""What stands before the first block of a frame and behind the last, a Triton kernel each. Used on CUDA by
-`ac_predictor` and `encoder`; needs triton.
+"""Triton kernels before the first block of a frame and after the last. Used on CUDA by `ac_predictor` and `encoder`.
 
-Between two frames of a rollout each small kernel is waited for by the next, so what does not wait for one another is
-one kernel: conditions, angles, the frame in the dtype of the products behind, and the next pose.
+Small kernels run one after the other between two frames of a rollout. Independent work is fused into one kernel:
+conditions, angles, the frame in the dtype of the GEMMs, and the next pose.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
     from mstar_vjepa2.nodes.rotary import Rotary3D, Rotation
 
 WIDE: Final = 128
-"""Outputs of a condition that one program makes."""
+"""Outputs of a condition per program."""
 
 _POLE: Final = tl.constexpr(POLE)
 
 
 @triton.jit
 def _condition(pose, values, weight, bias, out, to, width, padded: tl.constexpr, wide: tl.constexpr):
-    """Some outputs of a layer of few inputs, in float32."""
+    """Compute some outputs of a float32 layer with few inputs."""
     lane = to + tl.arange(0, wide)
     at = tl.arange(0, padded)
     given = tl.load(pose + at, mask=at < values, other=0.0)
@@ -46,13 +45,13 @@ def _condition(pose, values, weight, bias, out, to, width, padded: tl.constexpr,
 
 @triton.jit
 def _at(values, lane, number: tl.constexpr):
-    """One of eight numbers."""
+    """Select one of eight numbers."""
     return tl.sum(tl.where(lane == number, values, 0.0), axis=0)
 
 
 @triton.jit
 def _first_rows(cos, sin, lane, start: tl.constexpr):
-    """Rz(c) Ry(b) Rx(a), row by row, of three angles whose cosines and sines lie from `start` on."""
+    """Return Rz(c) Ry(b) Rx(a) in row order, for three angles whose cosines and sines start at lane `start`."""
     ca, cb, cc = _at(cos, lane, start), _at(cos, lane, start + 1), _at(cos, lane, start + 2)
     sa, sb, sc = _at(sin, lane, start), _at(sin, lane, start + 1), _at(sin, lane, start + 2)
     return (
@@ -64,7 +63,7 @@ def _first_rows(cos, sin, lane, start: tl.constexpr):
 
 @triton.jit
 def _move(state, action, following):
-    """What `poses.moved` does for one row, in float64. Angles side by side: none of these functions is short."""
+    """Compute `poses.moved` of one sequence in float64. The angles share lanes because trigonometric code is long."""
     lane = tl.arange(0, 8)
     inside = lane < 7
     start = tl.load(state + lane, mask=inside, other=0.0).to(tl.float64)
@@ -100,10 +99,10 @@ def _embed_frame_kernel(
     cameras: tl.constexpr, padded: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, lanes: tl.constexpr,
     is_rounded: tl.constexpr, overlaps: tl.constexpr,
 ):  # fmt: skip
-    """Program: some outputs of one condition of a row, the next pose of a row, or one of its tokens.
+    """Compute part of a condition of a sequence, its next pose, or one of its tokens, per program.
 
-    It lets the next kernel start early and does not start early itself: what the frame before it appended is there for
-    all kernels behind, which may read pages of earlier frames before they wait (see FixedPasses).
+    The kernel lets the next one launch early but does not launch early itself. Thus everything that earlier frames
+    appended is visible to later kernels, which may read those pages before they wait (see FixedPasses).
     """
     if overlaps:
         gdc_launch_dependents()
@@ -143,8 +142,8 @@ def _embed_frame_kernel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedFrame:
-    """What a frame begins with. x: [R, T, P], of which only the conditions are there; given: latents [R, S, width] in
-    its dtype; rotation: of all tokens, as `Rotary3D` gives it; next_state: [R, 7].
+    """Inputs of the first block. x: [R, T, P], with the conditions filled in; given: latents [R, S, width] in its
+    dtype; rotation: of all tokens, as from `Rotary3D`; next_state: [R, 7].
     """
 
     x: Tensor
@@ -157,10 +156,10 @@ def embed_frame(
     latents: Tensor, conditions: Sequence[tuple[nn.Linear, Tensor]], positions: Tensor, places: tuple[Tensor, Tensor],
     rotary: Rotary3D, dtype: torch.dtype,
 ) -> EmbeddedFrame:  # fmt: skip
-    """Begin a frame of each row.
+    """Embed a frame of each sequence.
 
-    latents: float32 [R, S, width]; conditions: float32 layers and what they take, float32 [R, inputs]: action, state,
-    and the camera where there is one; positions: int64 [R * T]; places: row and column of each token, int64 [T].
+    latents: float32 [R, S, width]; conditions: float32 layers with their inputs, float32 [R, inputs]: action, state,
+    and the camera if used; positions: int64 [R * T]; places: row and column of each token, int64 [T].
     """
     rows, patches, inner = latents.shape
     (to_action, action), (to_state, state) = conditions[:2]
@@ -209,10 +208,10 @@ def _latents_kernel(
 
 
 def latents(values: Tensor, bias: Tensor | None, wanted: Tensor, eps: float, skip: int = 0) -> Tensor:
-    """What `encoder.latents_of` does with a layer's result, a sum of slices.
+    """Compute `encoder.latents_of` from split-K slices of a layer.
 
-    values: [N, R, T, width], N slices, contiguous; wanted: [R], bool or numbers; skip: how many of each row's first
-    tokens are left out. Returns float32 [R, T - skip, width].
+    values: [N, R, T, width], N slices, contiguous; wanted: [R], bool or numbers; skip: leading tokens of each sequence
+    to drop. Returns float32 [R, T - skip, width].
     """
     slices, rows, tokens, width = values.shape
     kept, block = tokens - skip, triton.next_power_of_2(width)

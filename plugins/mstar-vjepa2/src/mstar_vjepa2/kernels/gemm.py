@@ -1,11 +1,11 @@
-"""Products of few rows, a frame or a few, as one Triton kernel. Used by `nodes.linear` on CUDA; needs triton.
+"""Triton GEMM for few rows: one frame or a few. Used by `nodes.linear` on CUDA.
 
-Weights are [outputs, inputs] in bfloat16 or float16. Every sum has a fixed order: the same inputs, the same bits.
+Weights are [outputs, inputs] in bfloat16 or float16. Sums have a fixed order: the same inputs give the same bits.
 
-Cost model: what a multiprocessor can bring from the second-level cache, some 64 bytes a cycle, for tiles of rows and of
-weights that the tensor copy engine fetches. Weights are asked for while the kernel before still runs (programmatic
-dependent launch). Two tokens of a frame of 258 are left over by whole tiles: theirs is a small matrix. Layers with few
-outputs are cut along their inputs too, and the norm behind them sums the slices.
+Cost model: L2 bandwidth per multiprocessor, some 64 bytes per cycle, for tiles of rows and weights that TMA loads.
+Weights are prefetched while the previous kernel still runs (programmatic dependent launch). Whole tiles leave two of
+the 258 tokens of a frame, which get a small tile. Layers with few outputs are split along their inputs (split-K), and
+the norm after them sums the slices.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SMALL: Final = 16
-"""Rows up to which the last tile is a small matrix."""
+"""Maximum rows of the small last tile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileConfig:
-    """How a product is cut: `block` rows by `wide` outputs by `step` inputs a tile, `stages` tiles on their way.
+    """Tiling of a GEMM: `block` rows by `wide` outputs by `step` inputs per tile, `stages` tiles in flight.
 
-    splits: slices of the inputs, each summed on its own.
+    splits: slices of the inputs with separate sums.
     """
 
     block: int
@@ -44,23 +44,23 @@ class TileConfig:
 
 
 LINEAR: Final = TileConfig(block=64, wide=128, step=128, stages=3)
-"""Of layers whose result is read as it is."""
+"""Tiling of plain layers."""
 
 GELU: Final = TileConfig(block=128, wide=64, step=64, stages=4)
-"""Of those that pass a GELU."""
+"""Tiling of layers with a GELU epilogue."""
 
 SPLIT_K: Final = TileConfig(block=64, wide=64, step=128, stages=3, splits=2)
-"""Of layers whose result is summed by a norm."""
+"""Tiling of layers whose slices a norm sums."""
 
 DEEP_SPLIT_K: Final = TileConfig(block=128, wide=128, step=64, stages=4, warps=8, splits=4)
-"""Of those with more inputs than outputs."""
+"""Tiling of split-K layers with more inputs than outputs."""
 
 
 @triton.jit
 def _gelu(x):
-    """x times the normal distribution's share below x; its error is below 2e-7 of the larger of 1 and |x|.
+    """Return x times the normal CDF of x, with an error below 2e-7 of max(1, |x|).
 
-    Source: Abramowitz and Stegun 7.1.26, which needs one power and one division where erf takes some forty operations.
+    Source: Abramowitz and Stegun 7.1.26. It needs one power and one division; erf takes some forty operations.
     """
     size = tl.abs(x)
     t = 1.0 / (1.0 + 0.23164189 * size)  # 0.3275911 / sqrt(2)
@@ -88,7 +88,7 @@ def _tile(
 
 @triton.jit
 def _ask(weight, first, to, part, inputs, size, wide: tl.constexpr, overlaps: tl.constexpr):
-    """Let the next kernel start, ask for this program's weights, and wait for the kernel before."""
+    """Allow the next kernel to launch, prefetch this program's weights, and wait for the previous kernel."""
     if overlaps:
         gdc_launch_dependents()
         if first == 0:
@@ -127,7 +127,7 @@ def _gemm_kernel(
 
 @triton.jit
 def _angles(source, row, angled, head_dim: tl.constexpr):
-    """What lies at `source` for both lanes of each pair of some rows: float32 [rows, 1, head_dim / 2] twice."""
+    """Load cosines or sines for both lanes of each pair of some rows: float32 [rows, 1, head_dim / 2] twice."""
     each = tl.load(source + (row % angled)[:, None] * head_dim + tl.arange(0, head_dim)[None, :])
     return tl.split(tl.reshape(each, [row.shape[0], 1, head_dim // 2, 2]))
 
@@ -139,7 +139,7 @@ def _qkv_rotary_tile(
 ):  # fmt: skip
     lane = to + tl.arange(0, wide)
     row = first + tl.arange(0, block)
-    # Read beside the tiles of the product: behind it they would be waited for.
+    # Loaded before the GEMM loop, which hides their latency.
     c0, c1 = _angles(cosine, row, angled, head_dim)
     s0, s1 = _angles(sine, row, angled, head_dim)
     total = tl.zeros((block, wide), tl.float32)
@@ -189,14 +189,14 @@ def _qkv_rotary_kernel(
 
 
 def config_of(weight: Tensor, *, is_split_k: bool, is_gelu: bool = False) -> TileConfig:
-    """How a layer is config."""
+    """Return the tiling of a layer."""
     if is_split_k:
         return DEEP_SPLIT_K if weight.shape[1] > weight.shape[0] else SPLIT_K
     return GELU if is_gelu else LINEAR
 
 
 def supports(weight: Tensor) -> bool:
-    """Whether the kernel can multiply by these weights here, whatever is made of the result."""
+    """Whether the kernel supports these weights on this device with any epilogue."""
     outputs, inputs = weight.shape
     configs = (LINEAR, GELU, config_of(weight, is_split_k=True))
     fits = all(outputs % config.wide == 0 and inputs % (config.step * config.splits) == 0 for config in configs)
@@ -204,7 +204,7 @@ def supports(weight: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, *, is_gelu: bool = False, out: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias, or the exact GELU of it. x: [..., inputs], contiguous, as is out. Returns [..., outputs]."""
+    """Return x @ weight.T + bias, or its exact GELU, [..., outputs]. x: [..., inputs]; x and out are contiguous."""
     if out is None:
         out = torch.empty((*x.shape[:-1], len(weight)), dtype=x.dtype, device=x.device)
     _multiply(x, weight, bias, out, config_of(weight, is_split_k=False, is_gelu=is_gelu), is_gelu=is_gelu)
@@ -212,7 +212,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, *, is_gelu: bool = False, ou
 
 
 def split_k(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T in slices to be summed: float32 [S, ..., outputs]. x: as for `linear`."""
+    """Return x @ weight.T as slices to be summed: float32 [S, ..., outputs]. x: as for `linear`."""
     config = config_of(weight, is_split_k=True)
     out = torch.empty((config.splits, *x.shape[:-1], len(weight)), dtype=torch.float32, device=x.device)
     _multiply(x, weight, None, out, config)
@@ -220,7 +220,9 @@ def split_k(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def can_rotate(weight: Tensor, pool: Tensor, lanes: int) -> bool:
-    """Whether `qkv_rotary` can do it: whole heads in each tile, all lanes told, and queries, keys and values apart."""
+    """Whether `qkv_rotary` supports this layer: whole heads per tile, all lanes rotated, aligned queries, keys and
+    values.
+    """
     kv_heads, head_dim = pool.shape[3:]
     of_key = kv_heads * head_dim
     is_whole = lanes == head_dim and LINEAR.wide % head_dim == 0
@@ -230,7 +232,7 @@ def can_rotate(weight: Tensor, pool: Tensor, lanes: int) -> bool:
 def qkv_rotary(
     x: Tensor, weight: Tensor, bias: Tensor, rotation: tuple[Tensor, Tensor], pool: Tensor, places: Tensor
 ) -> Tensor:
-    """Queries, keys and values of x, turned as `rotary.rotate` does; keys and values go to their places in the pool.
+    """Project x to queries, keys and values, rotate as `rotary.rotate` does, and append keys and values to the pool.
 
     x: [T, inputs], contiguous; weight: [(heads + 2 * kv_heads) * head_dim, inputs]; rotation, pool, places: as for
     `rotary.rotate_append`, rotation of all lanes. Returns queries [T, heads, head_dim].

@@ -1,5 +1,5 @@
-// Instructions of Hopper (sm_90a) as functions: barriers, the copy engine, clusters, numbers. Source: PTX ISA 8.0.
-// DTYPE ("bf16", "f16") is defined by who compiles it.
+// Instructions of Hopper (sm_90a) as functions: barriers, TMA, clusters, conversions. Source: PTX ISA 8.0.
+// DTYPE ("bf16", "f16") is defined on the command line.
 
 #pragma once
 
@@ -47,14 +47,14 @@ __device__ __forceinline__ void arrive_at(u32 barrier, u32 block) {
         ::"r"(barrier), "r"(block) : "memory");
 }
 
-// What comes before it and others must see is made visible by a fence of its own.
+// Relaxed: values that other blocks read need a separate fence.
 __device__ __forceinline__ void meet_cluster() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 __device__ __forceinline__ void wait_for_kernels_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// A box of a matrix at (column, row) into the same place of each block of `blocks`.
+// A box of a matrix at (column, row) at the same offset in each block of `blocks`.
 __device__ __forceinline__ void fetch(u32 into, const Map &map, int column, int row, u32 barrier, u16 blocks) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
@@ -66,7 +66,7 @@ __device__ __forceinline__ void ask(const Map &map, int column, int row) {
     asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(column), "r"(row));
 }
 
-// What wgmma reads: lines of 128 bytes, eight of them swizzled together.
+// wgmma descriptor of a tile: rows of 128 bytes, swizzled in groups of eight.
 __device__ __forceinline__ u64 described(u32 at) {
     return (u64)((at & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
@@ -77,7 +77,7 @@ __device__ __forceinline__ float wide_of(u16 value) {
     return found;
 }
 
-// Both values of a word.
+// Both halves of a word as floats.
 __device__ __forceinline__ float2 wide_pair(u32 both) {
     return make_float2(wide_of((u16)both), wide_of((u16)(both >> 16)));
 }

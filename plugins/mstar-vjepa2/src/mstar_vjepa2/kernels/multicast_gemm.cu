@@ -1,36 +1,35 @@
-// One product of a frame's tokens with a layer's weights, its tiles multicast within a cluster, for Hopper (sm_90a).
+// GEMM of a frame's tokens for Hopper (sm_90a), with tiles multicast within a thread block cluster.
 //
-// out = x @ weight.T for x [rows, inputs] and weight [outputs, inputs], of some 258 rows. A block takes 64 * UP outputs
-// by ROWS rows. Outputs are the long side of an instruction and rows its short one, which comes in steps of eight: so
-// ABOVE blocks above each other take all rows of a frame, those among them that tiles of 64 would leave over. They share
-// their weights; ACROSS blocks lie side by side and share their rows: each asks for its share of a tile and the copy
-// engine puts it into all of them. What decides besides is how few instructions a tile takes, so a warp branches as a
-// whole, addresses are the same for all of it, and one of its threads is elected where one is to act.
+// out = x @ weight.T for x [rows, inputs] and weight [outputs, inputs], of some 258 rows. A block computes 64 * UP outputs
+// of ROWS rows. Outputs are the M dimension of wgmma and rows the N dimension, a multiple of eight, so that ABOVE blocks
+// cover all rows of a frame without a remainder. They share their weights; ACROSS blocks side by side share their rows:
+// each loads its part of a tile by TMA multicast into all of them. Few instructions per tile matter as well: branches and
+// addresses are uniform in a warp, and elect.sync selects the thread that issues copies.
 //
 // Compiled by `multicast_gemm.py` with UP, ROWS (a multiple of eight), ABOVE, ACROSS, STAGES, KIND and DTYPE ("bf16", "f16")
-// defined. Sums have a fixed order: the same inputs, the same bits.
+// defined. Sums have a fixed order: the same inputs give the same bits.
 
 #include "hopper.cuh"
-#include "multiply.cuh"  // written for ROWS
+#include "multiply.cuh"  // generated for ROWS
 
-#define LINEAR 0   // as it is, with a bias
-#define GELU 1    // its exact GELU
-#define QKV_ROTARY 2  // queries, keys and values, turned; keys and values to their places
-#define SPLIT_K 3  // float32 slices of the inputs, to be summed
+#define LINEAR 0   // with a bias
+#define GELU 1    // with a bias and an exact GELU
+#define QKV_ROTARY 2  // rotated queries; rotated keys and values appended to the pool
+#define SPLIT_K 3  // float32 slices of the inputs, summed by the caller
 
 constexpr int HIGH = 64, WIDE = HIGH * UP, DEEP = 64;
-constexpr int BOX = 32;  // lines of weights that come at once
+constexpr int BOX = 32;  // rows of weights per TMA load
 constexpr int SHARE = ROWS / ACROSS / 8 * 8, REST = ROWS - SHARE * ACROSS;
 constexpr int OF_X = ROWS * DEEP * 2, OF_W = WIDE * DEEP * 2, OF_STAGE = OF_X + OF_W;
 constexpr int HEAD = 64, GROUP = 4;   // warps of one group
-constexpr int KEEPING = 2 * GROUP;    // warps that write results, of which the first group multiplies
-constexpr int WARPS = KEEPING + 1;    // and one that fetches
-constexpr int PITCH = WIDE + 4;       // of a line of results: so that what a warp lays meets every bank once
-constexpr int EACH = KIND == SPLIT_K ? 4 : 8;  // neighbouring outputs of a row that a thread writes at once
+constexpr int KEEPING = 2 * GROUP;    // warps that write results; the first group also computes
+constexpr int WARPS = KEEPING + 1;    // and one warp that loads
+constexpr int PITCH = WIDE + 4;       // of a row of results, padded against bank conflicts
+constexpr int EACH = KIND == SPLIT_K ? 4 : 8;  // adjacent outputs of a row per store
 constexpr int CHUNKS = WIDE / EACH, STEP = 32 * KEEPING / CHUNKS, TURNS = (ROWS + STEP - 1) / STEP;
 static_assert(REST < BOX && ROWS * PITCH * 4 <= STAGES * OF_STAGE, "tiles make room for the results");
 
-// Where results go. QKV_ROTARY: out is the queries.
+// Destination of the results. QKV_ROTARY: out is the queries.
 struct Target {
     const u16 *bias;
     void *out;
@@ -57,7 +56,7 @@ struct Place {
     int warp;
 };
 
-// What lies in shared memory.
+// Shared memory addresses.
 struct Shared {
     u32 tiles, barriers;
 };
@@ -98,7 +97,7 @@ __device__ __forceinline__ void bring(
     for (int step = 0; step < ahead; step++)
         if (acts) fetch_weights(own, weights, shared, step, step);
     if (acts) {
-        // The rest comes as far as the second-level cache.
+        // The remaining tiles are prefetched into L2.
         for (int step = ahead; step < own.steps; step++)
             for (int box = own.above; box < WIDE / BOX; box += ABOVE)
                 ask(weights, own.start + step * DEEP, own.to + box * BOX);
@@ -120,7 +119,7 @@ __device__ __forceinline__ void bring(
 
 // -- the results -----------------------------------------------------------------------------------------------------
 
-// Neighbouring outputs of one row. place: of the row in the pool, or -1.
+// Stores adjacent outputs of one row. place: slot of the row in the pool, or -1.
 __device__ __forceinline__ void keep(const Target &target, int row, int column, i64 place, const float *values) {
 #if KIND == SPLIT_K
     float *into = (float *)target.out + ((i64)blockIdx.z * target.rows + row) * target.outputs + column;
@@ -143,14 +142,14 @@ __device__ __forceinline__ void keep(const Target &target, int row, int column, 
 #endif
 }
 
-// A thread writes the same columns of every row that it writes: its first row within the block, and the first column.
+// The first row and column that a thread writes. It writes the same columns of all its rows.
 struct Part {
     int line, at;
 
     __device__ __forceinline__ Part() : line(threadIdx.x / CHUNKS), at(threadIdx.x % CHUNKS * EACH) {}
 };
 
-// What turning reads of the rows that a thread writes.
+// Angles and slots of the rows that a thread writes.
 struct Angles {
     float cosine[TURNS][EACH], sine[TURNS][EACH];
     i64 place[TURNS];
@@ -196,7 +195,7 @@ typedef Angles Beside;
 typedef Nothing Beside;
 #endif
 
-// A warp's outputs into shared memory, by row, so that a thread then has neighbouring outputs and a warp whole lines.
+// Writes a warp's outputs to shared memory in row order, so that stores to global memory are coalesced.
 __device__ __forceinline__ void lay(const Place &own, const float (&total)[UP][ROWS / 2], float *lines) {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -212,7 +211,7 @@ __device__ __forceinline__ void lay(const Place &own, const float (&total)[UP][R
     }
 }
 
-// What lies there to where it goes, by all warps but the one that fetches.
+// Writes the results from shared memory to their destination. Called by all warps except the loading one.
 __device__ __forceinline__ void keep_lines(
     const Target &target, const Place &own, const float *bias, const float *lines, const Beside &beside
 ) {
@@ -243,20 +242,20 @@ __device__ __forceinline__ void keep_lines(
 
 // -- the tiles -------------------------------------------------------------------------------------------------------
 
-// Whom a warp tells that it has read a tile: the blocks above and below, then those beside.
+// Blocks that a warp notifies when it has read a tile: those above and below, then those beside.
 struct Readers {
-    u32 told;
-    bool tells;
+    u32 target;
+    bool notifies;
 
     __device__ __forceinline__ Readers(const Place &own) {
         int lane = threadIdx.x % 32, beside = lane - ABOVE, other = beside + (beside >= own.beside);
-        told = lane < ABOVE ? lane + ABOVE * own.beside : own.above + ABOVE * other;
-        tells = lane < ABOVE + ACROSS - 1;
+        target = lane < ABOVE ? lane + ABOVE * own.beside : own.above + ABOVE * other;
+        notifies = lane < ABOVE + ACROSS - 1;
     }
 
-    // Nobody waits for the last ones, whose blocks may have ended.
+    // No block waits for the last tiles, and their blocks may have exited.
     __device__ __forceinline__ void have_read(const Place &own, const Shared &shared, int step, int stage) const {
-        if (tells && step + STAGES < own.steps) arrive_at(empty(shared, stage), told);
+        if (notifies && step + STAGES < own.steps) arrive_at(empty(shared, stage), target);
     }
 };
 
@@ -291,13 +290,13 @@ __device__ __forceinline__ void compute(
                 multiply(total[up], weights + up * (HIGH * DEEP * 2 / 16) + 2 * k, rows + 2 * k);
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-        if (step > 0) readers.have_read(own, shared, step - 1, before);  // the tile before this one
+        if (step > 0) readers.have_read(own, shared, step - 1, before);  // the previous tile
         before = stage;
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     if (KIND != QKV_ROTARY) wait_for_kernels_before();
-    asm volatile("bar.sync 2, %0;" ::"r"(32 * GROUP) : "memory");  // nobody reads tiles any more
+    asm volatile("bar.sync 2, %0;" ::"r"(32 * GROUP) : "memory");  // all tiles have been read
     lay(own, total, lines);
     keep_lines(target, own, bias, lines, beside);
 }
@@ -320,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) multicast_gemm_kernel(
     own.above = blockIdx.x, own.beside = blockIdx.y % ACROSS;
     own.first = blockIdx.x * ROWS, own.to = blockIdx.y * WIDE, own.start = first_tile * DEEP;
     own.steps = (blockIdx.z + 1) * target.tiles / gridDim.z - first_tile;
-    own.warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);  // so that the compiler sees that a warp has one
+    own.warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);  // makes it warp-uniform for the compiler
     asm volatile("griddepcontrol.launch_dependents;");
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {

@@ -1,15 +1,15 @@
-"""Products of a frame's tokens whose tiles are multicast within a cluster, for Hopper. Used by `nodes.linear` on CUDA.
+"""GEMM of a frame's tokens for Hopper, with tiles multicast within a thread block cluster. Used by `nodes.linear`.
 
-The same results as those of `gemm`, from `multicast_gemm.cu`. Importing this needs cuda-bindings, which a CUDA build
-of torch brings, and its run-time compiler, which takes half a second for a kernel.
+Computes the results of `gemm` with `multicast_gemm.cu`. Importing this needs cuda-bindings, which a CUDA build of torch
+brings. NVRTC compiles a kernel in half a second.
 
-Cost model: `gemm` fetches 161 MB a layer from the second-level cache, 5.3 TB/s, which bounds it. Here blocks that lie
-above each other share their weights and those that lie side by side their rows, so that a byte is fetched once for
-several. Outputs are the long side of a tensor-core instruction, of which there are whole tiles, and rows the short one,
-which comes in steps of eight: the 258 tokens of a frame are two blocks of 136 or three of 88. It is some 2,000 cycles
-from the moment that a tile's place is free until it is filled again, so eight are on their way, a processor has room
-for one block, and a product must fit as many clusters as run at once. Weights of the first tiles are fetched, and the
-rest asked into the cache, while the kernel before still runs (programmatic dependent launch).
+Cost model: `gemm` reads 161 MB per layer from L2 at 5.3 TB/s, which bounds it. Here blocks with the same outputs share
+their weights and blocks with the same rows share their inputs, so that a byte is loaded once for several blocks.
+Outputs are the M dimension of the wgmma instruction and rows the N dimension, a multiple of eight: the 258 tokens of a
+frame are two blocks of 136 or three of 88. Refilling a free stage takes some 2,000 cycles, so eight stages are in
+flight. A multiprocessor holds one block, and all clusters of a product must be resident at once. Weights of the first
+stages are loaded, and the others prefetched into L2, while the previous kernel still runs (programmatic dependent
+launch).
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LEAST, MOST = 200, 272
-"""Rows that are taken: those of one frame."""
+"""Supported numbers of rows: those of one frame."""
 
 TILE_INPUTS: Final = 64
 """Inputs of a tile."""
 
 INSTRUCTION_OUTPUTS: Final = 64
-"""Outputs of one tensor-core instruction."""
+"""Outputs of one wgmma instruction."""
 
 BOX_ROWS: Final = 32
-"""Lines of weights that the copy engine brings at once."""
+"""Rows of weights per TMA load."""
 
 WARPS: Final = 9
-"""Of a block: four that multiply, four that help to write results, and one that fetches."""
+"""Warps of a block: four compute, four help to write results, and one loads."""
 
 MOST_SHARED: Final = 227 * 1024 - 2048
-"""Bytes of dynamic shared memory that a block may ask for, beside its few static ones."""
+"""Dynamic shared memory limit of a block in bytes, excluding its small static part."""
 
 LINEAR, GELU, QKV_ROTARY, SPLIT_K = range(4)
 HEAD: Final = 64
-"""Lanes of a head that `qkv_rotary` knows."""
+"""Head dimension that `qkv_rotary` supports."""
 
 _NAMES: Final = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """How a product is cut: blocks of `up` times 64 outputs, `above` for all rows, `across` side by side in a cluster.
+    """Tiling of a GEMM: blocks of `up` * 64 outputs; `above` blocks cover all rows, `across` blocks lie side by side.
 
-    stages: tiles on their way. splits: slices of the inputs, each summed on its own.
+    stages: tiles in flight. splits: slices of the inputs with separate sums.
     """
 
     up: int
@@ -68,35 +68,37 @@ class ClusterConfig:
     splits: int = 1
 
     def columns(self, outputs: int) -> int:
-        """Clusters side by side."""
+        """Return the number of clusters along the outputs."""
         return -(-outputs // (INSTRUCTION_OUTPUTS * self.up * self.across))
 
     def block_rows(self, rows: int) -> int:
-        """Rows of a block, a multiple of eight."""
+        """Return the rows of a block, a multiple of eight."""
         return -(-rows // (8 * self.above)) * 8
 
     def boxes(self, rows: int) -> tuple[int, int]:
-        """Rows that each of the blocks side by side fetches of a tile, and what they leave over, both in eights."""
+        """Return the rows of a tile that each of the blocks side by side loads, and the remainder, both multiples of
+        eight.
+        """
         share = self.block_rows(rows) // self.across // 8 * 8
         return share, self.block_rows(rows) - share * self.across
 
     def shared_bytes(self, rows: int) -> int:
-        """Shared memory of a block: its tiles and what aligns them."""
+        """Return the shared memory of a block: its stages and their alignment."""
         return self.stages * 2 * TILE_INPUTS * (INSTRUCTION_OUTPUTS * self.up + self.block_rows(rows)) + 1024
 
 
 NARROW: Final = ClusterConfig(up=1, above=2, across=4)
 WIDER: Final = ClusterConfig(up=2, above=3, across=2)
-"""Where there would be more clusters of narrow blocks than the device has room for."""
+"""For layers with more clusters of narrow blocks than the device can hold."""
 
 RESIDENT: Final = ClusterConfig(up=1, above=3, across=2, splits=2)
-"""For slices so short that all of their tiles are asked for before the frame is there."""
+"""For slices so short that all of their weight tiles are loaded before the frame is available."""
 
 MOST_SPLITS: Final = 4
 
 
 class Target(ctypes.Structure):
-    """As in multicast_gemm.cu."""
+    """Kernel argument, as declared in multicast_gemm.cu."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("bias", "out", "cosine", "sine", "places", "pool")),
@@ -106,7 +108,7 @@ class Target(ctypes.Structure):
 
 
 def supports(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product runs here, whatever is made of it: the rows of one frame on Hopper, sizes that tiles divide.
+    """Whether a product is supported with any epilogue: the rows of one frame on Hopper, and sizes that tiles divide.
 
     x: [..., inputs], contiguous, in half precision.
     """
@@ -119,7 +121,9 @@ def supports(x: Tensor, weight: Tensor) -> bool:
 
 
 def config_of(weight: Tensor, kind: int) -> ClusterConfig:
-    """How a layer is cut: into as many clusters as can run at once, for one more would come after all others."""
+    """Return the tiling of a layer: as many clusters as are resident at once, because one more would need a second
+    wave.
+    """
     (outputs, inputs), device = weight.shape, weight.device.index
     is_resident = kind == SPLIT_K and inputs <= TILE_INPUTS * RESIDENT.stages * RESIDENT.splits
     if is_resident and RESIDENT.columns(outputs) * RESIDENT.splits <= _room(RESIDENT, device):
@@ -131,7 +135,7 @@ def config_of(weight: Tensor, kind: int) -> ClusterConfig:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, *, is_gelu: bool = False, out: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias, or the exact GELU of it. x: [..., inputs], contiguous, as is out. Returns [..., outputs]."""
+    """Return x @ weight.T + bias, or its exact GELU, [..., outputs]. x: [..., inputs]; x and out are contiguous."""
     if out is None:
         out = torch.empty((*x.shape[:-1], len(weight)), dtype=x.dtype, device=x.device)
     target = Target(bias=bias.data_ptr(), out=out.data_ptr())
@@ -140,7 +144,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, *, is_gelu: bool = False, ou
 
 
 def split_k(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T in slices to be summed: float32 [S, ..., outputs]. x: as for `linear`."""
+    """Return x @ weight.T as slices to be summed: float32 [S, ..., outputs]. x: as for `linear`."""
     splits = config_of(weight, SPLIT_K).splits
     out = torch.empty((splits, *x.shape[:-1], len(weight)), dtype=torch.float32, device=x.device)
     _multiply(x, weight, Target(out=out.data_ptr()), SPLIT_K)
@@ -148,7 +152,9 @@ def split_k(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def can_rotate(weight: Tensor, pool: Tensor, lanes: int) -> bool:
-    """Whether `qkv_rotary` can do it: heads of `HEAD` lanes that all turn, and queries, keys and values apart."""
+    """Whether `qkv_rotary` supports this layer: heads of `HEAD` lanes, all rotated, and aligned queries, keys and
+    values.
+    """
     kv_heads, head_dim = pool.shape[3:]
     return head_dim == HEAD and lanes == HEAD and len(weight) % (kv_heads * head_dim) == 0
 
@@ -156,7 +162,7 @@ def can_rotate(weight: Tensor, pool: Tensor, lanes: int) -> bool:
 def qkv_rotary(
     x: Tensor, weight: Tensor, bias: Tensor, rotation: tuple[Tensor, Tensor], pool: Tensor, places: Tensor
 ) -> Tensor:
-    """As `gemm.qkv_rotary`: queries of x, turned; keys, turned, and values go to their places in the pool."""
+    """Compute `gemm.qkv_rotary`: project, rotate, and append keys and values to the pool. Returns queries."""
     page, kv_heads, head_dim = pool.shape[2:]
     of_key = kv_heads * head_dim
     of_query = len(weight) - 2 * of_key
@@ -191,7 +197,7 @@ def _multiply(x: Tensor, weight: Tensor, target: Target, kind: int) -> None:
 
 
 def _grid(config: ClusterConfig, rows: int, outputs: int) -> Any:
-    """The driver's launch configuration of a product."""
+    """Return the driver's launch configuration of a product."""
     launch = driver.CUlaunchConfig()
     launch.gridDimX, launch.gridDimY = config.above, config.columns(outputs) * config.across
     launch.gridDimZ = config.splits
@@ -204,7 +210,7 @@ def _grid(config: ClusterConfig, rows: int, outputs: int) -> Any:
 
 @cache
 def _room(config: ClusterConfig, device: int) -> int:
-    """Clusters that run at once on this device: one block a processor, and a cluster within one group of these."""
+    """Return how many clusters are resident at once: one block per multiprocessor, a cluster within one GPC."""
     function = _compiled(config, LINEAR, config.block_rows(MOST), "bf16", device)
     with torch.cuda.device(device):
         (found,) = _checked(driver.cuOccupancyMaxActiveClusters(function, _grid(config, MOST, 1024)))
@@ -213,7 +219,7 @@ def _room(config: ClusterConfig, device: int) -> int:
 
 @cache
 def _attributes(above: int, across: int) -> list[Any]:
-    """A cluster of so many blocks, and a start before the kernel in front has ended."""
+    """Return the launch attributes: cluster size, and programmatic stream serialization."""
     shape, early = driver.CUlaunchAttribute(), driver.CUlaunchAttribute()
     shape.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     shape.value.clusterDim.x, shape.value.clusterDim.y, shape.value.clusterDim.z = above, across, 1
@@ -224,9 +230,9 @@ def _attributes(above: int, across: int) -> list[Any]:
 
 @lru_cache(maxsize=4096)
 def _map(at: int, lines: int, inputs: int, high: int, is_brain: bool) -> Any:
-    """What the copy engine knows of a matrix of so many lines at an address, its tiles `high` lines: 128 bytes.
+    """Return the 128-byte TMA descriptor of a matrix, for boxes of `high` rows.
 
-    Kept, as plain steps take the same weights again and again; an address and sizes are all that it says.
+    Cached, because uncaptured steps use the same weights repeatedly. It depends only on address and sizes.
     """
     kinds = driver.CUtensorMapDataType
     (made,) = _checked(
@@ -249,7 +255,7 @@ def _map(at: int, lines: int, inputs: int, high: int, is_brain: bool) -> Any:
 
 @cache
 def _compiled(config: ClusterConfig, kind: int, rows: int, dtype: str, device: int) -> Any:
-    """The kernel's function in the device's context. rows: of a block."""
+    """Return the compiled kernel in the device's context. rows: of a block."""
     defined = {
         "UP": config.up,
         "ROWS": rows,
@@ -260,7 +266,7 @@ def _compiled(config: ClusterConfig, kind: int, rows: int, dtype: str, device: i
         "DTYPE": f'"{dtype}"',
     }
     with torch.cuda.device(device):
-        torch.cuda.current_stream()  # makes the context, should nobody have yet
+        torch.cuda.current_stream()  # creates the context if none exists yet
         (module,) = _checked(driver.cuModuleLoadData(_binary(defined)))
     (function,) = _checked(driver.cuModuleGetFunction(module, b"multicast_gemm_kernel"))
     limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -269,7 +275,7 @@ def _compiled(config: ClusterConfig, kind: int, rows: int, dtype: str, device: i
 
 
 def _binary(defined: dict[str, Any]) -> bytes:
-    """The kernel as machine code."""
+    """Compile the kernel to machine code."""
     files = resources.files("mstar_vjepa2.kernels")
     source, hopper = (files.joinpath(name).read_bytes() for name in ("multicast_gemm.cu", "hopper.cuh"))
     headers, names = [hopper, _multiply_source(defined["ROWS"]).encode()], [b"hopper.cuh", b"multiply.cuh"]
@@ -289,9 +295,9 @@ def _binary(defined: dict[str, Any]) -> bytes:
 
 
 def _multiply_source(rows: int) -> str:
-    """CUDA C++ of `multiply(total, a, b)`: 64 outputs by `rows` by 16 inputs of two described tiles, added to.
+    """Return CUDA C++ of `multiply(total, a, b)`, the wgmma of 64 outputs by `rows` by 16 inputs of two descriptors.
 
-    Its operands, one for each number that a thread holds, cannot be written but one by one.
+    The source is generated, because inline assembly names each accumulator register.
     """
     count = rows // 2
     held = ", ".join(f"%{number}" for number in range(count))
@@ -305,7 +311,7 @@ def _multiply_source(rows: int) -> str:
 
 
 def _checked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a call of the driver or of the compiler answered, without its status. Raises EngineError."""
+    """Return the results of a driver or compiler call without its status. Raises EngineError."""
     status, *found = answer
     if int(status):
         raise _failed(str(status))
@@ -314,8 +320,8 @@ def _checked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _failed(detail: str) -> EngineError:
     return EngineError(
-        "a product of V-JEPA 2 could not be launched",
+        "a multicast GEMM of V-JEPA 2 failed",
         detail,
-        "MSTAR_MULTICAST=0 takes other kernels",
+        "MSTAR_MULTICAST=0 selects other kernels",
         node="ac_predictor",
     )

@@ -1,6 +1,6 @@
 """Triton kernels of the rotary embedding. Used on CUDA by `nodes.linear`, `nodes.rotary` and `embed_head`.
 
-Both lanes of a pair turn by an angle of their own; lanes behind the last that turns keep what they hold.
+Both lanes of a pair have separate angles. Trailing lanes without an angle are not rotated.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SOME: Final = 16
-"""Heads of one program that turns."""
+"""Heads per program."""
 
 
 @triton.jit
 def _pairs(line, at, inside, other: tl.constexpr, lanes: tl.constexpr):
-    """Even and odd values of a line of numbers, float32 [lanes / 2] each."""
+    """Load even and odd values of a row, float32 [lanes / 2] each."""
     value = tl.load(line + at, mask=inside, other=other).to(tl.float32)
     return tl.split(tl.reshape(value, [lanes // 2, 2]))
 
 
 @triton.jit
 def _rotated(value, cosine, sine, width, some: tl.constexpr, lanes: tl.constexpr):
-    """Heads [some, lanes] turned by the angles that lie at cosine and sine, `width` of them. Returns float32."""
+    """Rotate heads [some, lanes] by `width` cosines and sines. Returns float32."""
     at = tl.arange(0, lanes)
     c0, c1 = _pairs(cosine, at, at < width, 1.0, lanes)
     s0, s1 = _pairs(sine, at, at < width, 0.0, lanes)
@@ -75,7 +75,7 @@ def _rotate_append_kernel(
     row = (token % angled) * width
     turned = _rotated(value, cosine + row, sine + row, width, some, lanes).to(value.dtype)
     value = tl.where((head < heads + kv_heads)[:, None], turned, value)
-    # A key's value lies one page behind it.
+    # Values are one page after their keys.
     kv = tl.maximum(head - heads, 0)
     line = (place + tl.where(kv < kv_heads, 0, page)) * kv_heads + tl.where(kv < kv_heads, kv, kv - kv_heads)
     into = tl.where(head < heads, query + (token * heads + head) * head_dim, pool + line * head_dim)
@@ -85,9 +85,9 @@ def _rotate_append_kernel(
 
 @triton.jit
 def angles_of(time, row, column, frequencies, half, lanes: tl.constexpr):
-    """The angle of each lane of the token whose numbers lie there: float32 [lanes]."""
+    """Return the angle of each lane of a token: float32 [lanes]."""
     lane = tl.arange(0, lanes)
-    # Each axis has its angles twice, one half of its lanes behind the other; lanes left over turn by nothing.
+    # Each axis repeats its angles in both halves of its lanes. Remaining lanes have angle 0.
     axis = lane // (2 * half)
     place = tl.where(axis == 0, tl.load(time), tl.where(axis == 1, tl.load(row), tl.load(column)))
     return place.to(tl.float32) * tl.load(frequencies + lane % half, mask=lane < 6 * half, other=0.0)
@@ -103,7 +103,7 @@ def _angles_kernel(time, row, column, frequencies, cosine, sine, half, width, bl
 
 
 def angles(time: Tensor, row: Tensor, column: Tensor, frequencies: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """What `Rotary3D` does, for all lanes of a head: those left over turn by nothing.
+    """Compute `Rotary3D` for all lanes of a head; remaining lanes have angle 0.
 
     time, row, column: int64 [..., T], contiguous. Returns float32 [..., T, 1, head_dim] twice.
     """
@@ -115,9 +115,10 @@ def angles(time: Tensor, row: Tensor, column: Tensor, frequencies: Tensor, head_
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn heads where they lie. x: [..., T, heads, head_dim], tokens evenly apart, lanes contiguous, an even number.
+    """Rotate heads in place. x: [..., T, heads, head_dim], evenly strided tokens, contiguous lanes, an even number of
+    them.
 
-    cosine, sine: float32 [..., T, 1, lanes], contiguous, of trailing rows. Returns x.
+    cosine, sine: float32 [..., T, 1, lanes], contiguous, shared by leading axes. Returns x.
     """
     heads, head_dim = x.shape[-2:]
     width = cosine.shape[-1]
@@ -129,10 +130,10 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def rotate_append(pool: Tensor, places: Tensor, packed: Tensor, rotation: tuple[Tensor, Tensor], heads: int) -> Tensor:
-    """Turn queries and keys of joined projections and store keys and values. Returns queries [T, heads, head_dim].
+    """Rotate queries and keys of joined projections, and store keys and values. Returns queries [T, heads, head_dim].
 
-    pool: as `make_pools` makes it; places: int64 [T], where a flat pool keeps each key, -1 = nowhere; packed:
-    [T, (heads + 2 * kv_heads) * head_dim], contiguous, queries first; rotation: cosine and sine, as for `rotate`.
+    pool: as from `make_pools`; places: int64 [T], slot of each key in the flattened pool, -1 = none; packed: [T, (heads
+    + 2 * kv_heads) * head_dim], contiguous, queries first; rotation: cosine and sine, as for `rotate`.
     """
     tokens, across = packed.shape
     page, kv_heads, head_dim = pool.shape[2:]

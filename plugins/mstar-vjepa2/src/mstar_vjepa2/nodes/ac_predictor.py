@@ -1,8 +1,8 @@
-"""The action-conditioned predictor behind the node `ac_predictor`. Run by the KV engine, one frame per row and pass.
+"""The action-conditioned predictor of the node `ac_predictor`. Run by the KV engine, one frame per sequence and pass.
 
-A frame is its action, its state, its camera where one is used, and its patches. They see each other and all earlier
-frames, so a pass attends without a mask and appends a whole frame. What was appended is never changed: frames behind
-do not reach it, and rotary positions are absolute.
+A frame consists of its action, its state, its camera if one is used, and its patches. Its tokens attend to each other
+and to all earlier frames, so a pass attends without a mask and appends a whole frame. Cached frames never change:
+attention is frame-causal and rotary positions are absolute.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ CAMERA: Final = 6
 """Values of a camera pose."""
 
 FRAME_RANK: Final = 3
-"""Dimensions of one row's frame, [1, patches, width]; with one more, rows lie on the first axis. So for every port."""
+"""Dimensions of one frame, [1, patches, width]. A value with one more has the sequences on the first axis."""
 
 POSE_RANK: Final = 1
 """Dimensions of one state."""
 
 Rows = Union["Tensor", list["Tensor"]]
-"""A port's value: every row's, one for each row on a first axis, or a list of one for each row."""
+"""A port's value: shared by all sequences, one per sequence on a first axis, or a list of one per sequence."""
 
 
 class ActionPredictor(nn.Module):
-    """The next frame of every row from this one, its action and state, and the frames in its cache."""
+    """Predictor of the next frame of each sequence from its current frame, action and state, and its cached frames."""
 
-    streamed_outputs: Final = ("next_frame", "next_state")  # what a loop ends with may go on to the scorer
+    streamed_outputs: Final = ("next_frame", "next_state")  # the loop's last outputs may feed the scorer
 
     row: Tensor
     column: Tensor
@@ -57,16 +57,16 @@ class ActionPredictor(nn.Module):
         self.uses_extrinsics = config.uses_extrinsics
         self._inner = own.inner
         self.predictor_embed = nn.Linear(encoder.vit.width, own.width)
-        # In float32 whatever the model's dtype: a bfloat16 state would be rounded to millimetres.
+        # float32 in any model dtype: bfloat16 would round a state to millimetres.
         self.action_encoder = nn.Linear(POSE, own.width, dtype=torch.float32)
         self.state_encoder = nn.Linear(POSE, own.width, dtype=torch.float32)
-        # In the released file too, which does not use it.
+        # The released file contains it too and does not use it.
         self.extrinsics_encoder = nn.Linear(CAMERA, own.width, dtype=torch.float32)
         self.blocks = stack(own)
         self.norm = nn.LayerNorm(own.width, own.eps)
         self.proj = nn.Linear(own.width, encoder.vit.width)
         self.rotary = Rotary3D(own.width // own.heads)
-        # Turning by 0 changes nothing: a condition is rotated in time alone, like a patch in the corner.
+        # Rotation by 0 is the identity: conditions are rotated in time only, like a patch at row 0, column 0.
         ids = torch.cat([torch.zeros(self.conditions, dtype=torch.int64), torch.arange(self.patches)])
         self.register_buffer("row", ids // encoder.grid, persistent=False)
         self.register_buffer("column", ids % encoder.grid, persistent=False)
@@ -93,14 +93,14 @@ class ActionPredictor(nn.Module):
         given_states: Rows | None = None,
         given_extrinsics: Rows | None = None,
     ) -> dict[str, Tensor]:
-        """One frame of each row, all tokens packed.
+        """Run one frame of each sequence, all tokens packed.
 
-        positions: int64 [R * frame_tokens], the frame's time at each of its tokens. normalize_reps, step: a number for
-        each token. Either frame float32 [1, S, width] with state [7] (or `states` [h, 7], one for each step) and
-        actions [h, 7], or given_frames [h, S, width] with given_states and given_actions [h, 7]; `step` says which.
-        extrinsics [h, 6]: only where the checkpoint uses them. Each has rows on a further first axis, or is a list of
-        one tensor per row where lengths differ; a value without that axis is every row's. Returns next_frame float32
-        [R, 1, S, width] and next_state float32 [R, 7].
+        positions: int64 [R * frame_tokens], the time step of each token. normalize_reps, step: one number per token.
+        Either frame float32 [1, S, width] with state [7] (or `states` [h, 7], one per step) and actions [h, 7], or
+        given_frames [h, S, width] with given_states and given_actions [h, 7], indexed by `step`. extrinsics [h, 6]:
+        only for checkpoints that use them. Each value may have sequences on an additional first axis, or be a list of
+        one tensor per sequence if lengths differ; otherwise all sequences share it. Returns next_frame float32 [R, 1,
+        S, width] and next_state float32 [R, 7].
         """
         rows = positions.numel() // self.frame_tokens
         at = None if step is None else self._per_row(step, rows)
@@ -124,10 +124,11 @@ class ActionPredictor(nn.Module):
         return {"next_frame": following, "next_state": next_state}
 
     def working_bytes(self, tokens: int) -> int:
-        """See NeedsMemory: the frames of a plan's candidates, in float32, and what one pass of so many tokens computes.
+        """See NeedsMemory. Returns the bytes of a plan's candidate frames in float32 and of one pass over `tokens`
+        tokens.
 
-        A pass holds its residual, the branch behind it, and the larger of an MLP's two sides (joined projections and
-        attention are smaller); its frames come in and leave beside that.
+        A pass holds the residual stream, its branch, and the larger side of an MLP (QKV and attention are smaller), and
+        the frames that enter and leave it.
         """
         width, inner = self.predictor_embed.out_features, self._inner
         value_bytes = self.predictor_embed.weight.element_size()
@@ -150,9 +151,10 @@ class ActionPredictor(nn.Module):
     def begin(
         self, latents: Tensor, action: Tensor, state: Tensor, camera: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Rotation, Tensor]:
-        """Tokens of frames [R * frame_tokens, P], action, state, camera, patches row by row; rotation; next states.
+        """Return the tokens [R * frame_tokens, P], their rotation and the next states.
 
-        latents: [R, S, width]; action, state: [R, 7]; camera: [R, 6]; positions: int64 [R * frame_tokens].
+        The tokens of a frame are action, state, camera, then patches. latents: [R, S, width]; action, state: [R, 7];
+        camera: [R, 6]; positions: int64 [R * frame_tokens].
         """
         pairs = [(self.action_encoder, action.float()), (self.state_encoder, state.float())]
         if self.uses_extrinsics:
@@ -169,11 +171,11 @@ class ActionPredictor(nn.Module):
         return x.flatten(0, 1), self.rotary(positions, row, column), moved(state.float(), action)
 
     def run(self, x: Tensor, rotation: Rotation, kv: KVView) -> Tensor:
-        """All blocks and the norm. x: [R * frame_tokens, P], with the rotation of all. Returns x's shape."""
+        """Run all blocks and the final norm. x: [R * frame_tokens, P]. Returns x's shape."""
         return sum_norm(*self._through(x, rotation, kv, len(self.blocks)), self.norm)[1]
 
     def keep(self, x: Tensor, rotation: Rotation, kv: KVView) -> None:
-        """Append frames of which nothing else is wanted: of the last block keys and values alone. x: as for `run`."""
+        """Append frames without computing outputs: the last block computes keys and values only. x: as for `run`."""
         layer = len(self.blocks) - 1
         last = self.blocks[layer]
         assert isinstance(last, Block)
@@ -187,15 +189,15 @@ class ActionPredictor(nn.Module):
         return x, branch
 
     def end(self, normed: Tensor, wanted: Tensor) -> Tensor:
-        """The patches of the frame behind each as latents, float32 [R, S, width].
+        """Return the patches of the next frames as latents, float32 [R, S, width].
 
-        normed: what `run` gives; wanted: [R], whether they are normed.
+        normed: the result of `run`; wanted: [R], whether latents are normalised.
         """
         tokens = normed.view(len(wanted), self.frame_tokens, normed.shape[-1])
         if not normed.is_cuda:
             return latents_of(self.proj(tokens[:, self.conditions :]), wanted)
         if len(wanted) == 1:
-            tokens = tokens[:, self.conditions :]  # of several rows these are apart: the kernel leaves the others out
+            tokens = tokens[:, self.conditions :]  # for several sequences this is a copy: the kernel skips them instead
         branch = branch_of(tokens.flatten(0, 1), self.proj)
         values = branch.values.view(-1, *tokens.shape[:2], self.proj.out_features)
         skip = tokens.shape[1] - self.patches
@@ -203,17 +205,17 @@ class ActionPredictor(nn.Module):
         return made
 
     def _per_row(self, numbers: Tensor, rows: int) -> Tensor:
-        """One of the numbers that a row's tokens share: [R]."""
+        """Return the number that the tokens of each sequence share: [R]."""
         return numbers.expand(rows * self.frame_tokens).view(rows, -1)[:, 0]
 
 
 def _kernels() -> ModuleType:
-    """The kernels; importing them needs triton, which only a CUDA build of torch brings."""
+    """Import the Triton kernels. Triton comes with CUDA builds of torch only."""
     return importlib.import_module("mstar_vjepa2.kernels.embed_head")
 
 
 class _Alone:
-    """The view of a frame that has none before it, and is not kept."""
+    """KV view of a single frame without a cache."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """See KVView."""
@@ -222,9 +224,9 @@ class _Alone:
 
 
 def _chosen(value: Rows, at: Tensor | None, rows: int, rank: int) -> Tensor:
-    """Each row's entry of a list, [R, ...]. value: as `_each` takes it; at: int64 [R], None = first.
+    """Return one list entry per sequence, [R, ...]. value: as for `_each`; at: int64 [R], None = first entry.
 
-    A list of one is that of the row's own step, as the engine cuts it.
+    A list of one entry is already the entry of the sequence's step.
     """
     if isinstance(value, list):
         return _from_lists(value, at, rows, rank)
@@ -235,17 +237,17 @@ def _chosen(value: Rows, at: Tensor | None, rows: int, rank: int) -> Tensor:
 
 
 def _each(value: Rows, rows: int, rank: int) -> Tensor:
-    """One value for each row, [R, ...]. value: [...] of that rank, every row's, or with rows in front."""
+    """Return one value per sequence, [R, ...]. value: shared, of `rank` dimensions, or with sequences in front."""
     if isinstance(value, list):
         value = torch.stack(value)
     each = value if value.dim() > rank else value.expand(rows, *value.shape)
     if len(each) != rows:
-        raise _wrong_rows(len(each), rows, f"shape {list(value.shape)}, {rank} dimensions without rows")
+        raise _wrong_rows(len(each), rows, f"shape {list(value.shape)}, {rank} dimensions without sequences")
     return each
 
 
 def _from_lists(values: list[Tensor], at: Tensor | None, rows: int, rank: int) -> Tensor:
-    """Entries of lists that differ in length: laid end to end, so that one look-up finds those of all rows."""
+    """Return one entry per sequence from lists of different lengths, by one lookup in their concatenation."""
     if len(values) != rows or any(value.dim() != rank for value in values):
         raise _wrong_rows(len(values), rows, f"shapes {[list(value.shape) for value in values]}")
     lengths = [0, *(len(value) for value in values[:-1])]
@@ -255,8 +257,8 @@ def _from_lists(values: list[Tensor], at: Tensor | None, rows: int, rank: int) -
 
 def _wrong_rows(found: int, rows: int, detail: str) -> EngineError:
     return EngineError(
-        f"node ac_predictor got values of {found} rows in a step of {rows}",
+        f"node ac_predictor got values of {found} sequences in a step of {rows}",
         detail,
-        "candidates are rows of the step that computes them",
+        "each candidate is a sequence of the step that computes it",
         node="ac_predictor",
     )

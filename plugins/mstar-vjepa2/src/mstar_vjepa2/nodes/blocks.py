@@ -1,7 +1,7 @@
-"""The pre-norm block that encoder, both predictors and the pooler are made of.
+"""Pre-norm transformer block of the encoder, both predictors and the pooler.
 
-How queries meet keys is given to a block by its caller: over all tokens at once, or through the engine's cache. What a
-block ends with is added in front of the next norm, so that on CUDA a sum and its norm are one kernel.
+The caller passes the attention function: over all tokens, or through the engine's KV cache. A block returns its last
+branch separately, so that on CUDA the sum and the next norm are one kernel.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from mstar_vjepa2.checkpoint.config import VitConfig
 
 Mix = Callable[["Tensor", nn.Linear, "Rotation | None", int], "Tensor"]
-"""Attention of queries, keys and values that one layer of so many heads makes of [..., T, width]; gives its shape."""
+"""Attention of x [..., T, width] with the QKV layer and the number of heads. Returns x's shape."""
 
 
 def attend_all(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Every token sees every token. query: [B, Q, heads, head_dim]; key, value: [B, T, heads, head_dim]."""
+    """Attend without a mask. query: [B, Q, heads, head_dim]; key, value: [B, T, heads, head_dim]."""
     mixed = scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     return mixed.transpose(1, 2)
 
 
 def mix_all(x: Tensor, layer: nn.Linear, rotation: Rotation | None, heads: int) -> Tensor:
-    """The same as a Mix. x: [B, T, width]."""
+    """Mix all tokens of each batch item. x: [B, T, width]."""
     return attend_all(*apart(linear(x, layer), rotation, heads)).flatten(-2)
 
 
 @dataclass(frozen=True, slots=True)
 class MixCached:
-    """A Mix through the cache of one layer. x: [T, width], the tokens of all rows."""
+    """A Mix through the KV cache of one layer. x: [T, width], the tokens of all sequences."""
 
     kv: KVView
     layer: int
@@ -53,7 +53,7 @@ class MixCached:
         return self.kv.attend(self.layer, *apart(linear(x, layer), rotation, heads)).flatten(-2)
 
     def keep(self, x: Tensor, layer: nn.Linear, rotation: Rotation, heads: int) -> None:
-        """Append what this layer would, where nothing is wanted of it or behind it."""
+        """Append keys and values without computing attention."""
         if isinstance(self.kv, PlacedView):
             qkv_rotary(x, layer, rotation, heads, self.kv.places(self.layer))
         else:
@@ -61,17 +61,17 @@ class MixCached:
 
 
 def apart(packed: Tensor, rotation: Rotation | None, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys, turned, and values of joined projections: [..., T, heads, head_dim] each."""
+    """Split joined projections into rotated queries, rotated keys, and values: [..., T, heads, head_dim] each."""
     joined = packed.unflatten(-1, (3 * heads, -1))
     both, value = joined.split([2 * heads, heads], dim=-2)
     if rotation is not None:
-        both = rotate(both, rotation)  # queries and keys are as many heads more to it
+        both = rotate(both, rotation)  # queries and keys are rotated as twice as many heads
     query, key = both.chunk(2, dim=-2)
     return query, key, value
 
 
 class Attention(nn.Module):
-    """Projections around attention; query, key and value come from one matrix, in this order."""
+    """Attention with one matrix for queries, keys and values, in this order."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor, rotation: Rotation | None, mix: Mix) -> Branch:
-        """x: [..., T, width]. Returns what is added to the residual."""
+        """Return the branch to add to the residual. x: [..., T, width]."""
         return branch_of(mix(x, self.qkv, rotation, self.heads), self.proj)
 
 
@@ -93,12 +93,12 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Branch:
-        """x: [..., width]. Returns what is added to the residual."""
+        """Return the branch to add to the residual. x: [..., width]."""
         return branch_of(linear(x, self.fc1, gelu), self.fc2)
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), of which the last sum is left to the reader."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). The caller adds the last branch."""
 
     def __init__(self, width: int, heads: int, inner: int, eps: float) -> None:
         super().__init__()
@@ -110,14 +110,14 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, branch: Branch | None, rotation: Rotation | None, mix: Mix = mix_all
     ) -> tuple[Tensor, Branch]:
-        """x: [..., T, width], branch: what is still to be added to it. Returns the same."""
+        """Run the block. x: [..., T, width]; branch: pending addend of x. Returns both for the next block."""
         x, normed = sum_norm(x, branch, self.norm1)
         x, normed = sum_norm(x, self.attn(normed, rotation, mix), self.norm2)
         return x, self.mlp(normed)
 
 
 def sum_norm(x: Tensor, branch: Branch | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """x with its branch, and the norm of that. x: [..., width]. Both have x's shape."""
+    """Return the sum of x and its branch, and the norm of the sum. x: [..., width]."""
     if x.is_cuda:
         found: tuple[Tensor, Tensor] = importlib.import_module("mstar_core.layers.kernels.elementwise").add_layer_norm(
             x.contiguous(), None if branch is None else branch.values.contiguous(), norm,
@@ -129,5 +129,5 @@ def sum_norm(x: Tensor, branch: Branch | None, norm: nn.LayerNorm) -> tuple[Tens
 
 
 def stack(config: VitConfig) -> nn.ModuleList:
-    """The blocks of one stack."""
+    """Return the blocks of a stack."""
     return nn.ModuleList(Block(config.width, config.heads, config.inner, config.eps) for _ in range(config.layers))

@@ -1,4 +1,4 @@
-"""The video encoder and the node `video_encoder` of both models. Run by the stateless engine."""
+"""The video encoder, and the node `video_encoder` of both models. Run by the stateless engine."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from mstar_vjepa2.checkpoint.config import EncoderConfig
 
 LATENT_EPS: Final = 1e-5
-"""Of the norm without weights that AC latents pass; not that of the blocks."""
+"""Epsilon of the weightless norm of AC latents. It differs from that of the blocks."""
 
 CAPTURED: Final = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Frames or clips of a batch for which a GPU captures the encoder."""
+"""Batch sizes, in frames or clips, with a CUDA graph."""
 
 MOST_TOKENS: Final = 4096
-"""Patches of a batch up to which a graph pays: with more, kernels are long and the host runs ahead."""
+"""Maximum patches of a captured batch. Larger batches have long kernels that hide launch overhead."""
 
 POOLS: Final = frozenset(POOLINGS.index(name) for name in ("mean", "mean_space"))
 MEAN_SPACE: Final = POOLINGS.index("mean_space")
 
 
 class PatchEmbed(nn.Module):
-    """Cubes of pixels to vectors. A strided convolution without overlap is one matrix product."""
+    """Embedding of pixel cubes. The non-overlapping convolution is computed as one GEMM."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv3d(config.channels, config.vit.width, self.tube, stride=self.tube)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """pixels: floats [B, F, 3, H, W], F at least a tubelet. Returns [B, N, width], frame by frame, row by row."""
+        """Return [B, N, width], frame by frame, row by row. pixels: floats [B, F, 3, H, W], F at least a tubelet."""
         tubelet, patch, _ = self.tube
         x = pixels.to(self.proj.weight.dtype)
         frames, rows, columns = x.shape[1] // tubelet, x.shape[-2] // patch, x.shape[-1] // patch
@@ -54,7 +54,7 @@ class PatchEmbed(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Pixels to one vector per patch and tubelet."""
+    """Encoder of pixels to one vector per patch and tubelet."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -73,17 +73,17 @@ class Encoder(nn.Module):
     std: Tensor
 
     def capture(self, captures: GraphCache) -> None:
-        """Run small batches by graphs from now on."""
+        """Use CUDA graphs for small batches."""
         self._replayed = CapturedFunction(
             self.hidden, CAPTURED, captures, lambda shape: self._tokens(shape) <= MOST_TOKENS
         )
 
     def idle(self) -> bool:
-        """Capture what is still missing, one bucket at a time. True when more is left."""
+        """Capture the next missing bucket. Returns True if more are missing."""
         return self._replayed.capture_next()
 
     def counters(self) -> dict[str, float]:
-        """What the graphs did, by name."""
+        """Return the counters of the CUDA graphs."""
         return self._replayed.counters()
 
     def warm_up(self) -> None:
@@ -95,18 +95,18 @@ class Encoder(nn.Module):
     def forward(self, pixels: Tensor, keep: Collection[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
         """Encode clips.
 
-        pixels: [B, F, 3, H, W], normalised floats or the 0..255 of uint8; F below a tubelet is repeated to fill it,
-        and frames that fill no tubelet at the end are left out. keep: numbers of blocks to look behind, 0 = patches.
-        Returns the normed vectors [B, N, width] and, by number, those behind the kept blocks, not normed.
+        pixels: [B, F, 3, H, W], normalised floats or uint8 of 0 to 255. A clip shorter than a tubelet is repeated to
+        fill it; trailing frames that fill no tubelet are dropped. keep: block numbers whose outputs are returned, 0 =
+        patches. Returns the normed vectors [B, N, width] and the kept outputs by number, not normed.
         """
         return self._through(pixels, keep) if keep else (self._replayed(pixels), {})
 
     def hidden(self, pixels: Tensor) -> Tensor:
-        """The normed vectors alone: [B, N, width]. pixels: as in forward."""
+        """Return the normed vectors [B, N, width]. pixels: as in forward."""
         return self._through(pixels, ())[0]
 
     def _tokens(self, shape: tuple[int, ...]) -> int:
-        """Patches of pixels of such a shape, over the whole batch."""
+        """Return the patches of a batch of pixels of this shape."""
         count, frames, _, height, width = shape
         tubelets = max(1, frames // self.config.tubelet)
         return count * tubelets * (height // self.config.patch) * (width // self.config.patch)
@@ -123,7 +123,7 @@ class Encoder(nn.Module):
         return sum_norm(x, branch, self.norm)[1], kept
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """Patch embeddings [B, N, width]. pixels: as in forward."""
+        """Return patch embeddings [B, N, width]. pixels: as in forward."""
         x = self.normalised(pixels) if pixels.dtype == torch.uint8 else pixels
         if x.shape[1] < self.config.tubelet:
             x = x.repeat(1, self.config.tubelet, 1, 1, 1)
@@ -131,14 +131,14 @@ class Encoder(nn.Module):
         return embedded
 
     def normalised(self, pixels: Tensor) -> Tensor:
-        """uint8 pixels [..., 3, H, W] as float32 with the training's mean and spread."""
+        """Normalise uint8 pixels [..., 3, H, W] with the training's mean and standard deviation. Returns float32."""
         return (pixels.float() - self.mean) / self.std
 
 
 def latents_of(hidden: Tensor, wanted: Tensor) -> Tensor:
-    """Encoder or predictor output as AC latents, float32: normed without weights where wanted.
+    """Return encoder or predictor outputs as float32 AC latents, normed without weights if wanted.
 
-    hidden: [B, ..., width]. wanted: bool [B], or numbers where 0 is no.
+    hidden: [B, ..., width]. wanted: bool [B], or numbers where 0 is False.
     """
     if hidden.is_cuda and len(wanted) == len(hidden):
         values = hidden.contiguous().view(1, len(hidden), -1, hidden.shape[-1])
@@ -152,7 +152,7 @@ def latents_of(hidden: Tensor, wanted: Tensor) -> Tensor:
 
 
 class ClipEncoder(nn.Module):
-    """The node of V-JEPA 2: a clip as a whole. What is sent to the client is float32."""
+    """The node of V-JEPA 2: encodes whole clips. Outputs to the client are float32."""
 
     host_ports: Final = ("layers", "pooling")
 
@@ -177,9 +177,9 @@ class ClipEncoder(nn.Module):
     ) -> dict[str, Tensor | list[Tensor | None]]:
         """Encode a batch of clips of one shape.
 
-        pixel_values_videos: [B, F, 3, H, W], as `Encoder` takes them. pooling: index into POOLINGS [B]; absent where
-        another node goes on. layers: int64 [B, l], on the host. Returns encoder_hidden [B, N, width]; with a pooling
-        or layers, in place of it, pooled ([width], or [T, width] for mean_space) and layer_hidden [l, N, width].
+        pixel_values_videos: [B, F, 3, H, W], as for `Encoder`. pooling: index into POOLINGS [B]; None if another node
+        reads the output. layers: int64 [B, l], on the host. Returns encoder_hidden [B, N, width]; with a pooling or
+        layers, instead of it, pooled ([width], or [T, width] for mean_space) and layer_hidden [l, N, width].
         """
         chosen = [] if layers is None else layers.tolist()
         hidden, kept = self.encoder(pixel_values_videos, {number for row in chosen for number in row})
@@ -208,7 +208,7 @@ class ClipEncoder(nn.Module):
 
 
 class FrameEncoder(nn.Module):
-    """The node of V-JEPA 2-AC: every frame alone, as a tubelet that shows it twice. Latents are float32."""
+    """The node of V-JEPA 2-AC: encodes each frame alone, repeated to fill a tubelet. Latents are float32."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -234,9 +234,9 @@ class FrameEncoder(nn.Module):
         goal_frame: Tensor | None = None,
         goal_latents: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Latents of frames, and of the goal in the same pass.
+        """Encode frames, and the goal in the same pass.
 
-        pixel_values_videos: [B, t, 3, H, W]; goal_frame: [B, 1, 3, H, W]; goal_latents: [B, S, width], taken as they
+        pixel_values_videos: [B, t, 3, H, W]; goal_frame: [B, 1, 3, H, W]; goal_latents: [B, S, width], returned as they
         are; normalize_reps: [B]. Returns encoder_hidden [B, t, S, width] and, with a goal, goal [B, S, width].
         """
         frames = pixel_values_videos if goal_frame is None else torch.cat([pixel_values_videos, goal_frame], dim=1)

@@ -1,7 +1,7 @@
-"""Linear layers of the blocks, and what is left of one for the sum behind it. Used by `blocks` and `pooler`.
+"""Linear layers of the blocks, and pending branches of the residual stream. Used by `blocks` and `ac_predictor`.
 
-On CUDA in half precision own kernels take the products of one frame, those of `multicast_gemm` on Hopper and else those
-of `gemm`; the library takes others.
+On CUDA in half precision, GEMMs of one frame run in own kernels: `multicast_gemm` on Hopper, otherwise `gemm`. cuBLAS
+computes the others.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_ROWS: Final = 300
-"""Rows up to which own kernels win: those of one frame."""
+"""Maximum rows of the own kernels: those of one frame. cuBLAS is faster with more."""
 
 SWITCH: Final = "MSTAR_MULTICAST"
-"""Environment variable that turns the kernels of `multicast_gemm` off: `0`."""
+"""Environment variable that disables the `multicast_gemm` kernels: `0`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """What a residual layer adds: values [..., width], or float32 slices of them [S, ..., width], and a bias."""
+    """Addend of the residual stream: values [..., width], or float32 split-K slices [S, ..., width], and a bias."""
 
     values: Tensor
     bias: Tensor | None = None
 
     def added(self, x: Tensor) -> Tensor:
-        """x with it. x: [..., width]."""
+        """Return x plus the branch. x: [..., width]."""
         values = self.values if self.values.dim() == x.dim() else self.values.sum(0)
         return x + (values if self.bias is None else values + self.bias).to(x.dtype)
 
 
 def linear(x: Tensor, layer: nn.Linear, act: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """act(layer(x)). x: [..., inputs]. Returns [..., outputs]."""
+    """Return act(layer(x)), [..., outputs]. x: [..., inputs]."""
     is_gelu = act is functional.gelu
     if is_small(x, layer) and (act is None or is_gelu):
         few: Tensor = _kernels(x, layer).linear(x, layer.weight, layer.bias, is_gelu=is_gelu)
@@ -56,7 +56,7 @@ def linear(x: Tensor, layer: nn.Linear, act: Callable[[Tensor], Tensor] | None =
 
 
 def linear_into(out: Tensor, x: Tensor, layer: nn.Linear) -> None:
-    """Write layer(x) into a part of something larger. x: [..., inputs]; out: [..., outputs]."""
+    """Write layer(x) into `out`, which may be a view. x: [..., inputs]; out: [..., outputs]."""
     if is_small(x, layer) and out.is_contiguous():
         _kernels(x, layer).linear(x, layer.weight, layer.bias, out=out)
     else:
@@ -64,9 +64,9 @@ def linear_into(out: Tensor, x: Tensor, layer: nn.Linear) -> None:
 
 
 def qkv_rotary(x: Tensor, layer: nn.Linear, rotation: Rotation, heads: int, target: tuple[Tensor, Tensor]) -> Tensor:
-    """Turned queries of joined projections [T, heads, head_dim]; keys, turned, and values go to their places.
+    """Project x, apply the rotary embedding, and append keys and values. Returns queries [T, heads, head_dim].
 
-    x: [T, inputs] on CUDA; target: a layer's pool and places, as `PlacedView.places` gives them.
+    x: [T, inputs] on CUDA; target: KV pool and slots of a layer, as `PlacedView.places` returns them.
     """
     lanes = rotation[0].shape[-1]
     for kernels in (_kernels(x, layer), _gemm_kernels()) if is_small(x, layer) else ():
@@ -80,37 +80,37 @@ def qkv_rotary(x: Tensor, layer: nn.Linear, rotation: Rotation, heads: int, targ
 
 
 def branch_of(x: Tensor, layer: nn.Linear) -> Branch:
-    """layer(x), as far as it is computed before the sum. x: [..., inputs]."""
+    """Return layer(x) as a branch, before split-K slices and bias are added. x: [..., inputs]."""
     if is_small(x, layer):
         return Branch(_kernels(x, layer).split_k(x, layer.weight), layer.bias)
     return Branch(layer(x))
 
 
 def is_small(x: Tensor, layer: nn.Linear) -> bool:
-    """Whether the kernels of `gemm` take this product."""
+    """Whether the `gemm` kernels compute this product."""
     if not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16) or not x.is_contiguous():
         return False
     return 0 < x.numel() // x.shape[-1] <= MAX_ROWS and bool(_gemm_kernels().supports(layer.weight))
 
 
 def _kernels(x: Tensor, layer: nn.Linear) -> ModuleType:
-    """Those of `multicast_gemm` where they run, for whole frames on Hopper; else those of `gemm`."""
+    """Return the `multicast_gemm` kernels if they support this product, else the `gemm` kernels."""
     found = _multicast_kernels()
     return found if found is not None and found.supports(x, layer.weight) else _gemm_kernels()
 
 
 @cache
 def _multicast_kernels() -> ModuleType | None:
-    """The kernels whose tiles are multicast, where the environment leaves them on and what they import is there."""
+    """Import the multicast kernels. None if the environment disables them or an import is missing."""
     if os.environ.get(SWITCH, "1") == "0":
         return None
     try:
         return importlib.import_module("mstar_vjepa2.kernels.multicast_gemm")
     except ImportError as error:
-        log.info("products go without multicast: %s", error)
+        log.info("multicast GEMM kernels are not available: %s", error)
         return None
 
 
 def _gemm_kernels() -> ModuleType:
-    """The kernels; importing them needs triton, which only a CUDA build of torch brings."""
+    """Import the Triton kernels. Triton comes with CUDA builds of torch only."""
     return importlib.import_module("mstar_vjepa2.kernels.gemm")

@@ -1,7 +1,7 @@
-"""The nodes around a rollout: distance to the goal, and the cross-entropy method's draw and update.
+"""The nodes around a rollout: the scorer, and sampling and update of the cross-entropy method (CEM).
 
-Run by the stateless engine once per request, with the candidates of a request on a further axis. Everything stays on
-the device; noise comes with the request.
+Run by the stateless engine once per request, with its candidates on an additional axis. All tensors stay on the device;
+noise comes with the request.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SLICE_BYTES: Final = 64 << 20
-"""Frames that are compared at once, in float32: a few kernels of some 40 us each, and twice this of memory."""
+"""Bytes of float32 frames that are compared at once. The working memory is twice this."""
 
 GRIPPER: Final = 3
-"""Place of the gripper among the planned values x, y, z, gripper."""
+"""Index of the gripper among the planned values x, y, z, gripper."""
 
 GRIPPER_LIMIT: Final = 0.75
 GRIPPER_SILENT: Final = 0.25
-"""A planned mean of the gripper below this becomes no movement. Source of both: the official planner."""
+"""Planned gripper means with a smaller absolute value become 0. Source of both: the official planner."""
 
 
 class Scorer(nn.Module):
     """The node `mpc_scorer`."""
 
     host_ports: Final = ("cost",)
-    listed_ports: Final = ("final",)  # half a gigabyte for 400 candidates, which nobody wants copied
+    listed_ports: Final = ("final",)  # half a gigabyte for 400 candidates, not copied into one tensor
 
     def working_bytes(self, tokens: int) -> int:
-        """See NeedsMemory: differences of a slice and their sizes, or both of its norms."""
+        """See NeedsMemory. Returns the bytes of the differences of a slice, or of both of its norms."""
         return 4 * SLICE_BYTES
 
     def forward(self, *, final: Sequence[Tensor], goal: Tensor, cost: Tensor) -> dict[str, Tensor | list[Tensor]]:
-        """Distances to the goal, in float32.
+        """Return the distances to the goal in float32.
 
         final: B tensors [1, S, width], or [K, 1, S, width] for K candidates; goal: [B, S, width]; cost: index into
-        COSTS [B], on the host. Returns energies [B, 1] or [B, K, 1], a list of B where K differs, and best_index int64
-        [B, 1], the nearest candidate.
+        COSTS [B], on the host. Returns energies [B, 1] or [B, K, 1], a list of B if K differs, and best_index int64 [B,
+        1], the nearest candidate.
         """
         names = [COSTS[index] for index in cost.tolist()]
         found = [
@@ -58,7 +58,7 @@ class Scorer(nn.Module):
 
 
 def energies_of(frames: Tensor, goal: Tensor, cost: str) -> Tensor:
-    """Distances of frames [S, width] or [K, S, width] as float32, [] or [K], with memory for a few of them at a time.
+    """Return the float32 distances, [] or [K], of frames [S, width] or [K, S, width], computed in slices.
 
     goal: [S, width]; cost: one of COSTS.
     """
@@ -69,7 +69,7 @@ def energies_of(frames: Tensor, goal: Tensor, cost: str) -> Tensor:
 
 
 def distance(frames: Tensor, goal: Tensor, cost: str) -> Tensor:
-    """Distance of frames [..., S, width] to a goal [S, width] as float32 [...]; cost: one of COSTS."""
+    """Return the float32 distance [...] of frames [..., S, width] to a goal [S, width]. cost: one of COSTS."""
     frames, goal = frames.float(), goal.float()
     match cost:
         case "l1":
@@ -94,10 +94,10 @@ class Sampler(nn.Module):
         maxnorm: Tensor,
         step: Tensor,
     ) -> dict[str, Tensor]:
-        """This planning step's candidates.
+        """Sample the candidates of a planning step.
 
-        mean, std: [B, h, 4]; noise: [B, c, h, k, 4]; fixed_axes: [B, 4], NaN where free; close_from: int64 [B, 1],
-        the step from which the gripper is closed; maxnorm: [B]; step: int64 [B]. Returns candidates [B, k, h, 7].
+        mean, std: [B, h, 4]; noise: [B, c, h, k, 4]; fixed_axes: [B, 4], NaN where free; close_from: int64 [B, 1], the
+        first step with a closed gripper; maxnorm: [B]; step: int64 [B]. Returns candidates [B, k, h, 7].
         """
         drawn = noise[torch.arange(len(noise), device=noise.device), step]
         values = drawn * std[:, :, None] + mean[:, :, None]
@@ -128,13 +128,13 @@ class Update(nn.Module):
         momentum_mean_gripper: Tensor,
         momentum_std_gripper: Tensor,
     ) -> dict[str, Tensor]:
-        """Move toward the best candidates.
+        """Move mean and spread toward the best candidates.
 
         mean, std: [B, h, 4]; candidates: [B, k, h, 7]; energies: [B, k, 1]; topk, momenta: [B], topk at least 2.
-        Returns mean and std [B, h, 4], the plan so far as actions [B, h, 7], and best_energy [B, 1].
+        Returns mean and std [B, h, 4], the current plan as actions [B, h, 7], and best_energy [B, 1].
         """
         flat = energies.flatten(1)
-        # The place of each candidate in the order of energies: no number of elites has to come to the host.
+        # Ranks of the candidates by energy. This needs no number of elites on the host.
         place = flat.argsort(dim=1).argsort(dim=1)
         count = topk.view(-1, 1, 1).float()
         share = (place < topk.view(-1, 1)).float()[:, :, None, None]
@@ -154,11 +154,11 @@ class Update(nn.Module):
 
 
 def as_actions(position: Tensor, gripper: Tensor) -> Tensor:
-    """Actions [..., 7] that move [..., 3] and grip [..., 1] and do not turn."""
+    """Return actions [..., 7] without rotation, from positions [..., 3] and gripper values [..., 1]."""
     return torch.cat([position, torch.zeros_like(position), gripper], dim=-1)
 
 
 def _blended(new: Tensor, old: Tensor, momentum: Tensor, gripper_momentum: Tensor) -> Tensor:
-    """(1 - m) * new + m * old, with a momentum of its own for the gripper. new, old: [B, h, 4]; momenta: [B]."""
+    """Return (1 - m) * new + m * old, with a separate momentum for the gripper. new, old: [B, h, 4]; momenta: [B]."""
     share = torch.stack([momentum, momentum, momentum, gripper_momentum], dim=-1).float()[:, None]
     return (1 - share) * new + share * old

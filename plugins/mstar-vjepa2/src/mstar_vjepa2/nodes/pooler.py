@@ -1,4 +1,4 @@
-"""Attentive pooling and class logits, of classifier checkpoints. Run by the stateless engine."""
+"""Attentive pooling and class logits of classifier checkpoints. Run by the stateless engine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RATIO: Final = 4
-"""Of the pooler's feed-forward parts, whatever the encoder's is."""
+"""MLP ratio of the pooler, independent of the encoder's."""
 
 
 class CrossAttention(nn.Module):
-    """One learned query looks at all tokens. The query is not normed, and nothing is projected behind the attention."""
+    """Cross-attention of one learned query over all tokens. It norms no query and has no output projection."""
 
     def __init__(self, width: int, heads: int, eps: float) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class CrossAttention(nn.Module):
         self.mlp = Mlp(width, RATIO * width)
 
     def forward(self, query: Tensor, x: Tensor) -> Tensor:
-        """query: [B, 1, width]; x: [B, N, width]. Returns [B, 1, width]."""
+        """Return [B, 1, width]. query: [B, 1, width]; x: [B, N, width]."""
         normed = self.layer_norm1(x)
         split = (
             each.unflatten(-1, (self.heads, -1))
@@ -41,7 +41,7 @@ class CrossAttention(nn.Module):
 
 
 class Pooler(nn.Module):
-    """The node `pooler`: blocks without positions, then the learned query, then a linear layer over classes."""
+    """The node `pooler`: blocks without positions, the learned query, and a linear classifier."""
 
     def __init__(self, width: int, heads: int, layers: int, labels: int, eps: float) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Pooler(nn.Module):
         self.classifier = nn.Linear(width, labels) if labels else None
 
     def forward(self, *, encoder_hidden: Tensor) -> dict[str, Tensor]:
-        """encoder_hidden: [B, N, width]. Returns float32 pooled [B, width] and, with a head, logits [B, classes]."""
+        """Return float32 pooled [B, width] and, with a head, logits [B, classes]. encoder_hidden: [B, N, width]."""
         x, branch = encoder_hidden, None
         for block in self.blocks:
             x, branch = block(x, branch, None)
@@ -64,10 +64,10 @@ class Pooler(nn.Module):
 
 
 class NoPooler(nn.Module):
-    """Stands where a checkpoint has no pooler; requests for one are refused before they come here."""
+    """The node `pooler` of a checkpoint without one. The processor refuses requests that need it."""
 
     def forward(self, *, encoder_hidden: Tensor) -> dict[str, Tensor]:
-        """Raises EngineError."""
+        """Raise EngineError."""
         raise EngineError(
             "this checkpoint has no pooler", hint="serve a classifier checkpoint, such as ssv2", node="pooler"
         )

@@ -1,4 +1,4 @@
-"""Arm poses: what an action makes of one, and which action leads from one to another.
+"""Arm poses: applying an action to a pose, and the action between two poses.
 
 A pose is position (m), extrinsic x-y-z Euler angles (rad) and gripper closedness (0 to 1); an action is a change of
 each. Rotations are composed in float64.
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 POLE: Final = 1e-7
-"""Below this cosine of the middle angle only a sum of the other two is defined; the last is then taken as 0."""
+"""Cosine of the middle angle below which only a combination of the outer angles is defined. The last is then 0."""
 
 
 def moved(pose: Tensor, action: Tensor) -> Tensor:
-    """The pose after an action: the turn is applied on the left, the gripper stays within 0 and 1.
+    """Return the pose after an action. Its rotation is applied from the left; the gripper stays within 0 and 1.
 
     pose, action: [..., 7]. Returns the pose's shape and dtype.
     """
     start, change = pose.double(), action.double()
-    # Both at once: on a GPU each of these small operations is a launch of every step of a rollout.
+    # Both matrices together: on a GPU each small operation is a launch in every step of a rollout.
     left, right = _matrix(torch.stack([change[..., 3:6], start[..., 3:6]])).unbind()
     turn = left @ right
     gripper = (start[..., 6:] + change[..., 6:]).clamp(0, 1)
@@ -31,14 +31,14 @@ def moved(pose: Tensor, action: Tensor) -> Tensor:
 
 
 def difference(start: Tensor, end: Tensor) -> Tensor:
-    """The action that leads from one pose to another; the gripper's change is not bounded. [..., 7] float64."""
+    """Return the action between two poses, [..., 7] float64. The gripper's change is not clamped."""
     before, after = start.double(), end.double()
     turn = _matrix(after[..., 3:6]) @ _matrix(before[..., 3:6]).transpose(-1, -2)
     return torch.cat([after[..., :3] - before[..., :3], _angles(turn), after[..., 6:] - before[..., 6:]], dim=-1)
 
 
 def _matrix(angles: Tensor) -> Tensor:
-    """Rz(c) Ry(b) Rx(a) of angles [..., 3] = (a, b, c)."""
+    """Return Rz(c) Ry(b) Rx(a) of angles [..., 3] = (a, b, c)."""
     (ca, cb, cc), (sa, sb, sc) = angles.cos().unbind(-1), angles.sin().unbind(-1)
     rows = [
         [cc * cb, cc * sb * sa - sc * ca, cc * sb * ca + sc * sa],
@@ -49,7 +49,7 @@ def _matrix(angles: Tensor) -> Tensor:
 
 
 def _angles(turn: Tensor) -> Tensor:
-    """Angles of rotation matrices [..., 3, 3]; outer ones in (-pi, pi], the middle one in [-pi/2, pi/2]."""
+    """Return the angles of rotation matrices [..., 3, 3]; outer ones in (-pi, pi], the middle one in [-pi/2, pi/2]."""
     cosine = torch.hypot(turn[..., 0, 0], turn[..., 1, 0])
     middle = torch.atan2(-turn[..., 2, 0], cosine)
     is_pole = cosine < POLE

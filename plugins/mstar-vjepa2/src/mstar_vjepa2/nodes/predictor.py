@@ -1,4 +1,4 @@
-"""The masked predictor: encoder features at some places from those at others. Run by the stateless engine."""
+"""The masked predictor: encoder features at target ids from those at context ids. Run by the stateless engine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from mstar_vjepa2.checkpoint.config import BaseConfig
 
 MASK_INDEX: Final = 1
-"""Which of the mask vectors stands for an unknown patch, taken modulo their number."""
+"""Index of the mask vector for unknown patches, modulo their number."""
 
 
 class MaskedPredictor(nn.Module):
-    """The node `predictor`. Ids travel with the tokens, so nothing is sorted: attention has no order."""
+    """The node `predictor`. Tokens carry their ids and attention has no order, so nothing is sorted."""
 
     def __init__(self, config: BaseConfig) -> None:
         super().__init__()
@@ -36,9 +36,9 @@ class MaskedPredictor(nn.Module):
     def forward(self, *, encoder_hidden: Tensor, context_mask: Tensor, target_mask: Tensor) -> dict[str, Tensor]:
         """Predict a batch.
 
-        encoder_hidden: [B, N, width]; context_mask: int64 [B, c], ids below N; target_mask: int64 [B, t], ids that
-        may lie past the clip. Returns predicted_hidden float32 [B, t, width], not normed, and window [B, N, width]:
-        the input without its oldest t vectors, and the predicted ones behind it.
+        encoder_hidden: [B, N, width]; context_mask: int64 [B, c], ids below N; target_mask: int64 [B, t], ids that may
+        be past the clip. Returns predicted_hidden float32 [B, t, width], not normed, and window [B, N, width]: the
+        input without its oldest t vectors, followed by the predicted ones.
         """
         made = self.predict(gathered(encoder_hidden, context_mask), context_mask, target_mask)
         window = torch.cat([encoder_hidden, made.to(encoder_hidden.dtype)], dim=1)[:, -encoder_hidden.shape[1] :]
@@ -51,7 +51,7 @@ class MaskedPredictor(nn.Module):
         self.forward(encoder_hidden=hidden, context_mask=ids, target_mask=ids)
 
     def predict(self, context: Tensor, context_ids: Tensor, target_ids: Tensor) -> Tensor:
-        """context: [B, c, width], vectors at the context ids. Returns those at the target ids, [B, t, width]."""
+        """Return the vectors at the target ids, [B, t, width]. context: [B, c, width], vectors at the context ids."""
         known = self.embed(context)
         mask = self.mask_tokens[MASK_INDEX % len(self.mask_tokens)].to(known.dtype)
         x = torch.cat([known, mask.expand(*target_ids.shape, -1)], dim=1)
@@ -65,5 +65,5 @@ class MaskedPredictor(nn.Module):
 
 
 def gathered(hidden: Tensor, ids: Tensor) -> Tensor:
-    """hidden: [B, N, width], ids: int64 [B, k]. Returns [B, k, width]."""
+    """Return the vectors at the ids, [B, k, width]. hidden: [B, N, width], ids: int64 [B, k]."""
     return hidden.gather(1, ids[..., None].expand(-1, -1, hidden.shape[-1]))

@@ -1,7 +1,8 @@
-"""Rotary positions in time, height and width, as V-JEPA 2 was trained with them. Used by every stack of blocks.
+"""Rotary position embedding in time, height and width, as V-JEPA 2 was trained with it. Used by every stack of blocks.
 
-The angles are laid out for half-split rotary and the lanes are swapped as for interleaved rotary. That mismatch is in
-the weights: the two lanes of a pair turn by different angles, so norms change and only absolute positions make sense.
+The angles are laid out for half-split rotary and the lanes are swapped as for interleaved rotary. The weights were
+trained with this mismatch: both lanes of a pair have different angles, so norms change and only absolute positions
+work.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ if TYPE_CHECKING:
 BASE: Final = 10000.0
 
 Rotation = tuple["Tensor", "Tensor"]
-"""Cosine and sine of every rotated lane, float32 [..., T, 1, 3 * lanes]; the 1 stands for the heads. On CUDA of every
-lane, as those that are left over turn by nothing there."""
+"""Cosine and sine of every rotated lane, float32 [..., T, 1, 3 * lanes]; the 1 is the head axis. On CUDA they cover all
+lanes, with angle 0 for those that are not rotated.
+"""
 
 
 def lanes_per_axis(head_dim: int) -> int:
-    """Lanes of a head that turn with each of time, row and column; what is left over stays."""
+    """Return the lanes of a head that each of time, row and column rotates. The remaining lanes are not rotated."""
     return 2 * (head_dim // 3 // 2)
 
 
 class Rotary3D(nn.Module):
-    """Angles of tokens. Holds float32 frequencies whatever the model's dtype."""
+    """Angles of tokens, with float32 frequencies in any model dtype."""
 
     frequencies: Tensor
 
@@ -40,7 +42,7 @@ class Rotary3D(nn.Module):
         self.register_buffer("frequencies", 1.0 / BASE**exponent, persistent=False)
 
     def forward(self, time: Tensor, row: Tensor, column: Tensor) -> Rotation:
-        """time, row, column: [..., T], whole numbers. Returns the rotation of these tokens."""
+        """Return the rotation of tokens. time, row, column: whole numbers [..., T]."""
         if time.is_cuda:
             kernels = importlib.import_module("mstar_vjepa2.kernels.rotary")
             made: Rotation = kernels.angles(time, row, column, self.frequencies.float(), self.head_dim)
@@ -51,14 +53,16 @@ class Rotary3D(nn.Module):
         return both.cos(), both.sin()
 
     def of_ids(self, ids: Tensor, rows: int, columns: int) -> Rotation:
-        """The same for patch ids: frame by frame, row by row. ids: int64 [..., T]; rows, columns: of one frame."""
+        """Return the rotation of patch ids, numbered frame by frame, row by row. ids: int64 [..., T]; rows, columns: of
+        a frame.
+        """
         size = rows * columns
         within = ids % size
         return self.forward(ids // size, within // columns, within % columns)
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn the first lanes of heads, in float32. x: [..., T, heads, head_dim], which is lost.
+    """Rotate the first lanes of heads in float32. x: [..., T, heads, head_dim], which is overwritten on CUDA.
 
     Returns x's shape and dtype; on CUDA this is x itself.
     """
@@ -69,7 +73,9 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def is_taken(x: Tensor, cosine: Tensor) -> bool:
-    """Whether the kernel knows this layout: tokens evenly apart, heads whole, angles shared by leading rows only."""
+    """Whether the kernel supports this layout: evenly strided tokens, contiguous heads, angles shared by leading axes
+    only.
+    """
     even = all(x.stride(axis) == x.shape[axis + 1] * x.stride(axis + 1) for axis in range(x.dim() - 3))
     tokens = x.shape[:-2]
     shared = cosine.shape[:-2] == tokens[len(tokens) - (cosine.dim() - 2) :]
@@ -77,7 +83,7 @@ def is_taken(x: Tensor, cosine: Tensor) -> bool:
 
 
 def rotate_plain(x: Tensor, rotation: Rotation) -> Tensor:
-    """The same in plain operations: on the CPU, and what the kernel is held to."""
+    """Rotate in plain torch operations: the CPU path and the kernel's reference."""
     cosine, sine = rotation
     width = cosine.shape[-1]
     lanes = x[..., :width].float()

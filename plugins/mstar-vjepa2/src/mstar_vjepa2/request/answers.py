@@ -1,4 +1,4 @@
-"""What both processors say about the form of an answer."""
+"""Output formats that both processors share."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def check_wire(params: Common, outputs: Collection[str]) -> None:
-    """Refuse what has no effect on latents sent as video. Raises RequestError naming the field.
+    """Refuse parameters that have no effect on output modality `video`. Raises RequestError naming the field.
 
-    outputs: modalities asked for. Who asks for latents as video gets what an earlier system sent: bare float32.
+    outputs: requested modalities. With `video`, latents are sent as bare float32, as an earlier system did.
     """
     if EARLIER not in outputs:
         return
@@ -30,13 +30,13 @@ def check_wire(params: Common, outputs: Collection[str]) -> None:
     }
     field = next((name for name, is_asked in asked.items() if is_asked), None)
     if field is not None:
-        raise RequestError(f"{field} has no effect on video", hint="ask for tensor in place of video", field=field)
+        raise RequestError(f"{field} has no effect on video", hint="request tensor instead of video", field=field)
 
 
 def missing_media(field: str) -> RequestError:
-    """The error of a request without any file."""
+    """Return the error for a request without files."""
     return RequestError(
-        "there is nothing to look at",
+        "no media was uploaded",
         hint="upload a video, an image, or a tensor of pixels",
         field=field,
         code="missing_field",
@@ -44,6 +44,6 @@ def missing_media(field: str) -> RequestError:
 
 
 def sent_as_video(output: npt.NDArray[Any]) -> tuple[bytes, dict[str, Any]]:
-    """Latents under the name that an earlier system gave them: bare float32, little endian."""
+    """Return latents as bare little-endian float32, with their shape."""
     values = np.ascontiguousarray(output, dtype="<f4")
     return values.tobytes(), {"shape": list(values.shape), "dtype": "float32"}

@@ -1,4 +1,4 @@
-"""What the cross-entropy method starts from: bounds, fixed axes and noise. Used by the AC processor."""
+"""Initial values of the cross-entropy method: bounds, fixed axes and noise. Used by the AC processor."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 MOST_NUMBERS: Final = 16_777_216
-"""Of drawn noise, 64 MiB: it travels with the request."""
+"""Maximum random numbers of a plan, 64 MiB. They travel with the request."""
 
 NEVER: Final = MOST_FRAMES + 1
 
 
 def planning(params: ActionParams) -> dict[str, Array]:
-    """Arrays of the planner's walk, float32. Raises TooLarge when its noise would be."""
+    """Return the float32 inputs of the planner's walk. Raises TooLarge if its noise would exceed the limit."""
     steps = params.plan_steps
     fixed = np.full(len(AXES), np.nan, dtype=np.float32)
     for name, value in params.fixed_axes.items():
@@ -43,7 +43,7 @@ def planning(params: ActionParams) -> dict[str, Array]:
 
 
 def _noise(params: ActionParams) -> Array:
-    """Normal numbers [planning steps, horizon, samples, 4] in this order from one generator, or those given."""
+    """Return the request's noise, or normal numbers [planning steps, horizon, samples, 4] from one generator."""
     shape = (params.cem_steps, params.plan_steps, params.samples, len(AXES))
     count = int(np.prod(shape))
     if count > MOST_NUMBERS:
@@ -57,6 +57,6 @@ def _noise(params: ActionParams) -> Array:
         )
     if params.noise is not None:
         return as_float32(params.noise, "noise")
-    # PCG64 and numpy's way to draw are the same on every machine.
+    # PCG64 and numpy's normal sampling give the same numbers on every machine.
     drawn: Array = np.random.Generator(np.random.PCG64(params.seed)).standard_normal(shape, dtype=np.float32)
     return drawn

@@ -1,4 +1,4 @@
-"""Which frames of a clip V-JEPA 2 looks at. Whole-number arithmetic, no media."""
+"""Selection of the frames of a clip."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mstar_core.errors import RequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """What a request asks for. default: frames that are taken when it asks for nothing."""
+    """Frames that a request asks for. default: the number of frames without num_frames and fps."""
 
     num_frames: int | None
     fps: float | None
     default: int
 
     def count(self, total: int, rate: float) -> int:
-        """Frames to take of `total` at `rate` a second (0: not known). Raises RequestError naming the field."""
+        """Return how many of `total` frames to take. rate: frames per second, 0 = unknown. Raises RequestError."""
         if self.num_frames is not None:
             if self.num_frames > total:
                 raise RequestError(
@@ -36,9 +36,7 @@ class Sampling:
 
     def _by_rate(self, fps: float, total: int, rate: float) -> int:
         if not 0 < rate < float("inf"):
-            raise RequestError(
-                "fps cannot be kept: the clip does not say how fast it runs", hint="send num_frames", field="fps"
-            )
+            raise RequestError("fps needs a clip with a known frame rate", hint="send num_frames", field="fps")
         count = max(1, int(total / rate * fps))
         if count > total:
             raise RequestError(
@@ -51,15 +49,15 @@ class Sampling:
         return count
 
     def notes(self, total: int, taken: int, tubelet: int) -> list[str]:
-        """What a client should know about the frames taken."""
+        """Return the warnings about the selected frames."""
         found = []
         if self.num_frames is None and self.fps is None and taken < self.default:
-            found.append(f"the clip has {total} frames, fewer than {self.default}: {taken} of them were taken")
+            found.append(f"the clip has {total} frames, fewer than {self.default}: {taken} of them were used")
         if taken > tubelet and taken % tubelet:
-            found.append(f"{taken} frames were taken; the last {taken % tubelet} fill no tubelet and were left out")
+            found.append(f"{taken} frames were used; the last {taken % tubelet} fill no tubelet and were dropped")
         return found
 
 
 def spread(total: int, count: int) -> Sequence[int]:
-    """Indices of `count` frames, evenly over `total`: floor(i * total / count)."""
+    """Return `count` indices spread evenly over `total`: floor(i * total / count)."""
     return [index * total // count for index in range(count)]

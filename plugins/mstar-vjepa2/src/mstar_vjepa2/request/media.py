@@ -1,6 +1,6 @@
-"""Uploaded images and videos to RGB frames. Used by the processors; bounded in pixels and frames.
+"""Decoding of uploaded images and videos to RGB frames, bounded in pixels and frames. Used by the processors.
 
-A container is opened by the format that its first bytes say, so that no playlist in it can name another file.
+The container format is taken from the first bytes, so that a playlist in an upload cannot name another file.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     Frame = npt.NDArray[np.uint8]
 
 MOST_PIXELS: Final = 40_000_000
-"""Of one frame: a little over 8K video."""
+"""Maximum pixels of one frame: a little over 8K video."""
 
 MOST_FRAMES: Final = 20_000
-"""Frames of a clip that are looked through: over ten minutes at 30 a second."""
+"""Maximum frames of a clip: over ten minutes at 30 per second."""
 
 THREADS: Final = 4
-"""Of a clip's decoder, and as many that resize frames: all of it releases the interpreter."""
+"""Threads of the decoder, and as many that resize frames. Both release the GIL."""
 
 MOST_AHEAD: Final = MOST_PIXELS
-"""Pixels of frames that are held whole at once."""
+"""Maximum pixels of full-size frames in memory."""
 
 Choose = Callable[[int, float], Sequence[int]]
-"""Which frames to take, ascending, of so many at so many a second (0: not known)."""
+"""Function that selects ascending frame indices, given the number of frames and the rate (0 = unknown)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """Frames taken from a video: what `keep` made of each. total: frames of the video; rate: per second, 0 unknown."""
+    """Results of `keep` for the selected frames. total: frames of the video; rate: per second, 0 = unknown."""
 
     frames: list[Any]
     total: int
@@ -50,17 +50,17 @@ class Clip:
 
 
 def read_image(part: MediaPart) -> Frame:
-    """An image as uint8 RGB [H, W, 3], upright; transparency is dropped. Raises BadMedia or TooLarge."""
+    """Decode an image to upright uint8 RGB [H, W, 3]; transparency is dropped. Raises BadMedia or TooLarge."""
     from PIL import Image, ImageOps
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is ours
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below replaces Pillow's
             image: Image.Image = Image.open(io.BytesIO(part.data))
         _check_pixels(image.width, image.height, "image")
         image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I"):
-            # 16 bits a pixel: conversion would cut them off at 255.
+            # Pillow's conversion would clip 16-bit values at 255.
             return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[..., None], 3, axis=2)
         return np.asarray(image.convert("RGB"))
     except RequestError:
@@ -70,11 +70,11 @@ def read_image(part: MediaPart) -> Frame:
 
 
 def read_video(part: MediaPart, choose: Choose, keep: Callable[[Frame], Any], *, needs_total: bool = True) -> Clip:
-    """Take frames from a video, in order, few of which are ever held whole.
+    """Decode selected frames of a video in order, with few full-size frames in memory at a time.
 
-    choose: called with the number of frames and the rate; raises RequestError where they do not do. keep: called with
-    each chosen frame, uint8 RGB [H, W, 3]. needs_total: what is chosen depends on the number of frames; otherwise
-    reading ends with the last one chosen. Raises BadMedia, TooLarge.
+    choose: receives the number of frames and the rate; raises RequestError if they do not suffice. keep: receives each
+    selected frame, uint8 RGB [H, W, 3]. needs_total: the selection depends on the number of frames; otherwise decoding
+    stops after the last selected frame. Raises BadMedia, TooLarge.
     """
     total, rate = _counted(part)
     for _ in range(2):
@@ -82,10 +82,12 @@ def read_video(part: MediaPart, choose: Choose, keep: Callable[[Frame], Any], *,
         frames, seen = _decoded(part, chosen, keep, is_partial=not needs_total)
         if seen == total or (not needs_total and len(frames) == len(chosen)):
             return Clip(frames=frames, total=total, rate=rate)
-        total = seen  # packets and frames differ: choose again by what can be shown
+        total = seen  # packets and decodable frames differ: select again
         if not total:
             break
-    raise BadMedia("the video holds no frames that can be decoded", hint="send a whole MP4, WebM or AVI", field="video")
+    raise BadMedia(
+        "the video has no frames that can be decoded", hint="send a complete MP4, WebM or AVI", field="video"
+    )
 
 
 def _decoded(
@@ -98,7 +100,8 @@ def _decoded(
     try:
         with ThreadPoolExecutor(THREADS) as pool:
             for frame in _frames(part):
-                # Colours are made here: libswscale waits for ever when two threads meet in the context of one frame.
+                # Colours are converted on this thread: libswscale deadlocks when two threads use the context of one
+                # frame.
                 pixels = _upright(frame) if wanted and wanted[0] == seen else None
                 while pixels is not None and wanted and wanted[0] == seen:
                     wanted.popleft()
@@ -119,7 +122,7 @@ def _decoded(
 
 
 def ahead(width: int, height: int) -> int:
-    """How many frames of this size may become pixels at once. Resizing one takes longer than decoding ten."""
+    """Return how many frames of this size may be resized at once. Resizing one takes longer than decoding ten."""
     return max(1, min(THREADS, MOST_AHEAD // (width * height)))
 
 
@@ -134,14 +137,14 @@ def _frames(part: MediaPart) -> Iterator[Any]:
 
 
 def _upright(frame: Any) -> Frame:
-    """RGB of a decoded frame, turned as its display matrix says. Greyscale becomes three equal channels."""
+    """Convert a decoded frame to RGB, rotated by its display matrix. Greyscale becomes three equal channels."""
     pixels: Frame = frame.to_ndarray(format="rgb24")
     turns = round(frame.rotation / 90) % 4
     return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels
 
 
 def _counted(part: MediaPart) -> tuple[int, float]:
-    """Packets of the first video stream, and its frames per second."""
+    """Return the packet count and the frame rate of the first video stream."""
     try:
         with _opened(part) as container:
             stream = container.streams.video[0]
@@ -157,7 +160,7 @@ def _counted(part: MediaPart) -> tuple[int, float]:
     except Exception as error:
         raise _unreadable("video", error) from error
     if not count:
-        raise BadMedia("the video holds no frames", hint="send a whole MP4, WebM or AVI", field="video")
+        raise BadMedia("the video has no frames", hint="send a complete MP4, WebM or AVI", field="video")
     return count, float(told) if told else 0.0
 
 
@@ -167,7 +170,7 @@ def _opened(part: MediaPart) -> Any:
     container = av.open(io.BytesIO(part.data), format=_format(part.data))
     if not container.streams.video:
         container.close()
-        raise BadMedia("the video has no picture", hint="send a file with a video stream", field="video")
+        raise BadMedia("the file has no video stream", hint="send a file with a video stream", field="video")
     return container
 
 
@@ -179,14 +182,14 @@ def _format(data: bytes) -> str:
             return name
     if data[:4] == b"RIFF" and data[8:12] == b"AVI ":
         return "avi"
-    raise BadMedia("the video is of no known kind", hint="send MP4, WebM, Matroska, AVI or Ogg", field="video")
+    raise BadMedia("the video has an unknown format", hint="send MP4, WebM, Matroska, AVI or Ogg", field="video")
 
 
 def _check_pixels(width: int, height: int, field: str) -> None:
     if width * height > MOST_PIXELS:
         raise TooLarge(
             f"the {field} has {width} x {height} pixels, allowed are {MOST_PIXELS}",
-            hint="send a smaller one; it is cut down to a few hundred pixels a side anyway",
+            hint="send a smaller one; it is resized to a few hundred pixels per side",
             field=field,
             value=f"{width}x{height}",
             allowed=str(MOST_PIXELS),
@@ -196,7 +199,7 @@ def _check_pixels(width: int, height: int, field: str) -> None:
 def _too_many(count: int) -> TooLarge:
     return TooLarge(
         f"the video has more than {MOST_FRAMES} frames",
-        hint="send the part that matters",
+        hint="send the relevant part",
         field="video",
         value=str(count),
         allowed=str(MOST_FRAMES),
@@ -205,4 +208,4 @@ def _too_many(count: int) -> TooLarge:
 
 def _unreadable(field: str, error: Exception) -> BadMedia:
     kinds = "PNG, JPEG or WebP" if field == "image" else "MP4, WebM or AVI"
-    return BadMedia(f"the {field} cannot be decoded", type(error).__name__, f"send a whole {kinds}", field=field)
+    return BadMedia(f"the {field} cannot be decoded", type(error).__name__, f"send a complete {kinds}", field=field)

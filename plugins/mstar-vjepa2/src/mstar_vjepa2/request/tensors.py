@@ -1,4 +1,4 @@
-"""Tensors that clients upload as npy or safetensors, checked. Used by the processors; loads no torch."""
+"""Validation of tensors that clients upload as npy or safetensors. Used by the processors; imports no torch."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 FIELD: Final = "tensor"
 NPY: Final = b"\x93NUMPY"
 NPY_VERSIONS: Final = ((1, 0), (2, 0), (3, 0))
-"""Those that numpy writes; the last differs from the second in field names, which pixels have none of."""
+"""npy versions that numpy writes. Version 3 differs from 2 only in field names, which pixels do not have."""
 
 MOST_HEAD: Final = 16 << 10
-"""Bytes of an npy file in which its header has to end; numpy itself reads 10,000 characters of one."""
+"""Bytes of an npy file that must contain its header; numpy itself allows 10,000 characters."""
 
 PIXELS: Final = "pixel_values"
-"""How the name of a clip's tensor begins in a file that holds several."""
+"""Name prefix of a clip's tensor in a file with several tensors."""
 
 
 def read_tensor(part: MediaPart, prefix: str = "") -> Array:
-    """The one tensor of an upload, or the one whose name begins with `prefix`. Raises BadMedia or RequestError.
+    """Return the only tensor of an upload, or the one whose name starts with `prefix`. Raises BadMedia or RequestError.
 
-    Floats are checked to be finite; nothing but plain numbers is ever built.
+    Floats must be finite. Only plain numbers are deserialised.
     """
     found = _npy(part.data) if part.data.startswith(NPY) else _safetensors(part.data, prefix)
     if found.dtype.kind not in "fiu" or found.size == 0:
         raise RequestError(
-            f"the tensor holds {found.dtype.name} of shape {list(found.shape)}",
+            f"the tensor contains {found.dtype.name} of shape {list(found.shape)}",
             hint="send floating point numbers",
             field=FIELD,
         )
     if found.dtype.kind == "f" and not np.isfinite(found).all():
-        raise RequestError("the tensor holds NaN or infinite numbers", hint="send finite numbers", field=FIELD)
+        raise RequestError("the tensor contains NaN or infinite numbers", hint="send finite numbers", field=FIELD)
     return found
 
 
 def clip_of(part: MediaPart, encoder: EncoderConfig) -> Array:
-    """Frames [F, 3, crop, crop] of an upload: floats are normalised already, uint8 is not. Raises RequestError."""
+    """Return the frames [F, 3, crop, crop] of an upload: uint8, or normalised floats. Raises RequestError."""
     value = read_tensor(part, PIXELS)
     if value.ndim == 5 and value.shape[0] == 1:
         value = value[0]
@@ -58,8 +58,8 @@ def clip_of(part: MediaPart, encoder: EncoderConfig) -> Array:
     if value.ndim != 4 or value.shape[1:] != wanted:
         raise RequestError(
             f"the clip has shape {list(value.shape)}, allowed is [frames, 3, {encoder.crop}, {encoder.crop}]",
-            "positions belong to this size",
-            "send frames, channels, rows, columns",
+            "the checkpoint has positions for this size",
+            "send [frames, channels, rows, columns]",
             field=FIELD,
             value=str(list(value.shape)),
         )
@@ -67,28 +67,30 @@ def clip_of(part: MediaPart, encoder: EncoderConfig) -> Array:
         return value
     if value.dtype.kind != "f":
         raise RequestError(
-            f"the clip holds {value.dtype.name}", hint="send normalised floats, or pixels as uint8", field=FIELD
+            f"the clip contains {value.dtype.name}", hint="send normalised floats, or pixels as uint8", field=FIELD
         )
     return as_float32(value, FIELD)
 
 
 def float_clip_of(part: MediaPart, encoder: EncoderConfig) -> Array:
-    """The same as normalised float32, whatever was sent."""
+    """Return the frames of an upload as normalised float32."""
     value = clip_of(part, encoder)
     return normalised(value) if value.dtype == np.uint8 else value
 
 
 def as_float32(value: Any, field: str) -> Array:
-    """Numbers as float32. Raises RequestError naming `field` for one that is too large."""
+    """Convert numbers to float32. Raises RequestError naming `field` for one that is out of range."""
     with np.errstate(over="ignore"):
         made = np.ascontiguousarray(value, dtype=np.float32)
     if not np.isfinite(made).all():
-        raise RequestError(f"{field} holds numbers beyond float32", hint="send finite numbers", field=field)
+        raise RequestError(
+            f"{field} contains numbers beyond the range of float32", hint="send finite numbers", field=field
+        )
     return made
 
 
 def is_plain_clip(part: MediaPart, encoder: EncoderConfig) -> bool:
-    """Whether an upload holds pixels as the encoder takes them: by its header alone, of which nothing is believed."""
+    """Whether an upload is pixels in the encoder's format, by its unverified header."""
     if not part.data.startswith(NPY):
         return False
     try:
@@ -101,7 +103,7 @@ def is_plain_clip(part: MediaPart, encoder: EncoderConfig) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What an npy file says of itself. is_columns: the first axis runs fastest. start: where its numbers begin."""
+    """Header of an npy file. is_columns: Fortran order. start: offset of the data."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -116,13 +118,13 @@ def _npy_head(data: bytes) -> _Head:
         raise ValueError(f"version {version} of npy is not known")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_columns, dtype = read(file)
-    if any(size < 0 for size in shape):  # reshape would make up for it
+    if any(size < 0 for size in shape):  # reshape would infer a size
         raise ValueError(f"shape {list(shape)} has a negative size")
     return _Head(dtype, shape, is_columns, file.tell())
 
 
 def _npy(data: bytes) -> Array:
-    """The array of an npy file, where it lies in the file: clips are megabytes."""
+    """Return the array of an npy file as a view of its bytes, because clips are megabytes."""
     try:
         head = _npy_head(data)
         if head.dtype.hasobject:
@@ -143,7 +145,9 @@ def _safetensors(data: bytes, prefix: str) -> Array:
     names = list(found) if len(found) == 1 else [name for name in found if prefix and name.startswith(prefix)]
     if len(names) != 1:
         raise RequestError(
-            f"the file holds {len(found)} tensors", hint=f"send one, or name it {prefix or 'by its use'}", field=FIELD
+            f"the file contains {len(found)} tensors",
+            hint=f"send one, or name it {prefix or 'by its use'}",
+            field=FIELD,
         )
     return found[names[0]]
 

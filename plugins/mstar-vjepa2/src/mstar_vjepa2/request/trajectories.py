@@ -1,4 +1,4 @@
-"""Actions, states and camera poses of a request as arrays: those of the past, and those that are rolled out."""
+"""Actions, states and camera poses of a request as arrays: those of the context, and those of the rollout."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ MOST_CANDIDATES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Trajectories:
-    """Arrays of a rollout by input name. past: those of the frames before the last one seen."""
+    """Arrays of a rollout by input name. past: those of the frames before the last context frame."""
 
     arrays: dict[str, Array] = field(default_factory=dict)
     past: dict[str, Array] = field(default_factory=dict)
 
 
 def read_trajectories(params: ActionParams, config: ActionConfig, *, is_planning: bool) -> Trajectories:
-    """The movements of a rollout, or those that a plan starts from. Raises RequestError naming the field.
+    """Return the movements of a rollout, or the start of a plan. Raises RequestError naming the field.
 
-    Before the last context frame all candidates have one past: their cache is shared.
+    All candidates have the same past before the last context frame, because they share its cache.
     """
     steps, past = (params.plan_steps if is_planning else params.steps), params.context_frames - 1
     found = Trajectories()
@@ -53,7 +53,7 @@ def read_trajectories(params: ActionParams, config: ActionConfig, *, is_planning
     if params.state_mode == "given" and not is_planning:
         found.arrays["states"] = _cut(states, past, steps)
     _check_rows(found.arrays, params.candidates)
-    if params.candidates == 1:  # a request of one row has no axis of rows
+    if params.candidates == 1:  # a single candidate has no candidate axis
         found.arrays.update({name: _only(value, 1 if name == "state" else 2) for name, value in found.arrays.items()})
     cameras = _cameras(params, config, past + steps)
     if cameras is not None:
@@ -64,21 +64,21 @@ def read_trajectories(params: ActionParams, config: ActionConfig, *, is_planning
 
 
 def require_movements(params: ActionParams) -> None:
-    """Known frames need known movements. Raises RequestError naming the field that is missing."""
+    """Raise RequestError unless the known frames come with actions and states."""
     for name, given in (("actions", params.actions), ("states", params.states)):
         if given is None:
-            raise _missing(name, "one for each frame")
+            raise _missing(name, "it needs one per frame")
 
 
 def taught(params: ActionParams, config: ActionConfig, frames: int) -> dict[str, Array]:
-    """The movements of frames that are all known. Raises RequestError naming the field."""
+    """Return the movements of known frames. Raises RequestError naming the field."""
     found = {}
     for name, given in (("actions", params.actions), ("states", params.states)):
         value = as_float32(given, name)
         if value.ndim != 2 or len(value) != frames:
             raise RequestError(
                 f"{name} has shape {list(value.shape)}, allowed is [{frames}, 7]",
-                hint="task predict takes one for each frame",
+                hint="task predict takes one per frame",
                 field=name,
                 value=str(list(value.shape)),
             )
@@ -89,12 +89,12 @@ def taught(params: ActionParams, config: ActionConfig, frames: int) -> dict[str,
 
 def _states(params: ActionParams, needed: int) -> Array:
     if params.states is None:
-        raise _missing("states", "one for each context frame")
+        raise _missing("states", "it needs one per context frame")
     states = as_float32(params.states, "states")
     if needed and (states.ndim != 2 or len(states) != needed):
         raise RequestError(
             f"states has shape {list(states.shape)}, allowed is [{needed}, 7]",
-            hint="a plan starts from one state for each context frame",
+            hint="a plan starts from one state per context frame",
             field="states",
             value=str(list(states.shape)),
         )
@@ -104,7 +104,7 @@ def _states(params: ActionParams, needed: int) -> Array:
 def _check_candidates(actions: Array) -> None:
     if actions.ndim == 3 and len(actions) > MOST_CANDIDATES:
         raise RequestError(
-            f"actions hold {len(actions)} candidates, allowed are {MOST_CANDIDATES}",
+            f"actions have {len(actions)} candidates, allowed are {MOST_CANDIDATES}",
             hint="send them in several requests",
             field="actions",
             value=str(len(actions)),
@@ -115,31 +115,31 @@ def _check_candidates(actions: Array) -> None:
 def _check_past(actions: Array, past: int) -> None:
     if actions.shape[-2] < past:
         raise RequestError(
-            f"actions hold {actions.shape[-2]} steps, the context needs {past}",
-            hint="send one for each context frame but the last",
+            f"actions have {actions.shape[-2]} steps, the context needs {past}",
+            hint="send one per context frame except the last",
             field="actions",
         )
 
 
 def _check_rows(arrays: dict[str, Array], candidates: int) -> None:
-    """States of candidates are as many as these."""
+    """Raise RequestError unless there is one state per candidate, or one for all."""
     state = arrays["state"]
     if state.ndim == 2 and len(state) != candidates:
         raise RequestError(
-            f"states hold {len(state)} candidates, actions {candidates}",
-            hint="send as many, or one [frames, 7] for all",
+            f"states have {len(state)} candidates, actions {candidates}",
+            hint="send one per candidate, or one [frames, 7] for all",
             field="states",
         )
 
 
 def _common(value: Array, name: str) -> Array:
-    """What all candidates share. value: [past, 7] or [K, past, 7]."""
+    """Return the values that all candidates share. value: [past, 7] or [K, past, 7]."""
     if value.ndim == 3:
         if not (value == value[:1]).all():
             raise RequestError(
-                f"{name} of the context differ between candidates",
-                "what has happened is the same for all",
-                "let them begin with the same values, or send several requests",
+                f"{name} of the context must be equal for all candidates",
+                "candidates share one past",
+                "send the same values for all, or several requests",
                 field=name,
             )
         value = value[0]
@@ -147,26 +147,26 @@ def _common(value: Array, name: str) -> Array:
 
 
 def _only(value: Array, rank: int) -> Array:
-    """The values of the one candidate, without an axis of candidates."""
+    """Return the values of the only candidate without the candidate axis."""
     return value[0] if value.ndim > rank else value
 
 
 def _cut(value: Array, start: int, count: int) -> Array:
-    """The steps that are rolled out."""
+    """Return the rollout's steps."""
     return np.ascontiguousarray(value[..., start : start + count, :])
 
 
 def _cameras(params: ActionParams, config: ActionConfig, needed: int) -> Array | None:
     if params.extrinsics is None:
         if config.uses_extrinsics:
-            raise _missing("extrinsics", "this checkpoint uses the camera's pose")
+            raise _missing("extrinsics", "this checkpoint uses camera poses")
         return None
     if not config.uses_extrinsics:
-        raise RequestError("extrinsics have no effect on this checkpoint", hint="leave them out", field="extrinsics")
+        raise RequestError("extrinsics have no effect on this checkpoint", hint="omit them", field="extrinsics")
     cameras = as_float32(params.extrinsics, "extrinsics")
     if len(cameras) < needed:
         raise RequestError(
-            f"extrinsics hold {len(cameras)} frames, needed are {needed}", hint="send one for each", field="extrinsics"
+            f"extrinsics have {len(cameras)} frames, needed are {needed}", hint="send one per frame", field="extrinsics"
         )
     return cameras
 

@@ -1,4 +1,4 @@
-"""What becomes of a frame before it is encoded: one way for V-JEPA 2, another for V-JEPA 2-AC. numpy and Pillow."""
+"""Frame preprocessing with numpy and Pillow: one transform for V-JEPA 2, another for V-JEPA 2-AC."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     Pixels = npt.NDArray[Any]
 
 RESIZED: Final = 256 / 224
-"""The shortest edge before cropping, in crops."""
+"""Ratio of the resized shortest edge to the crop."""
 
 
 def shortest_edge(crop: int) -> int:
-    """Pixels of the shortest edge that a clip is resized to before it is cropped."""
+    """Return the length of the shortest edge before cropping, in pixels."""
     return int(crop * RESIZED)
 
 
 def cropped(frame: Frame, crop: int) -> Pixels:
-    """A frame of V-JEPA 2: resized with antialias on 8 bits, and cut in the middle.
+    """Preprocess a frame for V-JEPA 2: antialiased 8-bit resize and centre crop.
 
-    frame: uint8 RGB [H, W, 3]. Returns uint8 [3, crop, crop]. Raises RequestError for a frame that is all length.
+    frame: uint8 RGB [H, W, 3]. Returns uint8 [3, crop, crop]. Raises RequestError for an extreme aspect ratio.
     """
     from PIL import Image
 
@@ -53,7 +53,7 @@ def cropped(frame: Frame, crop: int) -> Pixels:
 
 
 def squared(frame: Frame, crop: int) -> Pixels:
-    """A frame of V-JEPA 2-AC: the middle square, resized in floats without antialias, normalised.
+    """Preprocess a frame for V-JEPA 2-AC: centre square, float resize without antialiasing, normalisation.
 
     frame: uint8 RGB [H, W, 3]. Returns float32 [3, crop, crop].
     """
@@ -63,21 +63,21 @@ def squared(frame: Frame, crop: int) -> Pixels:
     square = frame[top : top + side, left : left + side]
     first, second, share = _taps(side, crop)
     weight = share[:, None, None]
-    # Rows are chosen before they become floats: of a large frame most are not looked at.
+    # Rows are selected before the conversion to floats: most rows of a large frame are not used.
     rows = square[first].astype(np.float32) * (1 - weight) + square[second].astype(np.float32) * weight
     weight = share[None, :, None]
     return normalised((rows[:, first] * (1 - weight) + rows[:, second] * weight).transpose(2, 0, 1))
 
 
 def normalised(pixels: Pixels) -> Pixels:
-    """Pixels [..., 3, H, W] on a scale of 0 to 255 with the training's mean and spread, float32."""
+    """Normalise pixels [..., 3, H, W] of 0 to 255 with the training's mean and standard deviation. Returns float32."""
     mean, std = (255 * np.asarray(each, dtype=np.float32).reshape(3, 1, 1) for each in (MEAN, STD))
     made: Pixels = np.ascontiguousarray((pixels.astype(np.float32) - mean) / std)
     return made
 
 
 def _taps(size: int, wanted: int) -> tuple[Pixels, Pixels, Pixels]:
-    """Where each of `wanted` places lies between two of `size`: both indices and the second one's share."""
+    """Return two source indices and the weight of the second for each of `wanted` positions."""
     place = np.maximum((np.arange(wanted, dtype=np.float32) + 0.5) * np.float32(size / wanted) - 0.5, 0)
     first = np.minimum(place.astype(np.int64), size - 1)
     return first, np.minimum(first + 1, size - 1), (place - first).astype(np.float32)
