@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
-from mstar_core.admin.responses import StateConflict
+from mstar_core.admin.messages import StateConflict
 from mstar_core.errors import NotFound, UsageError, did_you_mean
 
 LIMIT_BYTES: Final = 1 << 30

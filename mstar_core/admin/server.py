@@ -18,22 +18,27 @@ from sanic.response import raw
 
 from mstar_core.admin import payloads
 from mstar_core.admin.access import Access, access_of, peer_of
-from mstar_core.admin.arguments import (
+from mstar_core.admin.endpoints import ENDPOINTS, openapi_document
+from mstar_core.admin.messages import (
     LEVELS,
     LIMIT,
+    IdempotentAnswers,
+    StateConflict,
+    answer,
+    as_json,
     body,
     find_request,
     flag,
     json_object,
+    no_route,
     number,
     ordered,
     parts,
+    problem,
     whole,
 )
-from mstar_core.admin.endpoints import ENDPOINTS, openapi_document
 from mstar_core.admin.payloads import AdminTarget
 from mstar_core.admin.recordings import Recordings
-from mstar_core.admin.responses import IdempotentAnswers, StateConflict, answer, as_json, no_route, problem
 from mstar_core.admin.streams import NDJSON, NdjsonStreams
 from mstar_core.errors import NotFound, Refused, UsageError, did_you_mean
 from mstar_core.observe.filter import Filter

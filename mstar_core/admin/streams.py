@@ -16,7 +16,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from mstar_core.admin.responses import as_json
+from mstar_core.admin.messages import as_json
 from mstar_core.observe.frames import BEAT_S, encode
 
 if TYPE_CHECKING:

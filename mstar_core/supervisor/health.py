@@ -11,9 +11,8 @@ from typing import Any, NoReturn
 
 from mstar_core.config.deployment import Plan
 from mstar_core.messages.names import CONDUCTOR, rank_of
-from mstar_core.supervisor.child import Child
+from mstar_core.supervisor.child import Child, Pace
 from mstar_core.supervisor.events import Events
-from mstar_core.supervisor.processes import Pace
 
 
 def can_serve(plan: Plan, children: Iterable[Child]) -> bool:

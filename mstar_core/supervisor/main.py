@@ -27,10 +27,9 @@ from mstar_core.host.ports import check_port, one_start, port_claimant
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.wire import Envelope, Message, WireCodec
 from mstar_core.process.logs import start_logging
+from mstar_core.supervisor.child import Kinds, child_kinds, write_spec
 from mstar_core.supervisor.deaths import outcome, write_outcome
-from mstar_core.supervisor.log_file import LogFile, LogStream
-from mstar_core.supervisor.processes import Kinds, child_kinds, write_spec
-from mstar_core.supervisor.stats_log import STATS_FILE, StatsLog
+from mstar_core.supervisor.log_file import STATS_FILE, LogFile, LogStream, StatsLog
 from mstar_core.supervisor.supervisor import Supervisor
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 

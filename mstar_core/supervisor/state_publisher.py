@@ -30,9 +30,16 @@ from mstar_core.observe.metrics import FAMILIES, exposition
 from mstar_core.observe.rates import Rate
 from mstar_core.observe.request_log import RequestLog
 from mstar_core.supervisor.deaths import Circumstances
-from mstar_core.supervisor.gpus import GpuReader, device_keys
+from mstar_core.supervisor.host_stats import (
+    NO_LOAD,
+    GpuReader,
+    OomKills,
+    ProcessLoad,
+    ProcessLoads,
+    device_keys,
+    host_memory_bytes,
+)
 from mstar_core.supervisor.metrics import shared_samples, socket_samples
-from mstar_core.supervisor.proc_stats import NO_LOAD, OomKills, ProcessLoad, ProcessLoads, host_memory_bytes
 
 if TYPE_CHECKING:
     from mstar_core.config.deployment import DeploymentSpec

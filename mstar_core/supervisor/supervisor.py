@@ -37,14 +37,23 @@ from mstar_core.messages.requests import CancelRequest
 from mstar_core.messages.telemetry import MetricSample
 from mstar_core.messages.wire import Envelope, Message
 from mstar_core.observe.hub import TelemetryHub
-from mstar_core.supervisor.child import Child, ChildKind
+from mstar_core.supervisor.child import (
+    DEFAULT_PACE,
+    FETCHED,
+    Child,
+    ChildKind,
+    Kinds,
+    Pace,
+    child_kinds,
+    plan_facts,
+    write_spec,
+)
 from mstar_core.supervisor.deaths import cause_sentence, death_record, exit_code_of, in_order, outcome
 from mstar_core.supervisor.events import Events, EventThrottle
-from mstar_core.supervisor.gpus import GpuReader, library
 from mstar_core.supervisor.health import Watchdog, can_serve
+from mstar_core.supervisor.host_stats import GpuReader, library
 from mstar_core.supervisor.log_file import LogFile
 from mstar_core.supervisor.outbound import REACHABLE, Outbound
-from mstar_core.supervisor.processes import DEFAULT_PACE, FETCHED, Kinds, Pace, child_kinds, plan_facts, write_spec
 from mstar_core.supervisor.state_publisher import StatePublisher
 from mstar_core.transport import Courier, Malformed
 

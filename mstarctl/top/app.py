@@ -32,8 +32,7 @@ from mstarctl.top.layout.state import State
 from mstarctl.top.layout.waterfall import Zoom
 from mstarctl.top.widgets.dialog import Dialog
 from mstarctl.top.widgets.filter_bar import FilterBar
-from mstarctl.top.widgets.main_pane import MainPane
-from mstarctl.top.widgets.pane import Pane
+from mstarctl.top.widgets.pane import MainPane, Pane
 
 POLL_S: Final = 0.1
 """Interval between polls, and shortest interval between two drawings."""
@@ -399,35 +398,16 @@ class TopApp(App[None]):
 
     # -- actions ----------------------------------------------------------------------------------------------
 
-    def action_cancel(self) -> None:
-        actions.ask_cancel(self)
-
-    def action_drain(self) -> None:
-        actions.ask_drain(self)
-
-    def action_help(self) -> None:
-        actions.open_help(self)
-
-    def action_describe(self) -> None:
-        actions.describe(self)
-
-    def action_json(self) -> None:
-        actions.show_json(self)
-
-    def action_copy(self) -> None:
-        actions.copy_id(self)
-
-    def action_export(self) -> None:
-        actions.ask_export(self)
-
-    def action_other(self) -> None:
-        actions.ask_other(self)
-
-    def action_perfetto(self) -> None:
-        actions.write_perfetto(self)
-
-    def action_record(self) -> None:
-        actions.toggle_recording(self)
+    action_cancel = actions.ask_cancel
+    action_drain = actions.ask_drain
+    action_help = actions.open_help
+    action_describe = actions.describe
+    action_json = actions.show_json
+    action_copy = actions.copy_id
+    action_export = actions.ask_export
+    action_other = actions.ask_other
+    action_perfetto = actions.write_perfetto
+    action_record = actions.toggle_recording
 
     # -- mouse and palette ------------------------------------------------------------------------------------
 

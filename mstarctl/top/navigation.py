@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from mstarctl.top.data.spans import end_of
 from mstarctl.top.data.view import View
+from mstarctl.top.layout.geometry import graph_of
 from mstarctl.top.layout.requests import BY_KEY, SORTS, Sort, choose, chosen
 from mstarctl.top.layout.scroll import Window, moved
 from mstarctl.top.layout.state import State
-from mstarctl.top.layout.wires import graph_of
 
 
 def request_keys(view: View, state: State) -> list[str]:

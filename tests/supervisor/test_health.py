@@ -9,10 +9,9 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from mstar_core.supervisor.child import Child, ChildKind
+from mstar_core.supervisor.child import Child, ChildKind, Pace
 from mstar_core.supervisor.events import Events
 from mstar_core.supervisor.health import Watchdog
-from mstar_core.supervisor.processes import Pace
 
 LIMIT_S = 60.0
 HANG_S = 0.5

@@ -17,8 +17,8 @@ from mstar_core.config.deployment import DeploymentSpec
 from mstar_core.errors import ExitCode
 from mstar_core.host.run_dir import RunDirectory
 from mstar_core.messages.wire import Envelope, Message, WireCodec
+from mstar_core.supervisor.child import Pace
 from mstar_core.supervisor.deaths import outcome
-from mstar_core.supervisor.processes import Pace
 from mstar_core.supervisor.supervisor import Supervisor
 from mstar_core.transport import Courier, Mailbox, mailbox_endpoint
 from tests.fakes.child import fake_kinds

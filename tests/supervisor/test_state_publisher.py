@@ -15,8 +15,7 @@ import pytest
 from mstar_core.messages.life import Phase, Telemetry
 from mstar_core.messages.telemetry import EdgeNews
 from mstar_core.observe.frames import GRAPH_FACT, GpuStatus
-from mstar_core.supervisor.gpus import OLD_S, GpuReader, device_keys
-from mstar_core.supervisor.proc_stats import ProcessLoads, host_memory_bytes
+from mstar_core.supervisor.host_stats import OLD_S, GpuReader, ProcessLoads, device_keys, host_memory_bytes
 from mstar_core.supervisor.state_publisher import StatePublisher
 from tests.admin.conftest import FakeDeployment
 

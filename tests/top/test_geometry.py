@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from mstar_core.observe.frames import EdgeStatus, EdgeView, GraphView, NodeView, WalkView
 from mstar_core.observe.store import Store
 from mstarctl.top.data.view import View, size_of
-from mstarctl.top.layout.geometry import GraphLayout, Size, place
+from mstarctl.top.layout.geometry import GraphLayout, Size, levels, place, wires
 from mstarctl.top.layout.graph import drawing, graph_page
-from mstarctl.top.layout.wires import levels, wires
 from tests.top.models import qwen_graph
 
 FEW = settings(max_examples=40, deadline=None)

@@ -24,11 +24,10 @@ from mstarctl.top.drawing.bars import area, bar, nice_top, resample, spark, stac
 from mstarctl.top.drawing.glyphs import ASCII, UNICODE
 from mstarctl.top.drawing.line import line
 from mstarctl.top.drawing.numbers import age, amount, ms, rate
-from mstarctl.top.drawing.shapes import CELL_H, CELL_SHAPES, CELL_W
-from mstarctl.top.drawing.svg import svg
+from mstarctl.top.drawing.svg import CELL_H, CELL_SHAPES, CELL_W, svg
 from mstarctl.top.export import export, perfetto, table_csv
 from mstarctl.top.layout.bench import bench_page
-from mstarctl.top.layout.curves import Curve, chart
+from mstarctl.top.layout.ranks import Curve, chart
 from mstarctl.top.layout.requests import SORTS, Sort, choose, chosen, note
 from mstarctl.top.layout.scroll import Window, moved, scrolled
 from mstarctl.top.layout.waterfall import Zoom, cells, scale, waterfall

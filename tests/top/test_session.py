@@ -15,8 +15,7 @@ from mstar_core.errors import NotFound, Unreachable, UsageError
 from mstar_core.observe.frames import BeatFrame, HelloFrame, encode
 from mstar_core.observe.store import Store
 from mstarctl.top.data.feed import Feed, LogFeed
-from mstarctl.top.data.recording import Recorder, read_recording
-from mstarctl.top.data.ring import Ring
+from mstarctl.top.data.recording import Recorder, Ring, read_recording
 from mstarctl.top.data.session import LiveSession, ReplaySession
 from tests.top.models import qwen
 from tests.top.streams import Simulation

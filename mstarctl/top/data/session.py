@@ -19,8 +19,7 @@ from mstar_core.observe.store import Store
 from mstarctl.top.data.feed import Feed, LogFeed
 from mstarctl.top.data.history import History
 from mstarctl.top.data.logs import Logged, merged, parse
-from mstarctl.top.data.recording import Recorder, Recording
-from mstarctl.top.data.ring import Ring
+from mstarctl.top.data.recording import Recorder, Recording, Ring
 from mstarctl.top.data.view import Link, View
 from mstarctl.top.drawing.glyphs import UNICODE, Glyphs
 

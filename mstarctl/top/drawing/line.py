@@ -58,6 +58,11 @@ def line(*parts: Part) -> Line:
     return Line(tuple(span for span in spans if span.text))
 
 
+def pair(label: str, value: str, role: str = "value", unit: str = "") -> Line:
+    """Return a label, a value and its unit."""
+    return line((f"{label} ", "dim"), (value, role), (f" {unit}" if unit else "", "dim"))
+
+
 @lru_cache(maxsize=8192)
 def cells(text: str) -> int:
     """Return the width of `text` in cells."""

@@ -11,10 +11,10 @@ from mstarctl.output.units import size_text
 from mstarctl.top.data.view import NORMAL, View
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.bars import spark
-from mstarctl.top.drawing.line import Line, Span, cells, fit, join, left, line, right, safe, take, window
+from mstarctl.top.drawing.line import Line, Span, cells, fit, join, left, line, pair, right, safe, take, window
 from mstarctl.top.layout.canvas import Canvas
-from mstarctl.top.layout.geometry import GraphLayout, Route, Size, place
-from mstarctl.top.layout.wires import IN, OUT, Wire, graph_of, wires
+from mstarctl.top.layout.geometry import IN, OUT, GraphLayout, Route, Size, Wire, graph_of, place, wires
+from mstarctl.top.layout.ranks import step_times, underruns
 
 HEAVY_BYTES_S: Final = 10 * 2**20
 """Rate from which a wire is drawn thick."""
@@ -241,21 +241,7 @@ def _listed(view: View, node: NodeView, found: list[Wire], walk: str, chosen: st
 
 def node_table(view: View, graph: GraphView, walk: str, width: int) -> list[Line]:
     """Draw a table with a row for each node on each rank."""
-    titles = (
-        "NODE",
-        "RANK",
-        "BATCH",
-        "STEP p50",
-        "p99 ms",
-        "STEPS/s",
-        "ROWS/s",
-        "TOK/s",
-        "QUEUE",
-        "SLOTS",
-        "PAGES",
-        "GRAPHS",
-        "BUSY",
-    )
+    titles = "NODE,RANK,BATCH,STEP p50,p99 ms,STEPS/s,ROWS/s,TOK/s,QUEUE,SLOTS,PAGES,GRAPHS,BUSY".split(",")
     sizes = (16, 4, 5, 8, 7, 8, 8, 7, 5, 7, 10, 7, 5)
     rows = [
         line(
@@ -334,17 +320,9 @@ def _facts_of(node: NodeStatus, is_replica: bool) -> list[Line]:
             )
         )
     if node.slots_total:
-        parts.append(line(("slots ", "dim"), (f"{node.slots_used}/{node.slots_total}", "value")))
+        parts.append(pair("slots", f"{node.slots_used}/{node.slots_total}"))
     if node.step_p50_ms is not None:
-        parts.append(
-            line(
-                ("step p50 ", "dim"),
-                (numbers.ms(node.step_p50_ms), "value"),
-                (" p99 ", "dim"),
-                (numbers.ms(node.step_p99_ms), "value"),
-                (" ms", "dim"),
-            )
-        )
+        parts.append(step_times(node))
     if node.graph_share is not None:
         why = ", ".join(f"{safe(reason)}: {n}" for reason, n in sorted(node.eager.items(), key=lambda p: -p[1])[:2])
         parts.append(
@@ -356,8 +334,7 @@ def _facts_of(node: NodeStatus, is_replica: bool) -> list[Line]:
         )
     if node.tokens_s:
         parts.append(line((numbers.rate(node.tokens_s), "value"), (" tok/s", "dim")))
-    if node.underruns is not None:
-        parts.append(line(("underruns ", "dim"), (str(node.underruns), "bad" if node.underruns else "value")))
+    parts += underruns(node)
     if node.is_bottleneck:
         parts.append(line(("bottleneck", "hot")))
     return parts

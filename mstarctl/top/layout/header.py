@@ -8,7 +8,7 @@ from mstar_core.observe.frames import ChildStatus, DeploymentStatus
 from mstarctl.output.units import age_text, duration_text
 from mstarctl.top.data.view import NORMAL, TINY, View
 from mstarctl.top.drawing import numbers
-from mstarctl.top.drawing.line import EMPTY, Line, Part, clip, fit, line, over, safe, spread, take
+from mstarctl.top.drawing.line import EMPTY, Line, Part, clip, fit, line, over, pair, safe, spread, take
 
 GOOD: Final = frozenset({"ready"})
 BUSY: Final = frozenset({"starting", "draining", "stopping"})
@@ -72,10 +72,6 @@ def link_mark(view: View) -> Line:
     return recording + line((f"{glyphs.live} live {link.hz:g} Hz", "dim"))
 
 
-def _pair(label: str, value: str, role: str = "value", unit: str = "") -> Line:
-    return line((f"{label} ", "dim"), (value, role), (f" {unit}" if unit else "", "dim"))
-
-
 def _first(view: View, width: int, size: int) -> Line:
     head = view.store.deployment
     age = duration_text(view.t - head.started) if head.started and size >= NORMAL else ""
@@ -105,17 +101,13 @@ def _sums(view: View, size: int) -> list[Line]:
         ttft = line(("TTFT ", "dim"), (f"{p50}/{p99}", "value"), (" ms", "dim"))
     found = [load, ttft]
     if head.tokens_s:
-        found.append(
-            _pair("text", numbers.rate(head.tokens_s), unit="tok/s")
-            if wide
-            else line((numbers.rate(head.tokens_s), "value"), (" tok/s", "dim"))
-        )
+        found.append(line(("text " if wide else "", "dim"), (numbers.rate(head.tokens_s), "value"), (" tok/s", "dim")))
     if head.audio_x:
         found.append(line(("audio " if wide else "", "dim"), (f"{head.audio_x:.1f}x", "value")))
     if not (head.tokens_s or head.audio_x):  # idle, or a model of actions or latents
         found.append(line(("answers " if wide else "", "dim"), (numbers.rate(head.requests_s), "value"), ("/s", "dim")))
     if wide:
-        found.append(_pair("err", str(head.failed), "bad" if head.failed else "value"))
+        found.append(pair("err", str(head.failed), "bad" if head.failed else "value"))
     return found
 
 
@@ -130,21 +122,21 @@ def _second(view: View, width: int, size: int) -> Line:
     head = view.store.deployment
     pages = f"{head.pages_used}/{head.pages_total}" if head.pages_total else numbers.NONE
     common = [
-        _pair("preempted", str(head.preempted), "warn" if head.preempted else "value"),
-        _pair("restarts", str(head.restarts), "warn" if head.restarts else "value"),
+        pair("preempted", str(head.preempted), "warn" if head.preempted else "value"),
+        pair("restarts", str(head.restarts), "warn" if head.restarts else "value"),
     ]
     if size < NORMAL:
-        parts = [_pair("pages", pages), _pair("err", str(head.failed), "bad" if head.failed else "value"), *common]
+        parts = [pair("pages", pages), pair("err", str(head.failed), "bad" if head.failed else "value"), *common]
         return line(" ") + take(parts, width - 2, "   ")
     parts = [
         _core(view, "api"),
         _core(view, "conductor"),
-        _pair("admission", f"{head.running}/{head.slots}" if head.slots else numbers.NONE),
-        _pair("pages", pages),
+        pair("admission", f"{head.running}/{head.slots}" if head.slots else numbers.NONE),
+        pair("pages", pages),
         *common,
     ]
     if head.refused:
-        parts.append(_pair("refused", str(head.refused), "warn"))
+        parts.append(pair("refused", str(head.refused), "warn"))
     span = view.history.span_s
     end = line((f"{age_text(span)} of history " if span else "no history ", "faint"))
     return spread(line(" ") + take(parts, width - end.width - 2, "   "), end, width)
@@ -152,7 +144,7 @@ def _second(view: View, width: int, size: int) -> Line:
 
 def _core(view: View, name: str) -> Line:
     child: ChildStatus | None = view.store.children.get(name)
-    return EMPTY if child is None or child.core is None else _pair(name, numbers.percent(child.core), unit="core")
+    return EMPTY if child is None or child.core is None else pair(name, numbers.percent(child.core), unit="core")
 
 
 def _tiny(view: View, width: int) -> Line:

@@ -11,10 +11,11 @@ from mstarctl.output.units import size_text
 from mstarctl.top.data.view import LEAST_HEIGHT, LEAST_WIDTH, NORMAL, TINY, View, size_of
 from mstarctl.top.drawing import numbers
 from mstarctl.top.drawing.glyphs import in_ascii
-from mstarctl.top.drawing.line import Line, cells, fit, line, safe, window, wrap
-from mstarctl.top.layout import bench, events, graph, logs, rank_page, ranks, requests, waterfall
+from mstarctl.top.drawing.line import Line, cells, fit, line, pair, safe, window, wrap
+from mstarctl.top.layout import bench, events, graph, logs, requests, waterfall
 from mstarctl.top.layout.footer import Hint, footer
 from mstarctl.top.layout.header import header
+from mstarctl.top.layout.ranks import blocks, ranks_page
 from mstarctl.top.layout.state import State
 
 Hits = dict[int, tuple[str, str]]
@@ -53,7 +54,7 @@ def overview(view: View, state: State, width: int, height: int, size: int) -> Pa
     is_panel = state.panel == "ranks"
     chosen = state.rank if is_panel else None
     least = 5 if size == TINY else 8
-    top = ranks.blocks(view, width, max(1, height - least - (0 if size == TINY else 3)), size, chosen)
+    top = blocks(view, width, max(1, height - least - (0 if size == TINY else 3)), size, chosen)
     tail = [_status(view, state, width, size)]
     if size > TINY:
         tail.append(events.last(view, width))
@@ -74,7 +75,7 @@ def _status(view: View, state: State, width: int, size: int) -> Line:
     newest = view.store.events[-1] if view.store.events else None
     text = line((f" {shown} of {total}", "dim"), ("   ", ""))
     if view.filter.text:
-        return fit(text + line(("filter: ", "dim"), (safe(view.filter.text), "accent")), width)
+        return fit(text + pair("filter:", safe(view.filter.text), "accent"), width)
     return fit(
         text
         + (
@@ -100,7 +101,7 @@ def requests_body(view: View, state: State, width: int, height: int, size: int) 
 
 def ranks_body(view: View, state: State, width: int, height: int, size: int) -> Painted:
     """Draw the ranks, one of them in full."""
-    lines, keys = rank_page.ranks_page(view, width, height, size, state.rank)
+    lines, keys = ranks_page(view, width, height, size, state.rank)
     return Painted(lines, {row: ("rank", key) for row, key in enumerate(keys)})
 
 
@@ -114,7 +115,7 @@ def events_body(view: View, state: State, width: int, height: int, size: int) ->
     """Draw the feed of events."""
     rows, keys = events.feed(view, width, height - 1, state.events, state.event_text)
     total = len(view.store.events)
-    kinds = line(("   type: ", "dim"), (safe(state.event_text), "accent")) if state.event_text else line()
+    kinds = pair("   type:", safe(state.event_text), "accent") if state.event_text else line()
     end = fit(line((f" {total} events kept", "dim")) + kinds, width)
     return Painted([*rows, end], {row: ("event", key) for row, key in enumerate(keys)})
 
@@ -147,15 +148,15 @@ def describe(view: View, names: Sequence[str], values: dict[str, object], width:
     """Draw fields with their values in as many columns as fit, then long values on separate lines."""
     each = 36
     known = [labelled(name, values[name]) for name in names if values[name] not in (None, "", [], {}, 0, 0.0, False)]
-    short = [pair for pair in known if cells(" ".join(pair)) <= each - 2]
+    short = [item for item in known if cells(" ".join(item)) <= each - 2]
     across = max(1, (width - 2) // each)
     rows = []
     for start in range(0, len(short), across):
         row = line(" ")
         for name, text in short[start : start + across]:
-            row = row + fit(line((f"{name} ", "dim"), (text, "value")), each - 2) + line("  ")
+            row = row + fit(pair(name, text), each - 2) + line("  ")
         rows.append(fit(row, width))
-    for name, text in (pair for pair in known if pair not in short):
+    for name, text in (item for item in known if item not in short):
         first, *more = wrap(text, max(8, width - cells(name) - 3))
         rows.append(fit(line(" ", (f"{name} ", "dim"), (first, "value")), width))
         rows += [fit(line(" " * (cells(name) + 2), (part, "value")), width) for part in more]

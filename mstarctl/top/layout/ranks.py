@@ -1,15 +1,17 @@
-"""Blocks of ranks: frames with device load and nodes, edges between them; one line each if space is short."""
+"""Ranks: blocks with device load and nodes, and the screen of one rank with memory, pages and curves."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from mstar_core.observe.frames import EdgeStatus, GpuStatus, NodeStatus, RankStatus
 from mstarctl.output.units import size_text
 from mstarctl.top.data.view import NORMAL, TINY, View
 from mstarctl.top.drawing import numbers
-from mstarctl.top.drawing.bars import bar, spark
-from mstarctl.top.drawing.line import EMPTY, Line, clip, fit, join, left, line, safe, take
+from mstarctl.top.drawing.bars import area, bar, nice_top, spark, stacked
+from mstarctl.top.drawing.line import EMPTY, Line, clip, fit, join, left, line, pair, right, safe, take, window
 
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -66,7 +68,7 @@ def load(view: View, rank: RankStatus, bar_width: int) -> list[Line]:
         line((f"rank {rank.rank}", "strong")),
         line((safe(device), "dim")),
         line((f"{word} ", "dim"), bar(share, bar_width, view.glyphs), (f" {numbers.percent(share):>5}", _hot(share))),
-        line(("mem ", "dim"), (numbers.amount(used, total), "value")),
+        pair("mem", numbers.amount(used, total)),
     ]
     if rank.pages_total:
         full = rank.pages_used / rank.pages_total
@@ -74,7 +76,7 @@ def load(view: View, rank: RankStatus, bar_width: int) -> list[Line]:
     if gpu is not None and gpu.power_w is not None:
         parts.append(line((f"{gpu.power_w:.0f} W", "dim")))
     if rank.core is not None and gpu is None:
-        parts.append(line(("core ", "dim"), (numbers.percent(rank.core), "value")))
+        parts.append(pair("core", numbers.percent(rank.core)))
     if rank.state not in ("ready", ""):
         parts.insert(1, line((rank.state, "warn")))
     if gpu is not None and gpu.is_stale:
@@ -155,7 +157,7 @@ def _node_facts(view: View, key: str, node: NodeStatus) -> list[Line]:
     facts = [batch, line((f"{numbers.ms(node.step_ms):>5}", "value"), (f" {unit}", "dim"))]
     facts.append(join([line((str(n), "value"), (f" {safe(walk)}", "dim")) for walk, n in _busiest(node.walks)]))
     if node.graph_share is not None:
-        facts.append(line(("graphs ", "dim"), (f"{100 * node.graph_share:.1f} %", "value")))
+        facts.append(pair("graphs", f"{100 * node.graph_share:.1f} %"))
     if node.slots_total or node.queue or node.waiting:
         waiting = node.queue + node.waiting
         trail = spark(view.recent("nodes", key, "queue")[-4:], 4, view.glyphs) if waiting else ""
@@ -168,13 +170,22 @@ def _busiest(walks: dict[str, int]) -> list[tuple[str, int]]:
 
 
 def _playback(node: NodeStatus) -> list[Line]:
-    found = []
-    if node.ahead_s is not None:
-        role = "warn" if node.ahead_s < 0.1 else "value"
-        found.append(line(("least ahead ", "dim"), (f"{node.ahead_s:.2f} s", role)))
-    if node.underruns is not None:
-        found.append(line(("underruns ", "dim"), (str(node.underruns), "bad" if node.underruns else "value")))
-    return found
+    if node.ahead_s is None:
+        return underruns(node)
+    role = "warn" if node.ahead_s < 0.1 else "value"
+    return [pair("least ahead", f"{node.ahead_s:.2f} s", role), *underruns(node)]
+
+
+def underruns(node: NodeStatus) -> list[Line]:
+    """Draw the underruns of a node that plays audio."""
+    if node.underruns is None:
+        return []
+    return [pair("underruns", str(node.underruns), "bad" if node.underruns else "value")]
+
+
+def step_times(node: NodeStatus) -> Line:
+    """Draw the quantiles of a node's step time."""
+    return pair("step p50", numbers.ms(node.step_p50_ms)) + pair(" p99", numbers.ms(node.step_p99_ms), unit="ms")
 
 
 # -- edges --------------------------------------------------------------------------------------------------------
@@ -282,3 +293,220 @@ def _folded(view: View, rank: RankStatus, width: int, size: int, *, is_chosen: b
     if not view.nodes_of(rank.rank):
         facts.append(start_line(view, rank, width - start.width - 24))
     return fit(start + line("  ") + take(facts, width - start.width - 2), width)
+
+
+def ranks_page(view: View, width: int, height: int, size: int, chosen: str | None) -> tuple[list[Line], list[str]]:
+    """Return (exactly `height` lines, keys of the ranks in the first ones). The chosen rank is shown in full."""
+    keys = sorted(view.store.ranks, key=lambda key: view.store.ranks[key].rank)
+    if not keys:
+        return window([line(), line(("  no rank has reported yet", "dim"))], height, width), []
+    key = chosen if chosen in view.store.ranks else keys[0]
+    room = max(2, min(len(keys), height // 3))
+    at = keys.index(key)
+    first = max(0, min(at - room + 1, len(keys) - room))
+    shown = keys[first : first + room]
+    rows = [row for one in shown for row in folded(view, [one], width, 1, size, chosen=key)]
+    if size > TINY:
+        named = [
+            line((letter, view.node_role(name)), (f" {safe(name)}", "dim")) for name, letter in letters(view).items()
+        ]
+        rows.append(fit(line("   ") + take(named, width - 4, "  "), width))
+        rows.append(line((view.glyphs.rule * width, "frame")))
+    rows += rank_facts(view, view.store.ranks[key], width, size)
+    room = height - len(rows) - 1
+    if size > TINY and room >= 5:
+        rows.append(line())
+        rows += charts(view, curves(view, view.store.ranks[key]), width, min(room, 16), 3 if size >= NORMAL else 2)
+    return window(rows, height, width), shown
+
+
+def rank_facts(view: View, rank: RankStatus, width: int, size: int) -> list[Line]:
+    """Draw all facts of a rank except its curves."""
+    rows = [line(" ") + take(load(view, rank, 21 if size >= NORMAL else 10), width - 2)]
+    child = next((c for c in view.store.children.values() if c.rank == rank.rank), None)
+    gpu = gpu_of(view, rank)
+    parts = [
+        pair("pid", str(rank.pid or numbers.NONE)),
+        pair("steps", f"{numbers.rate(rank.steps_s)}/s"),
+        pair("requests", str(rank.requests)),
+        pair("core", numbers.percent(rank.core)),
+        pair("resident", numbers.size(rank.resident_bytes)),
+        pair("shared memory", numbers.size(rank.shm_bytes)),
+    ]
+    if child is not None and child.restarts:
+        parts.append(pair("restarts", str(child.restarts), "warn"))
+    if gpu is not None:
+        parts += [
+            line(("", "dim"), (f"{gpu.temperature_c:.0f} °C", "value")) if gpu.temperature_c is not None else line(),
+            line((f"{gpu.clock_mhz:.0f} MHz", "value")) if gpu.clock_mhz is not None else line(),
+            pair("limit", f"{gpu.power_limit_w:.0f} W") if gpu.power_limit_w else line(),
+        ]
+    rows.append(line(" ") + take(parts, width - 2))
+    if size == TINY:
+        return rows
+    rows += [line(), *memory(view, rank, width), *pages(view, rank, width), line()]
+    rows += [node_facts(view, node, width) for _, node in view.nodes_of(rank.rank)]
+    return rows
+
+
+def memory(view: View, rank: RankStatus, width: int) -> list[Line]:
+    """Draw the device's memory by owner: weights, caches, rest of this process, other processes, free."""
+    gpu = gpu_of(view, rank)
+    total = gpu.memory_total if gpu is not None else rank.memory_total
+    if not total or rank.memory_used is None:
+        return []
+    used = max(rank.memory_used, gpu.memory_used or 0) if gpu is not None else rank.memory_used
+    weights, caches = rank.weights_bytes or 0, rank.cache_bytes or 0
+    rest = max(0, rank.memory_used - weights - caches)
+    others = max(0, used - rank.memory_used)
+    full, spans = view.glyphs.full, view.glyphs.spans
+    parts = [
+        (weights, full, "bar", "weights"),
+        (caches, spans["stall"], "flow", "caches"),
+        (rest, spans["transfer"], "node.4", "other"),
+        (others, spans["queue"], "node.3", "other processes"),
+    ]
+    row = line((" memory ", "dim")) + stacked(
+        [(n / total, glyph, role) for n, glyph, role, _ in parts],
+        max(8, width - 10),
+        view.glyphs.rest if view.glyphs.is_ascii else " ",
+    )
+    words = [line((glyph, role), (f" {name} ", "dim"), (size_text(n), "value")) for n, glyph, role, name in parts if n]
+    words.append(line(("free ", "dim"), (size_text(max(0, total - used)), "value"), (f" of {size_text(total)}", "dim")))
+    return [row, line(" " * 8) + take(words, width - 9, "   ")]
+
+
+def pages(view: View, rank: RankStatus, width: int) -> list[Line]:
+    """Draw the pages of the rank's caches: used, cached prefixes, free."""
+    if not rank.pages_total:
+        return []
+    room = max(8, width - 10)
+    parts = [
+        (rank.pages_used / rank.pages_total, view.glyphs.full, "bar"),
+        (rank.pages_cached / rank.pages_total, view.glyphs.spans["transfer"], "flow"),
+    ]
+    free = max(0, rank.pages_total - rank.pages_used - rank.pages_cached)
+    words = [
+        line((view.glyphs.full, "bar"), (" used ", "dim"), (str(rank.pages_used), "value")),
+        line((view.glyphs.spans["transfer"], "flow"), (" cached ", "dim"), (str(rank.pages_cached), "value")),
+        line(("free ", "dim"), (str(free), "value"), (f" of {rank.pages_total}", "dim")),
+    ]
+    return [
+        line((" pages  ", "dim")) + stacked(parts, room, view.glyphs.rest if view.glyphs.is_ascii else " "),
+        line(" " * 8) + take(words, width - 9, "   "),
+    ]
+
+
+def node_facts(view: View, node: NodeStatus, width: int) -> Line:
+    """Draw the step times of a node, and its steps without a CUDA graph by kind."""
+    parts = [
+        step_times(node),
+        line((f"b{node.batch}", "value")),
+        line((numbers.rate(node.steps_s), "value"), (" steps/s", "dim")),
+    ]
+    if node.graph_share is not None:
+        eager = 1 - node.graph_share
+        why = ", ".join(f"{safe(reason)}: {n}" for reason, n in sorted(node.eager.items(), key=lambda pair: -pair[1]))
+        parts.append(
+            line(
+                ("replayed ", "dim"),
+                (f"{100 * node.graph_share:.1f} %", "value"),
+                ("  eager ", "dim"),
+                (f"{100 * eager:.1f} %", "warn" if eager > 0.1 else "value"),
+                (f" ({why})" if why else "", "dim"),
+            )
+        )
+    elif node.eager:
+        parts.append(pair("eager:", ", ".join(f"{safe(k)}: {n}" for k, n in node.eager.items()), "dim"))
+    parts += underruns(node)
+    mark = line((f"{view.glyphs.bottleneck} bottleneck", "hot")) if node.is_bottleneck else line()
+    return fit(
+        line(" ", (left(safe(node.name), 16), view.node_role(node.name)), " ") + take([*parts, mark], width - 19), width
+    )
+
+
+AXIS: Final = 6
+"""Cells of the labels at the left of a chart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One chart. top: value of the upper edge, None to fit the values. scale: factor of the displayed values.
+
+    now: the current value; the newest of `values` may be one second old.
+    """
+
+    title: str
+    values: Sequence[float | None]
+    now: float | None
+    unit: str = ""
+    top: float | None = None
+    scale: float = 1.0
+
+
+def curves(view: View, rank: RankStatus) -> list[Curve]:
+    """Return the curves of a rank: device load, steps and rows of its busiest node, pages."""
+    key = str(rank.rank)
+    gpu = view.store.gpus.get(rank.gpu) if rank.gpu is not None else None
+    if gpu is not None and rank.gpu is not None:
+        found = [_share("util", view.recent("gpus", rank.gpu, "util"), gpu.util)]
+    else:
+        found = [_share("busy", view.recent("ranks", key, "busy"), rank.busy)]
+    nodes = view.nodes_of(rank.rank)
+    if nodes:
+        at, node = max(nodes, key=lambda pair: (pair[1].slots_total > 0, pair[1].busy))
+        steps, rows = view.recent("nodes", at, "step_ms"), view.recent("nodes", at, "batch")
+        found.append(Curve(title=f"{node.name} step", values=steps, now=node.step_ms, unit="ms"))
+        found.append(Curve(title=f"{node.name} rows", values=rows, now=node.batch))
+    if rank.pages_total:
+        found.append(_share("pages", view.recent("ranks", key, "pages"), rank.pages_used / rank.pages_total))
+    return found
+
+
+def _share(title: str, values: Sequence[float | None], now: float | None) -> Curve:
+    return Curve(title=title, values=values, now=now, unit="%", top=100.0, scale=100.0)
+
+
+def charts(view: View, found: Sequence[Curve], width: int, height: int, side_by_side: int) -> list[Line]:
+    """Draw charts next to each other, at most `side_by_side`: `height` lines of `width` cells."""
+    shown = found[:side_by_side]
+    if not shown:
+        return []
+    each = (width - 2 - 2 * (len(shown) - 1)) // len(shown)
+    rows = [line(" ")] * height
+    for at, curve in enumerate(shown):
+        drawn = chart(view, curve, each, height)
+        rows = [row + line("  " if at else "", body) for row, body in zip(rows, drawn, strict=True)]
+    return [fit(row, width) for row in rows]
+
+
+def chart(view: View, curve: Curve, width: int, height: int) -> list[Line]:
+    """Draw `height` (at least 3) lines of `width` cells: title with the current value, area, time axis."""
+    values = [None if value is None else value * curve.scale for value in curve.values]
+    top = curve.top if curve.top is not None else nice_top(values)
+    high = height - 2
+    labels = {high - 1: "0", 0: f"{top:g}"} | ({high // 2: f"{top / 2:g}"} if high >= 4 else {})
+    rows = [fit(line((safe(curve.title), "head"), "  ", (_now(curve), "strong")), width)]
+    if all(value is None for value in values):  # a scale needs values
+        rows += [
+            fit(line((" " * AXIS, ""), ("no figures" if index == 0 else "", "dim")), width) for index in range(high)
+        ]
+        return [*rows, fit(line(), width)]
+    for index, body in enumerate(area(values, width - AXIS, high, top, view.glyphs)):
+        rows.append(fit(line((right(labels.get(index, ""), AXIS - 1), "faint"), " ") + body, width))
+    return [*rows, time_axis(view, len(values), width)]
+
+
+def _now(curve: Curve) -> str:
+    if curve.now is None:
+        return numbers.NONE
+    value = curve.now * curve.scale
+    return f"{numbers.ms(value) if curve.unit == 'ms' else f'{value:.0f}'} {curve.unit}".rstrip()
+
+
+def time_axis(view: View, values: int, width: int) -> Line:
+    """Draw `-5m00s` under the oldest value, `now` under the newest."""
+    span = view.history.span_s
+    ago = f"-{span // 60}m{span % 60:02d}s" if span >= 60 else f"-{span}s" if span else ""
+    start = AXIS + max(0, width - AXIS - max(values, len(ago) + 4))
+    return fit(line((left(" " * start + ago, width - 3), "faint"), ("now", "faint")), width)

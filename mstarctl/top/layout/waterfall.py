@@ -9,7 +9,7 @@ from mstar_core.observe.frames import RequestStatus
 from mstarctl.top.data.spans import KINDS, Bar, Lane, end_of
 from mstarctl.top.data.view import View
 from mstarctl.top.drawing import numbers
-from mstarctl.top.drawing.line import Line, clip, fit, join, left, line, safe, take
+from mstarctl.top.drawing.line import Line, clip, fit, join, left, line, pair, safe, take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +136,9 @@ def title(view: View, r: RequestStatus, width: int) -> Line:
         line((safe(r.id), "strong")),
         line((safe(route), "")),
         line((numbers.age(r.age_s(view.t)), "value")),
-        line(("TTFT ", "dim"), (numbers.whole_ms(r.ttft_ms), "value")),
-        line(("TTFA ", "dim"), (numbers.whole_ms(r.ttfa_ms), "value")) if "audio" in r.outputs else line(),
-        line(("RTF ", "dim"), (f"{rtf:.2f}", "value")) if rtf is not None else line(),
+        pair("TTFT", numbers.whole_ms(r.ttft_ms)),
+        pair("TTFA", numbers.whole_ms(r.ttfa_ms)) if "audio" in r.outputs else line(),
+        pair("RTF", f"{rtf:.2f}") if rtf is not None else line(),
         line((str(r.tokens), "value"), (" tokens", "dim")),
         line((safe(where), view.node_role(r.node) or "ok")),
         line((safe(r.error or r.why), "bad" if r.error else "warn")),

@@ -1,14 +1,16 @@
-"""Widget that shows finished lines. It repaints only changed rows and caches strips by line."""
+"""Panes of finished lines. The main pane has the bindings of all keys."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import ClassVar
 
 from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style as RichStyle
 from textual import events
+from textual.binding import Binding
 from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
@@ -16,6 +18,7 @@ from textual.widget import Widget
 
 from mstarctl.top.drawing.line import Line
 from mstarctl.top.drawing.theme import Mode, style_of
+from mstarctl.top.keys import KEYS
 
 
 class Pane(Widget, can_focus=True):
@@ -96,3 +99,12 @@ def colour(text: str) -> Color | None:
     if not text:
         return Color.default()
     return Color.parse(text) if text.startswith("#") else Color.from_ansi(int(text))
+
+
+class MainPane(Pane):
+    """Keys work while the pane has the focus: not in the filter bar and not in a dialog."""
+
+    BINDINGS: ClassVar = [
+        Binding(key.keys, f"app.{key.action}", key.label, show=key.footer > 0, key_display=key.shown, tooltip=key.help)
+        for key in KEYS
+    ]
