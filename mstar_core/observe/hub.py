@@ -151,18 +151,16 @@ class TelemetryHub:
         store, now = self.store, self.now()
         store.t = now
         requests, cut = self.matching(chosen, now) if "requests" in parts else ({}, 0)
+        chosen_parts: dict[str, Any] = {part: dict(store.part(part)) for part in PARTS if part in parts}
+        if "requests" in parts:
+            chosen_parts["requests"] = requests
         newest = list(store.events)[-events:] if events and "events" in parts else []
         return SnapshotFrame(
             rev=store.rev,
             t=now,
             deployment=store.deployment,
             graph=store.graph if "graph" in parts else GraphView(),
-            ranks=dict(store.ranks) if "ranks" in parts else {},
-            nodes=dict(store.nodes) if "nodes" in parts else {},
-            requests=requests,
-            edges=dict(store.edges) if "edges" in parts else {},
-            gpus=dict(store.gpus) if "gpus" in parts else {},
-            children=dict(store.children) if "children" in parts else {},
+            **chosen_parts,
             events=[event.flat() for event in newest],
             truncated={"requests": cut},
         )

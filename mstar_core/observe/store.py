@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -99,24 +99,19 @@ class Store:
 
     def copy(self) -> Store:
         """Return a copy that later frames do not change."""
-        parts = {name: dict(items) for name, items in self._parts().items()}
-        scalars = {name: getattr(self, name) for name in _SCALARS}
-        return Store(**scalars, **parts, events=deque(self.events, EVENTS), truncated=dict(self.truncated))  # type: ignore[arg-type]  # parts keep their types
+        parts: dict[str, Any] = {name: dict(items) for name, items in self._parts().items()}
+        return replace(self, **parts, events=deque(self.events, EVENTS), truncated=dict(self.truncated))
 
     def snapshot(self, events: int = 0) -> SnapshotFrame:
         """Return the state as one frame with its newest `events`. An empty store that applies it has the same state."""
         newest = list(self.events)[len(self.events) - events :] if events else []
+        parts: dict[str, Any] = {name: dict(items) for name, items in self._parts().items()}
         return SnapshotFrame(
             rev=self.rev,
             t=self.t,
             deployment=self.deployment,
             graph=self.graph,
-            ranks=dict(self.ranks),
-            nodes=dict(self.nodes),
-            requests=dict(self.requests),
-            edges=dict(self.edges),
-            gpus=dict(self.gpus),
-            children=dict(self.children),
+            **parts,
             events=[event.flat() for event in newest],
             truncated=dict(self.truncated),
         )
@@ -137,8 +132,9 @@ class Store:
         self.is_synced, self.has_gap = True, False
         self.deployment = frame.deployment or NO_DEPLOYMENT
         self.graph = frame.graph
-        self.ranks, self.nodes, self.requests = dict(frame.ranks), dict(frame.nodes), dict(frame.requests)
-        self.edges, self.gpus, self.children = dict(frame.edges), dict(frame.gpus), dict(frame.children)
+        for name, items in self._parts().items():
+            items.clear()
+            items.update(getattr(frame, name))
         self.truncated = dict(frame.truncated)
         for flat in frame.events:
             self._event(event_of(flat))
@@ -193,11 +189,6 @@ class Store:
             "gpus": self.gpus,
             "children": self.children,
         }
-
-
-_SCALARS: Final = (
-    "boot", "api", "min_api", "hz", "readonly", "rev", "t", "changes", "is_synced", "has_gap", "deployment", "graph",
-)  # fmt: skip
 
 
 def _set(items: dict[str, Any], kind: type[Item], changed: Mapping[str, Mapping[str, Any]]) -> None:

@@ -312,13 +312,8 @@ def node_facts(view: View, graph: GraphView, name: str, width: int) -> list[Line
 def _facts_of(node: NodeStatus, is_replica: bool) -> list[Line]:
     parts = [line((f"rank {node.rank}", "value"))] if is_replica else []
     if node.pages_total:
-        parts.append(
-            line(
-                ("pages ", "dim"),
-                (f"{node.pages_used}/{node.pages_total}", "value"),
-                (f", {node.pages_cached} cached" if node.pages_cached else "", "dim"),
-            )
-        )
+        cached = f", {node.pages_cached} cached" if node.pages_cached else ""
+        parts.append(pair("pages", f"{node.pages_used}/{node.pages_total}") + line((cached, "dim")))
     if node.slots_total:
         parts.append(pair("slots", f"{node.slots_used}/{node.slots_total}"))
     if node.step_p50_ms is not None:
