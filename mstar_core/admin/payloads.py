@@ -81,7 +81,7 @@ def head(target: AdminTarget) -> dict[str, Any]:
     return {
         "api": API,
         "min_api": MIN_API,
-        "boot": target.hub.boot,
+        "boot": target.hub.store.boot,
         "features": list(FEATURES),
         **deployment(target),
     }
@@ -123,7 +123,7 @@ def snapshot(target: AdminTarget, frame: SnapshotFrame) -> dict[str, Any]:
     return {
         "rev": frame.rev,
         "t": frame.t,
-        "boot": target.hub.boot,
+        "boot": target.hub.store.boot,
         "deployment": deployment(target),
         "graph": msgspec.to_builtins(frame.graph),
         **{part: {key: plain(item) for key, item in getattr(frame, part).items()} for part in PARTS},

@@ -57,16 +57,6 @@ class TelemetryHub:
         self._parts = {part: self.store.part(part) for part in PARTS}
 
     @property
-    def boot(self) -> str:
-        """Id of this start of the deployment."""
-        return self.store.boot
-
-    @property
-    def rev(self) -> int:
-        """Number of changes so far."""
-        return self.store.rev
-
-    @property
     def watchers(self) -> int:
         """Number of open subscriptions."""
         return len(self._subscriptions)
@@ -247,11 +237,11 @@ class Subscription:
         if not self._has_begun:
             self._has_begun = True
             made: list[Frame] = [
-                HelloFrame(boot=hub.boot, hz=self.hz, rev=hub.rev, readonly=self._readonly),
+                HelloFrame(boot=hub.store.boot, hz=self.hz, rev=hub.store.rev, readonly=self._readonly),
                 self._snapshot(),
             ]
         elif self._has_lost_events():
-            made = [ResyncFrame(rev=hub.rev, why="slow"), self._snapshot()]
+            made = [ResyncFrame(rev=hub.store.rev, why="slow"), self._snapshot()]
         else:
             made = list(self._news(now))
         if made:
@@ -283,8 +273,8 @@ class Subscription:
             self._sent_rev = delta.rev
             yield delta
         elif now - self._sent_at >= BEAT_S:
-            self._sent_rev = self._hub.rev
-            yield BeatFrame(rev=self._hub.rev, t=now)
+            self._sent_rev = self._hub.store.rev
+            yield BeatFrame(rev=self._hub.store.rev, t=now)
 
     def _has_lost_events(self) -> bool:
         events = self._hub.store.events

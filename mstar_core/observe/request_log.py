@@ -254,13 +254,13 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)
 
 
+def _where(child: str, kind: str, node: str, walk: str) -> dict[str, Any]:
+    return {"process": child, "rank": rank_of(child), "kind": kind, "node": node, "walk": walk}
+
+
 def _span(child: str, span: Span, zero: float) -> dict[str, Any]:
     return {
-        "process": child,
-        "rank": rank_of(child),
-        "kind": span.kind,
-        "node": span.node,
-        "walk": span.walk,
+        **_where(child, span.kind, span.node, span.walk),
         "start_ms": _ms(span.start - zero),
         "end_ms": _ms(span.end - zero),
         "count": span.count,
@@ -273,11 +273,7 @@ def _span(child: str, span: Span, zero: float) -> dict[str, Any]:
 def _sum(where: tuple[str, str, str, str], found: SpanSum, zero: float) -> dict[str, Any]:
     child, node, walk, kind = where
     return {
-        "process": child,
-        "rank": rank_of(child),
-        "kind": kind,
-        "node": node,
-        "walk": walk,
+        **_where(child, kind, node, walk),
         "start_ms": _ms(found.start - zero),
         "end_ms": _ms(found.end - zero),
         "busy_ms": _ms(found.busy_s),

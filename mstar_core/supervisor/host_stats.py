@@ -193,8 +193,6 @@ def _reading(nvml: Any, index: int) -> GpuStatus:
 
     memory = read(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     rates = read(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-    power = read(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-    limit = read(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     heat = read(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
     clock = read(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
     return GpuStatus(
@@ -204,11 +202,15 @@ def _reading(nvml: Any, index: int) -> GpuStatus:
         util=None if rates is None else rates.gpu / 100,
         memory_used=None if memory is None else int(memory.used),
         memory_total=None if memory is None else int(memory.total),
-        power_w=None if power is None else power / 1000,
-        power_limit_w=None if limit is None else limit / 1000,
+        power_w=_watts(read(lambda: nvml.nvmlDeviceGetPowerUsage(handle))),
+        power_limit_w=_watts(read(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))),
         temperature_c=None if heat is None else float(heat),
         clock_mhz=None if clock is None else float(clock),
     )
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
 
 
 def _text(value: str | bytes | None) -> str:

@@ -72,7 +72,7 @@ def _serve(
     try:
         lock = run.acquire()
     except (MstarError, OSError) as error:
-        refused = error if isinstance(error, MstarError) else unwritable(run, error)
+        refused = error if isinstance(error, MstarError) else _unwritable(run, error)
         return refused.exit_code, _failed(refused)
     gpus: list[int] = []
     try:
@@ -103,17 +103,16 @@ def admin_gid(spec: DeploymentSpec) -> int | None:
 
 
 def prepare(run: RunDirectory, spec: DeploymentSpec) -> None:
-    """Clear the run directory and write the spec into it. Raises ConfigError."""
+    """Clear the run directory and write the spec to it. Raises ConfigError."""
     try:
         run.clean()
         spec.uploads.mkdir(mode=0o700, exist_ok=True)
         write_spec(run, spec)
     except OSError as error:
-        raise unwritable(run, error) from error
+        raise _unwritable(run, error) from error
 
 
-def unwritable(run: RunDirectory, error: OSError) -> ConfigError:
-    """Return the error of a run directory that is missing, full or owned by another user."""
+def _unwritable(run: RunDirectory, error: OSError) -> ConfigError:
     hint = "set MSTAR_RUNTIME_DIR to a folder of yours"
     return ConfigError("the run directory cannot be written", f"{run.path}: {error.strerror}", hint)
 

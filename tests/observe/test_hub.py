@@ -115,10 +115,10 @@ def test_a_counter_that_began_anew_is_set() -> None:
 def test_what_is_as_it_was_is_no_change() -> None:
     hub, _ = make_hub()
     hub.put("nodes", "a@0", NodeStatus(name="a", rank=0))
-    before = hub.rev
+    before = hub.store.rev
     hub.put("nodes", "a@0", NodeStatus(name="a", rank=0))
     hub.head(DeploymentStatus(name="d"))
-    assert hub.rev == before
+    assert hub.store.rev == before
 
 
 def test_a_silent_deployment_beats_each_two_seconds() -> None:
