@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from mstar_core.transport.address import arena_path, mailbox_endpoint
-from mstar_core.transport.arena import Arena
-from mstar_core.transport.arena_reader import ArenaReader
-from mstar_core.transport.codec import Decodes, Encodes
-from mstar_core.transport.courier import Courier, CourierCounters, OutboxLimits, Pending
-from mstar_core.transport.fd_server import FdServer
-from mstar_core.transport.mailbox import Mailbox, Malformed
+from mstar_core.transport.arena import Arena, ArenaReader, FdServer
+from mstar_core.transport.courier import Backlog, Courier, CourierCounters, OutboxLimits
+from mstar_core.transport.mailbox import Decodes, Mailbox, Malformed
 from mstar_core.transport.spin import Spin
 from mstar_core.transport.tensors import TRANSPORTS, Loan, TensorTransport, loan_of, open_transport
 
@@ -16,6 +13,7 @@ __all__ = [
     "TRANSPORTS",
     "Arena",
     "ArenaReader",
+    "Backlog",
     "Courier",
     "CourierCounters",
     "Decodes",
@@ -25,7 +23,6 @@ __all__ = [
     "Mailbox",
     "Malformed",
     "OutboxLimits",
-    "Pending",
     "Spin",
     "TensorTransport",
     "arena_path",

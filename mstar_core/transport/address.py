@@ -1,4 +1,4 @@
-"""Where a process is reached: the names of its sockets inside the run directory, and who may open them."""
+"""Socket paths of processes inside the run directory, and their access checks."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def mailbox_endpoint(directory: Path, name: str, incarnation: int) -> str:
 
 
 def arena_path(directory: Path, name: str, incarnation: int) -> Path:
-    """Return the path of the socket on which `name` hands out its shared memory."""
+    """Return the path of the socket that hands out the shared memory of `name`."""
     return directory / f"{name}.{incarnation}.fd"
 
 
 def socket_file(endpoint: str) -> Path | None:
-    """Return the file that an endpoint makes, or None where it makes none (tcp, inproc)."""
+    """Return the socket file of an endpoint, or None if it has none (tcp, inproc)."""
     return Path(endpoint.removeprefix(IPC)) if endpoint.startswith(IPC) else None
 
 
 def check_path(path: Path) -> None:
-    """Raise TransportError when no socket can be made at `path`: too long, taken, or in a directory open to others."""
+    """Raise TransportError when `path` cannot hold a socket: too long, taken, or in a directory open to others."""
     length = len(os.fsencode(path))
     if length > PATH_LIMIT_BYTES:
         raise TransportError(

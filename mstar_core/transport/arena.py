@@ -1,35 +1,94 @@
-"""The shared memory a process lends its tensors from. Owned by its `ShmTransport`; readers map it by `ArenaReader`.
+"""Shared-memory arena: the memory that a process lends its tensors from, and the mappings of its readers.
 
-One anonymous file (memfd) per process, sparse up to its limit and filled segment by segment: readers get its
-descriptor once and never have to ask again when it grows. It has no name, so nothing can stay behind after a SIGKILL.
-Layout: a table of one uint64 generation per slot (0: not lent), then the tensors.
+Each process has one anonymous file (memfd), sparse up to its limit and filled segment by segment. Readers get its
+descriptor once, from a socket, and need no update when it grows. The file has no name, so nothing remains after a
+SIGKILL. Layout: a table of one uint64 generation per slot (0: not lent), then the tensors.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import mmap
 import os
+import socket
+import struct
+import threading
+from bisect import bisect_left
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from mstar_core.errors import ArenaFull, TransportError
 from mstar_core.messages.tensors import ShmTensor
-from mstar_core.transport.dtypes import Array, name_of, storage
-from mstar_core.transport.extents import FreeList
+from mstar_core.transport.address import check_path
+from mstar_core.transport.dtypes import Array, check_size, name_of, storage
+
+
+class FreeList:
+    """Free extents of an address range: sorted, first fit, merged on return. Sizes and offsets in bytes."""
+
+    def __init__(self) -> None:
+        self._offsets: list[int] = []
+        self._sizes: dict[int, int] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        return sum(self._sizes.values())
+
+    @property
+    def largest_bytes(self) -> int:
+        return max(self._sizes.values(), default=0)
+
+    def tail_bytes(self, end: int) -> int:
+        """Return the size of the free extent that ends at `end`, 0 if the last bytes are in use."""
+        if not self._offsets:
+            return 0
+        last = self._offsets[-1]
+        return self._sizes[last] if last + self._sizes[last] == end else 0
+
+    def take(self, size: int) -> int | None:
+        """Take `size` bytes from the first extent that is large enough. Returns the offset, or None."""
+        for index, offset in enumerate(self._offsets):
+            free = self._sizes[offset]
+            if free < size:
+                continue
+            del self._sizes[offset]
+            if free == size:
+                del self._offsets[index]
+            else:
+                self._offsets[index] = offset + size
+                self._sizes[offset + size] = free - size
+            return offset
+        return None
+
+    def give(self, offset: int, size: int) -> None:
+        """Return an extent and merge it with its neighbours."""
+        index = bisect_left(self._offsets, offset)
+        if index < len(self._offsets) and self._offsets[index] == offset + size:
+            size += self._sizes.pop(self._offsets.pop(index))
+        if index > 0:
+            before = self._offsets[index - 1]
+            if before + self._sizes[before] == offset:
+                self._sizes[before] += size
+                return
+        self._offsets.insert(index, offset)
+        self._sizes[offset] = size
+
 
 MIB = 1 << 20
-ALIGN_BYTES = 64  # a cache line, and what torch wants of its own allocations
-COUNTER_BITS = 40  # generation = incarnation << 40 | counter: unique for 10^12 loans of each life
+ALIGN_BYTES = 64  # a cache line, and the alignment of torch's own allocations
+COUNTER_BITS = 40  # generation = incarnation << 40 | counter: unique for 10^12 loans of each incarnation
 MADV_POPULATE_WRITE = 23  # Linux 5.14; not in the mmap module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaShape:
-    """What a reader has to know to map an arena."""
+    """Size of an arena, for its readers."""
 
     size_bytes: int
     slots: int
@@ -48,7 +107,7 @@ class _Loan:
 
 
 class Arena:
-    """Pooled shared memory of one process. Not thread safe: used by the loop that owns it."""
+    """Pooled shared memory of one process. Not thread-safe. Owned by its `ShmTransport`."""
 
     def __init__(
         self,
@@ -59,10 +118,10 @@ class Arena:
         max_bytes: int = 4096 * MIB,
         slots: int = 16384,
     ) -> None:
-        """Make an empty arena; memory is taken with the first tensor, or ahead of it by `reserve`.
+        """Create an empty arena; memory is committed with the first tensor or by `reserve`.
 
-        segment_bytes: how much it grows by at least; the pages are made then, about 0.8 ms a MiB. max_bytes: room for
-        tensors. slots: how many may be lent at a time.
+        segment_bytes: minimum growth; its pages are allocated at once, about 0.8 ms per MiB. max_bytes: limit for
+        tensors. slots: maximum number of open loans.
         """
         self.owner_name = owner_name
         self.segment_bytes = _round_up(segment_bytes, mmap.PAGESIZE)
@@ -79,14 +138,14 @@ class Arena:
         self._fd = os.memfd_create(f"mstar-{owner_name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._fd, self.shape.size_bytes)
-            # A reader's mapping must never lose its pages (SIGBUS), whatever happens here.
+            # Seals keep the pages under a reader's mapping, which would otherwise raise SIGBUS.
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)
             self._memory = mmap.mmap(self._fd, self.shape.size_bytes)
             self.reader_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             os.close(self._fd)
-            raise TransportError("shared memory cannot be made", str(error)) from error
+            raise TransportError("shared memory cannot be created", str(error)) from error
         self._table = np.frombuffer(self._memory, dtype=np.uint64, count=slots)
 
     @property
@@ -96,22 +155,22 @@ class Arena:
 
     @property
     def committed_bytes(self) -> int:
-        """Memory that the arena holds, lent or free."""
+        """Committed memory, lent or free."""
         return self._end - self._base
 
     @property
     def live(self) -> int:
-        """Tensors lent to readers."""
+        """Number of tensors lent to readers."""
         return len(self._loans)
 
     def lent_to(self, peer: str) -> int:
-        """Return how many tensors `peer` has not given back."""
+        """Return the number of tensors that `peer` has not returned."""
         return sum(loan.to == peer for loan in self._loans.values())
 
     def reserve(self, size_bytes: int) -> None:
-        """Take memory for at least `size_bytes` of tensors now, so that the first ones do not pay for page faults.
+        """Commit memory for at least `size_bytes` of tensors now, so that the first ones cause no page faults.
 
-        Raises ArenaFull when that is over the limit or the machine has no memory.
+        Raises ArenaFull beyond the limit or without free memory.
         """
         missing = size_bytes - self.committed_bytes
         if missing > 0:
@@ -120,8 +179,8 @@ class Arena:
     def put(self, array: Array, to: str, *, dtype: str | None = None) -> ShmTensor:
         """Copy `array` in and lend it to `to` until `release` or `reclaim`. Any shape and strides.
 
-        dtype: the true element type where numpy cannot say it. Raises ArenaFull (nothing changes), TransportError for
-        a type that cannot be sent.
+        dtype: the true element type if numpy lacks it. Raises ArenaFull without side effects, and TransportError for
+        an unsupported type.
         """
         name = name_of(array, dtype)
         size = _round_up(max(array.nbytes, 1), ALIGN_BYTES)
@@ -135,7 +194,7 @@ class Arena:
         return self._lend(name, array, to, offset, size)
 
     def release(self, slot: int, generation: int) -> bool:
-        """Take a tensor back. Returns False, and counts it, when that loan has ended already."""
+        """End a loan. Returns False and counts the call if the loan has ended already."""
         loan = self._loans.get(slot)
         if loan is None or loan.generation != generation:
             self.stale_releases += 1
@@ -144,17 +203,17 @@ class Arena:
         return True
 
     def reclaim(self, peer: str) -> int:
-        """Take back all that a peer had, when it is dead for certain. Returns how many tensors."""
+        """End all loans of a dead peer. Returns their number."""
         gone = [(slot, loan) for slot, loan in self._loans.items() if loan.to == peer]
         for slot, loan in gone:
             self._end_loan(slot, loan)
         return len(gone)
 
     def close(self) -> None:
-        """Give the memory up; it lives on in readers that still map it. Safe to call twice."""
+        """Free the memory; readers keep their mappings. Safe to call twice."""
         if self._memory.closed:
             return
-        self._table[:] = 0  # readers that still map it learn that nothing is lent any more
+        self._table[:] = 0  # readers that still map it see that all loans have ended
         del self._table
         self._loans.clear()
         self._used_bytes = 0
@@ -177,7 +236,7 @@ class Arena:
         if offset is None:
             self._grow(size - self._free.tail_bytes(self._end), needed=size)
             offset = self._free.take(size)
-        assert offset is not None, "a grown arena holds what it grew for"
+        assert offset is not None, "the arena has grown by enough"
         return offset
 
     def _lend(self, name: str, array: Array, to: str, offset: int, size: int) -> ShmTensor:
@@ -185,7 +244,7 @@ class Arena:
         self._next_generation += 1
         self._loans[slot] = _Loan(offset=offset, size_bytes=size, generation=generation, to=to)
         self._used_bytes += size
-        self._table[slot] = generation  # last: a generation in the table means that the bytes are there
+        self._table[slot] = generation  # last: a generation in the table guarantees that the bytes are written
         return ShmTensor(
             dtype=name,
             shape=array.shape,
@@ -197,7 +256,7 @@ class Arena:
         )
 
     def _end_loan(self, slot: int, loan: _Loan) -> None:
-        self._table[slot] = 0  # first: from here on a stale handle is refused
+        self._table[slot] = 0  # first: stale handles are refused from now on
         del self._loans[slot]
         self._used_bytes -= loan.size_bytes
         self._free.give(loan.offset, loan.size_bytes)
@@ -206,13 +265,13 @@ class Arena:
     def _grow(self, missing: int, needed: int | None = None) -> None:
         room = self._base + self.max_bytes - self._end
         if missing > room:
-            raise self._full(needed or missing, f"{self.max_bytes} bytes is the limit")
+            raise self._full(needed or missing, f"the limit is {self.max_bytes} bytes")
         step = min(_round_up(missing, self.segment_bytes), room)
         try:
-            os.posix_fallocate(self._fd, self._end, step)  # an error here, where a touched page would be a SIGBUS
+            os.posix_fallocate(self._fd, self._end, step)  # fails here instead of a SIGBUS at first touch
         except OSError as error:
-            raise self._full(needed or missing, f"the system gave no memory: {error.strerror}") from error
-        with contextlib.suppress(OSError):  # older kernels: the pages are there, only mapped at first touch
+            raise self._full(needed or missing, f"the system has no memory: {error.strerror}") from error
+        with contextlib.suppress(OSError):  # older kernels map the pages at first touch
             self._memory.madvise(MADV_POPULATE_WRITE, self._end, step)
         self._free.give(self._end, step)
         self._end += step
@@ -223,7 +282,7 @@ class Arena:
         return ArenaFull(
             "no room for a tensor in shared memory",
             f"{needed} bytes needed, {free} in one piece free, {self._used_bytes} in {self.live} tensors lent; {why}",
-            "readers do not give tensors back fast enough, or the limit is too small for this model",
+            "readers do not return tensors fast enough, or the limit is too small for this model",
             needed=needed,
             free=free,
         )
@@ -231,3 +290,196 @@ class Arena:
 
 def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
+
+
+GREETING = struct.Struct("<QQ")  # size_bytes, slots
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid (unix(7), SO_PEERCRED)
+_SEND_TIMEOUT_S = 1.0
+_RETRY_S = 0.1
+
+
+class FdServer:
+    """Hands the arena's descriptor to readers of the same user, at the socket `path` (mode 0600).
+
+    It runs on a thread, so that readers never wait for a step of the owner. Each connection gets one greeting with the
+    descriptor and is closed.
+    """
+
+    def __init__(self, path: Path, arena: Arena) -> None:
+        """Start listening. Raises TransportError when the socket cannot be created."""
+        self.path = path
+        self.served = 0
+        self.refused = 0
+        self._fd = arena.reader_fd
+        self._greeting = GREETING.pack(arena.shape.size_bytes, arena.shape.slots)
+        check_path(path)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            os.fchmod(self._socket.fileno(), 0o600)  # before bind, so that the file never has another mode
+            self._socket.bind(os.fspath(path))
+            self._socket.listen()
+        except OSError as error:
+            self._socket.close()
+            raise TransportError("shared memory cannot be offered", f"{path}: {error}") from error
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="mstar-arena-fd", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and remove the socket file. Safe to call twice."""
+        if self._socket.fileno() == -1:
+            return
+        self._closing.set()
+        self._socket.shutdown(socket.SHUT_RDWR)  # ends accept() on the thread
+        self._thread.join()
+        self._socket.close()
+        self.path.unlink(missing_ok=True)
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # closing, or out of descriptors for a while
+                self._closing.wait(_RETRY_S)
+                continue
+            with connection:
+                self._greet(connection)
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(_SEND_TIMEOUT_S)
+            _, uid, _ = _CREDENTIALS.unpack(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            )
+            if uid != os.geteuid():
+                self.refused += 1
+                return
+            socket.send_fds(connection, [self._greeting], [self._fd])
+            self.served += 1
+        except OSError:  # isolation boundary: one reader
+            self.refused += 1
+
+
+def fetch(path: Path, timeout_s: float) -> tuple[int, ArenaShape]:
+    """Request the arena of the server at `path`. Returns a descriptor, which the caller closes, and the shape.
+
+    Raises OSError (TimeoutError included) without an answer.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(timeout_s)
+        connection.connect(os.fspath(path))
+        greeting, fds, _, _ = socket.recv_fds(connection, GREETING.size, 1)
+    if len(greeting) != GREETING.size or len(fds) != 1:
+        for fd in fds:
+            os.close(fd)
+        raise ConnectionResetError(f"{path} did not hand over its shared memory")
+    size_bytes, slots = GREETING.unpack(greeting)
+    return fds[0], ArenaShape(size_bytes=size_bytes, slots=slots)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapping:
+    memory: mmap.mmap
+    table: npt.NDArray[np.uint64]
+
+
+@dataclass(slots=True)
+class _Owner:
+    path: Path
+    incarnation: int
+    mapping: _Mapping | None = None  # created with the first tensor; most peers never send one
+
+
+class ArenaReader:
+    """Tensors in the arenas of other processes, mapped once and read-only. Owned by `ShmTransport`."""
+
+    def __init__(self, *, timeout_s: float = 2.0) -> None:
+        """timeout_s: for the descriptor of a new owner."""
+        self._timeout_s = timeout_s
+        self._owners: dict[str, _Owner] = {}
+
+    @property
+    def mapped(self) -> int:
+        """Number of mapped arenas."""
+        return sum(owner.mapping is not None for owner in self._owners.values())
+
+    def connect(self, owner: str, path: Path, incarnation: int) -> None:
+        """Register the arena of `owner`. A newer incarnation replaces an older one."""
+        known = self._owners.get(owner)
+        if known is not None and known.incarnation >= incarnation:
+            return
+        self.forget(owner)
+        self._owners[owner] = _Owner(path, incarnation)
+
+    def open(self, ref: ShmTensor) -> Array:
+        """Return the tensor in place, read-only. Valid until its loan is returned.
+
+        Raises TransportError when the owner is unknown or gone, or the loan has ended.
+        """
+        mapping = self._mapping(ref)
+        self._check(ref, mapping)
+        count = math.prod(ref.shape)
+        return np.frombuffer(mapping.memory, storage(ref.dtype), count, ref.offset).reshape(ref.shape)
+
+    def copy(self, ref: ShmTensor) -> Array:
+        """Return a writable copy. Raises as `open` does, also if the loan ends during the copy."""
+        copied = self.open(ref).copy()
+        self._check(ref, self._mapping(ref))
+        return copied
+
+    def forget(self, owner: str, incarnation: int | None = None) -> None:
+        """Unmap the arena of a dead owner. Arrays in use keep their memory.
+
+        incarnation: the one that ended; a newer one stays.
+        """
+        known = self._owners.get(owner)
+        if known is None or (incarnation is not None and known.incarnation > incarnation):
+            return
+        # The last array in use unmaps the memory. An explicit close would cause a segmentation fault in its readers.
+        del self._owners[owner]
+
+    def close(self) -> None:
+        """Forget all owners. Safe to call twice."""
+        for owner in list(self._owners):
+            self.forget(owner)
+
+    def _mapping(self, ref: ShmTensor) -> _Mapping:
+        owner = self._owners.get(ref.owner)
+        if owner is None:
+            raise TransportError(
+                "the owner of a tensor is gone", f"no shared memory of {ref.owner} is known here", peer=ref.owner
+            )
+        if ref.generation >> COUNTER_BITS != owner.incarnation:
+            raise self._ended(ref)
+        if owner.mapping is None:
+            owner.mapping = self._map(ref.owner, owner)
+        return owner.mapping
+
+    def _map(self, name: str, owner: _Owner) -> _Mapping:
+        try:
+            fd, shape = fetch(owner.path, self._timeout_s)
+            try:
+                memory = mmap.mmap(fd, shape.size_bytes, prot=mmap.PROT_READ)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise TransportError(
+                "the shared memory of a peer cannot be mapped", f"{name} at {owner.path}: {error}", peer=name
+            ) from error
+        return _Mapping(memory, np.frombuffer(memory, dtype=np.uint64, count=shape.slots))
+
+    def _check(self, ref: ShmTensor, mapping: _Mapping) -> None:
+        check_size(ref.dtype, ref.shape, ref.size_bytes)
+        within = mapping.table.nbytes <= ref.offset and ref.offset + ref.size_bytes <= len(mapping.memory)
+        if not within or not 0 <= ref.slot < len(mapping.table):
+            raise TransportError("a tensor handle points outside its owner's memory", str(ref), peer=ref.owner)
+        if int(mapping.table[ref.slot]) != ref.generation:
+            raise self._ended(ref)
+
+    @staticmethod
+    def _ended(ref: ShmTensor) -> TransportError:
+        return TransportError(
+            "the loan of a tensor ended before it was read",
+            f"slot {ref.slot} of {ref.owner}, generation {ref.generation}",
+            peer=ref.owner,
+        )

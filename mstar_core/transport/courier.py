@@ -1,7 +1,7 @@
-"""What a process sends: one PUSH socket and one bounded outbox per peer. Nothing here ever blocks.
+"""Sending of messages: one PUSH socket and one bounded outbox per peer. No call blocks.
 
-Owned by the main loop of api, conductor, worker and supervisor, used from that one thread. A peer that stops reading
-costs the messages meant for it, never the loop.
+Owned by the main loop of api, conductor, worker and supervisor and used from its thread. A peer that stops reading
+loses its own messages and never stalls the loop.
 """
 
 from __future__ import annotations
@@ -9,24 +9,29 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Generic, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import zmq
 
 from mstar_core.errors import PeerStalled, TransportError
-from mstar_core.transport.codec import Encodes
 
 M = TypeVar("M")
+Sent_contra = TypeVar("Sent_contra", contravariant=True)
 
-RECONNECT_MS = 20  # a peer that is announced before it is bound is found quickly
+RECONNECT_MS = 20  # short, because a peer may be announced before it has bound its socket
+
+
+class Encodes(Protocol[Sent_contra]):
+    """The sending half of a codec."""
+
+    def encode(self, message: Sent_contra, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxLimits:
-    """How much may wait for one peer.
+    """Limits of the backlog of one peer.
 
-    messages, size_bytes: in the outbox. queue_messages: inside ZMQ, before the outbox is used at all.
-    message_bytes: the largest single message.
+    messages, size_bytes: in the outbox. queue_messages: in ZMQ, which fills first. message_bytes: of one message.
     """
 
     messages: int = 10_000
@@ -36,8 +41,8 @@ class OutboxLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """What waits in a peer's outbox."""
+class Backlog:
+    """Messages in a peer's outbox."""
 
     messages: int = 0
     size_bytes: int = 0
@@ -45,18 +50,18 @@ class Pending:
 
 @dataclass(slots=True)
 class CourierCounters:
-    """Since the start of the process. Read by telemetry, written by `Courier` alone."""
+    """Counts since the start of the process. Written by `Courier`, read by telemetry."""
 
     sent: int = 0  # handed to ZMQ
     delayed: int = 0  # went through an outbox
-    unknown_peer: int = 0  # dropped: nobody of that name
-    peer_down: int = 0  # dropped from an outbox when its peer went
-    stalled: int = 0  # refused: outbox full
+    unknown_peer: int = 0  # dropped: no such peer
+    peer_down: int = 0  # dropped from an outbox at the death of its peer
+    stalled: int = 0  # refused: the outbox was full
 
 
 @dataclass(slots=True)
 class _Peer:
-    """A connection. Invariant: while `outbox` holds something, ZMQ was last seen without POLLOUT."""
+    """A connection. Invariant: while the outbox has messages, ZMQ was last seen without POLLOUT."""
 
     name: str
     incarnation: int
@@ -81,7 +86,7 @@ class Courier(Generic[M]):
         self._context = context
         self._encode = codec.encode
         self._peers: dict[str, _Peer] = {}
-        self._ended: dict[str, int] = {}  # highest incarnation of each name that is known to be gone
+        self._ended: dict[str, int] = {}  # highest ended incarnation of each name
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -90,9 +95,9 @@ class Courier(Generic[M]):
         return {name: peer.incarnation for name, peer in self._peers.items()}
 
     def connect(self, name: str, endpoint: str, incarnation: int) -> bool:
-        """Connect to a peer. A higher incarnation replaces a lower one; an announcement that is late is ignored.
+        """Connect to a peer. A higher incarnation replaces a lower one; late announcements are ignored.
 
-        Returns whether a new connection was made. Raises TransportError for an endpoint that ZMQ refuses.
+        Returns whether there is a new connection. Raises TransportError for an endpoint that ZMQ rejects.
         """
         known = self._peers.get(name)
         if incarnation <= self._ended.get(name, -1) or (known is not None and incarnation <= known.incarnation):
@@ -111,9 +116,9 @@ class Courier(Generic[M]):
         return True
 
     def disconnect(self, name: str, incarnation: int | None = None) -> int:
-        """Drop the connection and all that waits for it. Returns how many messages its outbox lost.
+        """Drop a connection and its outbox. Returns the number of lost messages.
 
-        incarnation: the life that ended; a newer one that is connected by now stays.
+        incarnation: the one that ended; a newer one stays connected.
         """
         peer = self._peers.get(name)
         ended = incarnation if incarnation is not None else (peer.incarnation if peer else -1)
@@ -124,10 +129,10 @@ class Courier(Generic[M]):
         return self._drop(peer)
 
     def send(self, name: str, message: M) -> bool:
-        """Send now, or keep in the outbox. Returns False when there is no such peer (counted).
+        """Send now, or append to the outbox. Returns False for an unknown peer, and counts the message.
 
-        Raises PeerStalled when the peer's outbox is full and TransportError when the message is too large; in both
-        cases this message is not sent and the others are not touched.
+        Raises PeerStalled when the outbox is full and TransportError when the message is too large. Neither affects
+        other messages.
         """
         peer = self._peers.get(name)
         if peer is None:
@@ -147,33 +152,33 @@ class Courier(Generic[M]):
         return True
 
     def flush(self) -> int:
-        """Try again what waits. Returns how many messages still wait. Cheap when nothing does."""
+        """Retry the outboxes. Returns the number of messages that still wait. Cheap when all are empty."""
         return sum(self._flush(peer) for peer in self._peers.values() if peer.outbox)
 
-    def pending(self, name: str) -> Pending:
-        """Return what waits in the outbox of `name`; zeros for an unknown peer."""
+    def pending(self, name: str) -> Backlog:
+        """Return the backlog of a peer; zeros for an unknown one."""
         peer = self._peers.get(name)
-        return Pending(messages=len(peer.outbox), size_bytes=peer.outbox_bytes) if peer else Pending()
+        return Backlog(messages=len(peer.outbox), size_bytes=peer.outbox_bytes) if peer else Backlog()
 
     def blocked(self) -> list[zmq.Socket[bytes]]:
-        """Return the sockets whose outboxes wait for room, for `Mailbox.wait`."""
+        """Return the sockets of peers with a backlog, for `Mailbox.wait`."""
         return [peer.socket for peer in self._peers.values() if peer.outbox]
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let `loop` flush each outbox as soon as its peer reads again, until `detach`."""
+        """Flush each outbox on `loop` as soon as its peer reads again, until `detach`."""
         self._loop = loop
         for peer in self._peers.values():
             if peer.outbox:
                 self._watch(peer)
 
     def detach(self) -> None:
-        """Leave the loop. Outboxes keep what they hold. Safe to call twice."""
+        """Detach from the loop. Outboxes keep their messages. Safe to call twice."""
         for peer in self._peers.values():
             self._unwatch(peer)
         self._loop = None
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close all connections. linger_s: how long `Context.term` may still deliver what ZMQ took."""
+        """Close all connections. linger_s: time for `Context.term` to deliver queued messages."""
         for peer in self._peers.values():
             self._flush(peer)
             self._drop(peer, linger_ms=round(linger_s * 1000))
@@ -208,11 +213,11 @@ class Courier(Generic[M]):
         peer.outbox.append(data)
         peer.outbox_bytes += len(data)
         self.counters.delayed += 1
-        self._flush(peer)  # room may have come since the refusal: restores the invariant
+        self._flush(peer)  # there may be room again: restores the invariant
 
     def _flush(self, peer: _Peer) -> int:
-        # A non-blocking send may answer Again from a stale view of its queue (ZMQ looks for news only now and then);
-        # reading EVENTS always looks, so that alone decides when to stop and wait for the descriptor.
+        # A non-blocking send may raise Again because of a stale view of the queue, which ZMQ updates now and then.
+        # Reading EVENTS always updates it, so EVENTS decides when to wait for the descriptor.
         while peer.outbox and int(peer.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
             while peer.outbox and self._push(peer, peer.outbox[0]):
                 peer.outbox_bytes -= len(peer.outbox.popleft())

@@ -1,4 +1,4 @@
-"""Names of element types in tensor handles, and how their bytes look to numpy. Used by every tensor transport."""
+"""Element types of tensor handles and their numpy storage. Used by every tensor transport."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mstar_core.errors import TransportError, did_you_mean
 
 Array = npt.NDArray[np.generic]
 
-# numpy has no bfloat16: its bits travel as uint16, and the reader with torch views them as what they are.
+# numpy lacks bfloat16: its bits travel as uint16, and a reader with torch views them as bfloat16.
 STORAGE: dict[str, np.dtype[np.generic]] = {
     name: np.dtype(stored).newbyteorder("<")
     for name, stored in {
@@ -32,11 +32,11 @@ STORAGE: dict[str, np.dtype[np.generic]] = {
     }.items()
 }
 
-_NAMES = {stored: name for name, stored in STORAGE.items() if name != "bfloat16"}  # asking numpy costs a microsecond
+_NAMES = {stored: name for name, stored in STORAGE.items() if name != "bfloat16"}  # a numpy lookup costs a microsecond
 
 
 def storage(name: str) -> np.dtype[np.generic]:
-    """Return the numpy type in which elements called `name` are stored. Raises TransportError for other names."""
+    """Return the numpy storage of the element type `name`. Raises TransportError for unknown names."""
     try:
         return STORAGE[name]
     except KeyError:
@@ -44,7 +44,7 @@ def storage(name: str) -> np.dtype[np.generic]:
 
 
 def name_of(array: Array, dtype: str | None) -> str:
-    """Return the handle's type name for `array`. dtype: the true name where numpy cannot say it (bfloat16 as uint16).
+    """Return the handle's type name for `array`. dtype: the true name if numpy lacks the type (bfloat16 as uint16).
 
     Raises TransportError when the type cannot be sent or `dtype` is not stored the way the array is.
     """
@@ -52,12 +52,12 @@ def name_of(array: Array, dtype: str | None) -> str:
     name = dtype or _NAMES.get(stored) or array.dtype.name
     if storage(name) != stored:
         raise TransportError(
-            f"an array of {array.dtype.name} is no {name}", f"{name} is stored as {storage(name).name}"
+            f"an array of {array.dtype.name} is not {name}", f"{name} is stored as {storage(name).name}"
         )
     return name
 
 
 def check_size(name: str, shape: tuple[int, ...], size_bytes: int) -> None:
-    """Raise TransportError unless `size_bytes` is what a tensor of this type and shape takes."""
+    """Raise TransportError unless `size_bytes` is the size of a tensor of this type and shape."""
     if min(shape, default=0) < 0 or math.prod(shape) * storage(name).itemsize != size_bytes:
         raise TransportError("a tensor handle contradicts itself", f"{name}{list(shape)} in {size_bytes} bytes")

@@ -1,8 +1,7 @@
-"""A process's one inbox: a bound PULL socket that is drained, never awaited message by message.
+"""Inbox of a process: a bound PULL socket that is drained in batches.
 
-Owned by the main loop of api, conductor, worker and supervisor, used from that one thread.
-The descriptor of a ZMQ socket is edge triggered: it may stay silent while messages wait, so every reader here drains
-until the socket says Again, or comes back by itself.
+Owned by the main loop of api, conductor, worker and supervisor and used from its thread. The descriptor of a ZMQ socket
+is edge-triggered and may stay silent while messages wait, so readers drain until the socket raises Again.
 """
 
 from __future__ import annotations
@@ -13,36 +12,42 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import zmq
 
 from mstar_core.errors import TransportError
 from mstar_core.transport.address import check_path, socket_file
-from mstar_core.transport.codec import Decodes
 
 M = TypeVar("M")
+Taken_co = TypeVar("Taken_co", covariant=True)
 
 DRAIN_LIMIT = 256  # messages per turn of a loop: 0.3 ms at one microsecond each, so that timers stay on time
 
 
+class Decodes(Protocol[Taken_co]):
+    """The receiving half of a codec. Raises for bytes that are not a message."""
+
+    def decode(self, data: bytes, /) -> Taken_co: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Malformed:
-    """Bytes that are no message. Takes the place of the message, so that its neighbours are not disturbed."""
+    """Stands in the place of a message that could not be decoded."""
 
     error: str
     size_bytes: int
 
 
 class Mailbox(Generic[M]):
-    """The inbox of one process. `received` and `malformed` count what came out of it."""
+    """The inbox of one process. received, malformed: numbers of messages."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, codec: Decodes[M], *, queue_messages: int = 1000
     ) -> None:
-        """Bind `endpoint`. queue_messages: what ZMQ may hold per sender before the sender is told to wait.
+        """Bind `endpoint`. queue_messages: high-water mark of ZMQ per sender.
 
-        Raises TransportError when the path is too long, taken, or lies in a directory that others can open.
+        Raises TransportError when the path is too long, taken, or in a directory that others can open.
         """
         self.endpoint = endpoint
         self.received = 0
@@ -73,9 +78,9 @@ class Mailbox(Generic[M]):
         return int(self._socket.getsockopt(zmq.FD))
 
     def drain(self, limit: int = DRAIN_LIMIT) -> list[M | Malformed]:
-        """Take up to `limit` waiting messages in order. Never blocks, never raises for what a peer sent.
+        """Return up to `limit` waiting messages in order. Never blocks and never raises for bad messages.
 
-        A list as long as `limit` means that more may wait.
+        A list of `limit` messages means that more may wait.
         """
         taken: list[M | Malformed] = []
         receive = self._socket.recv
@@ -91,11 +96,10 @@ class Mailbox(Generic[M]):
         self, timeout_s: float, *, fds: Iterable[int] = (), writable: Iterable[zmq.Socket[bytes]] = (),
         spin_s: float = 0.0,
     ) -> bool:  # fmt: skip
-        """Wait for a message, one of `fds` to read, or one of the `writable` sockets. For loops without asyncio.
+        """Wait for a message, a readable one of `fds`, or a `writable` socket. For loops without asyncio.
 
-        writable: `Courier.blocked()`, so that a loop that waits also goes on with its unsent messages.
-        spin_s: seconds of that in which it looks again and again in place of sleeping (`Spin.left_s`).
-        Returns False when `timeout_s` passed.
+        writable: `Courier.blocked()`, so that unsent messages also end the wait. spin_s: time to busy-poll before
+        sleeping (`Spin.left_s`). Returns False on timeout.
         """
         others = [*((fd, zmq.POLLIN) for fd in fds), *((socket, zmq.POLLOUT) for socket in writable)]
         poller = self._poller if not others else zmq.Poller()
@@ -105,7 +109,7 @@ class Mailbox(Generic[M]):
             poller.register(self._socket, zmq.POLLIN)
         if spin_s > 0 and timeout_s > 0:
             end = time.monotonic() + min(spin_s, timeout_s)
-            while time.monotonic() < end:  # each look lets go of the interpreter, for other threads
+            while time.monotonic() < end:  # each poll releases the interpreter lock
                 if poller.poll(0):
                     return True
             timeout_s = max(0.0, timeout_s - spin_s)
@@ -117,10 +121,10 @@ class Mailbox(Generic[M]):
             raise TransportError("a mailbox is attached already", self.endpoint)
         self._loop, self._callback = loop, callback
         loop.add_reader(self.fd, self._turn)
-        self._again = loop.call_soon(self._turn)  # what came before add_reader gives no edge any more
+        self._again = loop.call_soon(self._turn)  # earlier messages trigger no edge
 
     def detach(self) -> None:
-        """Stop calling back. Messages stay in the mailbox. Safe to call twice."""
+        """Stop the callbacks. Messages stay in the mailbox. Safe to call twice."""
         if self._loop is None:
             return
         self._loop.remove_reader(self.fd)
@@ -129,7 +133,7 @@ class Mailbox(Generic[M]):
         self._loop = self._callback = self._again = None
 
     def close(self) -> None:
-        """Drop what waits, free the socket and remove its file. Safe to call twice."""
+        """Drop all messages, free the socket and remove its file. Safe to call twice."""
         if self._socket.closed:
             return
         self.detach()

@@ -1,4 +1,4 @@
-"""Tensors between processes of one host: small ones in the message, large ones in pooled shared memory."""
+"""Tensor transport between processes of one host: small tensors inline, large ones in pooled shared memory."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import Self
 
 from mstar_core.messages.tensors import InlineTensor, TensorRef
 from mstar_core.transport.address import arena_path
-from mstar_core.transport.arena import MIB, Arena
-from mstar_core.transport.arena_reader import ArenaReader
+from mstar_core.transport.arena import MIB, Arena, ArenaReader, FdServer
 from mstar_core.transport.dtypes import Array
-from mstar_core.transport.fd_server import FdServer
 from mstar_core.transport.tensors import inline, inline_array
 
-INLINE_BYTES = 32 * 1024  # below this a copy through the socket costs less than a loan and its return
+INLINE_BYTES = 32 * 1024  # below this size a copy through the socket is cheaper than a loan and its return
 
 
 class ShmTransport:
@@ -29,18 +27,18 @@ class ShmTransport:
         max_bytes: int = 4096 * MIB,
         inline_bytes: int = INLINE_BYTES,
     ) -> None:
-        """name, incarnation: of this process's mailbox. directory: where sockets are, mode 0700.
+        """name, incarnation: of this process's mailbox. directory: for sockets, mode 0700.
 
-        segment_bytes, max_bytes: of the arena. inline_bytes: up to this size elements travel in the message (-1: none).
+        segment_bytes, max_bytes: of the arena. inline_bytes: maximum size of inline tensors (-1: none).
 
-        Raises TransportError when the socket or the memory cannot be made.
+        Raises TransportError when the socket or the memory cannot be created.
         """
         self._inline_bytes = inline_bytes
         self._sent_bytes = 0
         self._reader = ArenaReader()
         self.arena = Arena(name, incarnation=incarnation, segment_bytes=segment_bytes, max_bytes=max_bytes)
         try:
-            # The first tensor is a request's, on a loop that others wait for.
+            # Otherwise the first request would pay for the page faults.
             self.arena.reserve(min(self.arena.segment_bytes, self.arena.max_bytes))
             self._server = FdServer(arena_path(directory, name, incarnation), self.arena)
         except BaseException:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import torch
 
-from mstar_core.engine.transfers import SMALL_BYTES
+from mstar_core.engine.transfers import SMALL_BYTES, HostCopy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,23 +19,19 @@ NUMBERS: Final = frozenset(("action", "scalar", "tensor"))
 """Modalities that leave as numbers, in the dtype that a request asks for."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostCopy:
-    """A tensor on its way from a GPU to pinned memory. `tensor` is valid once `is_done` returns True."""
+class PendingCopy(Protocol):
+    """A tensor on its way from a GPU to the host. `pending` is valid once `is_done` is true."""
 
-    tensor: Tensor
-    is_done: Callable[[], bool]
+    @property
+    def pending(self) -> Tensor: ...
+
+    @property
+    def is_done(self) -> bool: ...
 
 
-def start_copy(tensor: Tensor) -> HostCopy | None:
+def start_copy(tensor: Tensor) -> PendingCopy | None:
     """Start copying a GPU tensor to the host, behind the work of the current stream. Returns None for a host tensor."""
-    if not tensor.is_cuda:
-        return None
-    # From pageable memory the driver would copy synchronously, and a large tensor at a fraction of the link's rate.
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    host.copy_(tensor.detach(), non_blocking=True)
-    event = torch.cuda.current_stream(tensor.device).record_event()
-    return HostCopy(host, event.query)
+    return HostCopy(tensor.detach()) if tensor.is_cuda else None
 
 
 def narrowed(tensor: Tensor, modality: str, dtype: object) -> Tensor:

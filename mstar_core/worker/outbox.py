@@ -14,11 +14,11 @@ from mstar_core.errors import MstarError
 from mstar_core.messages.flow import Output, Outputs, StreamItems, StreamTensor, TensorFreed, Value, Values
 from mstar_core.messages.names import API, CONDUCTOR, worker_name
 from mstar_core.messages.requests import ErrorInfo, RequestFinished, error_info
-from mstar_core.messages.tensors import TensorRef
+from mstar_core.messages.tensors import InlineTensor, ShmTensor, TensorRef
 from mstar_core.messages.wire import Message, Sender
 from mstar_core.messages.work import WalkDone, WorkFailed
 from mstar_core.transport import TensorTransport, loan_of
-from mstar_core.worker.arrays import HostCopy, start_copy, to_array
+from mstar_core.worker.arrays import PendingCopy, start_copy, to_array
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 M = TypeVar("M")
-Lent = TensorRef | HostCopy
+Lent = TensorRef | PendingCopy
 """A tensor in the transport, or one that enters it when its copy is done."""
 
 
@@ -44,14 +44,14 @@ class _Turn:
     )
     control: list[tuple[str, Message | tuple[partial[StreamTensor], Lent]]] = field(default_factory=list)
     freed: defaultdict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    copies: list[HostCopy] = field(default_factory=list)
+    copies: list[PendingCopy] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.outputs or self.finished or self.ids or self.values or self.control or self.freed)
 
     @property
     def is_ready(self) -> bool:
-        return all(copy.is_done() for copy in self.copies)
+        return all(copy.is_done for copy in self.copies)
 
 
 class Outbox:
@@ -67,7 +67,7 @@ class Outbox:
         rank: int,
         courier: Sender,
         transport: TensorTransport,
-        copy: Callable[[Tensor], HostCopy | None] = start_copy,
+        copy: Callable[[Tensor], PendingCopy | None] = start_copy,
     ) -> None:
         """copy: starts the copy of a tensor to the host; returns None for a tensor that is there."""
         self.sent_outputs = 0
@@ -177,10 +177,10 @@ class Outbox:
 
     def _made(self, made: partial[M], lent: Lent, to: str) -> M | None:
         """Return the message with its tensor in the transport. Without room for it, the request fails."""
-        if not isinstance(lent, HostCopy):
+        if isinstance(lent, InlineTensor | ShmTensor):
             return made(ref=lent)
         try:
-            return made(ref=self._put(lent.tensor, to))
+            return made(ref=self._put(lent.pending, to))
         except MstarError as error:
             handle = int(made.keywords["handle"])
             self.failed(handle, error_info(error, "the worker could not send a value"))

@@ -97,11 +97,9 @@ def walks() -> dict[str, Walk]:
         "told": Sequential(
             encode, Loop("rollout_loop", GraphNode(WORLD, taken, told, attend=TRIAL), carry=CARRY, fused=True)
         ),
-        "scored": Sequential(
-            encode, Loop("rollout_loop", Sequential(scored, score), carry=CARRY, fused=True, outputs=last)
-        ),
+        "scored": Sequential(encode, Loop("rollout_loop", Sequential(scored, score), carry=CARRY, outputs=last)),
         "look": GraphNode(ENCODER, ("clip",), (send("frame"),)),
-        "plan": Sequential(encode, Loop("search", search, carry={"mean": "mean"}, fused=True, outputs=(send("mean"),))),
+        "plan": Sequential(encode, Loop("search", search, carry={"mean": "mean"}, outputs=(send("mean"),))),
     }
 
 

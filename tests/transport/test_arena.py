@@ -15,7 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from mstar_core.errors import ArenaFull, TransportError
 from mstar_core.messages.tensors import ShmTensor
 from mstar_core.transport import Arena, ArenaReader, FdServer, arena_path
-from mstar_core.transport.extents import FreeList
+from mstar_core.transport.arena import FreeList
 
 KIB = 1024
 
@@ -152,7 +152,7 @@ def test_a_stale_handle_is_an_error_never_other_bytes(arena, reader):
     successor = arena.put(np.zeros(1000), "api")
     assert (successor.slot, successor.offset) == (stale.slot, stale.offset)
     for read in (reader.open, reader.copy):
-        with pytest.raises(TransportError, match="taken back"):
+        with pytest.raises(TransportError, match="loan of a tensor ended"):
             read(stale)
 
 
@@ -163,7 +163,7 @@ def test_a_handle_of_an_earlier_life_is_an_error(arena, reader, directory):
         reader.connect("worker-0", server.path, 2)
         after = successor.put(np.zeros(10), "api")
         assert (after.slot, after.offset) == (before.slot, before.offset)
-        with pytest.raises(TransportError, match="taken back"):
+        with pytest.raises(TransportError, match="loan of a tensor ended"):
             reader.open(before)
         assert not successor.release(before.slot, before.generation)
         np.testing.assert_array_equal(reader.open(after), np.zeros(10))
@@ -242,7 +242,7 @@ def test_a_closed_arena_refuses_and_its_readers_learn_of_it(arena, reader):
     reader.open(ref)
     arena.close()
     arena.close()
-    with pytest.raises(TransportError, match="taken back"):
+    with pytest.raises(TransportError, match="loan of a tensor ended"):
         reader.open(ref)
     with pytest.raises(TransportError, match="closed"):
         arena.put(np.arange(10), "api")

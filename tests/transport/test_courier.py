@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from mstar_core.errors import PeerStalled, TransportError
-from mstar_core.transport import Courier, Mailbox, Malformed, OutboxLimits, Pending, mailbox_endpoint
+from mstar_core.transport import Backlog, Courier, Mailbox, Malformed, OutboxLimits, mailbox_endpoint
 
 WAIT_S = 60.0
 BULK = 64 * 1024  # large enough that the buffers of the system fill after a few
@@ -58,10 +58,10 @@ def drain_all(mailbox: Mailbox[bytes], courier: Courier[bytes], count: int) -> l
 
 def test_a_peer_that_does_not_read_is_an_error_for_the_message_and_nothing_else(courier, mailbox):
     accepted = fill(courier)
-    assert courier.pending("worker-0") == Pending(messages=20, size_bytes=20 * (BULK + 6))
+    assert courier.pending("worker-0") == Backlog(messages=20, size_bytes=20 * (BULK + 6))
     assert courier.counters.stalled == 1
     assert drain_all(mailbox, courier, accepted) == list(range(accepted))
-    assert courier.pending("worker-0") == Pending()
+    assert courier.pending("worker-0") == Backlog()
     assert courier.blocked() == []
     assert courier.counters.sent == accepted
 
@@ -106,7 +106,7 @@ def test_a_later_message_does_not_overtake_those_that_wait(courier, mailbox):
 def test_an_unknown_peer_is_a_counted_drop(courier):
     assert courier.send("nobody", b"x") is False
     assert courier.counters.unknown_peer == 1
-    assert courier.pending("nobody") == Pending()
+    assert courier.pending("nobody") == Backlog()
 
 
 def test_a_message_over_the_limit_is_refused_alone(context, codec, mailbox):
@@ -203,7 +203,7 @@ def test_a_loop_flushes_as_soon_as_the_peer_reads(courier, mailbox):
 
     taken = asyncio.run(run())
     assert taken == list(range(len(taken)))
-    assert courier.pending("worker-0") == Pending()
+    assert courier.pending("worker-0") == Backlog()
 
 
 def test_a_peer_that_stalls_while_attached_is_watched_and_its_end_unwatched(courier, mailbox):
@@ -272,4 +272,4 @@ def test_a_refusal_that_is_out_of_date_leaves_nothing_waiting(codec):
         courier.connect("worker-0", "ipc:///unused", 1)
         courier.send("worker-0", b"the last message")
         assert context.made.sent == [b"the last message"]
-        assert courier.pending("worker-0") == Pending()
+        assert courier.pending("worker-0") == Backlog()

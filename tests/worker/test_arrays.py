@@ -53,10 +53,10 @@ def test_a_large_array_that_is_read_only_becomes_a_tensor_of_its_own() -> None:
 def test_large_values_go_to_the_host_and_back_through_pinned_memory() -> None:
     values = torch.randn(LARGE_BYTES // 4 + 3, device="cuda")
     copy = start_copy(narrowed(values.view(1, -1), "tensor", "bfloat16").expand(3, -1))
-    assert copy is not None and copy.tensor.is_pinned()
+    assert copy is not None and copy.pending.is_pinned()
     torch.cuda.synchronize()
-    assert copy.is_done()
-    array, name = to_array(copy.tensor)
+    assert copy.is_done
+    array, name = to_array(copy.pending)
     assert name == "bfloat16" and array.shape == (3, len(values))
     made = to_tensor(array, name)
     assert made.is_pinned() and torch.equal(made[2].cuda(), values.bfloat16())

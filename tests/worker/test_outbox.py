@@ -11,7 +11,6 @@ from mstar_core.errors import ArenaFull
 from mstar_core.messages.flow import Outputs, StreamTensor, Values
 from mstar_core.messages.work import WalkDone, WorkFailed
 from mstar_core.transport.tensors import inline, inline_array
-from mstar_core.worker.arrays import HostCopy
 from mstar_core.worker.outbox import Outbox
 
 
@@ -24,28 +23,38 @@ class Transport:
         return inline(array, dtype)
 
 
+class Copy:
+    """A copy that ends when the test says so."""
+
+    is_done = False
+
+    def __init__(self, source: torch.Tensor) -> None:
+        self._source = source
+        self.pending = torch.zeros_like(source)
+
+    def finish(self) -> None:
+        self.pending.copy_(self._source)
+        self.is_done = True
+
+
 class Setup:
     """An outbox with copies that end when the test says so."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []
         self.transport = Transport()
-        self.is_done = False
         self.outbox = Outbox("worker-0", 0, self, self.transport, self.copy)  # type: ignore[arg-type]
 
     def send(self, name: str, message: Any) -> bool:
         self.sent.append((name, message))
         return True
 
-    def copy(self, tensor: torch.Tensor) -> HostCopy:
-        self.host = torch.zeros_like(tensor)
-        self.source = tensor
-        return HostCopy(self.host, lambda: self.is_done)
+    def copy(self, tensor: torch.Tensor) -> Copy:
+        self.started = Copy(tensor)
+        return self.started
 
     def finish(self) -> None:
-        """End the copy, as the device does."""
-        self.host.copy_(self.source)
-        self.is_done = True
+        self.started.finish()
 
     @property
     def kinds(self) -> list[type]:
