@@ -15,7 +15,7 @@ import pytest
 from mstar_core.config.deployment import KVCacheConfig
 from tests.runtime.client import SURE, Heard, new_client, request, speak
 from tests.runtime.deployment import Deployment, one_rank
-from tests.runtime.golden import PROMPTS, Built, Golden
+from tests.runtime.golden import PROMPTS, Built, Golden, prompt_of
 
 pytestmark = pytest.mark.gpu
 FLOAT32 = 7
@@ -89,7 +89,7 @@ async def test_float32_gives_the_reference_sound(
     is_penalised: bool, index: int, golden: Golden, built: Built, exact: Deployment
 ) -> None:
     ids = golden.greedy(index, is_penalised=is_penalised)
-    body = say(golden, index, repetition_penalty=1.3 if is_penalised else 1, max_output_tokens=len(ids))
+    body = say(golden, index, repetition_penalty=golden.penalty if is_penalised else 1, max_output_tokens=len(ids))
     [heard] = await hear(exact, body)
     error = farthest(heard.pcm, built.sound(ids))
     print(f"largest difference {error} of 32767")
@@ -100,17 +100,17 @@ async def test_float32_gives_the_reference_sound(
 
 async def test_float32_streams_of_different_lengths_at_once(golden: Golden, built: Built, exact: Deployment) -> None:
     counts = [160, 60, 151, 48, 160, 35]
-    bodies = [say(golden, n % 2, max_output_tokens=count) for n, count in enumerate(counts)]
+    bodies = [say(golden, prompt_of(n), max_output_tokens=count) for n, count in enumerate(counts)]
     for heard, (number, count) in zip(await hear(exact, *bodies), enumerate(counts), strict=True):
-        wanted = built.sound(built.continued(golden.prompt(number % 2), count))
+        wanted = built.sound(built.continued(golden.prompt(prompt_of(number)), count))
         assert farthest(heard.pcm, wanted) <= FLOAT32
     exact.assert_clean()
 
 
 async def test_float32_draws_the_same_whatever_shares_the_batch(golden: Golden, exact: Deployment) -> None:
     drawn = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1, "noise": "seeded", "max_output_tokens": 140}
-    mine = [say(golden, n % 2, **{**drawn, "seed": 100 + n}) for n in range(3)]
-    others = [say(golden, n % 2, **{**drawn, "seed": n, "max_output_tokens": 30 + 20 * n}) for n in range(8)]
+    mine = [say(golden, prompt_of(n), **{**drawn, "seed": 100 + n}) for n in range(3)]
+    others = [say(golden, prompt_of(n), **{**drawn, "seed": n, "max_output_tokens": 30 + 20 * n}) for n in range(8)]
     alone = [(await hear(exact, body))[0].pcm for body in mine]
     together = [heard.pcm for heard in (await hear(exact, *others[:4], *mine, *others[4:]))[4:7]]
     errors = [farthest(one, other) for one, other in zip(together, alone, strict=True)]

@@ -1,4 +1,4 @@
-"""Golden vectors of the speech model for whole systems: as a checkpoint on disk, and as the sound they stand for."""
+"""Golden vectors of the speech model for system tests: a checkpoint folder and the expected sound."""
 
 from __future__ import annotations
 
@@ -23,19 +23,16 @@ from mstar_orpheus.plugin import ORPHEUS
 from mstar_orpheus.vocoder.node import Vocoder, to_pcm16
 from tests.runtime.deployment import REPO
 
-PROMPTS: Final = (0, 1)
-WINDOW, STRIDE = 28, 7
-
 
 @dataclass(frozen=True)
 class Golden:
-    """One set of reference vectors; every size comes from its files."""
+    """One set of reference vectors. Every size and sampling value comes from its files."""
 
     folder: Path
 
     @classmethod
     def find(cls) -> Golden:
-        """The set in the folder that MSTAR_GOLDEN names, or the plugin's own."""
+        """Return the set of MSTAR_GOLDEN, or the plugin's own."""
         root = os.environ.get("MSTAR_GOLDEN")
         return cls(Path(root) / "orpheus" if root else REPO / "plugins" / "mstar-orpheus" / "tests" / "golden")
 
@@ -51,8 +48,29 @@ class Golden:
         return load_file(self.folder / "snac_expected.safetensors")
 
     @property
+    def config(self) -> Any:
+        return self.json("config.json")
+
+    @property
     def frame_samples(self) -> int:
-        return int(self.json("config.json")["samples_per_frame"])
+        return int(self.config["samples_per_frame"])
+
+    @property
+    def penalty(self) -> float:
+        """The repetition penalty of the set."""
+        return float(self.config["sampling"]["repetition_penalty"])
+
+    @property
+    def prompts(self) -> tuple[int, ...]:
+        """Indices of the prompts, shortest first."""
+        names = [name for name in self.lm if name.startswith("prompt_")]
+        return tuple(int(name.removeprefix("prompt_")) for name in sorted(names, key=lambda name: len(self.lm[name])))
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """Indices of the vocoder's id sequences, shortest first."""
+        names = [name for name in self.snac if name.startswith("audio_ids_")]
+        return tuple(int(name.removeprefix("audio_ids_")) for name in sorted(names, key=lambda x: len(self.snac[x])))
 
     def prompt(self, index: int) -> list[int]:
         return [int(token) for token in self.lm[f"prompt_{index}"]]
@@ -61,7 +79,7 @@ class Golden:
         return [int(token) for token in self.lm[f"greedy_{'penalised_' if is_penalised else ''}tokens_{index}"]]
 
     def lay_out(self, folder: Path) -> Path:
-        """Write the models as an official checkpoint: folders `lm` and `snac`. Returns `folder`."""
+        """Write the models as an official checkpoint with folders `lm` and `snac`. Returns `folder`."""
         (folder / "lm").mkdir(parents=True)
         (folder / "snac").mkdir()
         ids = self.json("config.json")
@@ -75,6 +93,19 @@ class Golden:
         ):
             shutil.copyfile(self.folder / name, folder / target)
         return folder
+
+
+GOLDEN: Final = Golden.find()
+PROMPTS: Final = GOLDEN.prompts
+SHORT, LONG = PROMPTS[0], PROMPTS[-1]
+"""Indices of the shortest and the longest prompt."""
+SEQUENCES: Final = GOLDEN.sequences
+WINDOW, STRIDE = int(GOLDEN.config["window_tokens"]), int(GOLDEN.config["stride_tokens"])
+
+
+def prompt_of(number: int) -> int:
+    """Return the index of a prompt for any number, in turn."""
+    return PROMPTS[number % len(PROMPTS)]
 
 
 @dataclass(frozen=True)
@@ -104,7 +135,7 @@ class Built:
         return int(loop.stop.ids[0])
 
     def continued(self, prompt: list[int], count: int, penalty: float = 1.0) -> list[int]:
-        """The ids that follow a prompt, by arg-max, one at a time and without pages."""
+        """Return the ids that follow a prompt, by arg-max, one at a time and without pages."""
         cache, ids, tokens = DenseCache(), list(prompt), torch.tensor(prompt)
         with torch.inference_mode():
             while len(ids) < len(prompt) + count:
@@ -118,7 +149,7 @@ class Built:
         return ids[len(prompt) :]
 
     def sound(self, ids: list[int]) -> bytes:
-        """The samples that a stream of ids gives, noise off: the second frame of each window of accepted ids."""
+        """Return the samples of a stream of ids without noise: the second frame of each window of accepted ids."""
         accept = self.spec.streams[0].accept
         assert accept is not None
         kept = torch.tensor([token for token in ids if token in accept])
@@ -131,7 +162,7 @@ class Built:
 
 
 class DenseCache:
-    """The plainest cache: one sequence, keys and values in one tensor per layer."""
+    """A minimal cache: one sequence, keys and values in one tensor per layer."""
 
     def __init__(self) -> None:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Golden id streams through the streaming edge: a scripted language model, the real vocoder, the real executor."""
+"""Golden id streams through the streaming edge: a scripted language model, the real vocoder and executor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mstar_core.transport.tensors import inline, inline_array
 from mstar_core.worker.executor import Executor
 from mstar_core.worker.outbox import Outbox
 from tests.fakes.runner import FakeRunner
-from tests.runtime.golden import PROMPTS, STRIDE, WINDOW, Built, Golden
+from tests.runtime.golden import SEQUENCES, STRIDE, WINDOW, Built, Golden
 from tests.worker.test_executor import InlineTransport, Post
 
 INT16 = 2
@@ -35,7 +35,7 @@ def built(golden: Golden, tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 class Edge:
-    """One rank whose language model says what a script says, driven as the conductor would."""
+    """One rank with a scripted language model, driven as the conductor does."""
 
     def __init__(self, built: Built, scripts: Mapping[int, list[int]]) -> None:
         self.scripts = scripts
@@ -51,7 +51,7 @@ class Edge:
         return {"token": torch.tensor([self.scripts[job.handle][0]])}
 
     def speak(self, limits: Mapping[int, int] | None = None) -> dict[int, np.ndarray]:
-        """Run all scripts together to their ends. limits: most ids of a request. Returns int16 [chunks, samples]."""
+        """Run all scripts together to their ends. Returns int16 [chunks, samples]. limits: most ids of a request."""
         for handle, script in self.scripts.items():
             homes = {"LLM": 0, "snac_decoder": 0}
             opened = OpenRequest(handle=handle, params=OFF, seed=handle, homes=homes, max_tokens=200, outputs=["audio"])
@@ -105,7 +105,7 @@ def assert_reference(golden: Golden, index: int, sound: np.ndarray) -> None:
     assert int(np.abs(sound.astype(np.int32) - wanted).max()) <= INT16
 
 
-@pytest.mark.parametrize("index", PROMPTS)
+@pytest.mark.parametrize("index", SEQUENCES)
 def test_a_raw_stream_alone_gives_the_reference_chunks(index: int, golden: Golden, built: Built) -> None:
     edge = Edge(built, {1: raw(golden, index)})
     assert_reference(golden, index, edge.speak()[1])
@@ -113,18 +113,23 @@ def test_a_raw_stream_alone_gives_the_reference_chunks(index: int, golden: Golde
 
 
 def test_raw_streams_mixed_with_others_give_the_same_bytes_as_alone(golden: Golden, built: Built) -> None:
-    alone = {index: Edge(built, {1: raw(golden, index)}).speak()[1] for index in PROMPTS}
-    start = golden.json("config.json")["audio_token_offset"]
-    other = [start + slot * 32 + (7 * frame) % 32 for frame in range(9) for slot in range(7)]
-    edge = Edge(built, {1: raw(golden, 0), 2: other, 3: raw(golden, 1), 4: raw(golden, 0), 5: other[3:60]})
+    alone = {index: Edge(built, {1: raw(golden, index)}).speak()[1] for index in SEQUENCES}
+    start, book = golden.config["audio_token_offset"], golden.config["codebook_size"]
+    other = [start + slot * book + (7 * frame) % book for frame in range(9) for slot in range(7)]
+    one, two = SEQUENCES[0], SEQUENCES[-1]
+    edge = Edge(built, {1: raw(golden, one), 2: other, 3: raw(golden, two), 4: raw(golden, one), 5: other[3:60]})
     mixed = edge.speak()
-    for handle, index in ((1, 0), (3, 1), (4, 0)):
+    for handle, index in ((1, one), (3, two), (4, one)):
         assert_reference(golden, index, mixed[handle])
         assert np.array_equal(mixed[handle], alone[index])
 
 
 def spoken(golden: Golden, count: int) -> list[int]:
-    return [int(token) for token in golden.snac["audio_ids_0"][:count]]
+    """Return the first ids of the longest sequence."""
+    ids = golden.snac[f"audio_ids_{SEQUENCES[-1]}"]
+    if len(ids) < count:
+        pytest.skip(f"the set has no sequence of {count} ids")
+    return [int(token) for token in ids[:count]]
 
 
 @pytest.mark.parametrize(
@@ -132,18 +137,18 @@ def spoken(golden: Golden, count: int) -> list[int]:
     [(0, 0), (1, 0), (20, 0), (WINDOW - 1, 0), (WINDOW, 1), (WINDOW + 3, 1), (WINDOW + STRIDE + 6, 2)],
 )
 def test_a_request_that_stops_gives_its_whole_windows(count: int, chunks: int, golden: Golden, built: Built) -> None:
-    """Stop at prefill (0), with fewer than four frames, at a window, and in an unfinished frame."""
+    """Stop at prefill (0), before the first window, at a window, and within a frame."""
     edge = Edge(built, {1: [*spoken(golden, count), built.stop_id]})
     sound = edge.speak()[1]
     assert len(sound) == chunks
     if chunks:
-        wanted = golden.snac["stream_chunks_int16_0"][:chunks].numpy().astype(np.int32)
+        wanted = golden.snac[f"stream_chunks_int16_{SEQUENCES[-1]}"][:chunks].numpy().astype(np.int32)
         assert int(np.abs(sound.astype(np.int32) - wanted).max()) <= INT16
     assert edge.reason(1) == "stop"
 
 
 @pytest.mark.parametrize(("limit", "chunks"), [(1, 0), (WINDOW - 1, 0), (WINDOW, 1), (WINDOW + STRIDE + 2, 2)])
-def test_a_request_at_its_most_ids_ends_by_length(limit: int, chunks: int, golden: Golden, built: Built) -> None:
-    edge = Edge(built, {1: spoken(golden, 49)})
+def test_a_request_at_its_output_limit_ends_by_length(limit: int, chunks: int, golden: Golden, built: Built) -> None:
+    edge = Edge(built, {1: spoken(golden, WINDOW + STRIDE + 6)})
     assert len(edge.speak({1: limit})[1]) == chunks
     assert edge.reason(1) == "length"

@@ -1,4 +1,4 @@
-"""Golden vectors and what is built from them. MSTAR_GOLDEN names another set: a folder that holds `orpheus/`."""
+"""Golden vectors and the models built from them. MSTAR_GOLDEN: a folder with another set in `orpheus/`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from mstar_core.plugin import ModelSpec
 from mstar_core.plugin.model import ModelContext
 from mstar_orpheus.checkpoint.tiny import write_tiny
+from mstar_orpheus.config import IDS_PER_FRAME
 from mstar_orpheus.llama import Llama
 from mstar_orpheus.model import Orpheus
 from mstar_orpheus.plugin import ORPHEUS
@@ -26,9 +27,15 @@ from mstar_orpheus.vocoder.node import Vocoder
 
 @dataclass(frozen=True)
 class Golden:
-    """One set of reference vectors; every size comes from its files."""
+    """One set of reference vectors. Every size and sampling value comes from its files."""
 
     folder: Path
+
+    @classmethod
+    def find(cls) -> Golden:
+        """Return the set of MSTAR_GOLDEN, or the one beside the tests."""
+        root = os.environ.get("MSTAR_GOLDEN")
+        return cls(Path(root) / "orpheus" if root else Path(__file__).parent / "golden")
 
     def json(self, name: str) -> Any:
         return json.loads((self.folder / name).read_text())
@@ -44,6 +51,44 @@ class Golden:
     def snac(self) -> dict[str, Tensor]:
         return self.tensors("snac_expected")
 
+    @property
+    def prompts(self) -> list[int]:
+        """Indices of the language model's prompts."""
+        return indices(self.lm, "prompt_")
+
+    @property
+    def sequences(self) -> list[int]:
+        """Indices of the vocoder's id sequences."""
+        return indices(self.snac, "audio_ids_")
+
+    @property
+    def penalty(self) -> float:
+        """The repetition penalty of the set."""
+        return float(self.json("config.json")["sampling"]["repetition_penalty"])
+
+    @property
+    def frame_samples(self) -> int:
+        """Samples of one frame."""
+        return int(self.json("config.json")["samples_per_frame"])
+
+    def ids(self, frames: int) -> Tensor:
+        """Return the longest id sequence. Skip the test if it has fewer frames."""
+        ids = max((self.snac[f"audio_ids_{index}"] for index in self.sequences), key=len)
+        if len(ids) < frames * IDS_PER_FRAME:
+            pytest.skip(f"the set has no sequence of {frames} frames")
+        return ids
+
+
+def indices(tensors: dict[str, Tensor], prefix: str) -> list[int]:
+    return sorted(int(name.removeprefix(prefix)) for name in tensors if name.startswith(prefix))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests with a `prompt` or `sequence` argument once for each index of the set."""
+    for name in ("prompt", "sequence"):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, getattr(Golden.find(), f"{name}s"))
+
 
 @dataclass(frozen=True)
 class Built:
@@ -56,7 +101,7 @@ class Built:
 
 
 class DenseCache:
-    """The plainest KVView: one sequence, keys and values in one tensor per layer."""
+    """A minimal KVView: one sequence, keys and values in one tensor per layer."""
 
     def __init__(self) -> None:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -100,8 +145,7 @@ def build(folder: Path) -> Built:
 
 @pytest.fixture(scope="session")
 def golden() -> Golden:
-    root = os.environ.get("MSTAR_GOLDEN")
-    return Golden(Path(root) / "orpheus" if root else Path(__file__).parent / "golden")
+    return Golden.find()
 
 
 @pytest.fixture(scope="session")
@@ -112,7 +156,7 @@ def reference(golden: Golden, tmp_path_factory: pytest.TempPathFactory) -> Built
 
 @pytest.fixture
 def checkpoint(golden: Golden, tmp_path: Path) -> Path:
-    """A checkpoint folder that a test may damage."""
+    """A checkpoint folder that a test may modify."""
     return lay_out(golden, tmp_path / "checkpoint")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -115,13 +116,16 @@ def test_a_head_of_its_own_is_used_only_when_the_config_does_not_tie(checkpoint:
     rewrite(checkpoint, tensors)
     width = tensors[HEAD_KEY].shape[1]
     hidden = torch.linspace(-1, 1, width)[None]
+    reconfigure(checkpoint / "lm" / "config.json", tie_word_embeddings=True)
     tied = build(checkpoint).head(hidden)
     reconfigure(checkpoint / "lm" / "config.json", tie_word_embeddings=False)
     torch.testing.assert_close(build(checkpoint).head(hidden), 2 * tied)
 
 
 def test_a_missing_head_shares_the_embedding_even_when_the_config_does_not_tie(checkpoint: Path) -> None:
+    rewrite(checkpoint, {name: value for name, value in state(checkpoint).items() if name != HEAD_KEY})
     hidden = torch.ones(1, state(checkpoint)["model.norm.weight"].shape[0])
+    reconfigure(checkpoint / "lm" / "config.json", tie_word_embeddings=True)
     expected = build(checkpoint).head(hidden)
     reconfigure(checkpoint / "lm" / "config.json", tie_word_embeddings=False)
     assert torch.equal(build(checkpoint).head(hidden), expected)
@@ -143,11 +147,11 @@ def test_a_truncated_pickle_is_named(checkpoint: Path) -> None:
 
 
 def test_a_missing_an_unknown_and_a_misshapen_tensor_are_each_named(checkpoint: Path) -> None:
-    whole, name = state(checkpoint), "model.layers.1.mlp.up_proj.weight"
+    whole, name = state(checkpoint), "model.layers.0.mlp.up_proj.weight"
     rewrite(checkpoint, {key: value for key, value in whole.items() if key != name})
     with pytest.raises(WeightsError, match=name):
         build(checkpoint)
-    rewrite(checkpoint, whole | {"model.layers.1.mlp.sideways.weight": torch.zeros(1)})
+    rewrite(checkpoint, whole | {"model.layers.0.mlp.sideways.weight": torch.zeros(1)})
     with pytest.raises(WeightsError, match="sideways"):
         build(checkpoint)
     rewrite(checkpoint, whole | {name: whole[name][:-1].contiguous()})
@@ -158,9 +162,10 @@ def test_a_missing_an_unknown_and_a_misshapen_tensor_are_each_named(checkpoint: 
 def test_snac_weights_that_lack_a_tensor_are_named(checkpoint: Path) -> None:
     path = checkpoint / "snac" / "pytorch_model.bin"
     tensors = torch.load(path, weights_only=True)
-    del tensors["decoder.model.6.alpha"]
+    lost = max(name for name in tensors if name.startswith("decoder.") and name.endswith(".alpha"))
+    del tensors[lost]
     torch.save(tensors, path)
-    with pytest.raises(WeightsError, match=r"decoder\.model\.6\.alpha"):
+    with pytest.raises(WeightsError, match=re.escape(lost)):
         build(checkpoint, "snac_decoder")
 
 
@@ -182,7 +187,9 @@ def test_special_ids_must_be_complete_and_fit_the_vocabulary(checkpoint: Path) -
     reconfigure(path, orpheus={key: value for key, value in given.items() if key != "stop_token_id"})
     with pytest.raises(WeightsError, match="stop_token_id"):
         read_config(checkpoint)
-    reconfigure(path, orpheus=None)  # the official ids, far above this vocabulary
+    if json.loads(path.read_text())["vocab_size"] > SpecialIds().audio_offset:
+        pytest.skip("the set's vocabulary is as large as the official one")
+    reconfigure(path, orpheus=None)  # the official ids, above this vocabulary
     with pytest.raises(WeightsError, match=str(SpecialIds().audio_offset)):
         read_config(checkpoint)
 

@@ -1,4 +1,4 @@
-"""The golden vectors on CUDA. Float32 must give the reference's ids; bfloat16 stays within its rounding."""
+"""The golden vectors on CUDA: float32 gives the reference's ids, bfloat16 stays within its rounding error."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ pytestmark = pytest.mark.gpu
 
 LOGITS_FLOAT32, WAVEFORM_FLOAT32 = 2e-4, 2e-4
 FLOAT32 = 2e-6
-"""Relative error, by norms, of what float32 computes."""
+"""Largest relative error, by norms, in float32."""
 LOGITS_BFLOAT16 = 0.03
-"""Relative error, by norms, over a whole prompt."""
-PROMPTS = (0, 1)
+"""Largest relative error, by norms, over a whole prompt."""
 
 
 def node(reference: Any, name: str, dtype: torch.dtype) -> Any:
@@ -35,7 +34,7 @@ def node(reference: Any, name: str, dtype: torch.dtype) -> Any:
 
 
 def engine_of(reference: Any, dtype: torch.dtype, **changes: Any) -> KVCacheEngine:
-    sizes = {"num_pages": 64, "page_size": 8, "max_slots": 8, "max_seq_len": 256, "token_budget": 64} | changes
+    sizes = {"num_pages": 256, "page_size": 8, "max_slots": 8, "max_seq_len": 512, "token_budget": 64} | changes
     module = node(reference, "LLM", dtype)
     settings = KVSettings(
         device=torch.device("cuda", 0), dtype=dtype, attention="torch", vocab=module.model.embed_tokens.num_embeddings,
@@ -72,38 +71,38 @@ def greedy(engine: KVCacheEngine, prompts: list[Tensor], steps: int, penalty: fl
 
 
 @pytest.mark.parametrize("graphs", [(), (1, 8)], ids=["eager", "captured"])
-@pytest.mark.parametrize(("penalty", "name"), [(1.0, "greedy_tokens"), (1.3, "greedy_penalised_tokens")])
+@pytest.mark.parametrize("is_penalized", [False, True], ids=["plain", "penalized"])
 def test_float32_gives_the_reference_ids(
-    graphs: tuple[int, ...], penalty: float, name: str, golden: Any, reference: Any
+    graphs: tuple[int, ...], is_penalized: bool, golden: Any, reference: Any
 ) -> None:
-    prompts = [golden.lm[f"prompt_{index}"] for index in PROMPTS]
-    wanted = [golden.lm[f"{name}_{index}"].tolist() for index in PROMPTS]
+    prompts = [golden.lm[f"prompt_{index}"] for index in golden.prompts]
+    name, penalty = ("greedy_penalised_tokens", golden.penalty) if is_penalized else ("greedy_tokens", 1.0)
+    wanted = [golden.lm[f"{name}_{index}"].tolist() for index in golden.prompts]
     assert greedy(engine_of(reference, torch.float32, graphs=graphs), prompts, len(wanted[0]), penalty) == wanted
 
 
-@pytest.mark.parametrize("index", PROMPTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_prefill_logits(index: int, dtype: torch.dtype, golden: Any, reference: Any) -> None:
-    engine = engine_of(reference, dtype)
-    engine.open(Handle(1), SamplingParams(), 200)
-    job = Job(key=JobKey(1), handle=Handle(1), inputs={"tokens": golden.lm[f"prompt_{index}"]}, outputs=("logits",))
+def test_prefill_logits(prompt: int, dtype: torch.dtype, golden: Any, reference: Any) -> None:
+    ids = golden.lm[f"prompt_{prompt}"]
+    engine = engine_of(reference, dtype, token_budget=max(64, len(ids)))
+    engine.open(Handle(1), SamplingParams(), len(ids) + 1)
+    job = Job(key=JobKey(1), handle=Handle(1), inputs={"tokens": ids}, outputs=("logits",))
     engine.submit(job)
     running = engine.launch()
     assert running is not None
     made = engine.collect(running).done[0].outputs["logits"].float().cpu()
-    wanted = golden.lm[f"prefill_logits_{index}"]
+    wanted = golden.lm[f"prefill_logits_{prompt}"]
     if dtype == torch.float32:
         torch.testing.assert_close(made, wanted, atol=LOGITS_FLOAT32, rtol=0)
     assert (made - wanted).norm() / wanted.norm() < LOGITS_BFLOAT16
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_waveform_equals_the_reference(index: int, golden: Any, reference: Any) -> None:
+def test_waveform_equals_the_reference(sequence: int, golden: Any, reference: Any) -> None:
     vocoder = node(reference, "snac_decoder", torch.float32)
     prepare_device(torch.device("cuda", 0))
-    codes = [golden.snac[f"codes_{index}_level{level}"].cuda() for level in range(3)]
+    codes = [golden.snac[f"codes_{sequence}_level{level}"].cuda() for level in range(3)]
     made = vocoder.snac.decode(codes).cpu()
-    torch.testing.assert_close(made, golden.snac[f"waveform_{index}"], atol=WAVEFORM_FLOAT32, rtol=0)
+    torch.testing.assert_close(made, golden.snac[f"waveform_{sequence}"], atol=WAVEFORM_FLOAT32, rtol=0)
 
 
 def test_the_middle_of_a_window_equals_the_cpu(reference: Any) -> None:
@@ -121,12 +120,12 @@ def test_the_middle_of_a_window_equals_the_cpu(reference: Any) -> None:
 def some_windows(built: Any, rows: int, frames: int) -> tuple[Tensor, dict[str, Tensor]]:
     book, ids = built.vocoder.snac.config.codebook_size, frames * 7
     window = built.vocoder.audio_offset + torch.arange(ids) % 7 * book + torch.randint(0, book, (rows, ids))
-    facts = {"step": torch.arange(rows), "seed": torch.arange(rows) * 7, "noise": torch.ones(rows, dtype=torch.int64)}
-    return window, facts | {name: torch.zeros(rows, dtype=torch.bool) for name in ("first", "last", "flush")}
+    inputs = {"step": torch.arange(rows), "seed": torch.arange(rows) * 7, "noise": torch.ones(rows, dtype=torch.int64)}
+    return window, inputs | {name: torch.zeros(rows, dtype=torch.bool) for name in ("first", "last", "flush")}
 
 
 PCM = 8
-"""Of 32767: how far the samples of two float32 decoders may lie apart."""
+"""Largest difference of samples between two float32 decoders, of 32767."""
 
 
 @pytest.mark.parametrize(("rows", "frames"), [(1, 4), (5, 4), (40, 4), (70, 4), (3, 2), (3, 3)])
@@ -134,25 +133,25 @@ def test_captured_windows_equal_the_cpu(rows: int, frames: int, reference: Any) 
     prepare_device(torch.device("cuda", 0))
     vocoder = node(reference, "snac_decoder", torch.float32)
     vocoder.warm_up()
-    window, facts = some_windows(reference, rows, frames)
-    wanted = reference.vocoder(window=window, **facts)["pcm"].int()
+    window, inputs = some_windows(reference, rows, frames)
+    wanted = reference.vocoder(window=window, **inputs)["pcm"].int()
     for _ in range(2):
-        assert (vocoder(window=window, **facts)["pcm"].cpu().int() - wanted).abs().max() <= PCM
+        assert (vocoder(window=window, **inputs)["pcm"].cpu().int() - wanted).abs().max() <= PCM
     while vocoder.idle():
         pass
-    assert (vocoder(window=window, **facts)["pcm"].cpu().int() - wanted).abs().max() <= PCM
+    assert (vocoder(window=window, **inputs)["pcm"].cpu().int() - wanted).abs().max() <= PCM
 
 
 def test_a_batch_of_plain_and_flushed_rows_equals_the_cpu(reference: Any) -> None:
     prepare_device(torch.device("cuda", 0))
     vocoder = node(reference, "snac_decoder", torch.float32)
-    window, facts = some_windows(reference, 4, 4)
-    facts["flush"] = torch.tensor([False, True, True, True])
-    facts["first"] = torch.tensor([True, True, False, False])
-    facts["last"] = torch.tensor([False, False, False, True])
-    facts["noise"] = torch.tensor([1, 1, 0, 1])
-    wanted = reference.vocoder(window=window, **facts)["pcm"]
-    made = vocoder(window=window, **facts)["pcm"]
+    window, inputs = some_windows(reference, 4, 4)
+    inputs["flush"] = torch.tensor([False, True, True, True])
+    inputs["first"] = torch.tensor([True, True, False, False])
+    inputs["last"] = torch.tensor([False, False, False, True])
+    inputs["noise"] = torch.tensor([1, 1, 0, 1])
+    wanted = reference.vocoder(window=window, **inputs)["pcm"]
+    made = vocoder(window=window, **inputs)["pcm"]
     assert [len(row) for row in made] == [len(row) for row in wanted]
     for mine, theirs in zip(made, wanted, strict=True):
         assert (mine.cpu().int() - theirs.int()).abs().max() <= PCM
@@ -180,14 +179,14 @@ def test_windows_of_strangers_through_the_engine_equal_the_cpu(reference: Any) -
     engine = StatelessEngine(spec, vocoder, device=device, dtype=torch.float32, max_batch=64, lookahead=1)
     words = {"$step": "step", "$first": "first", "$last": "last"}
     words |= {from_param(name): name for name in ("flush", "noise", "seed")}
-    window, facts = some_windows(reference, 24, 4)
-    wanted = reference.vocoder(window=window, **facts)["pcm"].int()
+    window, inputs = some_windows(reference, 24, 4)
+    wanted = reference.vocoder(window=window, **inputs)["pcm"].int()
     flight: list[Any] = []
     found: dict[int, Tensor] = {}
     for start in range(0, 24, 8):
         for row in range(start, start + 8):
             engine.open(Handle(row), SamplingParams(), 1)
-            numbers = {name: facts[word][row].item() for name, word in words.items()}
+            numbers = {name: inputs[word][row].item() for name, word in words.items()}
             job = Job(key=JobKey(row), handle=Handle(row), inputs={"window": window[row]}, outputs=("pcm",))
             job.numbers = numbers
             engine.submit(job)

@@ -95,7 +95,7 @@ def test_the_context_is_never_longer_than_the_model(processor: Processor, tiny_f
 
 
 def test_given_ids_are_the_prompt_and_need_no_tokenizer(checkpoint: Path, golden: Any) -> None:
-    ids = golden.lm["prompt_0"].tolist()
+    ids = golden.lm[f"prompt_{golden.prompts[0]}"].tolist()
     assert not (checkpoint / "lm" / "tokenizer.json").exists()
     processor = Processor(checkpoint, {})
     made = ask(processor, prompt_token_ids=tuple(ids))
@@ -132,10 +132,10 @@ def test_emotion_tags_are_ordinary_text(processor: Processor, tiny_folder: Path)
     assert tokenizer.decode(prompt(processor, "well <laugh> yes")[2:-ends]) == "tara: well <laugh> yes"
 
 
-def test_samples_become_little_endian_bytes_with_their_facts(processor: Processor) -> None:
-    data, facts = processor.postprocess(np.array([1, -2, 32767], dtype=np.int16), "audio")
+def test_samples_become_little_endian_bytes_with_their_metadata(processor: Processor) -> None:
+    data, metadata = processor.postprocess(np.array([1, -2, 32767], dtype=np.int16), "audio")
     assert data == b"\x01\x00\xfe\xff\xff\x7f"
-    assert facts == {"sample_rate": 24000, "num_channels": 1, "samples": 3}
+    assert metadata == {"sample_rate": 24000, "num_channels": 1, "samples": 3}
 
 
 def test_a_damaged_tokenizer_is_named(checkpoint: Path) -> None:

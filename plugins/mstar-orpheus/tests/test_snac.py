@@ -1,8 +1,9 @@
-"""Ids to codes and the SNAC decoder against the reference."""
+"""Code levels of audio ids and the SNAC decoder, against the reference."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from mstar_orpheus.vocoder.frames import codes_from_ids, levels_from_codes, misp
 from mstar_orpheus.vocoder.snac import Snac, SnacConfig, decoding_weights
 
 LATENT, WAVEFORM = 1e-5, 5e-5
-SEQUENCES = (0, 1)
 OFFICIAL_BOOK = 4096
 
 
@@ -25,12 +25,11 @@ def levels(golden: Any, index: int) -> list[Tensor]:
     return [golden.snac[f"codes_{index}_level{level}"] for level in range(3)]
 
 
-@pytest.mark.parametrize("index", SEQUENCES)
-def test_ids_become_the_reference_codes(index: int, golden: Any) -> None:
+def test_ids_become_the_reference_codes(sequence: int, golden: Any) -> None:
     config = golden.json("config.json")
-    ids = golden.snac[f"audio_ids_{index}"][None]
+    ids = golden.snac[f"audio_ids_{sequence}"][None]
     made = levels_from_codes(codes_from_ids(ids, config["audio_token_offset"], config["codebook_size"]))
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(made, levels(golden, index), strict=True))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(made, levels(golden, sequence), strict=True))
 
 
 def test_full_size_ids_become_the_published_codes(golden: Any) -> None:
@@ -41,7 +40,7 @@ def test_full_size_ids_become_the_published_codes(golden: Any) -> None:
         assert not misplaced(ids.numpy(), SpecialIds().audio_offset, OFFICIAL_BOOK).any()
 
 
-def test_an_id_out_of_its_slot_still_gives_a_legal_code_and_is_noticed() -> None:
+def test_an_id_out_of_its_slot_gives_a_valid_code_and_is_reported() -> None:
     offset, book = 110, 32
     ids = torch.tensor([[offset + slot * book for slot in range(7)]])
     ids[0, 0] = offset + 6 * book + 31
@@ -50,11 +49,10 @@ def test_an_id_out_of_its_slot_still_gives_a_legal_code_and_is_noticed() -> None
     assert misplaced(ids.numpy(), offset, book).tolist() == [[True, False, False, False, False, False, True]]
 
 
-@pytest.mark.parametrize("index", SEQUENCES)
-def test_latent_and_waveform_equal_the_reference_without_noise(index: int, golden: Any, reference: Any) -> None:
-    snac, codes = reference.vocoder.snac, levels(golden, index)
-    torch.testing.assert_close(snac.latent(codes), golden.snac[f"latent_{index}"], atol=LATENT, rtol=0)
-    torch.testing.assert_close(snac.decode(codes), golden.snac[f"waveform_{index}"], atol=WAVEFORM, rtol=0)
+def test_latent_and_waveform_equal_the_reference_without_noise(sequence: int, golden: Any, reference: Any) -> None:
+    snac, codes = reference.vocoder.snac, levels(golden, sequence)
+    torch.testing.assert_close(snac.latent(codes), golden.snac[f"latent_{sequence}"], atol=LATENT, rtol=0)
+    torch.testing.assert_close(snac.decode(codes), golden.snac[f"waveform_{sequence}"], atol=WAVEFORM, rtol=0)
 
 
 def test_waveform_with_given_noise_equals_the_reference(golden: Any, reference: Any) -> None:
@@ -80,9 +78,9 @@ def test_both_weight_norm_key_styles_fold_to_the_same_weights(golden: Any) -> No
 
 def test_a_gain_without_direction_is_named(golden: Any) -> None:
     state = load_file(golden.folder / "snac_weights.safetensors")
-    lost = "decoder.model.7.parametrizations.weight.original1"
+    lost = next(name for name in sorted(state) if name.startswith("decoder.") and name.endswith("weight.original1"))
     del state[lost]
-    with pytest.raises(WeightsError, match=lost):
+    with pytest.raises(WeightsError, match=re.escape(lost)):
         decoding_weights(state)
 
 
@@ -110,9 +108,12 @@ def test_another_snac_variant_is_refused_by_key(change: dict[str, Any], golden: 
         SnacConfig.read(path)
 
 
-@pytest.mark.parametrize("keep", [(0, 300), (2048, 4096), (6000, 7168)])
-def test_a_part_of_the_samples_equals_that_part_of_all(keep: tuple[int, int], golden: Any, reference: Any) -> None:
+@pytest.mark.parametrize("frames_kept", [(0, 0.15), (1, 2), (2.93, 3.5)])
+def test_a_part_of_the_samples_equals_that_part_of_all(
+    frames_kept: tuple[float, float], golden: Any, reference: Any
+) -> None:
     snac = reference.vocoder.snac
+    keep = tuple(int(frames * golden.frame_samples) for frames in frames_kept)
     levels = [golden.snac[f"codes_0_level{level}"] for level in range(3)]
     frames = levels[0].shape[1]
     noise = [torch.randn(1, 1, length) for length in snac.config.noise_lengths(frames)]
